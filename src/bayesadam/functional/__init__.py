@@ -1,0 +1,1 @@
+"""Pure tensor mathematics: no modules, no optimisers, no random numbers."""

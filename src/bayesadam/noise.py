@@ -1,0 +1,259 @@
+"""The only random draw of the library: stateless, counter-based standard normals.
+
+Element ``e`` of a draw is a pure function of ``(seed, stream, step, sample, index, e)``. Nothing is stored, so a
+resumed run is bit-identical; ranks that agree on the seed agree on the noise; a shard draws exactly its slice of the
+full tensor's noise.
+
+The bits come from Philox4x32 with 7 rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
+1, 2, 3", SC 2011): the fewest rounds that pass all of BigCrush there. Its 128-bit counter and 64-bit key hold the
+coordinates as they are (no hashing, no collisions), so two draws that differ in any coordinate never share a word.
+The words become normals by the Box-Muller transform, both outputs used; 32 bits of radius reach ``|eps| = 6.76``.
+
+One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive elements, element ``j`` takes output
+``j // LANES`` of the tile's counter ``j % LANES``: every write is a run of ``LANES`` elements, not a stride of four.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Word: TypeAlias = int | Tensor
+
+TRAINING = 0
+POSTERIOR = 1
+
+LANES = 1024
+TILE = 4 * LANES
+BLOCK = 128 * TILE
+"""Elements per cache-sized block; a multiple of ``TILE``."""
+
+_ROUNDS = 7
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+_LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
+
+
+class Scratch:
+    """Buffers that are reused from call to call, one per (name, dtype, device).
+
+    Fresh memory costs more than the arithmetic done in it; a caller that draws often keeps one of these.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def get(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """A 1-D tensor of ``numel`` elements with whatever the last user of ``name`` left in it."""
+        key = (name, dtype, device)
+        buffer = self._buffers.get(key)
+        if buffer is None or buffer.numel() < numel:
+            buffer = torch.empty(numel, dtype=dtype, device=device)
+            self._buffers[key] = buffer
+        return buffer[:numel]
+
+
+def normal(
+    seed: Word,
+    step: Word,
+    sample: Word,
+    index: Word,
+    shape: Sequence[int],
+    *,
+    stream: int = TRAINING,
+    offset: Sequence[int] | None = None,
+    full_shape: Sequence[int] | None = None,
+    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    scratch: Scratch | None = None,
+) -> Tensor:
+    """Standard normals of the given shape, a pure function of their coordinates.
+
+    Args:
+        seed: Integer in ``[0, 2**64)``.
+        step: Which optimiser step, in ``[0, 2**32)``. A 0-d integer tensor where the call is compiled.
+        sample: Which Monte Carlo sample, in ``[0, 2**28)``; a tensor likewise.
+        index: Which parameter, in ``[0, 2**32)``.
+        shape: Shape of the result.
+        stream: ``TRAINING`` or ``POSTERIOR``: separates training noise from posterior samples; in ``[0, 16)``.
+        offset: Where the result starts in a tensor of ``full_shape``, one entry per dimension. Both or neither.
+        full_shape: Shape of the whole tensor that the result is a slice of; default ``shape``.
+        out: Written to and returned if given: any floating dtype, any strides.
+        dtype: Of the result without ``out``; default float32. The draw itself is float32 and then converted, so that
+            the noise does not depend on the dtype.
+        device: Of the result without ``out``.
+        scratch: Reused buffers; default fresh ones.
+
+    Returns:
+        ``out``, or a new tensor.
+
+    Raises:
+        ValueError: A coordinate out of range, or a slice that does not lie in ``full_shape``.
+    """
+    shape = tuple(shape)
+    key = (seed, step, sample, index, stream)
+    for (name, bits), value in zip(_LIMITS.items(), key, strict=True):
+        if isinstance(value, int) and not 0 <= value < 2**bits:
+            raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
+    if (offset is None) != (full_shape is None):
+        raise ValueError(f"offset and full_shape must be given both or neither, got {offset!r} and {full_shape!r}")
+    full = shape if full_shape is None else tuple(full_shape)
+    start = (0,) * len(shape) if offset is None else tuple(offset)
+    if (
+        len(start) != len(shape)
+        or len(full) != len(shape)
+        or any(o < 0 or o + n > f for o, n, f in zip(start, shape, full, strict=True))
+    ):
+        raise ValueError(f"offset and shape must lie in full_shape {full}, got {start} and {shape}")
+    if math.prod(full) >= 2**34:
+        raise ValueError(f"full_shape must have fewer than 2**34 elements, got {full!r}")
+    if out is None:
+        out = torch.empty(shape, dtype=dtype or torch.float32, device=device)
+    elif out.shape != shape:
+        raise ValueError(f"out must be of shape {shape}, got {tuple(out.shape)}")
+    if out.numel() == 0:
+        return out
+    scratch = scratch or Scratch()
+    first = contiguous_start(shape, start, full)
+    with torch.no_grad():
+        if first is None:
+            _fill_slice(out, start, full, key, scratch)
+        elif out.is_contiguous():
+            fill_(out.view(-1), first, key, scratch)
+        else:
+            flat = scratch.get("strided", out.numel(), torch.float32, out.device)
+            fill_(flat, first, key, scratch)
+            out.copy_(flat.view(shape))
+    return out
+
+
+def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Sequence[int]) -> int | None:
+    """Flat index at which a slice starts in the full tensor if it is one run of it, else None."""
+    start, stride, cut = 0, 1, False
+    for size, first, full in zip(reversed(shape), reversed(offset), reversed(full_shape), strict=True):
+        if cut and size != 1:
+            return None
+        start += first * stride
+        stride *= full
+        cut = cut or size != full
+    return start
+
+
+def fill_(out: Tensor, start: int, key: tuple[Word, ...], scratch: Scratch) -> None:
+    """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor, block by block.
+
+    ``key`` is ``(seed, step, sample, index, stream)``, in range: ``normal`` is the checked front door.
+    """
+    stop = start + out.numel()
+    whole = torch.compiler.is_compiling()
+    while start < stop:
+        tile = start // TILE
+        end = stop if whole else min(stop, tile * TILE + BLOCK)
+        _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch)
+        out = out[end - start :]
+        start = end
+
+
+def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[Word, ...], scratch: Scratch) -> None:
+    """Write the elements of a draw from ``skip`` elements behind the start of a tile."""
+    needed = skip + out.numel()
+    tiles = -(-needed // TILE)
+    lanes = min(needed, LANES)
+    counters = tiles * lanes
+    direct = skip == 0 and needed == tiles * TILE and out.dtype == torch.float32 and out.is_contiguous()
+    target = out if direct else scratch.get("normals", 4 * counters, torch.float32, out.device)
+    pool = [scratch.get(f"word{i}", counters, torch.int64, out.device) for i in range(9)]
+    block = pool.pop()
+    torch.arange(tile * LANES, tile * LANES + counters, out=block)
+    words = _philox(block, key, pool)
+    radius = scratch.get("radius", 2 * counters, torch.float32, out.device).view(2, counters)
+    angle = scratch.get("angle", 2 * counters, torch.float32, out.device).view(2, counters)
+    trig = scratch.get("trig", 2 * counters, torch.float32, out.device).view(2, counters)
+    for pair in range(2):
+        radius[pair].copy_(words[2 * pair])
+        angle[pair].copy_(words[2 * pair + 1])
+    radius.mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
+    angle.mul_(2.0 * math.pi * 2.0**-32)
+    outputs = target.view(tiles, 2, 2, lanes)
+    radii = radius.view(2, tiles, lanes).transpose(0, 1)
+    for i, function in enumerate((torch.cos, torch.sin)):
+        function(angle, out=trig)
+        torch.mul(radii, trig.view(2, tiles, lanes).transpose(0, 1), out=outputs[:, :, i])
+    if not direct:
+        out.copy_(target[skip:needed])
+
+
+def _fill_slice(
+    out: Tensor, offset: tuple[int, ...], full: tuple[int, ...], key: tuple[Word, ...], scratch: Scratch
+) -> None:
+    """A slice that is not one run of the full tensor: run by run of its longest contiguous trailing part."""
+    axis = len(full) - 1
+    while out.shape[axis] == full[axis]:
+        axis -= 1
+    inner = math.prod(full[axis + 1 :])
+    rows = out.reshape(-1, out.shape[axis] * inner)
+    copied = rows.data_ptr() != out.data_ptr()
+    starts = torch.zeros(1, dtype=torch.int64)
+    for dim in range(axis):
+        positions = torch.arange(offset[dim], offset[dim] + out.shape[dim]) * math.prod(full[dim + 1 :])
+        starts = (starts[:, None] + positions).reshape(-1)
+    for row, first in zip(rows, starts.tolist(), strict=True):
+        fill_(row, first + offset[axis] * inner, key, scratch)
+    if copied:
+        out.copy_(rows.view(out.shape))
+
+
+def _philox(block: Tensor, key: tuple[Word, ...], pool: list[Tensor]) -> list[Tensor]:
+    """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers from ``pool``."""
+    seed, step, sample, index, stream = key
+    high = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)
+
+    def word(value: Word) -> Word:
+        return value if isinstance(value, int) else pool.pop().copy_(value)
+
+    return philox_rounds(
+        [block, word(index), word(step), word(high)], [seed & _MASK, (seed >> 32) & _MASK], pool, _ROUNDS
+    )
+
+
+def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], rounds: int) -> list[Tensor]:
+    """Philox4x32. Words that are the same everywhere stay Python integers for as long as they can.
+
+    Tensors are int64 and hold 32-bit words; those of ``counter`` are overwritten and ``pool`` supplies the others.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(rounds):
+        first, second = _multiply(c0, _MULTIPLIERS[0], pool), _multiply(c2, _MULTIPLIERS[1], pool)
+        c0, c1, c2, c3 = _mix(second, c1, k0, c0, pool), second, _mix(first, c3, k1, c2, pool), first
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return [w.bitwise_and_(_MASK) if isinstance(w, Tensor) else pool.pop().fill_(w & _MASK) for w in (c0, c1, c2, c3)]
+
+
+def _multiply(word: Word, multiplier: int, pool: list[Tensor]) -> Word:
+    """The 64-bit product; as a signed tensor it wraps, its bits are right."""
+    if isinstance(word, int):
+        return word * multiplier
+    return torch.mul(word, multiplier, out=pool.pop())
+
+
+def _mix(product: Word, word: Word, key: Word, dead: Word, pool: list[Tensor]) -> Word:
+    """``high(product) ^ low(word) ^ key``; ``word`` and ``dead`` are not needed afterwards."""
+    if isinstance(product, int):
+        if isinstance(dead, Tensor):
+            pool.append(dead)
+        if isinstance(word, int):
+            return ((product >> 32) ^ word ^ key) & _MASK
+        return word.bitwise_xor_((product >> 32) ^ key).bitwise_and_(_MASK)
+    mixed = dead if isinstance(dead, Tensor) else pool.pop()
+    torch.bitwise_right_shift(product, 32, out=mixed)
+    if isinstance(word, int):
+        return mixed.bitwise_xor_(word ^ key).bitwise_and_(_MASK)
+    pool.append(word)
+    return mixed.bitwise_xor_(word).bitwise_xor_(key).bitwise_and_(_MASK)

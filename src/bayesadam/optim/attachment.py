@@ -1,0 +1,80 @@
+"""Tying an optimiser to the module whose parameters it holds: names, and state dicts that give the mean."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from bayesadam.optim.base import PerturbedOptimizer
+
+
+def names_of(optimizer: PerturbedOptimizer, model: nn.Module) -> dict[Tensor, str]:
+    """The model's name of each of the optimiser's parameters; wrappers (DDP, ``torch.compile``) are looked through.
+
+    Raises:
+        ValueError: A parameter that is not the model's.
+    """
+    while isinstance(inner := getattr(model, "_orig_mod", None) or getattr(model, "module", None), nn.Module):
+        if set(map(id, inner.parameters())) != set(map(id, model.parameters())):
+            break
+        model = inner
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    position = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise ValueError(
+                    f"model must have all parameters of the optimiser, got one without number {position} "
+                    f"of shape {tuple(parameter.shape)}"
+                )
+            position += 1
+    return names
+
+
+def add_hooks(optimizer: PerturbedOptimizer, model: nn.Module) -> None:
+    """Make the model's state dicts give and take the mean while its weights hold a sample."""
+    model.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
+    model.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
+
+
+def warn_of_sample() -> None:
+    """Say that saving the model now would save a sample."""
+    warnings.warn(
+        "the weights hold a posterior sample, which model.state_dict() would save as if it were the mean: "
+        "call optimizer.attach(model) once, or optimizer.eval() before saving",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+class _Hook:
+    """Refers weakly to the optimiser; a copy or a pickle of the model carries a hook that does nothing."""
+
+    def __init__(self, optimizer: PerturbedOptimizer | None = None) -> None:
+        self.optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+
+class _GiveMean(_Hook):
+    def __call__(self, module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any]) -> None:
+        optimizer = self.optimizer()
+        if optimizer is None:
+            return
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if prefix + name in state_dict and optimizer.holds_sample(parameter):
+                state_dict[prefix + name] = optimizer.state[parameter]["mean"].to(parameter.dtype)
+
+
+class _TakeMean(_Hook):
+    def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
+        optimizer = self.optimizer()
+        if optimizer is not None:
+            with torch.no_grad():
+                optimizer.take_loaded_weights()

@@ -1,0 +1,98 @@
+"""Walking over a parameter and its state in cache-sized blocks, whatever its layout, and over its own shard only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from bayesadam import noise
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a parameter: either ``start:stop`` of its flat view, or of its rows.
+
+    ``offset`` is where the part lies in the full (unsharded) tensor of ``full_shape``: one number if flat.
+    """
+
+    start: int
+    stop: int
+    flat: bool
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    full_shape: tuple[int, ...]
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This part of a tensor of the parameter's (local) shape, as a view."""
+        return (tensor.view(-1) if self.flat else tensor)[self.start : self.stop]
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lives on this rank, detached and sharing its storage."""
+    tensor = tensor.detach()
+    if not is_sharded(tensor):
+        return tensor
+    part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a ``DTensor``, without importing ``torch.distributed`` for those that are not."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def blocks(parameter: Tensor, others: Sequence[Tensor]) -> Iterator[Block]:
+    """Cut a parameter's local part; ``others`` are the local tensors of the same shape that go along.
+
+    Flat where all of them are contiguous and the shard is one run of the full tensor; else whole rows of the first
+    axis, so that strides, views and memory formats stay as they are.
+    """
+    here = local(parameter)
+    if here.numel() == 0:
+        return
+    full_shape, offset = tuple(here.shape), (0,) * here.ndim
+    if is_sharded(parameter):
+        full_shape, offset = tuple(parameter.shape), _shard_offset(parameter)
+    first = noise.contiguous_start(here.shape, offset, full_shape)
+    if first is not None and all(t.is_contiguous() for t in (here, *others)):
+        total = (math.prod(full_shape),)
+        for start in range(0, here.numel(), noise.BLOCK):
+            stop = min(start + noise.BLOCK, here.numel())
+            yield Block(start, stop, True, (stop - start,), (first + start,), total)
+        return
+    rows = max(1, noise.BLOCK // max(1, here[0].numel()))
+    for start in range(0, here.shape[0], rows):
+        stop = min(start + rows, here.shape[0])
+        yield Block(start, stop, False, (stop - start, *here.shape[1:]), (offset[0] + start, *offset[1:]), full_shape)
+
+
+def _shard_offset(parameter: Tensor) -> tuple[int, ...]:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    offset: tuple[int, ...] = tuple(
+        compute_local_shape_and_global_offset(
+            parameter.shape,
+            parameter.device_mesh,  # type: ignore[attr-defined]
+            parameter.placements,  # type: ignore[attr-defined]
+        )[1]
+    )
+    return offset
+
+
+def draw(block: Block, seed: int, step: int, sample: int, index: int, like: Tensor, scratch: noise.Scratch) -> Tensor:
+    """The training noise of a block, of the dtype and device of ``like``; in a buffer that the next draw reuses."""
+    out = scratch.get("eps", math.prod(block.shape), like.dtype, like.device).view(block.shape)
+    return noise.normal(
+        seed,
+        step,
+        sample,
+        index,
+        block.shape,
+        offset=block.offset,
+        full_shape=block.full_shape,
+        out=out,
+        scratch=scratch,
+    )

@@ -1,0 +1,125 @@
+"""What an update rule is: element-wise tensor mathematics, the one thing in which the optimisers differ.
+
+A rule knows neither modules nor optimisers nor random numbers. It writes in place and broadcasts, so that the same
+code serves an optimiser, a stacked population of networks (hyper-parameters as tensors of shape ``(P, 1, ...)``) and
+a compiled kernel (0-d tensors).
+
+Symbols, for one weight: posterior ``N(mu, sigma^2)``, prior ``N(mu0, 1 / lambda)``, ``N`` data points,
+``lt = lambda / N``, ``g`` the mean gradient at the sampled weights, ``h`` the curvature estimate, ``tau`` the
+temperature (the factor on the KL divergence: 1 is variational inference, 0 variational optimisation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+Scalar: TypeAlias = float | Tensor
+
+Hyper: TypeAlias = Mapping[str, Any]
+"""What a rule is given: ``lr``, ``betas``, ``num_data``, ``temperature``, ``prior_mean``, ``prior_precision``,
+``initial_precision`` and the counters of :func:`initial_counters`; each a number or a tensor that broadcasts, but
+``betas``, which is a pair of such."""
+
+State: TypeAlias = Mapping[str, Tensor]
+
+
+class Rule(Protocol):
+    """One method, in five parts.
+
+    Attributes:
+        state: Names of its per-parameter tensors.
+        power: Its curvature statistic scales like ``gradient**power``.
+        needs_noise: Whether ``curvature`` reads ``eps``, or may be given ``None``.
+    """
+
+    @property
+    def state(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def power(self) -> int: ...  # noqa: D102
+    @property
+    def needs_noise(self) -> bool: ...  # noqa: D102
+
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
+        """Fresh state tensors, made like ``mean``."""
+
+    def precision(self, state: State, hp: Hyper) -> Tensor:
+        """``1 / sigma^2`` of the posterior; a new tensor."""
+
+    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+        """The estimate ``h`` from one sample, a new tensor; ``None`` where it comes from outside.
+
+        ``grad`` is the mean gradient at ``mu + sigma * eps``; it is only read.
+        """
+
+    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+        """One step on ``mean`` and ``state`` in place; ``grad`` and ``curvature`` are used up as scratch.
+
+        The counters in ``hp`` already include this step. Without a curvature the state that holds it stays as it is.
+        """
+
+
+def initial_counters() -> dict[str, float]:
+    """The scalars that go with a parameter's tensors, before its first step.
+
+    ``step`` counts updates. The products run over all steps so far, so schedules of ``betas`` and ``temperature`` are
+    treated exactly: ``beta1_product`` and ``beta2_product`` are what Adam's bias correction needs,
+    ``initial_weight`` is the share that the initial precision still has in the posterior's.
+    """
+    return {"step": 0, "beta1_product": 1.0, "beta2_product": 1.0, "initial_weight": 1.0}
+
+
+def advance(counters: Mapping[str, Scalar], hp: Hyper) -> dict[str, Any]:
+    """The counters after one more step."""
+    beta1, beta2 = hp["betas"]
+    return {
+        "step": counters["step"] + 1,
+        "beta1_product": counters["beta1_product"] * beta1,
+        "beta2_product": counters["beta2_product"] * beta2,
+        "initial_weight": counters["initial_weight"] * (1.0 - hp["temperature"] * (1.0 - beta2)),
+    }
+
+
+def active_prior_precision(hp: Hyper) -> Scalar:
+    """``lambda`` as it enters the posterior's precision: 0 in variational optimisation (``tau = 0``), else itself."""
+    precision: Scalar = hp["prior_precision"] * (hp["temperature"] > 0)
+    return precision
+
+
+def tempered_decay_(running: Tensor, curvature: Tensor, hp: Hyper) -> None:
+    """``s <- (1 - tau (1 - b2)) s + (1 - b2) h``, the bridge of Khan et al. 2018, eqs. 22-24; ``curvature`` is kept."""
+    beta = 1.0 - hp["betas"][1]
+    running.mul_(1.0 - hp["temperature"] * beta)
+    add_scaled_(running, curvature, beta)
+
+
+def add_prior_gradient_(grad: Tensor, mean: Tensor, hp: Hyper, scale: Scalar = 1.0) -> None:
+    """``grad += scale * tau * lt * (mu - mu0)``: the gradient of the prior's share of the mean objective."""
+    weight = scale * hp["temperature"] * hp["prior_precision"] / hp["num_data"]
+    add_scaled_(grad, mean, weight)
+    prior_mean = hp["prior_mean"]
+    if isinstance(prior_mean, Tensor):
+        add_scaled_(grad, prior_mean, -weight)
+
+
+def add_scaled_(target: Tensor, other: Tensor, scale: Scalar) -> None:
+    """``target += scale * other``, whether ``scale`` is a number or a tensor that broadcasts."""
+    if isinstance(scale, Tensor):
+        target.addcmul_(other, scale.to(target.dtype))
+    else:
+        target.add_(other, alpha=scale)
+
+
+def blend_(target: Tensor, other: Tensor, weight: Scalar) -> None:
+    """``target = (1 - weight) * target + weight * other``."""
+    target.lerp_(other, weight.to(target.dtype) if isinstance(weight, Tensor) else weight)
+
+
+def maximum(first: Scalar, second: Scalar) -> Scalar:
+    """The larger of two hyper-parameters, element-wise where one is a tensor."""
+    if isinstance(first, Tensor) or isinstance(second, Tensor):
+        return torch.maximum(torch.as_tensor(first), torch.as_tensor(second).to(torch.as_tensor(first).dtype))
+    return max(first, second)

@@ -1,0 +1,130 @@
+"""Putting posterior samples into the weights and the mean back, so that an interruption at any point loses nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.optim.blocks import Block, draw, local
+from bayesadam.optim.state import follow, hyper, walk
+
+if TYPE_CHECKING:
+    from bayesadam.optim.base import PerturbedOptimizer
+
+MEAN, BLOCK, TRAIN = "mean", "block", "train"
+"""What the weights hold, as the groups' ``"weights"`` says: the mean, which is then authoritative (the state's follows
+it); or a sample, inside a block or after ``train()``, and then the state's mean is authoritative."""
+
+
+class Sampler:
+    """Transient: which parameters hold a sample, how far, and whether others wrote to them since."""
+
+    def __init__(self, optimizer: PerturbedOptimizer) -> None:
+        self.optimizer = optimizer
+        self.scratch = noise.Scratch()
+        self._written: dict[Tensor, int] = {}
+        self._versions: dict[Tensor, int] = {}
+
+    @property
+    def weights(self) -> str:
+        """``MEAN``, ``BLOCK`` or ``TRAIN``."""
+        weights: str = self.optimizer.param_groups[0]["weights"]
+        return weights
+
+    def holds_sample(self, parameter: Tensor) -> bool:
+        """Whether a parameter holds a sample at this moment."""
+        return self.weights != MEAN and parameter in self._written
+
+    def eps(self, group: dict[str, Any], index: int, block: Block, sample: int, like: Tensor) -> Tensor:
+        """The standard normals of one sample at a block of parameter ``index``; valid until the next call."""
+        pair = sample // 2 if group["antithetic"] else sample
+        eps = draw(block, group["seed"], group["noise_step"], pair, index, like, self.scratch)
+        return eps.neg_() if group["antithetic"] and sample % 2 else eps
+
+    @torch.no_grad()
+    def perturb(self, sample: int, then: str) -> None:
+        """Put a sample into the weights, which then hold ``then``; if that fails, they are the mean again."""
+        if self.weights == BLOCK:  # a checkpoint or a copy that was made inside a block
+            self.restore()
+        adopt = self.weights == MEAN
+        before, self._written = self._written, {}
+        try:
+            for group, index, parameter in self.optimizer.parameters():
+                if parameter.requires_grad and group["perturb"]:
+                    self._write(group, index, parameter, sample, adopt)
+            for frozen in before.keys() - self._written.keys():  # since the last sample
+                local(frozen).copy_(local(self.optimizer.state[frozen]["mean"]))
+        except BaseException:
+            self._written = {**before, **self._written}
+            self.restore()
+            raise
+        self.optimizer.set_all("weights", then)
+        self._versions = {parameter: local(parameter)._version for parameter in self._written}
+        torch.clear_autocast_cache()
+
+    def _write(self, group: dict[str, Any], index: int, parameter: Tensor, sample: int, adopt: bool) -> None:
+        """``weights = mean + sigma * eps``; ``adopt``: the weights are the mean, and the state's follows them first."""
+        state, weights = self.optimizer.state_of(parameter, group), local(parameter)
+        self._written[parameter] = 0
+        for block, views in walk(parameter, state):
+            if adopt:
+                follow(views["mean"], block.of(weights))
+            theta = self.optimizer.rule.precision(views, hyper(group, state, views)).rsqrt_()
+            theta.mul_(self.eps(group, index, block, sample, theta)).add_(views["mean"])
+            self._written[parameter] = block.stop
+            block.of(weights).copy_(theta)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the mean back wherever a sample was written."""
+        written = self._written
+        if self.weights != MEAN and not written:  # a copy, or loaded: what was written is not known here
+            written = {
+                parameter: parameter.numel()
+                for group, _, parameter in self.optimizer.parameters()
+                if group["perturb"] and parameter.requires_grad and parameter in self.optimizer.state
+            }
+        for parameter, stop in written.items():
+            for block, views in walk(parameter, self.optimizer.state[parameter]):
+                if block.stop <= stop or self.weights != MEAN:
+                    block.of(local(parameter)).copy_(views["mean"])
+        self._written, self._versions = {}, {}
+        self.optimizer.set_all("weights", MEAN)
+        torch.clear_autocast_cache()
+
+    def rebuild(self) -> None:
+        """After loading: the weights become what the loaded groups say, from the loaded mean."""
+        loaded = self.weights
+        if loaded != MEAN:
+            self.restore()
+            if loaded == TRAIN:
+                self.perturb(0, TRAIN)
+            self.optimizer.set_all("weights", loaded)
+
+    @torch.no_grad()
+    def reconcile(self, sample: int, *, allow_mean: bool = False, adopt: bool = False) -> None:
+        """Deal with weights that others wrote while they held a sample (a checkpoint was loaded, say).
+
+        The same sample is fine. The mean is replaced by the sample if ``allow_mean``, anything else becomes the new
+        mean if ``adopt``; otherwise it is an error, since the step would use a gradient from other weights.
+        """
+        for group, index, parameter in self.optimizer.parameters():
+            weights = local(parameter)
+            if parameter not in self._versions or weights._version == self._versions[parameter]:
+                continue
+            found, mean = weights.clone(), local(self.optimizer.state[parameter]["mean"])
+            self._write(group, index, parameter, sample, adopt=False)
+            is_mean = torch.equal(found, mean.to(found.dtype))
+            if not torch.equal(weights, found) and not (is_mean and allow_mean):
+                if not adopt:
+                    weights.copy_(found)
+                    raise RuntimeError(
+                        f"parameter {self.optimizer.name_of(parameter)} must hold the sample that train() drew, "
+                        "got other values: call train() after loading a checkpoint, and eval() before changing weights"
+                    )
+                mean.copy_(found)
+                self._write(group, index, parameter, sample, adopt=False)
+            self._versions[parameter] = weights._version

@@ -1,0 +1,79 @@
+"""VadaGrad: variational AdaGrad, for optimisation rather than inference (Khan et al. 2018, section 4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.rule import Hyper, State, add_scaled_
+
+
+class VadaGradRule:
+    """AdaGrad at sampled weights: the objective ``E_q[F]`` alone, no prior and no entropy (Khan et al. 2018, eq. 22
+    with ``tau = 0``, and the update below it)::
+
+        v  <- v + (1 - b2) (N g)^2                            s = v + initial_precision
+        mu <- mu - lr N g / sqrt(s)
+        1 / sigma^2 = s
+
+    ``F`` is ``num_data`` times the mean loss that is backpropagated. ``s`` never decays, so the posterior keeps
+    narrowing. ``betas[0]`` is not used.
+    """
+
+    state = ("sum",)
+    power = 2
+    needs_noise = False
+
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
+        """Zeros: the initial precision is not stored."""
+        return {"sum": torch.zeros_like(mean)}
+
+    def precision(self, state: State, hp: Hyper) -> Tensor:
+        """``s``."""
+        return torch.add(state["sum"], hp["initial_precision"])
+
+    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
+        """``(N g)^2``."""
+        return torch.mul(grad, hp["num_data"]).square_()
+
+    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+        """One step; see the class."""
+        assert curvature is not None
+        add_scaled_(state["sum"], curvature, 1.0 - hp["betas"][1])
+        root = torch.add(state["sum"], hp["initial_precision"], out=curvature).sqrt_()
+        add_scaled_(mean, grad.div_(root), -hp["lr"] * hp["num_data"])
+
+
+class VadaGrad(PerturbedOptimizer):
+    """Variational AdaGrad: anneals its noise as AdaGrad anneals its learning rate.
+
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`, without ``prior_precision``, ``prior`` and
+    ``temperature``: there is no prior.
+
+    Args:
+        params: As every optimiser's.
+        lr: Learning rate; not negative.
+        num_data: ``F``, the objective, is this many times the mean loss; 1 takes the loss as it is.
+        initial_precision: The precision at the start, which has no default here.
+        **options: As :class:`PerturbedOptimizer`'s.
+    """
+
+    rule = VadaGradRule()
+    has_prior = False
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        *,
+        num_data: float = 1.0,
+        initial_precision: float,
+        **options: Any,
+    ) -> None:
+        for name in ("prior_precision", "prior", "temperature"):
+            if name in options:
+                raise TypeError(f"VadaGrad has no prior, so {name} must not be given, got {options[name]!r}")
+        super().__init__(params, lr, num_data=num_data, initial_precision=initial_precision, temperature=0.0, **options)

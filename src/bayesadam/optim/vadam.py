@@ -1,0 +1,75 @@
+"""Vadam: variational Adam (Khan et al. 2018, Fig. 1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.rule import (
+    Hyper,
+    State,
+    active_prior_precision,
+    add_prior_gradient_,
+    add_scaled_,
+    blend_,
+    tempered_decay_,
+)
+
+
+class VadamRule:
+    """Adam at sampled weights, with the prior's gradient in the momentum (Khan et al. 2018, Fig. 1, lines 1-9)::
+
+        h     = g^2
+        m     <- b1 m + (1 - b1) (g + tau lt (mu - mu0))
+        v     <- (1 - tau (1 - b2)) v + (1 - b2) h            s = v + B s0
+        mu    <- mu - lr m_hat / (sqrt(v_hat) + lt)           m_hat = m / (1 - b1^t), v_hat = v / (1 - b2^t)
+        1 / sigma^2 = N (s + lt)
+
+    ``s0 = (initial_precision - lambda) / N`` and ``B`` is the weight that it still has, so that only what was
+    accumulated is bias-corrected and ``s0`` is not inflated (the authors' code divides it too, which stalls the first
+    steps). The noise uses the uncorrected ``s``, as in the paper. The prior's gradient is not squared into ``s``.
+    The products ``b1^t`` and ``b2^t`` are running ones, right under schedules. At a temperature below 1 the
+    correction stays Adam's own: the first step has Adam's length whatever the temperature, and ``v_hat`` then
+    approaches ``h / tau``; at 0 it is VadaGrad with momentum.
+    """
+
+    state: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
+    power = 2
+    needs_noise = False
+
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
+        """Zeros: ``s0`` is not stored, but follows from the hyper-parameters."""
+        return {name: torch.zeros_like(mean) for name in self.state}
+
+    def precision(self, state: State, hp: Hyper) -> Tensor:
+        """``N (v + B s0 + lt)``, written ``N v + B initial_precision + (1 - B) lambda`` so that nothing cancels."""
+        weight = hp["initial_weight"]
+        floor = weight * hp["initial_precision"] + (1.0 - weight) * active_prior_precision(hp)
+        return torch.mul(state["exp_avg_sq"], hp["num_data"]).add_(floor)
+
+    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
+        """The gradient's magnitude, ``g^2``; over several samples it is the mean of squares (the authors' code)."""
+        return grad.square()
+
+    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+        """One step; see the class."""
+        assert curvature is not None
+        average, average_sq = state["exp_avg"], state["exp_avg_sq"]
+        add_prior_gradient_(grad, mean, hp)
+        blend_(average, grad, 1.0 - hp["betas"][0])
+        tempered_decay_(average_sq, curvature, hp)
+        denominator = torch.div(average_sq, 1.0 - hp["beta2_product"], out=curvature).sqrt_()
+        denominator.add_(hp["prior_precision"] / hp["num_data"])
+        torch.div(average, denominator, out=grad)
+        add_scaled_(mean, grad, -hp["lr"] / (1.0 - hp["beta1_product"]))
+
+
+class Vadam(PerturbedOptimizer):
+    """Variational Adam: as cheap as Adam, its second moment is the posterior's precision.
+
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`. With a negligible prior and the noise off
+    it is ``torch.optim.Adam(eps=prior_precision / num_data)``.
+    """
+
+    rule = VadamRule()

@@ -1,0 +1,46 @@
+"""Vprop: variational RMSprop (Khan et al. 2018, section 3.2 and eqs. 12-13)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_prior_gradient_, add_scaled_, tempered_decay_
+from bayesadam.optim.vadam import VadamRule
+
+
+class VpropRule(VadamRule):
+    """Vadam without momentum and without bias correction (Khan et al. 2018, section 3.2)::
+
+        h  = g^2
+        v  <- (1 - tau (1 - b2)) v + (1 - b2) h               s = v + B s0
+        mu <- mu - lr (g + tau lt (mu - mu0)) / (sqrt(s) + lt)
+        1 / sigma^2 = N (s + lt)
+
+    ``betas[0]`` is not used. Vadam's docstring explains ``s0`` and ``B``.
+    """
+
+    state = ("exp_avg_sq",)
+
+    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+        """One step; see the class."""
+        assert curvature is not None
+        average_sq = state["exp_avg_sq"]
+        add_prior_gradient_(grad, mean, hp)
+        tempered_decay_(average_sq, curvature, hp)
+        start = hp["initial_weight"] * (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
+        denominator = torch.add(average_sq, start, out=curvature).sqrt_()
+        denominator.add_(hp["prior_precision"] / hp["num_data"])
+        add_scaled_(mean, grad.div_(denominator), -hp["lr"])
+
+
+class Vprop(PerturbedOptimizer):
+    """Variational RMSprop.
+
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`; ``betas[0]`` is not used. With the noise off
+    and ``initial_precision = prior_precision`` it is ``torch.optim.RMSprop(alpha=b2, eps=prior_precision / num_data)``
+    where the prior is negligible.
+    """
+
+    rule = VpropRule()

@@ -1,0 +1,5 @@
+"""Posteriors over the weights of a network: values that know nothing of how they were found."""
+
+from bayesadam.posterior.base import Posterior as Posterior
+from bayesadam.posterior.base import load_posterior as load_posterior
+from bayesadam.posterior.diagonal import DiagonalGaussian as DiagonalGaussian

@@ -1,0 +1,115 @@
+"""What every posterior can do: be matched with a network, put a sample into it, and be saved."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.posterior import io
+
+
+class Posterior(abc.ABC):
+    """A distribution over named weights.
+
+    Attributes:
+        mean: The mean of every weight tensor, by the name that ``named_parameters()`` gives it.
+        hyperparameters: How the posterior was found, as plain JSON values; for people, never read by the library.
+    """
+
+    mean: dict[str, Tensor]
+    hyperparameters: dict[str, Any]
+
+    @abc.abstractmethod
+    def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
+        """Samples number ``first`` to ``first + count - 1``: tensors with a leading axis of ``count``.
+
+        Sample ``i`` depends on ``(seed, i)`` only, so chunks of samples are the same as all at once.
+        """
+
+    @abc.abstractmethod
+    def tensors(self) -> Mapping[str, Tensor]:
+        """What is saved: ``{"mean/<name>": ..., ...}``."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Posterior:
+        """The inverse of ``tensors``; ``KeyError`` or ``ValueError`` where they do not make a posterior."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: no pickle, written to a temporary name and renamed when complete."""
+        io.save_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
+
+    def match(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The model's parameters that this posterior covers, by name.
+
+        Raises:
+            ValueError: The model's trainable parameters have other names or shapes; the first difference is named.
+        """
+        parameters = dict(model.named_parameters())
+        for name, mean in self.mean.items():
+            if name not in parameters:
+                raise ValueError(
+                    f"the model must have a parameter {name!r} as the posterior does, got none of that name"
+                )
+            if parameters[name].shape != mean.shape:
+                raise ValueError(
+                    f"the model's parameter {name!r} must be of the posterior's shape {tuple(mean.shape)}, "
+                    f"got {tuple(parameters[name].shape)}"
+                )
+        for name, parameter in parameters.items():
+            if parameter.requires_grad and name not in self.mean:
+                raise ValueError(f"the posterior must cover the model's trainable parameter {name!r}, got no such name")
+        return {name: parameters[name] for name in self.mean}
+
+    @contextmanager
+    def applied(self, model: nn.Module, sample: int | None = None, *, seed: int = 0) -> Iterator[None]:
+        """Inside, the model's weights are one posterior sample, or the mean; after, they are what they were.
+
+        Args:
+            model: Its trainable parameters must be those of the posterior. Written in place.
+            sample: Number of the sample, counted from 0: ``sample(n, seed=seed)[name][sample]``. ``None``: the mean.
+            seed: Of the samples.
+
+        Raises:
+            ValueError: The model does not match.
+        """
+        parameters = self.match(model)
+        weights = self.mean if sample is None else {n: s[0] for n, s in self.sample(1, seed=seed, first=sample).items()}
+        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        try:
+            _write(parameters, weights)
+            yield
+        finally:
+            _write(parameters, before)
+
+
+def load_posterior(path: str | os.PathLike[str]) -> Posterior:
+    """Read a posterior of any kind from the file that its ``save`` wrote; tensors are on the CPU.
+
+    Raises:
+        FileNotFoundError: No such file.
+        ValueError: A file that is truncated, foreign, damaged, or written by a newer version of the library.
+    """
+    kind, tensors, hyperparameters = io.load_tensors(path)
+    kinds = {cls.__name__: cls for cls in Posterior.__subclasses__()}
+    if kind not in kinds:
+        raise ValueError(
+            f"the posterior file must be of a kind in {sorted(kinds)}, got {kind!r} in {os.fspath(path)!r}"
+        )
+    try:
+        return kinds[kind].from_tensors(tensors, hyperparameters)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"the posterior file must hold a valid {kind}, got {os.fspath(path)!r} ({error})") from None
+
+
+@torch.no_grad()
+def _write(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
+    for name, parameter in parameters.items():
+        parameter.copy_(values[name])
+    torch.clear_autocast_cache()

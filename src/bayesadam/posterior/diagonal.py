@@ -1,0 +1,205 @@
+"""The mean-field Gaussian: an independent normal for every weight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.functional import gaussian
+from bayesadam.posterior.base import Posterior
+
+
+class DiagonalGaussian(Posterior):
+    """Independent Gaussians over named weights.
+
+    A variance of zero is a point mass (a pruned weight, or a parameter that was trained without noise): it is never
+    moved by sampling, its ``log_prob`` is 0 at the mean and minus infinity elsewhere, and it adds nothing to the
+    entropy and the KL divergence.
+
+    Args:
+        mean: Mean of every weight tensor by name. Kept, not copied.
+        variance: Variances, same names, shapes and devices; finite and not negative.
+        hyperparameters: JSON values that say how the posterior was found.
+
+    Raises:
+        ValueError: Names or shapes that differ, or values that are not finite.
+    """
+
+    def __init__(
+        self,
+        mean: Mapping[str, Tensor],
+        variance: Mapping[str, Tensor],
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not mean:
+            raise ValueError("mean must have at least one weight tensor, got none")
+        if list(mean) != list(variance):
+            raise ValueError(f"variance must have the names of mean {list(mean)}, got {list(variance)}")
+        for name, value in mean.items():
+            if variance[name].shape != value.shape:
+                raise ValueError(
+                    f"variance of {name!r} must be of shape {tuple(value.shape)}, got {tuple(variance[name].shape)}"
+                )
+            if not value.isfinite().all():
+                raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
+            if not ((variance[name] >= 0) & variance[name].isfinite()).all():
+                raise ValueError(
+                    f"variance of {name!r} must be finite and not negative, got {_worst(variance[name])!r}"
+                )
+        self.mean = dict(mean)
+        self.variance = dict(variance)
+        self.hyperparameters = dict(hyperparameters or {})
+
+    def __repr__(self) -> str:
+        return f"DiagonalGaussian({len(self.mean)} tensors, {self.num_weights:,} weights)"
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights, point masses included."""
+        return sum(mean.numel() for mean in self.mean.values())
+
+    def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
+        """Samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
+
+        Sample ``i`` depends on ``(seed, i)`` only: not on ``count``, nor on what was drawn before, nor on any global
+        generator.
+
+        Raises:
+            ValueError: ``count`` below 1, or a seed or number out of the range of :func:`bayesadam.noise.normal`.
+        """
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count!r}")
+        scratch = noise.Scratch()
+        samples = {}
+        for index, (name, mean) in enumerate(self.mean.items()):
+            draws = torch.empty((count, *mean.shape), dtype=mean.dtype, device=mean.device)
+            for i in range(count):
+                noise.normal(
+                    seed, 0, first + i, index, mean.shape, stream=noise.POSTERIOR, out=draws[i], scratch=scratch
+                )
+            samples[name] = draws.mul_(self.variance[name].sqrt()).add_(mean)
+        return samples
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log density of weights, summed over all of them, in float64.
+
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
+
+        Returns:
+            A tensor of the leading axes' shape.
+        """
+        self._check_names(theta, "theta")
+        total = torch.zeros((), dtype=torch.float64)
+        for name, mean in self.mean.items():
+            value = theta[name]
+            if value.shape[value.ndim - mean.ndim :] != mean.shape:
+                raise ValueError(f"theta[{name!r}] must end in the shape {tuple(mean.shape)}, got {tuple(value.shape)}")
+            terms = gaussian.log_prob(value, mean, self.variance[name])
+            total = total.to(terms.device) + terms.reshape(*value.shape[: value.ndim - mean.ndim], -1).sum(-1)
+        return total
+
+    def entropy(self) -> Tensor:
+        """Differential entropy in nats, summed over the weights that are random; 0-d float64."""
+        return sum_all(gaussian.entropy(v) for v in self.variance.values())
+
+    def kl_divergence(self, prior: float | DiagonalGaussian) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+
+        Args:
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
+                with the same names and shapes.
+
+        Raises:
+            ValueError: A precision that is not positive, or a posterior over other weights.
+        """
+        if isinstance(prior, DiagonalGaussian):
+            self._check_names(prior.mean, "prior")
+            for name, mean in self.mean.items():
+                if prior.mean[name].shape != mean.shape:
+                    raise ValueError(
+                        f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
+                    )
+            priors = [(prior.mean[name], prior.variance[name]) for name in self.mean]
+        else:
+            if not (prior > 0 and math.isfinite(prior)):
+                raise ValueError(f"prior must be a positive, finite precision or a posterior, got {prior!r}")
+            priors = [(torch.zeros(()), torch.tensor(1.0 / prior, dtype=torch.float64))] * len(self.mean)
+        return sum_all(
+            gaussian.kl_divergence(mean, self.variance[name], p_mean.to(mean.device), p_variance.to(mean.device))
+            for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
+        )
+
+    def signal_to_noise(self) -> dict[str, Tensor]:
+        """``|mean| / standard deviation`` of every weight; 0 for a pruned one, infinite for any other point mass."""
+        return {
+            name: torch.where(mean == 0, 0.0, mean.abs() / self.variance[name].sqrt())
+            for name, mean in self.mean.items()
+        }
+
+    def prune(self, fraction: float) -> DiagonalGaussian:
+        """A copy in which the given fraction of all weights, those of smallest signal-to-noise, is exactly zero.
+
+        The threshold is global, over all tensors together; mean and variance of a pruned weight become 0. Weights
+        pruned before count among the fraction.
+
+        Raises:
+            ValueError: ``fraction`` outside [0, 1].
+        """
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
+        ratio = torch.cat([snr.flatten() for snr in self.signal_to_noise().values()])
+        keep = torch.ones_like(ratio, dtype=torch.bool)
+        keep[ratio.argsort(stable=True)[: round(fraction * ratio.numel())]] = False
+        mean, variance = {}, {}
+        for (name, value), kept in zip(
+            self.mean.items(), torch.split(keep, [m.numel() for m in self.mean.values()]), strict=True
+        ):
+            kept = kept.view(value.shape)
+            mean[name] = torch.where(kept, value, 0.0)
+            variance[name] = torch.where(kept, self.variance[name], 0.0)
+        return DiagonalGaussian(mean, variance, {**self.hyperparameters, "pruned_fraction": fraction})
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DiagonalGaussian:
+        """The same posterior on another device or in another floating dtype."""
+        return DiagonalGaussian(
+            {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
+            {name: value.to(device=device, dtype=dtype) for name, value in self.variance.items()},
+            self.hyperparameters,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``{"mean/<name>": ..., "variance/<name>": ...}``."""
+        return {f"{kind}/{name}": v for kind in ("mean", "variance") for name, v in getattr(self, kind).items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
+        """The inverse of :meth:`tensors`."""
+        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "variance": {}}
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            parts[kind][name] = value
+        return cls(parts["mean"], parts["variance"], hyperparameters)
+
+    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
+        for name in self.mean:
+            if name not in other:
+                raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
+        for name in other:
+            if name not in self.mean:
+                raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
+
+
+def sum_all(terms: Any) -> Tensor:
+    """Sum over the elements of many tensors, 0-d float64 on the CPU."""
+    return torch.stack([term.sum().cpu() for term in terms]).sum()
+
+
+def _worst(variance: Tensor) -> float:
+    bad = variance[~((variance >= 0) & variance.isfinite())]
+    return float(bad[0])
