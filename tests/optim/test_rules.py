@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from references import REFERENCES
 
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.optim import OPTIMIZERS
+from references import REFERENCES
 
 N_WEIGHTS = 5
 
@@ -154,7 +154,9 @@ def test_vadagrad_with_negligible_noise_is_adagrad():
 def test_posterior_as_prior_equals_reference_loop_with_that_prior(name):
     variance, hp = 1 / 40.0, {"lr": RATES[name], "num_data": 100.0, "betas": (0.9, 0.99)}
     center = [0.5, -0.2, 0.1, 0.3, -0.4]
-    prior = ba.DiagonalGaussian({"w": torch.tensor(center, dtype=torch.float64)}, {"w": torch.full((5,), variance, dtype=torch.float64)})
+    prior = ba.DiagonalGaussian(
+        {"w": torch.tensor(center, dtype=torch.float64)}, {"w": torch.full((5,), variance, dtype=torch.float64)}
+    )
     parameter = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
     opt = OPTIMIZERS[name]([("w", parameter)], prior=prior, **hp)
     assert parameter.tolist() == center
