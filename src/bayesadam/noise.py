@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import TypeAlias
 
 import torch
@@ -37,6 +38,7 @@ _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
+_TENSORS = {"step", "sample", "index"}
 
 
 class Scratch:
@@ -59,7 +61,7 @@ class Scratch:
 
 
 def normal(
-    seed: Word,
+    seed: int,
     step: Word,
     sample: Word,
     index: Word,
@@ -97,9 +99,14 @@ def normal(
         ValueError: A coordinate out of range, or a slice that does not lie in ``full_shape``.
     """
     shape = tuple(shape)
-    key = (seed, step, sample, index, stream)
-    for (name, bits), value in zip(_LIMITS.items(), key, strict=True):
-        if isinstance(value, int) and not 0 <= value < 2**bits:
+    coordinates: tuple[object, ...] = (seed, step, sample, index, stream)
+    key: list[Word] = []
+    for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
+        if isinstance(value, Tensor) and name in _TENSORS:
+            key.append(value)
+        elif isinstance(value, Integral) and 0 <= value < 2**bits:
+            key.append(int(value))  # a NumPy integer would overflow
+        else:
             raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
     if (offset is None) != (full_shape is None):
         raise ValueError(f"offset and full_shape must be given both or neither, got {offset!r} and {full_shape!r}")
@@ -123,12 +130,12 @@ def normal(
     first = contiguous_start(shape, start, full)
     with torch.no_grad():
         if first is None:
-            _fill_slice(out, start, full, key, scratch)
+            _fill_slice(out, start, full, tuple(key), scratch)
         elif out.is_contiguous():
-            fill_(out.view(-1), first, key, scratch)
+            fill_(out.view(-1), first, tuple(key), scratch)
         else:
             flat = scratch.get("strided", out.numel(), torch.float32, out.device)
-            fill_(flat, first, key, scratch)
+            fill_(flat, first, tuple(key), scratch)
             out.copy_(flat.view(shape))
     return out
 
@@ -181,10 +188,9 @@ def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[Word, ...], scratc
     radius.mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
     angle.mul_(2.0 * math.pi * 2.0**-32)
     outputs = target.view(tiles, 2, 2, lanes)
-    radii = radius.view(2, tiles, lanes).transpose(0, 1)
     for i, function in enumerate((torch.cos, torch.sin)):
         function(angle, out=trig)
-        torch.mul(radii, trig.view(2, tiles, lanes).transpose(0, 1), out=outputs[:, :, i])
+        outputs[:, :, i].copy_(trig.mul_(radius).view(2, tiles, lanes).transpose(0, 1))
     if not direct:
         out.copy_(target[skip:needed])
 

@@ -39,10 +39,23 @@ def kl_divergence(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_vari
     mean, variance = mean.double(), variance.double()
     prior_mean, prior_variance = prior_mean.double(), prior_variance.double()
     point, prior_point = variance == 0, prior_variance == 0
-    safe_prior = torch.where(prior_point, 1.0, prior_variance)
-    excess = torch.where(point, 1.0, variance) / safe_prior - 1.0
+    safe, safe_prior = torch.where(point, 1.0, variance), torch.where(prior_point, 1.0, prior_variance)
     shift = (mean - prior_mean).square() / safe_prior
-    divergence = 0.5 * (excess - torch.log1p(excess) + shift)
-    divergence = torch.where(point, 0.0, divergence)
+    divergence = torch.where(point, 0.0, 0.5 * (_ratio_cost(safe, safe_prior) + shift))
     far = prior_point & ~(point & (mean == prior_mean))
     return torch.where(far, math.inf, divergence)
+
+
+def _ratio_cost(variance: Tensor, prior_variance: Tensor) -> Tensor:
+    """``r - 1 - log(r)`` of the ratio ``r`` of two positive variances: finite for any, and accurate relative to itself.
+
+    Near ``r = 1``, where the terms cancel, ``log(1 + x) = 2 atanh(x / (2 + x))`` as a series.
+    """
+    excess = (variance - prior_variance) / prior_variance
+    half = excess / (2.0 + excess)
+    square = half.square()
+    series = torch.zeros_like(square)
+    for odd in range(13, 1, -2):
+        series = series * square + 1.0 / odd
+    near = half * (excess - 2.0 * square * series)
+    return torch.where(excess.abs() < 0.1, near, excess - (variance.log() - prior_variance.log()))

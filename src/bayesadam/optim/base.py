@@ -315,9 +315,8 @@ class PerturbedOptimizer(Optimizer):
             if not parameter.requires_grad and parameter not in self.state:
                 continue
             state = self.state.get(parameter) or new_state(self.rule, parameter, group)
-            center = state["mean"]
-            if self._sampler.weights == MEAN:
-                center = center.clone()
+            center = state["mean"].clone()
+            if self._sampler.weights == MEAN or not group["perturb"]:
                 follow(local(center), local(parameter))
             spread = torch.zeros_like(center)
             if group["perturb"]:

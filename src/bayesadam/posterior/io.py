@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import uuid
@@ -36,8 +37,8 @@ def save_tensors(
     metadata = {_KEY: json.dumps(header)}
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, temporary, metadata)
-        with temporary.open("rb") as file:
+        save_file(_separate(tensors), temporary, metadata)
+        with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
     except safetensors.SafetensorError as error:
@@ -45,7 +46,8 @@ def save_tensors(
             f"the posterior file must be in a folder that can be written to, got {str(path)!r} ({error})"
         ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def load_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], dict[str, Any]]:
@@ -69,10 +71,23 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], 
         version = fields["format_version"]
         if version <= FORMAT_VERSION:
             # safetensors sorts its tensors; samples are numbered by their order here, so the header keeps it.
-            return fields["kind"], {name: stored[name] for name in fields["tensors"]}, fields["hyperparameters"]
+            tensors = {name: stored[name] for name in fields["tensors"]}
+            return str(fields["kind"]), tensors, dict(fields["hyperparameters"])
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"the posterior file must have been saved by bayesadam, got {path!r}") from None
     raise ValueError(
         f"the posterior file must be of format version {FORMAT_VERSION} or older (update bayesadam), "
         f"got version {version!r} in {path!r}"
     )
+
+
+def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors on the CPU, with no memory in common: safetensors refuses that."""
+    separate, storages = {}, set()
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        if tensor.untyped_storage().data_ptr() in storages:
+            tensor = tensor.clone()
+        storages.add(tensor.untyped_storage().data_ptr())
+        separate[name] = tensor
+    return separate
