@@ -1,0 +1,223 @@
+"""What two ranks do in the distributed tests; each function runs in both processes and raises where it is wrong."""
+
+import sys
+import traceback
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from bayesadam.optim import OPTIMIZERS
+from optim.conftest import Method, batch, weights
+
+
+def wide_net():
+    """Sizes that two ranks cannot share evenly."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 2)).double()
+
+
+def half_loss(net, step, rank):
+    x, y = (t.double()[8 * rank : 8 * (rank + 1)] for t in batch(step))
+    return torch.nn.functional.mse_loss(net(x), y)
+
+
+def run(net, opt, steps, rank, mode="block", samples=1, first=0):
+    if mode == "train":
+        opt.train()
+    for step in range(first, first + steps):
+        opt.zero_grad()
+        for sample in range(samples):
+            if mode == "block":
+                with opt.sampled_params():
+                    half_loss(net, 10 * step + sample, rank).backward()
+            else:
+                half_loss(net, 10 * step + sample, rank).backward()
+        opt.step()
+    opt.eval()
+
+
+def alone(method, mode, samples, steps=4):
+    """The same run in one process on the whole batch."""
+    net = wide_net()
+    opt = method(net.named_parameters(), mc_samples=samples)
+    if mode == "train":
+        opt.train()
+    for step in range(steps):
+        opt.zero_grad()
+        for sample in range(samples):
+            x, y = (t.double() for t in batch(10 * step + sample))
+            if mode == "block":
+                with opt.sampled_params():
+                    torch.nn.functional.mse_loss(net(x), y).backward()
+            else:
+                torch.nn.functional.mse_loss(net(x), y).backward()
+        opt.step()
+    opt.eval()
+    return net, opt
+
+
+def cases():
+    for name in sorted(OPTIMIZERS):
+        for mode, samples in (("block", 1), ("block", 3), ("train", 1)):
+            yield Method(name), mode, samples
+
+
+def data_parallel(rank, folder):
+    """All ranks draw the same noise, so averaging gradients is exact: as one process on the whole batch."""
+    for method, mode, samples in cases():
+        net = wide_net()
+        parallel = DistributedDataParallel(net)
+        opt = method(net.named_parameters(), mc_samples=samples)
+        run(parallel, opt, 4, rank, mode, samples)
+        expected, reference = alone(method, mode, samples)
+        torch.testing.assert_close(weights(net), weights(expected), rtol=1e-9, atol=1e-11)
+        q, expected_q = opt.posterior(parallel), reference.posterior()
+        assert list(q.mean) == list(expected_q.mean)
+        for key, variance in q.variance.items():
+            torch.testing.assert_close(variance, expected_q.variance[key], rtol=1e-9, atol=0)
+
+
+def hessian_of_a_quadratic(rank, folder):
+    """With other noise on every rank, averaged gradients would halve IVON's estimate: 2 where 4 is true."""
+    parameter = torch.nn.Parameter(torch.zeros(40_000))
+    net = torch.nn.ParameterList([parameter])
+    opt = Method("ivon")(net.named_parameters(), lr=0.0, betas=(0.9, 0.999), num_data=1000, initial_precision=4000.0)
+    for _ in range(200):
+        with opt.sampled_params():
+            parameter.grad = 4.0 * parameter.detach().clone()
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+        opt.step()
+    estimate = opt.state[parameter]["hessian"].mean().item()
+    assert abs(estimate - 4.0) < 0.05, estimate
+
+
+def sharded(rank, folder):
+    """FSDP2: every shard draws its slice, and the run is that of one process."""
+    mesh = init_device_mesh("cpu", (2,))
+    for method, mode, samples in cases():
+        net = wide_net()
+        for layer in (net[0], net[2]):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+        opt = method(net.named_parameters(), mc_samples=samples)
+        run(net, opt, 4, rank, mode, samples)
+        expected, reference = alone(method, mode, samples)
+        q, expected_q = opt.posterior(), reference.posterior()
+        for key in expected_q.mean:
+            torch.testing.assert_close(q.mean[key], expected_q.mean[key], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(q.variance[key], expected_q.variance[key], rtol=1e-9, atol=0)
+        full = [p.full_tensor().detach() for p in net.parameters()]
+        torch.testing.assert_close(full, [p.detach() for p in expected.parameters()], rtol=1e-9, atol=1e-11)
+
+
+def sharded_checkpoint(rank, folder):
+    """Distributed checkpoints taken by both ranks in the middle of drop-in training resume bit-identically."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name in sorted(OPTIMIZERS):
+        method = Method(name)
+
+        def make(method=method, scramble=False):
+            net = wide_net()
+            if scramble:
+                with torch.no_grad():
+                    for p in net.parameters():
+                        p.normal_()
+            fully_shard(net, mesh=mesh)
+            opt = method(net.named_parameters())
+            opt.attach(net)
+            return net, opt
+
+        net, opt = make()
+        opt.train()
+        for step in range(3):
+            opt.zero_grad()
+            half_loss(net, step, rank).backward()
+            opt.step()
+        model_sd, opt_sd = dcp_state.get_state_dict(net, opt)
+        dcp.save({"model": model_sd, "opt": opt_sd}, checkpoint_id=f"{folder}/{name}")
+        run(net, opt, 3, rank, "train", first=3)
+        other_net, other = make(scramble=True)
+        model_sd, opt_sd = dcp_state.get_state_dict(other_net, other)
+        target = {"model": model_sd, "opt": opt_sd}
+        dcp.load(target, checkpoint_id=f"{folder}/{name}")
+        dcp_state.set_state_dict(other_net, other, model_state_dict=target["model"], optim_state_dict=target["opt"])
+        run(other_net, other, 3, rank, "train", first=3)
+        for first, second in zip(net.parameters(), other_net.parameters(), strict=True):
+            assert torch.equal(first.to_local(), second.to_local())
+
+
+def bad_gradient_in_one_shard(rank, folder):
+    """All ranks refuse the step, or a rank would wait for the others for ever."""
+    mesh = init_device_mesh("cpu", (2,))
+    net = wide_net()
+    fully_shard(net, mesh=mesh)
+    opt = Method("vadam")(net.named_parameters())
+    with opt.sampled_params():
+        half_loss(net, 0, rank).backward()
+    if rank == 1:
+        net[0].weight.grad.to_local()[0, 0] = torch.nan
+    before = [p.to_local().detach().clone() for p in net.parameters()]
+    with pytest.raises(FloatingPointError, match=r"parameter '0.weight' must be finite"):
+        opt.step()
+    for p, b in zip(net.parameters(), before, strict=True):
+        assert torch.equal(p.to_local(), b)
+
+
+def sharded_on_any_axis(rank, folder):
+    """Tensor parallelism shards columns: still the slice of the full noise."""
+    mesh = init_device_mesh("cpu", (2,))
+    for name in sorted(OPTIMIZERS):
+        for axis in (0, 1):
+            whole = torch.linspace(-1, 1, 35, dtype=torch.float64).view(5, 7)
+            parameter = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(axis)]))
+            plain = torch.nn.Parameter(whole.clone())
+            for p in (parameter, plain):
+                opt = Method(name)([("w", p)])
+                for _ in range(3):
+                    with opt.sampled_params():
+                        p.grad = (p.detach() * 2.0).clone()
+                    opt.step()
+            torch.testing.assert_close(parameter.full_tensor(), plain, rtol=1e-12, atol=1e-14)
+
+
+def posterior_as_prior_of_a_sharded_network(rank, folder):
+    """A posterior is full tensors; a sharded network takes its part of them."""
+    mesh = init_device_mesh("cpu", (2,))
+    net = wide_net()
+    q = Method("vadam")(net.named_parameters()).posterior()
+    q.mean["0.weight"].add_(1.0)
+    other = wide_net()
+    fully_shard(other, mesh=mesh)
+    opt = Method("vadam")(other.named_parameters(), prior=q)
+    torch.testing.assert_close(opt.posterior().mean, q.mean)
+    run(other, opt, 2, rank)
+
+
+def main(rank, function, folder):
+    torch.set_num_threads(1)
+    try:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            globals()[function](rank, folder)
+        dist.barrier()
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        raise SystemExit(1) from None
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
