@@ -16,7 +16,7 @@ One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive eleme
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import TypeAlias
 
@@ -32,6 +32,8 @@ LANES = 1024
 TILE = 4 * LANES
 BLOCK = 128 * TILE
 """Elements per cache-sized block; a multiple of ``TILE``."""
+SMALL = 4 * TILE
+"""Up to this many elements a draw costs little but its calls, which :func:`normal_many` shares among tensors."""
 
 _ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -99,15 +101,7 @@ def normal(
         ValueError: A coordinate out of range, or a slice that does not lie in ``full_shape``.
     """
     shape = tuple(shape)
-    coordinates: tuple[object, ...] = (seed, step, sample, index, stream)
-    key: list[Word] = []
-    for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
-        if isinstance(value, Tensor) and name in _TENSORS:
-            key.append(value)
-        elif isinstance(value, Integral) and 0 <= value < 2**bits:
-            key.append(int(value))  # a NumPy integer would overflow
-        else:
-            raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
+    key = _checked(seed, step, sample, index, stream)
     if (offset is None) != (full_shape is None):
         raise ValueError(f"offset and full_shape must be given both or neither, got {offset!r} and {full_shape!r}")
     full = shape if full_shape is None else tuple(full_shape)
@@ -130,14 +124,61 @@ def normal(
     first = contiguous_start(shape, start, full)
     with torch.no_grad():
         if first is None:
-            _fill_slice(out, start, full, tuple(key), scratch)
+            _fill_slice(out, start, full, key, scratch)
         elif out.is_contiguous():
-            fill_(out.view(-1), first, tuple(key), scratch)
+            fill_(out.view(-1), first, key, scratch)
         else:
             flat = scratch.get("strided", out.numel(), torch.float32, out.device)
-            fill_(flat, first, tuple(key), scratch)
+            fill_(flat, first, key, scratch)
             out.copy_(flat.view(shape))
     return out
+
+
+def normal_many(
+    seed: int, step: Word, sample: Word, sizes: Mapping[int, int], device: torch.device, scratch: Scratch
+) -> dict[int, Tensor]:
+    """Whole training draws of several small tensors in one go: the many operations of a draw are called once for all.
+
+    Args:
+        seed: As for :func:`normal`, and so are ``step`` and ``sample``.
+        step: See there.
+        sample: See there.
+        sizes: Number of elements, at least 1 and best at most ``SMALL``, of every parameter by its index.
+        device: Of the results.
+        scratch: Reused buffers. The results lie in one of them, which the next call overwrites.
+
+    Returns:
+        By index, flat and float32: to the bit what :func:`normal` gives.
+    """
+    key = _checked(seed, step, sample, max(sizes), TRAINING)
+    counts = [-(-size // TILE) * min(size, LANES) for size in sizes.values()]
+    counters = sum(counts)
+    with torch.no_grad():
+        repeats = torch.tensor(counts, device=device)
+        starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats, output_size=counters)
+        index = torch.tensor(list(sizes), device=device).repeat_interleave(repeats, output_size=counters)
+        pool = _words(counters, device, scratch)
+        block = torch.sub(torch.arange(counters, device=device), starts, out=pool.pop())
+        rows = scratch.get("normals", 4 * counters, torch.float32, device).view(4, counters)
+        _write_normals(block, (*key[:3], index, key[4]), rows.view(1, 2, 2, counters), pool, scratch)
+        many = scratch.get("many", sum(sizes.values()), torch.float32, device)
+        results = many.split_with_sizes(list(sizes.values()))
+        for result, part in zip(results, rows.split_with_sizes(counts, dim=1), strict=True):
+            lanes = min(result.numel(), LANES)
+            result.copy_(part.view(4, -1, lanes).transpose(0, 1).reshape(-1)[: result.numel()])
+    return dict(zip(sizes, results, strict=True))
+
+
+def _checked(*coordinates: object) -> tuple[Word, ...]:
+    key: list[Word] = []
+    for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
+        if isinstance(value, Tensor) and name in _TENSORS:
+            key.append(value)
+        elif isinstance(value, Integral) and 0 <= int(value) < 2**bits:
+            key.append(int(value))  # a NumPy integer would overflow
+        else:
+            raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
+    return tuple(key)
 
 
 def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Sequence[int]) -> int | None:
@@ -152,11 +193,15 @@ def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Se
     return start
 
 
-def fill_(out: Tensor, start: int, key: tuple[Word, ...], scratch: Scratch) -> None:
+def fill_(out: Tensor, start: Word, key: tuple[Word, ...], scratch: Scratch) -> None:
     """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor, block by block.
 
-    ``key`` is ``(seed, step, sample, index, stream)``, in range: ``normal`` is the checked front door.
+    ``key`` is ``(seed, step, sample, index, stream)``, in range: ``normal`` is the checked front door. ``start`` may
+    be a 0-d tensor, of a multiple of ``TILE``, and ``out`` then is one block: so one kernel is compiled for all blocks.
     """
+    if isinstance(start, Tensor):
+        _fill_block(out, 0, start // TILE, key, scratch)
+        return
     stop = start + out.numel()
     whole = torch.compiler.is_compiling()
     while start < stop:
@@ -167,7 +212,7 @@ def fill_(out: Tensor, start: int, key: tuple[Word, ...], scratch: Scratch) -> N
         start = end
 
 
-def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[Word, ...], scratch: Scratch) -> None:
+def _fill_block(out: Tensor, skip: int, tile: Word, key: tuple[Word, ...], scratch: Scratch) -> None:
     """Write the elements of a draw from ``skip`` elements behind the start of a tile."""
     needed = skip + out.numel()
     tiles = -(-needed // TILE)
@@ -175,24 +220,52 @@ def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[Word, ...], scratc
     counters = tiles * lanes
     direct = skip == 0 and needed == tiles * TILE and out.dtype == torch.float32 and out.is_contiguous()
     target = out if direct else scratch.get("normals", 4 * counters, torch.float32, out.device)
-    pool = [scratch.get(f"word{i}", counters, torch.int64, out.device) for i in range(9)]
-    block = pool.pop()
-    torch.arange(tile * LANES, tile * LANES + counters, out=block)
+    pool = _words(counters, out.device, scratch)
+    if isinstance(tile, int):
+        block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
+    else:
+        block = torch.arange(counters, out=pool.pop()).add_(tile * LANES)
+    _write_normals(block, key, target.view(tiles, 2, 2, lanes), pool, scratch)
+    if not direct:
+        out.copy_(target[skip:needed])
+
+
+def _words(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor]:
+    """What :func:`_write_normals` needs: one buffer for the counters, and its pool."""
+    return [scratch.get(f"word{i}", counters, torch.int64, device) for i in range(9)]
+
+
+def _write_normals(block: Tensor, key: tuple[Word, ...], out: Tensor, pool: list[Tensor], scratch: Scratch) -> None:
+    """The four normals of every counter in ``block``, into ``out`` of shape (tiles, 2, 2, lanes)."""
+    tiles, lanes = out.shape[0], out.shape[3]
     words = _philox(block, key, pool)
-    radius = scratch.get("radius", 2 * counters, torch.float32, out.device).view(2, counters)
-    angle = scratch.get("angle", 2 * counters, torch.float32, out.device).view(2, counters)
-    trig = scratch.get("trig", 2 * counters, torch.float32, out.device).view(2, counters)
+    if torch.compiler.is_compiling():
+        _write_compiled(words, out)
+        return
+    radius, angle, trig = (
+        scratch.get(name, 2 * block.numel(), torch.float32, out.device).view(2, -1)
+        for name in ("radius", "angle", "trig")
+    )
     for pair in range(2):
         radius[pair].copy_(words[2 * pair])
         angle[pair].copy_(words[2 * pair + 1])
     radius.mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
     angle.mul_(2.0 * math.pi * 2.0**-32)
-    outputs = target.view(tiles, 2, 2, lanes)
     for i, function in enumerate((torch.cos, torch.sin)):
         function(angle, out=trig)
-        outputs[:, :, i].copy_(trig.mul_(radius).view(2, tiles, lanes).transpose(0, 1))
-    if not direct:
-        out.copy_(target[skip:needed])
+        out[:, :, i].copy_(trig.mul_(radius).view(2, tiles, lanes).transpose(0, 1))
+
+
+def _write_compiled(words: list[Tensor], out: Tensor) -> None:
+    """The rest of :func:`_write_normals` as a compiler likes it: one loop over the counters, one buffer, no writes
+    into parts of a buffer, for each of which it would run the whole generator again.
+    """
+    rows = []
+    for first, second in (words[:2], words[2:]):
+        radius = first.float().mul(2.0**-32).add(2.0**-33).log().mul(-2.0).sqrt()
+        angle = second.float().mul(2.0 * math.pi * 2.0**-32)
+        rows += [angle.cos().mul(radius), angle.sin().mul(radius)]
+    out.copy_(torch.stack(rows).view(2, 2, out.shape[0], out.shape[3]).permute(2, 0, 1, 3))
 
 
 def _fill_slice(

@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import state_dict as dcp_state
 
 import bayesadam as ba
-from optim.conftest import Method, loss_of, make_net, same, snapshot, train, weights
+from optim.conftest import Method, batch, loss_of, make_net, same, snapshot, train, weights
 
 MODES = ["block", "closure", "train"]
 BF16 = torch.bfloat16
@@ -195,7 +195,9 @@ def test_attached_models_can_be_copied_and_pickled(method):
 
 def test_attach_refuses_another_model(method):
     _, opt = fresh(method)
-    with pytest.raises(ValueError, match="model must have all parameters of the optimiser, got one without number 0"):
+    with pytest.raises(
+        ValueError, match="model must have all perturbed parameters of the optimiser, got one without number 0"
+    ):
         opt.attach(make_net())
     assert "param_names" in opt.param_groups[0]
 
@@ -307,8 +309,22 @@ def test_posterior_needs_names_from_somewhere(method):
     names = [name for name, _ in net.named_parameters()]
     assert list(opt.posterior(net).mean) == names
     assert list(opt.posterior(torch.compile(net)).mean) == names  # not compiled before it is called
-    with pytest.raises(ValueError, match="model must have all parameters of the optimiser"):
+    with pytest.raises(ValueError, match="model must have all perturbed parameters of the optimiser"):
         opt.posterior(make_net())
+    opt.attach(net)
+    assert list(opt.posterior().mean) == names
+
+
+def test_posterior_of_a_model_leaves_out_a_learned_noise_level(method):
+    net, likelihood = make_net(), ba.Gaussian(learned=True)
+    opt = method([{"params": list(net.parameters())}, {"params": list(likelihood.parameters()), "perturb": False}])
+    for step in range(3):
+        with opt.sampled_params():
+            likelihood.nll(net(batch(step)[0]), batch(step)[1]).backward()
+        opt.step()
+    assert likelihood.noise_precision.item() != 1.0
+    names = [name for name, _ in net.named_parameters()]
+    assert list(opt.posterior(net).mean) == names
     opt.attach(net)
     assert list(opt.posterior().mean) == names
 

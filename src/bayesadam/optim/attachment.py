@@ -16,24 +16,23 @@ if TYPE_CHECKING:
 def names_of(optimizer: PerturbedOptimizer, model: nn.Module) -> dict[Tensor, str]:
     """The model's name of each of the optimiser's parameters; wrappers (DDP, ``torch.compile``) are looked through.
 
+    Parameters without noise may be others', a likelihood's say: those have no name here.
+
     Raises:
-        ValueError: A parameter that is not the model's.
+        ValueError: A perturbed parameter that is not the model's.
     """
     while isinstance(inner := getattr(model, "_orig_mod", None) or getattr(model, "module", None), nn.Module):
         if set(map(id, inner.parameters())) != set(map(id, model.parameters())):
             break
         model = inner
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
-    position = 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in names:
-                raise ValueError(
-                    f"model must have all parameters of the optimiser, got one without number {position} "
-                    f"of shape {tuple(parameter.shape)}"
-                )
-            position += 1
-    return names
+    for group, position, parameter in optimizer.parameters():
+        if parameter not in names and group["perturb"]:
+            raise ValueError(
+                f"model must have all perturbed parameters of the optimiser, got one without number {position} "
+                f"of shape {tuple(parameter.shape)}"
+            )
+    return {p: names[p] for _, _, p in optimizer.parameters() if p in names}
 
 
 def add_hooks(optimizer: PerturbedOptimizer, model: nn.Module) -> None:

@@ -298,22 +298,25 @@ class PerturbedOptimizer(Optimizer):
         """The posterior as it stands: copies of means and variances, float32 or wider, of the full tensors.
 
         Args:
-            model: Gives the names, if neither ``named_parameters()`` nor :meth:`attach` did.
+            model: Gives the names, if neither ``named_parameters()`` nor :meth:`attach` did. Parameters that are
+                not the model's are left out; only ``perturb=False`` groups (a learned noise level) may have such.
 
         Raises:
             RuntimeError: The names are not known.
-            ValueError: A parameter that is not the model's.
+            ValueError: A perturbed parameter that is not the model's.
         """
         names = self._names() if model is None else attachment.names_of(self, model)
-        if names is None:
-            raise RuntimeError(
-                "posterior() must know the parameters' names: give it the model, construct the optimiser from "
-                "model.named_parameters(), or call attach(model)"
-            )
         mean, variance = {}, {}
         for group, _, parameter in self.parameters():
             if not parameter.requires_grad and parameter not in self.state:
                 continue
+            if parameter not in names:
+                if not group["perturb"]:
+                    continue
+                raise RuntimeError(
+                    "posterior() must know the parameters' names: give it the model, construct the optimiser from "
+                    "model.named_parameters(), or call attach(model)"
+                )
             state = self.state.get(parameter) or new_state(self.rule, parameter, group)
             center = state["mean"].clone()
             if self._sampler.weights == MEAN or not group["perturb"]:
@@ -336,11 +339,12 @@ class PerturbedOptimizer(Optimizer):
         Loading a state dict into the model then sets the mean, and rebuilds the sample if the weights hold one.
 
         Raises:
-            ValueError: A parameter of this optimiser that is not the model's; nothing is attached.
+            ValueError: A perturbed parameter of this optimiser that is not the model's; nothing is attached.
         """
         names = attachment.names_of(self, model)
         for group in self.param_groups:
-            group["param_names"] = [names[p] for p in group["params"]]
+            if names.keys() >= set(group["params"]):
+                group["param_names"] = [names[p] for p in group["params"]]
         attachment.add_hooks(self, model)
         self._attached = True
 
@@ -446,20 +450,20 @@ class PerturbedOptimizer(Optimizer):
     def name_of(self, parameter: Tensor) -> str:
         """What a message calls a parameter: its name, or its position if names are not known."""
         names = self._names()
-        if names is not None:
+        if parameter in names:
             return repr(names[parameter])
         return next(f"number {index}" for _, index, p in self.parameters() if p is parameter)
 
-    def _names(self) -> dict[Tensor, str] | None:
-        if any("param_names" not in group for group in self.param_groups):
-            return None
-        return {p: n for g in self.param_groups for p, n in zip(g["params"], g["param_names"], strict=True)}
+    def _names(self) -> dict[Tensor, str]:
+        """Of the parameters in groups that have names."""
+        named = (group for group in self.param_groups if "param_names" in group)
+        return {p: n for group in named for p, n in zip(group["params"], group["param_names"], strict=True)}
 
     def _start_from(self, prior: DiagonalGaussian) -> None:
         names = self._names()
-        if names is None:
-            raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
         for group, _, parameter in self.parameters():
+            if parameter not in names:
+                raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
             name = names[parameter]
             if name not in prior.mean:
                 raise ValueError(f"prior must have the parameter {name!r}, got none of that name")

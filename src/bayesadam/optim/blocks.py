@@ -13,7 +13,7 @@ from bayesadam import noise
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a parameter: either ``start:stop`` of its flat view, or of its rows.
+    """A part of a parameter: ``start:stop`` of its flat view, or of its rows, or all that is local at once.
 
     ``offset`` is where the part lies in the full (unsharded) tensor of ``full_shape``: one number if flat.
     """
@@ -24,9 +24,12 @@ class Block:
     shape: tuple[int, ...]
     offset: tuple[int, ...]
     full_shape: tuple[int, ...]
+    whole: bool = False
 
     def of(self, tensor: Tensor) -> Tensor:
         """This part of a tensor of the parameter's (local) shape, as a view."""
+        if self.whole:
+            return tensor
         return (tensor.view(-1) if self.flat else tensor)[self.start : self.stop]
 
 
@@ -56,6 +59,9 @@ def blocks(parameter: Tensor, others: Sequence[Tensor]) -> Iterator[Block]:
     full_shape, offset = tuple(here.shape), (0,) * here.ndim
     if is_sharded(parameter):
         full_shape, offset = tuple(parameter.shape), _shard_offset(parameter)
+    if here.numel() <= noise.BLOCK:
+        yield Block(0, here.numel(), False, tuple(here.shape), offset, full_shape, whole=True)
+        return
     first = noise.contiguous_start(here.shape, offset, full_shape)
     if first is not None and all(t.is_contiguous() for t in (here, *others)):
         total = (math.prod(full_shape),)
@@ -80,19 +86,3 @@ def _shard_offset(parameter: Tensor) -> tuple[int, ...]:
         )[1]
     )
     return offset
-
-
-def draw(block: Block, seed: int, step: int, sample: int, index: int, like: Tensor, scratch: noise.Scratch) -> Tensor:
-    """The training noise of a block, of the dtype and device of ``like``; in a buffer that the next draw reuses."""
-    out = scratch.get("eps", math.prod(block.shape), like.dtype, like.device).view(block.shape)
-    return noise.normal(
-        seed,
-        step,
-        sample,
-        index,
-        block.shape,
-        offset=block.offset,
-        full_shape=block.full_shape,
-        out=out,
-        scratch=scratch,
-    )

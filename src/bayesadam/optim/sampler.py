@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.optim.blocks import Block, draw, local
+from bayesadam.optim.blocks import Block, is_sharded, local
 from bayesadam.optim.state import follow, hyper, walk
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ class Sampler:
         self.scratch = noise.Scratch()
         self._written: dict[Tensor, int] = {}
         self._versions: dict[Tensor, int] = {}
+        self._ahead: dict[int, Tensor] = {}
+        self._ahead_key: tuple[Any, ...] = ()
 
     @property
     def weights(self) -> str:
@@ -41,8 +44,35 @@ class Sampler:
     def eps(self, group: dict[str, Any], index: int, block: Block, sample: int, like: Tensor) -> Tensor:
         """The standard normals of one sample at a block of parameter ``index``; valid until the next call."""
         pair = sample // 2 if group["antithetic"] else sample
-        eps = draw(block, group["seed"], group["noise_step"], pair, index, like, self.scratch)
+        key = (group["seed"], group["noise_step"], pair)
+        eps = self.scratch.get("eps", math.prod(block.shape), like.dtype, like.device).view(block.shape)
+        if eps.numel() <= noise.SMALL and block.shape == block.full_shape:
+            eps.copy_(self._small(key, index, eps).view(block.shape))
+        else:
+            noise.normal(
+                *key,
+                index,
+                block.shape,
+                offset=block.offset,
+                full_shape=block.full_shape,
+                out=eps,
+                scratch=self.scratch,
+            )
         return eps.neg_() if group["antithetic"] and sample % 2 else eps
+
+    def _small(self, key: tuple[int, int, int], index: int, like: Tensor) -> Tensor:
+        """The normals of a small parameter, drawn together with those of the small ones that follow it."""
+        if (key, like.device) != self._ahead_key or index not in self._ahead:
+            sizes, total = {index: like.numel()}, like.numel()
+            for group, i, p in self.optimizer.parameters():
+                small = 0 < p.numel() <= noise.SMALL and p.device == like.device and not is_sharded(p)
+                if i > index and small and group["perturb"] and p.requires_grad and total < noise.BLOCK // 4:
+                    sizes[i] = p.numel()
+                    total += p.numel()
+            self._ahead_key = ()  # an interruption must not leave the numbers of one key under another
+            self._ahead = noise.normal_many(*key, sizes, like.device, self.scratch)
+            self._ahead_key = (key, like.device)
+        return self._ahead[index]
 
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:
@@ -88,9 +118,13 @@ class Sampler:
                 if group["perturb"] and parameter.requires_grad and parameter in self.optimizer.state
             }
         for parameter, stop in written.items():
-            for block, views in walk(parameter, self.optimizer.state[parameter]):
-                if block.stop <= stop or self.weights != MEAN:
-                    block.of(local(parameter)).copy_(views["mean"])
+            weights, state = local(parameter), self.optimizer.state[parameter]
+            if self.weights != MEAN:
+                weights.copy_(local(state["mean"]))
+                continue
+            for block, views in walk(parameter, state):
+                if block.stop <= stop:
+                    block.of(weights).copy_(views["mean"])
         self._written, self._versions = {}, {}
         self.optimizer.set_all("weights", MEAN)
         torch.clear_autocast_cache()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,13 @@ class Posterior(abc.ABC):
         """Samples number ``first`` to ``first + count - 1``: tensors with a leading axis of ``count``.
 
         Sample ``i`` depends on ``(seed, i)`` only, so chunks of samples are the same as all at once.
+        """
+
+    @abc.abstractmethod
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function ``write(targets, number)`` that writes sample ``number``, or the mean for ``None``, in place.
+
+        ``targets`` are tensors by name, as parameters are. What the function needs again and again it keeps.
         """
 
     @abc.abstractmethod
@@ -80,13 +87,16 @@ class Posterior(abc.ABC):
             ValueError: The model does not match.
         """
         parameters = self.match(model)
-        weights = self.mean if sample is None else {n: s[0] for n, s in self.sample(1, seed=seed, first=sample).items()}
+        write = self.writer(seed)
         before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
         try:
-            _write(parameters, weights)
+            write(parameters, sample)
             yield
         finally:
-            _write(parameters, before)
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(before[name])
+            torch.clear_autocast_cache()
 
 
 def load_posterior(path: str | os.PathLike[str]) -> Posterior:
@@ -106,10 +116,3 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
         return kinds[kind].from_tensors(tensors, hyperparameters)
     except (KeyError, ValueError) as error:
         raise ValueError(f"the posterior file must hold a valid {kind}, got {os.fspath(path)!r} ({error})") from None
-
-
-@torch.no_grad()
-def _write(parameters: Mapping[str, nn.Parameter], values: Mapping[str, Tensor]) -> None:
-    for name, parameter in parameters.items():
-        parameter.copy_(values[name])
-    torch.clear_autocast_cache()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class DiagonalGaussian(Posterior):
                 raise ValueError(
                     f"variance of {name!r} must be of shape {tuple(value.shape)}, got {tuple(variance[name].shape)}"
                 )
+            if not value.is_floating_point():
+                raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
             if not value.isfinite().all():
                 raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
             if not ((variance[name] >= 0) & variance[name].isfinite()).all():
@@ -74,16 +76,47 @@ class DiagonalGaussian(Posterior):
         """
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count!r}")
+        draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
+        write = self.writer(seed)
+        for i in range(count):
+            write({name: draw[i] for name, draw in draws.items()}, first + i)
+        return draws
+
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes samples in place, block by block, without memory of their size; see the base class."""
         scratch = noise.Scratch()
-        samples = {}
-        for index, (name, mean) in enumerate(self.mean.items()):
-            draws = torch.empty((count, *mean.shape), dtype=mean.dtype, device=mean.device)
-            for i in range(count):
-                noise.normal(
-                    seed, 0, first + i, index, mean.shape, stream=noise.POSTERIOR, out=draws[i], scratch=scratch
-                )
-            samples[name] = draws.mul_(self.variance[name].sqrt()).add_(mean)
-        return samples
+        std = {name: variance.sqrt() for name, variance in self.variance.items()}
+
+        @torch.no_grad()
+        def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            for index, (name, mean) in enumerate(self.mean.items()):
+                target = targets[name].detach()
+                if number is None:
+                    target.copy_(mean)
+                    continue
+                direct = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
+                draw = target if direct else mean.new_empty(mean.shape)
+                parts = [torch.split(t.reshape(-1), noise.BLOCK) for t in (draw, mean, std[name])]
+                for block, (part, center, spread) in enumerate(zip(*parts, strict=True)):
+                    eps = scratch.get("eps", part.numel(), mean.dtype, mean.device)
+                    noise.normal(
+                        seed,
+                        0,
+                        number,
+                        index,
+                        part.shape,
+                        stream=noise.POSTERIOR,
+                        offset=(block * noise.BLOCK,),
+                        full_shape=(mean.numel(),),
+                        out=eps,
+                        scratch=scratch,
+                    )
+                    torch.addcmul(center, eps, spread, out=part)
+                if draw is not target:
+                    target.copy_(draw)
+            torch.clear_autocast_cache()
+
+        return write
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """Log density of weights, summed over all of them, in float64.
@@ -129,7 +162,7 @@ class DiagonalGaussian(Posterior):
         else:
             if not (prior > 0 and math.isfinite(prior)):
                 raise ValueError(f"prior must be a positive, finite precision or a posterior, got {prior!r}")
-            priors = [(torch.zeros(()), torch.tensor(1.0 / prior, dtype=torch.float64))] * len(self.mean)
+            priors = [(torch.zeros(()), torch.tensor(1.0 / float(prior), dtype=torch.float64))] * len(self.mean)
         return sum_all(
             gaussian.kl_divergence(mean, self.variance[name], p_mean.to(mean.device), p_variance.to(mean.device))
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)

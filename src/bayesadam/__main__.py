@@ -1,0 +1,5 @@
+"""``python -m bayesadam``."""
+
+from bayesadam.cli import main
+
+main()

@@ -1,0 +1,16 @@
+"""``bayesadam``: the way into the command line, which says what is missing if it is not installed."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one line on stderr and exit code 2."""
+    if any(find_spec(name) is None for name in ("typer", "rich")):
+        print('bayesadam: the command line needs an extra: pip install "bayesadam[cli]"', file=sys.stderr)
+        raise SystemExit(2)
+    from bayesadam.commands import app
+
+    app()

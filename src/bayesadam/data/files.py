@@ -1,0 +1,96 @@
+"""Where the bytes come from: a folder of the user's, or the publisher by way of a local cache, always checksummed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "BAYESADAM_DATA"
+"""Environment variable that names a folder with the files. Where it is set, nothing is ever downloaded."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a data set.
+
+    Attributes:
+        path: Relative to the data folder (and to the cache).
+        sha256: Accepted digests. A download must give the first; a file already there may also have another: the same
+            content, packed anew.
+        url: Public address that serves the first digest, if there is one.
+    """
+
+    path: str
+    sha256: tuple[str, ...]
+    url: str | None = None
+
+
+def read(choices: Sequence[File], root: str | os.PathLike[str] | None = None) -> bytes:
+    """Bytes of the first of several interchangeable files that is there, else of the first that can be downloaded.
+
+    Args:
+        choices: Files that hold the same data, the most convenient first.
+        root: Folder to look in; default the environment variable ``BAYESADAM_DATA``; without that, a cache in the
+            user's cache folder, filled on demand.
+
+    Raises:
+        FileNotFoundError: The folder or the file is missing, or the file has no public address.
+        ValueError: Wrong checksum.
+        ModuleNotFoundError: A download is needed and pooch is not installed.
+        OSError: The download failed.
+    """
+    given = root if root is not None else os.environ.get(VARIABLE) or None
+    folder = Path(_pooch().os_cache("bayesadam") if given is None else given)
+    if given is not None and not folder.is_dir():
+        raise FileNotFoundError(f"root (or {VARIABLE}) must be an existing folder, got {str(folder)!r}")
+    for choice in choices:
+        if (folder / choice.path).is_file():
+            return _checked(folder / choice.path, choice)
+    file = next((choice for choice in choices if choice.url), choices[0])
+    path = folder / file.path
+    if file.url is None:
+        raise FileNotFoundError(f"{path} must exist: the file has no public address, so copy it there yourself")
+    if given is not None:
+        raise FileNotFoundError(
+            f"{path} must exist: put the file from {file.url} there, or unset {VARIABLE} to let it be downloaded"
+        )
+    _download(file, path)
+    return _checked(path, file)
+
+
+def _checked(path: Path, file: File) -> bytes:
+    content = path.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    if digest not in file.sha256:
+        origin = f"the file from {file.url}" if file.url else "the published file (it has no public address)"
+        raise ValueError(f"{path} must have sha256 {' or '.join(file.sha256)}, got {digest}: replace it by {origin}")
+    return content
+
+
+def _pooch() -> Any:
+    try:
+        return import_module("pooch")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            f'pooch must be installed to download data: pip install "bayesadam[data]", '
+            f"or set {VARIABLE} to a folder that has the files"
+        ) from None
+
+
+def _download(file: File, path: Path) -> None:
+    """Fetch a file; the cache gets it whole and checked, or not at all."""
+    advice = f"download it yourself and put it at {path}"
+    try:
+        _pooch().retrieve(file.url, f"sha256:{file.sha256[0]}", fname=path.name, path=path.parent)
+    except ValueError as error:
+        raise ValueError(
+            f"{file.url} must have sha256 {file.sha256[0]}, got other bytes: try again, or {advice}"
+        ) from error
+    except OSError as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise OSError(f"{file.url} must be reachable, got {reason}: {advice}, or set {VARIABLE}") from error

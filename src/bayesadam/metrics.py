@@ -1,0 +1,133 @@
+"""How good a prediction is, and how honest its uncertainty. Tensors in, Python floats out; means over data points."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from bayesadam.predictive import ClassificationPredictive, RegressionPredictive
+
+
+def rmse(mean: Tensor, target: Tensor) -> float:
+    """Root mean squared error, in the units of the target; both ``(N,)`` or ``(N, D)``, the mean over all elements."""
+    _same_shape("mean", mean, target)
+    return math.sqrt((mean - target).double().square().mean().item())
+
+
+def log_likelihood(prediction: RegressionPredictive | ClassificationPredictive, target: Tensor) -> float:
+    """Pointwise test log-likelihood ``1/N sum_n log mean_s p(y_n | x_n, theta_s)`` in nats; higher is better."""
+    return prediction.log_prob(target).double().mean().item()
+
+
+def joint_log_likelihood(prediction: RegressionPredictive | ClassificationPredictive, target: Tensor) -> float:
+    """``1/N log mean_s prod_n p(y_n | x_n, theta_s)`` in nats: the form that Khan et al. 2018 report."""
+    return prediction.joint_log_likelihood(target).item() / prediction.log_prob(target).numel()
+
+
+def nll(prediction: RegressionPredictive | ClassificationPredictive, target: Tensor) -> float:
+    """Negative pointwise test log-likelihood per data point, in nats; lower is better."""
+    return -log_likelihood(prediction, target)
+
+
+def accuracy(probs: Tensor, target: Tensor) -> float:
+    """Share of data points whose most probable class is right; ``probs`` ``(N, C)``, or ``(N,)`` of class 1."""
+    _, predicted = _confidence(probs, target)
+    return (predicted == target).double().mean().item()
+
+
+def brier_score(probs: Tensor, target: Tensor) -> float:
+    """Mean over data points of ``sum_c (p_c - [y = c])^2``, in [0, 2]; ``(N,)`` of class 1 counts both classes."""
+    full = _all_classes(probs, target).double()
+    one_hot = torch.nn.functional.one_hot(target.long(), full.shape[-1])
+    return (full - one_hot).square().sum(-1).mean().item()
+
+
+def calibration_curve(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+    """Confidence against accuracy in ``bins`` equal bins of confidence.
+
+    Returns:
+        Mean confidence, accuracy, and share of the data points, each ``(bins,)``; the first two are nan where a bin is
+        empty.
+    """
+    if bins < 1:
+        raise ValueError(f"bins must be at least 1, got {bins!r}")
+    confidence, predicted = _confidence(probs, target)
+    correct = (predicted == target).double()
+    index = (confidence.double() * bins).ceil().long().clamp(1, bins) - 1
+    count = torch.zeros(bins, dtype=torch.float64).index_add_(0, index.cpu(), torch.ones(len(index)).double())
+    sums = [
+        torch.zeros(bins, dtype=torch.float64).index_add_(0, index.cpu(), values.double().cpu())
+        for values in (confidence, correct)
+    ]
+    return sums[0] / count, sums[1] / count, count / count.sum()
+
+
+def expected_calibration_error(probs: Tensor, target: Tensor, bins: int = 15) -> float:
+    """``sum_b share_b |accuracy_b - confidence_b|`` over equal bins of confidence (Guo et al. 2017, eq. 3)."""
+    confidence, correct, share = calibration_curve(probs, target, bins)
+    return float((share * (correct - confidence).abs()).nan_to_num(0.0).sum())
+
+
+def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
+    """Continuous ranked probability score of a Gaussian, closed form (Gneiting and Raftery 2007, eq. 21)."""
+    _same_shape("mean", mean, target)
+    _same_shape("variance", variance, target)
+    scale = variance.double().sqrt()
+    z = (target.double() - mean.double()) / scale
+    density = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi)
+    score = scale * (z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+    return float(score.mean())
+
+
+def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> float:
+    """Share of targets in ``[lower, upper]``."""
+    _same_shape("lower", lower, target)
+    _same_shape("upper", upper, target)
+    return ((lower <= target) & (target <= upper)).double().mean().item()
+
+
+def interval_width(lower: Tensor, upper: Tensor) -> float:
+    """Mean width of intervals, in the units of the target."""
+    _same_shape("lower", lower, upper, "upper")
+    return (upper - lower).double().mean().item()
+
+
+def ood_auroc(inside: Tensor, outside: Tensor) -> float:
+    """Area under the ROC curve of a score (entropy, say) that should be higher out of distribution; by scikit-learn.
+
+    Args:
+        inside: Scores of data from the distribution that was trained on, ``(N,)``.
+        outside: Scores of other data, ``(M,)``.
+
+    Raises:
+        ImportError: scikit-learn is not installed.
+    """
+    try:
+        from sklearn.metrics import roc_auc_score
+    except ImportError:
+        raise ImportError('ood_auroc needs scikit-learn: pip install "bayesadam[sklearn]"') from None
+    labels = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
+    return float(roc_auc_score(labels.numpy(), torch.cat([inside, outside]).cpu().numpy()))
+
+
+def _same_shape(name: str, value: Tensor, other: Tensor, other_name: str = "target") -> None:
+    if value.shape != other.shape:
+        raise ValueError(f"{name} must be of the {other_name}'s shape {tuple(other.shape)}, got {tuple(value.shape)}")
+
+
+def _all_classes(probs: Tensor, target: Tensor) -> Tensor:
+    if target.ndim != 1 or probs.shape[:1] != target.shape or probs.ndim > 2 or probs.shape[1:] == (1,):
+        raise ValueError(
+            "probs must be (N, C) with at least 2 classes, or (N,) of class 1, for targets (N,), "
+            f"got {tuple(probs.shape)} for {tuple(target.shape)}"
+        )
+    return torch.stack([1.0 - probs, probs], dim=-1) if probs.ndim == 1 else probs
+
+
+def _confidence(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    confidence, predicted = _all_classes(probs, target).max(-1)
+    return confidence, predicted

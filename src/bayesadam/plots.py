@@ -1,0 +1,113 @@
+"""Figures. Every function draws into a matplotlib axis and returns it; colours are safe for the colour-blind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bayesadam import metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from bayesadam.posterior import DiagonalGaussian
+    from bayesadam.predictive import RegressionPredictive
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's palette."""
+_GREY = "#555555"
+_STYLES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def regression_band(axes: Axes, x: Tensor, prediction: RegressionPredictive, data: tuple[Tensor, Tensor]) -> Axes:
+    """Predictive mean, and two standard deviations of epistemic and of total uncertainty, over a 1-D input.
+
+    Args:
+        axes: To draw into.
+        x: Increasing inputs, ``(N,)``.
+        prediction: At those inputs, ``(N,)`` or ``(N, 1)``.
+        data: Training inputs and targets.
+    """
+    mean, epistemic, total = (
+        t.flatten().numpy() for t in (prediction.mean, prediction.epistemic.sqrt(), prediction.variance.sqrt())
+    )
+    grid = x.numpy()
+    axes.fill_between(grid, mean - 2 * total, mean + 2 * total, color=COLOURS[0], alpha=0.15, lw=0, label="total, 2 sd")
+    axes.fill_between(
+        grid, mean - 2 * epistemic, mean + 2 * epistemic, color=COLOURS[0], alpha=0.35, lw=0, label="epistemic, 2 sd"
+    )
+    axes.plot(grid, mean, color=COLOURS[0], lw=2, label="mean")
+    axes.scatter(data[0].numpy(), data[1].numpy(), s=10, color="black", zorder=3, label="training data")
+    axes.set(xlabel="x", ylabel="y")
+    return axes
+
+
+def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], bins: int = 10) -> Axes:
+    """Accuracy against confidence, by method; larger markers stand for bins with more data.
+
+    Args:
+        axes: To draw into.
+        predictions: Class probabilities and targets by name of the method.
+        bins: Equal bins of confidence.
+    """
+    axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":", label="perfectly calibrated")
+    for i, (name, (probs, target)) in enumerate(predictions.items()):
+        confidence, correct, share = metrics.calibration_curve(probs, target, bins)
+        error = metrics.expected_calibration_error(probs, target)
+        axes.scatter(
+            confidence,
+            correct,
+            s=30 + 400 * share.sqrt(),
+            marker=_MARKERS[i % len(_MARKERS)],
+            color=COLOURS[i % len(COLOURS)],
+            alpha=0.6,
+            lw=0,
+            label=f"{name} (ECE {error:.3f})",
+        )
+    axes.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1.03), ylim=(0, 1.03))
+    return axes
+
+
+def entropy_histogram(axes: Axes, groups: Mapping[str, Tensor], classes: int) -> Axes:
+    """Densities of the predictive entropy of several groups of data, from 0 to ``log(classes)``."""
+    edges = torch.linspace(0, math.log(classes), 31).tolist()
+    for i, (name, entropy) in enumerate(groups.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        axes.hist(entropy.numpy(), edges, density=True, color=colour, alpha=0.25)
+        axes.hist(
+            entropy.numpy(),
+            edges,
+            density=True,
+            histtype="step",
+            color=colour,
+            lw=1.8,
+            ls=_STYLES[i % len(_STYLES)],
+            label=name,
+        )
+    axes.set(xlabel="predictive entropy (nats)", ylabel="density (log)", xlim=(0, edges[-1]), yscale="log")
+    return axes
+
+
+def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> Axes:
+    """Histogram of ``|mean| / standard deviation`` of all weights in decibels (those below -60 at -60), by method."""
+    for i, (name, posterior) in enumerate(posteriors.items()):
+        ratios = torch.cat([ratio.flatten() for ratio in posterior.signal_to_noise().values()])
+        decibels = 20 * ratios[(ratios > 0) & ratios.isfinite()].log10()
+        axes.hist(
+            decibels.clamp_min(-60).numpy(),
+            80,
+            density=True,
+            histtype="step",
+            color=COLOURS[i % len(COLOURS)],
+            lw=1.8,
+            ls=_STYLES[i % len(_STYLES)],
+            label=name,
+        )
+    axes.axvline(0, color=_GREY, lw=1, ls=":")
+    axes.set(xlabel="signal-to-noise |mean| / sd (dB)", ylabel="density of weights")
+    return axes

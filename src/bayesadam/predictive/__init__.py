@@ -1,0 +1,5 @@
+"""Posterior, network and inputs to a predictive distribution with epistemic and aleatoric parts."""
+
+from bayesadam.predictive.predict import predict as predict
+from bayesadam.predictive.result import ClassificationPredictive as ClassificationPredictive
+from bayesadam.predictive.result import RegressionPredictive as RegressionPredictive

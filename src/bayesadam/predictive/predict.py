@@ -1,0 +1,72 @@
+"""``predict``: the front door of all predictive methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.posterior import Posterior
+from bayesadam.predictive.monte_carlo import outputs_at_samples
+from bayesadam.predictive.result import Predictive, from_outputs
+
+METHODS = ("monte_carlo", "mean")
+
+
+def predict(
+    model: nn.Module,
+    posterior: Posterior,
+    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
+    *,
+    likelihood: Likelihood,
+    mc_samples: int = 64,
+    seed: int = 0,
+    method: str = "monte_carlo",
+    output: Callable[[Any], Tensor] | None = None,
+    batch_size: int | None = None,
+    progress: bool | None = None,
+) -> Predictive:
+    """The predictive distribution of a network whose weights have a posterior.
+
+    The model is run in eval mode (dropout off, batch norm with its running statistics) and without gradients; its
+    weights and modes are what they were afterwards, whatever happens.
+
+    Args:
+        model: Its trainable parameters must be those of the posterior.
+        posterior: Over the model's weights.
+        inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that gives batches of
+            any of these. Of a batch that is a list or tuple, as ``(inputs, targets)``, only the first entry is used.
+            Everything is moved to the model's device.
+        likelihood: What the output means; it decides whether the result is for regression or classification.
+        mc_samples: Posterior samples.
+        seed: Sample ``i`` depends on ``(seed, i)`` only: not on batches or chunks, nor on any global generator.
+        method: ``"monte_carlo"``: the mixture over samples; ``"mean"``: the network at the posterior's mean alone.
+        output: Takes the output tensor, data points along its first axis, out of what the model returns.
+        batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
+            tuple or dict has the rows; tensors of another length are passed whole.
+        progress: Show a progress bar; default for loaders in a terminal.
+
+    Returns:
+        A :class:`RegressionPredictive` or a :class:`ClassificationPredictive`; it keeps the outputs of all samples.
+
+    Raises:
+        ValueError: An unknown method, a likelihood that is not bayesadam's, a model that does not match the posterior,
+            an empty loader, or a number out of range.
+        TypeError: The model returns no tensor and ``output`` is not given.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    for name, value in (("mc_samples", mc_samples), ("batch_size", batch_size)):
+        if value is not None and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if not isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood):
+        raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
+    numbers = range(mc_samples) if method == "monte_carlo" else None
+    outputs = outputs_at_samples(
+        model, posterior, inputs, numbers, seed=seed, output=output, batch_size=batch_size, progress=progress
+    )
+    with torch.no_grad():
+        return from_outputs(outputs, likelihood)

@@ -1,0 +1,170 @@
+"""Predictive distributions: mixtures over posterior samples, whatever method made them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesadam.likelihoods import ClassificationLikelihood, RegressionLikelihood
+
+
+class RegressionPredictive:
+    """An equal mixture of Gaussians, one per posterior sample, independent over the outputs of a data point.
+
+    Args:
+        means: Of the components, ``(S, N)`` or ``(S, N, D)``, in the units of the targets.
+        variances: Of the components (the noise), of the same shape or broadcasting to it.
+    """
+
+    def __init__(self, means: Tensor, variances: Tensor) -> None:
+        self.means = means
+        self.variances = variances.expand(means.shape)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Predictive mean, ``(N,)`` or ``(N, D)``."""
+        return self.means.mean(0)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance of the network's prediction over the posterior: what more data would remove.
+
+        The unbiased estimate from the samples; 0 if there is only one.
+        """
+        return self.means.var(0) if len(self.means) > 1 else torch.zeros_like(self.mean)
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Variance of the noise, averaged over the samples: what more data would not remove."""
+        return self.variances.mean(0)
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Total variance: epistemic and aleatoric."""
+        return self.epistemic + self.aleatoric
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Pointwise log density: ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
+        return _log_mean_exp(self._log_densities(target))
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """``log mean_s prod_n p(y_n | x_n, theta_s)``, 0-d: of all data points together, not divided by N."""
+        return _log_mean_exp(self._log_densities(target).double().sum(-1))
+
+    def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
+
+        Found by bisection in float64: the quantile of a mixture lies between those of its components.
+
+        Raises:
+            ValueError: A probability outside (0, 1).
+        """
+        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.means.device)
+        if not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
+        means, scales = self.means.double(), self.variances.double().sqrt()
+        found = torch.stack([_mixture_quantile(level, means, scales) for level in levels.flatten()])
+        return found.view(*levels.shape, *self.mean.shape).to(self.means.dtype)
+
+    def rescale(self, mean: Tensor | float, std: Tensor | float) -> RegressionPredictive:
+        """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
+        scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
+        shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
+        return RegressionPredictive(shift + scale * self.means, scale.square() * self.variances)
+
+    def _log_densities(self, target: Tensor) -> Tensor:
+        if target.shape != self.mean.shape:
+            raise ValueError(f"target must be of shape {tuple(self.mean.shape)}, got {tuple(target.shape)}")
+        terms = -0.5 * (
+            (target - self.means).square() / self.variances + self.variances.log() + math.log(2.0 * math.pi)
+        )
+        return terms.flatten(2).sum(-1) if target.ndim > 1 else terms
+
+
+class ClassificationPredictive:
+    """An equal mixture of class probabilities, one per posterior sample.
+
+    Args:
+        log_probs: Log probabilities of the components, classes along the last axis: ``(S, N, C)``, or ``(S, N, D, C)``
+            where a data point has ``D`` labels.
+        binary: The classes are 0 and 1 of a Bernoulli likelihood: ``probs`` is then the probability of 1 alone.
+    """
+
+    def __init__(self, log_probs: Tensor, *, binary: bool = False) -> None:
+        self.log_probs = log_probs
+        self.binary = binary
+
+    @cached_property
+    def class_probs(self) -> Tensor:
+        """Predictive probability of every class, ``(N, C)``; classes 0 and 1 for a Bernoulli likelihood."""
+        return _log_mean_exp(self.log_probs).exp()
+
+    @property
+    def probs(self) -> Tensor:
+        """``(N, C)``; for a Bernoulli likelihood the probability of class 1, ``(N,)``."""
+        return self.class_probs[..., 1] if self.binary else self.class_probs
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """Entropy of the predictive distribution in nats, ``(N,)``: total uncertainty."""
+        return _entropy(_log_mean_exp(self.log_probs))
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """``H[mean p] - mean H[p]`` in nats, ``(N,)``: the epistemic part of the entropy, never negative (BALD)."""
+        return (self.entropy - _entropy(self.log_probs).mean(0)).clamp_min(0.0)
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Pointwise ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
+        return _log_mean_exp(self._log_densities(target))
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """``log mean_s prod_n p(y_n | x_n, theta_s)``, 0-d: of all data points together, not divided by N."""
+        terms = self._log_densities(target).double()
+        return _log_mean_exp(terms.flatten(1).sum(-1))
+
+    def _log_densities(self, target: Tensor) -> Tensor:
+        shape, classes = self.log_probs.shape[1:-1], self.log_probs.shape[-1]
+        if target.shape != shape:
+            raise ValueError(f"target must be of shape {tuple(shape)}, got {tuple(target.shape)}")
+        if target.numel() and not (0 <= target.min() and target.max() < classes):
+            raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
+        index = target.long().expand(self.log_probs.shape[:-1]).unsqueeze(-1)
+        terms = self.log_probs.gather(-1, index).squeeze(-1)
+        return terms.flatten(2).sum(-1) if self.binary and target.ndim > 1 else terms
+
+
+Predictive = RegressionPredictive | ClassificationPredictive
+
+
+def from_outputs(outputs: Tensor, likelihood: RegressionLikelihood | ClassificationLikelihood) -> Predictive:
+    """The predictive of network outputs ``(S, N, ...)`` at ``S`` posterior samples, at least in float32."""
+    # Small differences between samples are what counts here: 8 bits would lose the mutual information altogether.
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if isinstance(likelihood, RegressionLikelihood):
+        return RegressionPredictive(*likelihood.moments(outputs))
+    log_probs = likelihood.log_probs(outputs)
+    return ClassificationPredictive(log_probs, binary=log_probs.ndim > outputs.ndim)
+
+
+def _log_mean_exp(values: Tensor) -> Tensor:
+    return values.logsumexp(0) - math.log(len(values))
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    finite = log_probs.clamp_min(torch.finfo(log_probs.dtype).min)
+    return torch.sum(-log_probs.exp() * finite, dim=-1)
+
+
+def _mixture_quantile(level: Tensor, means: Tensor, scales: Tensor) -> Tensor:
+    components = means + scales * torch.special.ndtri(level)
+    low, high = components.amin(0), components.amax(0)
+    for _ in range(60):
+        middle = 0.5 * (low + high)
+        below = torch.special.ndtr((middle - means) / scales).mean(0) < level
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return torch.lerp(low, high, 0.5)

@@ -1,0 +1,466 @@
+"""The noise against slow references and its own statistics: every bound is sharp enough for a planted 1% error."""
+
+import itertools
+import math
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import special
+
+from bayesadam import noise
+from bayesadam.noise import BLOCK, LANES, TILE, normal
+
+NUM = 10**7
+BOUND = 4.5
+BASE = {"seed": 2**63 + 12345, "step": 10, "sample": 2, "index": 3, "stream": 0}
+MULTIPLIERS, KEY_STEPS, MASK = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 0xFFFFFFFF
+
+
+def philox(counter, key, rounds):
+    """Salmon et al. 2011, Philox4x32, on Python integers."""
+    (c0, c1, c2, c3), (k0, k1) = counter, key
+    for _ in range(rounds):
+        first, second = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = second >> 32 ^ c1 ^ k0, second & MASK, first >> 32 ^ c3 ^ k1, first & MASK
+        k0, k1 = (k0 + KEY_STEPS[0]) & MASK, (k1 + KEY_STEPS[1]) & MASK
+    return [c0, c1, c2, c3]
+
+
+def philox_inverse(words, key, rounds):
+    """The counter that gives these words: every round is a bijection."""
+    c0, c1, c2, c3 = words
+    for i in reversed(range(rounds)):
+        k0, k1 = ((k + i * step) & MASK for k, step in zip(key, KEY_STEPS, strict=True))
+        b0, b2 = (word * pow(m, -1, 2**32) & MASK for word, m in zip((c3, c1), MULTIPLIERS, strict=True))
+        c0, c1, c2, c3 = b0, c0 ^ MULTIPLIERS[1] * b2 >> 32 ^ k0, b2, c2 ^ MULTIPLIERS[0] * b0 >> 32 ^ k1
+    return [c0, c1, c2, c3]
+
+
+def element(number, seed, step, sample, index, stream=0):
+    """One element of a draw, from the module's description, in float64."""
+    tile, inside = divmod(number, TILE)
+    output, lane = divmod(inside, LANES)
+    words = philox([tile * LANES + lane, index, step, sample + stream * 2**28], [seed & MASK, seed >> 32], 7)
+    pair, second = divmod(output, 2)
+    uniform, angle = (words[2 * pair] + 0.5) / 2**32, 2 * math.pi * words[2 * pair + 1] / 2**32
+    return math.sqrt(-2 * math.log(uniform)) * (math.sin(angle) if second else math.cos(angle))
+
+
+def at(number, coordinates):
+    """The same element from ``normal``, whatever its number: a slice of one element of a tensor of nearly 2**34."""
+    return normal(**coordinates, shape=(1,), offset=(number,), full_shape=(2**34 - 1,)).item()
+
+
+class TestBits:
+    PI = [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344], [0xA4093822, 0x299F31D0]
+
+    @pytest.mark.parametrize(
+        ("rounds", "counter", "key", "answer"),
+        [
+            (7, [0] * 4, [0] * 2, "5f6fb709 0d893f64 4f121f81 4f730a48"),
+            (7, [MASK] * 4, [MASK] * 2, "5207ddc2 45165e59 4d8ee751 8c52f662"),
+            (7, *PI, "4dfccaba 190a87f0 c47362ba b6b5242a"),
+            (10, [0] * 4, [0] * 2, "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+            (10, [MASK] * 4, [MASK] * 2, "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+            (10, *PI, "d16cfe09 94fdcceb 5001e420 24126ea1"),
+        ],
+    )
+    def test_known_answers_of_random123(self, rounds, counter, key, answer):
+        expected = [int(word, 16) for word in answer.split()]
+        assert philox(counter, key, rounds) == expected
+        assert philox_inverse(expected, key, rounds) == counter
+        for as_tensor in itertools.product([False, True], repeat=4):
+            pool = [torch.full((3,), -1) for _ in range(8)]
+            words = [torch.full((3,), c) if t else c for c, t in zip(counter, as_tensor, strict=True)]
+            found = noise.philox_rounds(words, key, pool, rounds)
+            assert [word.tolist() for word in found] == [[word] * 3 for word in expected]
+
+    @pytest.mark.parametrize(
+        "coordinates",
+        [
+            {"seed": 0, "step": 0, "sample": 0, "index": 0, "stream": 0},
+            {"seed": 2**64 - 1, "step": 2**32 - 1, "sample": 2**28 - 1, "index": 2**32 - 1, "stream": 15},
+            {"seed": 2**40 + 3, "step": 1000, "sample": 31, "index": 7, "stream": 1},
+        ],
+    )
+    def test_every_element_is_the_documented_function_of_its_coordinates(self, coordinates):
+        borders = [0, LANES, 2 * LANES, TILE, BLOCK, BLOCK + TILE, 2**33]
+        for number in sorted({max(0, border + shift) for border in borders for shift in (-1, 0, 1)} | {2**34 - 2}):
+            assert at(number, coordinates) == pytest.approx(element(number, **coordinates), rel=1e-5, abs=5e-6)
+
+    @pytest.mark.parametrize(
+        ("words", "expected"), [([0] * 4, [6.7637, 0.0, 6.7637, 0.0]), ([MASK] * 4, [0.0, 0.0, 0.0, 0.0])]
+    )
+    def test_extreme_words_give_finite_normals(self, words, expected):
+        block, index, step, high = philox_inverse(words, [5, 6], 7)
+        coordinates = {"seed": 5 + (6 << 32), "step": step, "sample": high % 2**28, "index": index}
+        tile, lane = divmod(block, LANES)
+        found = [at(tile * TILE + output * LANES + lane, {**coordinates, "stream": high >> 28}) for output in range(4)]
+        assert found == pytest.approx(expected, abs=1e-4)
+
+    def test_golden_values(self):
+        torch.testing.assert_close(
+            normal(1, 2, 3, 4, (6,)),
+            torch.tensor([0.09568448, 0.13157058, -0.47815633, 0.20958422, -1.4404753, 1.2049031]),
+            rtol=0.0,
+            atol=1e-6,
+        )
+        torch.testing.assert_close(
+            normal(2**64 - 1, 2**32 - 1, 2**28 - 1, 2**32 - 1, (2, 3), stream=noise.POSTERIOR),
+            torch.tensor([[-0.54145056, -2.3258367, 1.4226947], [2.1431862, -0.22225185, 0.9864998]]),
+            rtol=0.0,
+            atol=1e-6,
+        )
+
+
+@pytest.fixture(scope="module")
+def draws():
+    return normal(2024, 0, 0, 0, (NUM,)).double()
+
+
+def moment_z(x, power):
+    """How many standard errors the raw moment is from that of a standard normal."""
+    exact, square = (math.prod(range(1, p, 2)) if p % 2 == 0 else 0 for p in (power, 2 * power))
+    return ((x.pow(power).mean() - exact) * math.sqrt(x.numel() / (square - exact**2))).item()
+
+
+def correlation_z(a, b):
+    """Of the values and of the squares of standard normals."""
+    a, b = a.double(), b.double()
+    n = math.sqrt(a.numel())
+    return (a * b).mean().item() * n, ((a.square() - 1) * (b.square() - 1)).mean().item() * n / 2
+
+
+def assert_unrelated(a, b):
+    assert max(map(abs, correlation_z(a, b))) < BOUND
+
+
+class TestDistribution:
+    @pytest.mark.parametrize("power", [1, 2, 3, 4, 5, 6])
+    def test_moments(self, draws, power):
+        assert abs(moment_z(draws, power)) < BOUND
+
+    def test_skewness_and_kurtosis(self, draws):
+        x = (draws - draws.mean()) / draws.std()
+        assert abs(x.pow(3).mean().item()) < BOUND * math.sqrt(6 / NUM)
+        assert abs(x.pow(4).mean().item() - 3) < BOUND * math.sqrt(24 / NUM)
+
+    def test_planted_errors_of_one_percent_would_be_found(self, draws):
+        assert moment_z(draws * math.sqrt(1.01), 2) > 4 * BOUND
+        assert moment_z(draws * math.sqrt(0.99), 2) < -4 * BOUND
+        assert moment_z(draws + 0.01, 1) > 4 * BOUND
+        a, b = draws[:-1], draws[1:]
+        values, squares = correlation_z(a, 0.01 * a + math.sqrt(1 - 0.01**2) * b)
+        assert values > 4 * BOUND
+        assert abs(squares) < BOUND
+        values, squares = correlation_z(a, torch.where(a.abs() > 1, 1.01, 0.99) * b)
+        assert abs(values) < BOUND
+        assert squares > 4 * BOUND
+
+    def test_kolmogorov_smirnov(self, draws):
+        x = np.sort(draws.float().numpy()).astype(np.float64)
+        ranks = np.arange(NUM) / NUM
+
+        def distance(x):
+            below = special.ndtr(x) - ranks
+            return max(below.max(), 1 / NUM - below.min()) * math.sqrt(NUM)
+
+        assert distance(x) < 1.95  # exceeded by chance once in a thousand
+        assert distance(1.005 * x) > 1.95
+
+    @pytest.mark.parametrize("sign", [-1, 1])
+    @pytest.mark.parametrize("sigmas", [3, 4, 5])
+    def test_tails(self, draws, sigmas, sign):
+        expected = NUM * special.ndtr(-sigmas)
+        assert abs((sign * draws > sigmas).sum().item() - expected) < BOUND * math.sqrt(expected)
+
+    def test_largest(self, draws):
+        assert 5 < draws.abs().max() <= 6.77
+
+    def test_moments_over_many_small_draws(self):
+        """As in training: many steps, samples and parameters, few elements each."""
+        x = torch.stack([normal(7, t, s, i, (50,)) for t in range(300) for s in range(3) for i in range(5)]).double()
+        for power in (1, 2, 3, 4):
+            assert abs(moment_z(x, power)) < BOUND
+        for per_element in (x.mean(0) * math.sqrt(len(x)), (x.square().mean(0) - 1) * math.sqrt(len(x) / 2)):
+            assert per_element.abs().max() < BOUND
+        for lag in (1, 5, 15):  # the next parameter, sample, step
+            assert_unrelated(x[:-lag], x[lag:])
+
+
+class TestIndependence:
+    @pytest.mark.parametrize("lag", [1, 2, 3, 4, 8, LANES, 2 * LANES, 3 * LANES, TILE, 2 * TILE, BLOCK])
+    def test_between_elements(self, draws, lag):
+        assert_unrelated(draws[:-lag], draws[lag:])
+
+    @pytest.mark.parametrize(("first", "second"), [*itertools.combinations(range(4), 2)])
+    def test_between_the_outputs_of_one_counter(self, draws, first, second):
+        outputs = draws[: NUM // TILE * TILE].view(-1, 4, LANES)
+        assert_unrelated(outputs[:, first], outputs[:, second])
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"step": 11},
+            {"step": 10 + 2**31},
+            {"sample": 3},
+            {"index": 4},
+            {"seed": 2**63 + 12346},
+            {"seed": 2**63 + 2**32 + 12345},
+            {"seed": 12345},
+            {"stream": 1},
+            {"step": 3, "index": 10},
+            {"step": 2, "sample": 10},
+        ],
+        ids=str,
+    )
+    def test_between_coordinates(self, other):
+        a, b = (normal(**coordinates, shape=(10**6,)) for coordinates in (BASE, {**BASE, **other}))
+        for lag in (0, 1, LANES):
+            assert_unrelated(a[: len(a) - lag], b[lag:])
+
+
+@st.composite
+def slices(draw):
+    """A shape and a slice of it: ``(full_shape, offset, shape)``; many tiles or few elements, empty ones included."""
+    full = draw(st.lists(st.sampled_from([1, 2, 3, 24]), max_size=4))
+    offset = [draw(st.integers(0, n)) for n in full]
+    return full, offset, [draw(st.integers(0, n - o)) for n, o in zip(full, offset, strict=True)]
+
+
+def cut(tensor, offset, shape):
+    return tensor[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
+
+
+def assert_slice(full, offset, shape):
+    found = normal(**BASE, shape=shape, offset=offset, full_shape=full)
+    assert torch.equal(found, cut(normal(**BASE, shape=full), offset, shape))
+
+
+class TestSlices:
+    @settings(deadline=None)
+    @given(slices())
+    @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    def test_a_slice_is_that_of_the_whole(self, case):
+        assert_slice(*case)
+
+    @pytest.mark.parametrize(
+        ("full", "offset", "shape"),
+        [
+            ([BLOCK + TILE + 7], [BLOCK - 3], [9]),
+            ([BLOCK + TILE + 7], [1], [BLOCK + TILE + 6]),
+            ([700, 1000], [520, 0], [180, 1000]),
+            ([700, 1000], [0, 999], [700, 1]),
+            ([3, 2 * LANES, 120], [1, 5, 0], [2, 2000, 120]),
+            ([2, 2000, 200], [1, 0, 7], [1, 2000, 150]),
+        ],
+    )
+    def test_across_blocks(self, full, offset, shape):
+        assert_slice(full, offset, shape)
+
+    @settings(deadline=None)
+    @given(slices())
+    @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    def test_the_flat_start_of_a_slice_that_is_one_run(self, case):
+        full, offset, shape = case
+        numbers = cut(torch.arange(math.prod(full)).view(full), offset, shape).flatten()
+        start = noise.contiguous_start(shape, offset, full)
+        if start is not None:
+            assert torch.equal(numbers, torch.arange(start, start + math.prod(shape))[: numbers.numel()])
+        elif numbers.numel():
+            assert not torch.equal(numbers, torch.arange(numbers.numel()) + numbers[0])
+
+    def test_a_longer_draw_starts_with_the_shorter_one(self):
+        long = normal(**BASE, shape=(BLOCK + TILE,))
+        for length in (1, LANES - 1, LANES + 1, TILE - 1, TILE + 1, BLOCK - 1, BLOCK + 1):
+            assert torch.equal(normal(**BASE, shape=(length,)), long[:length])
+
+    @pytest.mark.parametrize("word", [int, torch.tensor])
+    def test_many_small_draws_at_once_are_the_single_ones(self, word):
+        indices = [2**32 - 1, 3, 0, 7, 8, 9, 2**31, 5]
+        sizes = dict(zip(indices, [1, 5, LANES - 1, LANES, LANES + 1, TILE, TILE + 1, 3 * TILE - 5], strict=True))
+        seed, step, sample, scratch = 2**64 - 2, 2**32 - 1, 2**28 - 1, noise.Scratch()
+        for _ in range(2):
+            many = noise.normal_many(seed, word(step), word(sample), sizes, torch.device("cpu"), scratch)
+            assert list(many) == indices
+            for index, found in many.items():
+                assert torch.equal(found, normal(seed, step, sample, index, (sizes[index],), scratch=scratch))
+
+
+class TestResult:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("shape", [(), (5,), (60, 100)])
+    def test_other_dtypes_are_the_converted_float32(self, shape, dtype):
+        expected = normal(**BASE, shape=shape).to(dtype)
+        out = torch.empty(shape, dtype=dtype)
+        assert normal(**BASE, shape=shape, out=out) is out
+        for found in (out, normal(**BASE, shape=shape, dtype=dtype)):
+            torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("place", [{}, {"offset": (1, 3, 5), "full_shape": (7, 20, 90)}], ids=["whole", "slice"])
+    @pytest.mark.parametrize("layout", ["transposed", "every second column", "permuted", "part of rows"])
+    def test_out_of_any_strides(self, layout, place, dtype):
+        storage = torch.full((100, 100, 10), -7.0, dtype=dtype)
+        out = {
+            "transposed": storage[:80, :10, :4].permute(2, 1, 0),
+            "every second column": storage.view(10, 10, 1000)[:4, :, 1:161:2],
+            "permuted": storage[:10, :80, :4].permute(2, 0, 1),
+            "part of rows": storage.view(10, 10, 1000)[:4, :, 100:180],
+        }[layout]
+        normal(**BASE, shape=(4, 10, 80), out=out, **place)
+        assert torch.equal(out, normal(**BASE, shape=(4, 10, 80), dtype=dtype, **place))
+        assert (storage == -7.0).sum() >= storage.numel() - out.numel()
+
+    def test_out_may_require_gradients(self):
+        out = torch.empty(5, 6, requires_grad=True)
+        normal(**BASE, shape=(5, 6), out=out)
+        assert torch.equal(out, normal(**BASE, shape=(5, 6)))
+        assert (out.requires_grad, out.grad_fn) == (True, None)
+
+    def test_default_dtype_does_not_matter(self):
+        torch.set_default_dtype(torch.float64)
+        try:
+            found = normal(**BASE, shape=(3,))
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, normal(**BASE, shape=(3,)))
+
+    @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
+    def test_empty(self, shape):
+        out = torch.empty(shape)
+        assert normal(**BASE, shape=shape, out=out) is out
+        assert normal(**BASE, shape=shape).shape == shape
+
+    def test_no_dimension_is_the_first_element(self):
+        found = normal(**BASE, shape=())
+        assert found.shape == ()
+        assert found == normal(**BASE, shape=(3,))[0]
+
+    def test_scratch_changes_nothing(self):
+        scratch = noise.Scratch()
+        for shape in [(5,), (BLOCK + 5,), (3, 4), (70, 80), (1,)]:
+            assert torch.equal(normal(**BASE, shape=shape, scratch=scratch), normal(**BASE, shape=shape))
+        whole = normal(**BASE, shape=(70, 80))
+        found = normal(**BASE, shape=(30, 40), offset=(3, 4), full_shape=(70, 80), scratch=scratch)
+        assert torch.equal(found, whole[3:33, 4:44])
+
+    def test_results_do_not_live_in_the_scratch(self):
+        scratch = noise.Scratch()
+        found = [normal(**{**BASE, "step": step}, shape=(TILE,), scratch=scratch) for step in (0, 1)]
+        assert torch.equal(found[0], normal(**{**BASE, "step": 0}, shape=(TILE,)))
+
+    def test_scratch_keeps_and_grows_its_buffers(self):
+        scratch, cpu = noise.Scratch(), torch.device("cpu")
+        large = scratch.get("a", 10, torch.float32, cpu)
+        assert scratch.get("a", 7, torch.float32, cpu).data_ptr() == large.data_ptr()
+        assert scratch.get("a", 7, torch.float32, cpu).shape == (7,)
+        others = [("b", 10, torch.float32), ("a", 10, torch.int64), ("a", 11, torch.float32)]
+        for name, size, dtype in others:
+            other = scratch.get(name, size, dtype, cpu)
+            assert (other.shape, other.dtype) == ((size,), dtype)
+            assert other.data_ptr() != large.data_ptr()
+
+    def test_global_generators_are_neither_read_nor_moved(self):
+        found = []
+        for seed in (0, 1):
+            torch.manual_seed(seed)
+            before = torch.get_rng_state()
+            found.append(normal(**BASE, shape=(100,)))
+            assert torch.equal(torch.get_rng_state(), before)
+        assert torch.equal(*found)
+
+    def test_number_of_threads_does_not_matter(self):
+        before, found = torch.get_num_threads(), []
+        try:
+            for threads in (1, 2, 3):
+                torch.set_num_threads(threads)
+                found.append(normal(**BASE, shape=(BLOCK + 12345,)))
+        finally:
+            torch.set_num_threads(before)
+        assert torch.equal(found[0], found[1])
+        assert torch.equal(found[0], found[2])
+
+    @pytest.mark.parametrize("kind", [torch.tensor, lambda n: torch.tensor(n, dtype=torch.int32), np.int64, np.uint8])
+    def test_coordinates_may_be_tensors_and_numpy_integers(self, kind):
+        expected = normal(9, 10, 11, 12, (5000,), stream=1)
+        assert torch.equal(normal(9, kind(10), 11, 12, (5000,), stream=1), expected)
+        assert torch.equal(normal(9, 10, kind(11), 12, (5000,), stream=1), expected)
+        assert torch.equal(normal(9, kind(10), kind(11), kind(12), (5000,), stream=1), expected)
+        if not isinstance(kind(0), torch.Tensor):
+            assert torch.equal(normal(kind(9), 10, 11, 12, (5000,), stream=kind(1)), expected)
+
+    def test_large_coordinates_in_tensors(self):
+        step, sample, index = 2**32 - 1, 2**28 - 1, 2**32 - 2
+        expected = normal(2**64 - 1, step, sample, index, (100,), stream=15)
+        tensors = (torch.tensor(n) for n in (step, sample, index))
+        assert torch.equal(normal(2**64 - 1, *tensors, (100,), stream=15), expected)
+
+    @pytest.mark.skipif(
+        shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler; found none"
+    )
+    @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+    def test_compiled(self):
+        torch._dynamo.reset()
+        compiled = torch.compile(normal, fullgraph=True)
+        for shape in [(300, 40), (BLOCK + 100,)]:
+            compiled(5, torch.tensor(0), torch.tensor(0), 3, shape)
+            with torch.compiler.set_stance("fail_on_recompile"):
+                found = compiled(5, torch.tensor(7), torch.tensor(2), 3, shape)
+            torch.testing.assert_close(found, normal(5, 7, 2, 3, shape), rtol=0.0, atol=1e-5)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("name", "bits"), [("seed", 64), ("step", 32), ("sample", 28), ("index", 32), ("stream", 4)]
+    )
+    def test_coordinates_out_of_range(self, name, bits):
+        for value in (-1, 2**bits, np.int64(-1), 1.0, "1", None):
+            with pytest.raises(ValueError, match=rf"^{name} must be an integer in \[0, 2\*\*{bits}\), got ") as error:
+                normal(**{**BASE, name: value}, shape=(2,))
+            assert str(error.value).endswith(f"got {value!r}")
+        normal(**{**BASE, name: 2**bits - 1}, shape=(2,))
+
+    def test_coordinates_of_many_draws_out_of_range(self):
+        for arguments, name in [
+            ((-1, 0, 0, {0: 1}), "seed"),
+            ((0, -1, 0, {0: 1}), "step"),
+            ((0, 0, 0, {2**32: 1}), "index"),
+        ]:
+            with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
+                noise.normal_many(*arguments, torch.device("cpu"), noise.Scratch())
+
+    @pytest.mark.parametrize("name", ["seed", "stream"])
+    def test_seed_and_stream_are_no_tensors(self, name):
+        with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got tensor\(1\)$"):
+            normal(**{**BASE, name: torch.tensor(1)}, shape=(2,))
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"offset": (0,)}, r"^offset and full_shape must be given both or neither, got \(0,\) and None$"),
+            ({"full_shape": (9,)}, r"^offset and full_shape must be given both or neither, got None and \(9,\)$"),
+            (
+                {"offset": (6,), "full_shape": (9,)},
+                r"^offset and shape must lie in full_shape \(9,\), got \(6,\) and \(4,\)$",
+            ),
+            ({"offset": (-1,), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(-1,\)"),
+            ({"offset": (0, 0), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(0, 0\)"),
+            ({"offset": (0,), "full_shape": (9, 9)}, r"^offset and shape must lie in full_shape \(9, 9\), got \(0,\)"),
+            (
+                {"offset": (0,), "full_shape": (2**34,)},
+                r"^full_shape must have fewer than 2\*\*34 elements, got \(17179869184,\)$",
+            ),
+            ({"out": torch.empty(3)}, r"^out must be of shape \(4,\), got \(3,\)$"),
+            ({"out": torch.empty(1, 4)}, r"^out must be of shape \(4,\), got \(1, 4\)$"),
+        ],
+    )
+    def test_places_that_do_not_fit(self, arguments, message):
+        with pytest.raises(ValueError, match=message):
+            normal(**BASE, shape=(4,), **arguments)
