@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.table import Table
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help="Bayesian deep learning as easy as Adam.")
-_HIGHER_IS_BETTER = ("accuracy", "AUROC")
+_HIGHER_IS_BETTER = ("accuracy", "OOD AUROC", "(")
 _LOWER_IS_BETTER = ("RMSE", "NLL", "ECE")
 
 

@@ -1,0 +1,832 @@
+"""The Monte Carlo predictive: against closed forms and brute force, in every kind of input, leaving no trace."""
+
+import math
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, special, stats
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.predictive import monte_carlo
+
+BOUND = 4.5
+F64 = {"dtype": torch.float64}
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def draw(*shape, seed=0, **kind):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **(kind or F64))
+
+
+def close(a, b, **tolerances):
+    torch.testing.assert_close(a, torch.as_tensor(b, dtype=a.dtype), **(tolerances or EXACT))
+
+
+def posterior_of(model, seed=0, std=0.3):
+    mean = {n: draw(*p.shape, seed=seed).to(p.dtype) for n, p in model.named_parameters()}
+    return ba.DiagonalGaussian(mean, {n: std**2 * torch.ones_like(m) for n, m in mean.items()})
+
+
+class Scale(nn.Module):
+    """``weight * x + bias``, element by element: the same bits in whatever chunks."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(torch.zeros(1, dtype=dtype)) for _ in range(2))
+        self.rows = []
+
+    def forward(self, x):
+        self.rows.append(len(x))
+        return torch.addcmul(self.bias, x, self.weight)
+
+
+N = S = 1000
+NOISE = 0.7
+
+
+@pytest.fixture(scope="module")
+def problem():
+    """``f_n = c_n w_n``, each data point with its own weight: 1000 points times 1000 samples are a million draws."""
+    model = nn.Linear(N, 1, bias=False, **F64)
+    mean, variance = draw(1, N, seed=1), draw(1, N, seed=2).exp()
+    q = ba.DiagonalGaussian({"weight": mean}, {"weight": variance})
+    c = draw(N, seed=3)
+    prediction = ba.predict(model, q, torch.diag(c), likelihood=ba.Gaussian(1 / NOISE), mc_samples=S, seed=5)
+    return prediction, (c * mean[0])[:, None], (c**2 * variance[0])[:, None]
+
+
+class TestAgainstTheClosedForm:
+    def mean_z(self, found, mean, variance):
+        return ((found - mean) / variance.sqrt()).sum().item() * math.sqrt(S / N)
+
+    def variance_z(self, found, variance):
+        return (found / variance - 1).sum().item() * math.sqrt((S - 1) / (2 * N))
+
+    def density_z(self, log_density, y, mean, variance):
+        """How far the mean of ``p_estimated / p_exact`` is from 1; the estimate's variance is in closed form too."""
+        noise = torch.tensor(NOISE, **F64)
+        exact = torch.distributions.Normal(mean, (variance + noise).sqrt()).log_prob(y)[:, 0]
+        square = torch.distributions.Normal(mean, (variance + noise / 2).sqrt()).log_prob(y)[:, 0]
+        relative = (square - 2 * exact - torch.log(2 * (math.pi * noise).sqrt())).exp() - 1
+        return (((log_density - exact).exp() - 1).sum() / (relative.sum() / S).sqrt()).item()
+
+    def test_mean(self, problem):
+        prediction, mean, variance = problem
+        assert abs(self.mean_z(prediction.mean, mean, variance)) < BOUND
+        assert self.mean_z(prediction.mean + 0.01 * variance.sqrt(), mean, variance) > BOUND
+
+    def test_epistemic_and_aleatoric_variance(self, problem):
+        prediction, _, variance = problem
+        assert abs(self.variance_z(prediction.epistemic, variance)) < BOUND
+        assert self.variance_z(1.015 * prediction.epistemic, variance) > BOUND
+        assert self.variance_z(0.985 * prediction.epistemic, variance) < -BOUND
+        close(prediction.aleatoric, torch.full((N, 1), NOISE), rtol=1e-6, atol=0)
+
+    def test_log_density(self, problem):
+        prediction, mean, variance = problem
+        y = mean + 0.3
+        log_density = prediction.log_prob(y)
+        assert abs(self.density_z(log_density, y, mean, variance)) < BOUND
+        assert self.density_z(log_density, y, mean, 1.02 * variance) > BOUND  # too narrow by 1%, and so too high
+        assert self.density_z(log_density + 0.01, y, mean, variance) > BOUND
+
+    def test_joint_density_of_correlated_points(self):
+        model = nn.Linear(2, 1, **F64)
+        q = posterior_of(model, std=0.5)
+        x = torch.tensor([[1.0, 0.5], [1.0, 0.4]], **F64)
+        design = torch.cat([x, torch.ones(2, 1, **F64)], 1)
+        mean = design @ torch.cat([q.mean["weight"][0], q.mean["bias"]])
+        y = (mean + torch.tensor([0.5, 0.5], **F64)).unsqueeze(1)
+        samples = 2000
+        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), mc_samples=samples)
+        epistemic = 0.25 * design @ design.T
+        noise = 0.5 * torch.eye(2, **F64)
+        exact, square = (
+            torch.distributions.MultivariateNormal(mean, epistemic + part * noise).log_prob(y[:, 0])
+            for part in (1.0, 0.5)
+        )
+        relative = (square - 2 * exact).exp() / (4 * math.pi * 0.5) - 1
+        ratio = (prediction.joint_log_likelihood(y) - exact).exp()
+        bound = BOUND * math.sqrt(relative / samples)
+        assert abs(ratio - 1) < bound < 0.1
+        independent = torch.distributions.Normal(mean, (epistemic.diag() + 0.5).sqrt()).log_prob(y[:, 0]).sum()
+        assert abs((independent - exact).exp() - 1) > 2 * bound  # what forgetting the correlation would give
+
+    def test_is_the_model_at_the_samples_of_the_posterior(self):
+        model = nn.Linear(3, 2, **F64)
+        q, x = posterior_of(model), draw(5, 3, seed=9)
+        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=4, seed=7)
+        theta = q.sample(4, seed=7)
+        close(prediction.means, torch.einsum("nd,scd->snc", x, theta["weight"]) + theta["bias"][:, None])
+        assert not prediction.means.equal(ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=4).means)
+
+    def test_sample_i_does_not_depend_on_how_many(self):
+        model = Scale()
+        q, x = posterior_of(model), draw(5)
+        few, many = (ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=s).means for s in (3, 9))
+        assert few.equal(many[:3])
+
+    def test_method_mean_is_the_network_at_the_mean(self):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        q, x = posterior_of(model), draw(5, 3, dtype=torch.float32)
+        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(4.0), method="mean", mc_samples=7)
+        expected = torch.func.functional_call(model, q.mean, (x,))
+        assert prediction.means.equal(expected[None])
+        assert prediction.mean.equal(expected)
+        assert not prediction.epistemic.any()
+        assert prediction.variance.equal(prediction.aleatoric)
+        level = prediction.quantile(0.9)
+        close(level, expected.double() + 0.5 * stats.norm.ppf(0.9), rtol=1e-6, atol=1e-6)
+
+    def test_heteroscedastic(self):
+        model = nn.Linear(3, 4, **F64)
+        q, x = posterior_of(model), draw(5, 3)
+        prediction = ba.predict(model, q, x, likelihood=ba.HeteroscedasticGaussian(), mc_samples=6)
+        theta = q.sample(6)
+        out = torch.einsum("nd,scd->snc", x, theta["weight"]) + theta["bias"][:, None]
+        close(prediction.mean, out[..., :2].mean(0))
+        close(prediction.epistemic, out[..., :2].var(0))
+        close(prediction.aleatoric, out[..., 2:].exp().mean(0))
+
+
+class Halves(Scale):
+    """Memory for at most ``limit`` rows."""
+
+    def __init__(self, limit, error):
+        super().__init__()
+        self.limit, self.error = limit, error
+
+    def forward(self, x):
+        result = super().forward(x)
+        if len(x) > self.limit:
+            self.error()
+        return result
+
+
+def raise_(error):
+    raise error
+
+
+OUT_OF_MEMORY = {
+    "accelerator": lambda: raise_(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")),
+    "CPU": lambda: torch.empty(10**15),  # the allocator's own error on this system
+    "CPU, another system": lambda: raise_(RuntimeError("DefaultCPUAllocator: not enough memory: you tried to ...")),
+    "Apple": lambda: raise_(RuntimeError("MPS backend out of memory (MPS allocated: 9.00 GB)")),
+}
+
+
+class TestChunks:
+    X = draw(23, 2, dtype=torch.float32)
+
+    def means(self, inputs, model=None, **options):
+        model = model or Scale()
+        return ba.predict(model, posterior_of(Scale()), inputs, likelihood=ba.Gaussian(), mc_samples=3, **options).means
+
+    @pytest.mark.parametrize("batch_size", [1, 5, 22, 23, 24, 1000])
+    def test_batch_size_changes_nothing_but_the_rows(self, batch_size):
+        model = Scale()
+        assert self.means(self.X, model, batch_size=batch_size).equal(self.means(self.X))
+        whole, rest = divmod(23, batch_size)
+        assert model.rows == 3 * ([batch_size] * whole + [rest] * (rest > 0))
+
+    @pytest.mark.parametrize("group_bytes", [1, 100, 2**28])
+    @pytest.mark.parametrize("batch", [1, 4, 50])
+    @pytest.mark.parametrize("batch_size", [None, 3])
+    def test_loaders(self, batch, batch_size, group_bytes, monkeypatch):
+        monkeypatch.setattr(monte_carlo, "GROUP_BYTES", group_bytes)
+        loader = DataLoader(TensorDataset(self.X, torch.arange(23)), batch)
+        assert self.means(loader, batch_size=batch_size).equal(self.means(self.X))
+
+    @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+    @pytest.mark.parametrize("batch_size", [None, 20])
+    def test_memory_that_runs_out_halves_the_rows(self, error, batch_size):
+        model = Halves(4, error)
+        assert self.means(self.X, model, batch_size=batch_size).equal(self.means(self.X))
+        tried = [23, 11, 5, 2] if batch_size is None else [20, 10, 5, 2]
+        assert model.rows[:4] == tried
+        assert max(model.rows[4:]) == 2  # halved for good, for later samples too
+
+    def test_memory_that_runs_out_in_a_loader(self):
+        model = Halves(4, OUT_OF_MEMORY["accelerator"])
+        assert self.means(list(self.X.split(9)), model).equal(self.means(self.X))
+
+    @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+    @pytest.mark.parametrize("batch_size", [None, 2, 1])
+    def test_one_row_that_does_not_fit_is_an_error(self, error, batch_size):
+        model = Halves(0, error)
+        with pytest.raises(RuntimeError, match="memory"):
+            self.means(self.X, model, batch_size=batch_size)
+        assert model.rows[-1] == 1
+        assert not model.weight.any()
+        assert model.training
+
+    def test_any_other_error_is_not_tried_again(self):
+        model = Halves(4, lambda: raise_(RuntimeError("mat1 and mat2 shapes cannot be multiplied")))
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            self.means(self.X, model)
+        assert model.rows == [23]
+
+    def test_tensors_of_another_length_are_passed_whole(self):
+        class Shifted(Scale):
+            def forward(self, x, shift, table, number):
+                assert len(table) == 40
+                return super().forward(x) + shift + table[3] + number
+
+        inputs = (self.X, torch.ones(1, 2), torch.arange(40.0), torch.tensor(2.0))
+        close(self.means(inputs, Shifted(), batch_size=4), self.means(self.X) + 6, rtol=1e-6, atol=1e-6)
+
+
+class Sum(Scale):
+    def forward(self, a, b):
+        return super().forward(a + b)
+
+
+class TestInputs:
+    A, B = draw(10, dtype=torch.float32), draw(10, seed=1, dtype=torch.float32)
+
+    def means(self, model, inputs, **options):
+        return ba.predict(model, posterior_of(Scale()), inputs, likelihood=ba.Gaussian(), mc_samples=3, **options).means
+
+    @pytest.mark.parametrize("batch_size", [None, 4])
+    @pytest.mark.parametrize(
+        "inputs",
+        [
+            lambda a, b: (a, b),
+            lambda a, b: {"b": b, "a": a},
+            lambda a, b: [{"a": a[:4], "b": b[:4]}, {"a": a[4:], "b": b[4:]}],
+            lambda a, b: ((x, None) for x in zip(a.split(4), b.split(4), strict=True)),
+            lambda a, b: DataLoader([{"a": x, "b": y} for x, y in zip(a, b, strict=True)], 4),
+            lambda a, b: DataLoader([((x, y), 0) for x, y in zip(a, b, strict=True)], 4),
+            lambda a, b: DataLoader([({"a": x, "b": y}, 0) for x, y in zip(a, b, strict=True)], 4),
+        ],
+        ids=[
+            "tuple",
+            "dict",
+            "list of dicts",
+            "generator",
+            "loader of dicts",
+            "loader of tuples",
+            "loader of (dict, y)",
+        ],
+    )
+    def test_several_inputs(self, inputs, batch_size):
+        found = self.means(Sum(), inputs(self.A, self.B), batch_size=batch_size)
+        assert found.equal(self.means(Scale(), self.A + self.B))
+
+    @pytest.mark.parametrize(
+        "inputs",
+        [
+            lambda x: DataLoader(TensorDataset(x), 4),
+            lambda x: DataLoader(TensorDataset(x, torch.zeros(10)), 4),
+            lambda x: DataLoader(x, 4),
+            lambda x: list(x.split(3)),
+            lambda x: (part for part in x.split(3)),
+            lambda x: ([part, "a target"] for part in x.split(3)),
+        ],
+        ids=["loader of [x]", "loader of (x, y)", "loader of x", "list", "generator", "generator of [x, y]"],
+    )
+    def test_one_input(self, inputs):
+        assert self.means(Scale(), inputs(self.A)).equal(self.means(Scale(), self.A))
+
+    def test_output_takes_the_tensor_out(self):
+        class Wrapped(Scale):
+            def forward(self, x):
+                return {"logits": super().forward(x), "loss": None}
+
+        found = self.means(Wrapped(), self.A, output=lambda out: out["logits"], batch_size=3)
+        assert found.equal(self.means(Scale(), self.A))
+        model = Wrapped()
+        message = r"^output must be given for a model that returns no tensor \(output=lambda out: .*\), got dict$"
+        with pytest.raises(TypeError, match=message):
+            self.means(model, self.A)
+        assert not model.weight.any()
+
+    @pytest.mark.parametrize("outputs", [1, 3])
+    def test_regression_with_an_output_axis(self, outputs):
+        model = nn.Linear(2, outputs, **F64)
+        noise = torch.arange(1.0, outputs + 1)
+        prediction = ba.predict(model, posterior_of(model), draw(5, 2), likelihood=ba.Gaussian(noise), mc_samples=6)
+        assert prediction.means.shape == prediction.variances.shape == (6, 5, outputs)
+        for tensor in (prediction.mean, prediction.epistemic, prediction.aleatoric, prediction.variance):
+            assert tensor.shape == (5, outputs)
+        assert prediction.log_prob(draw(5, outputs)).shape == (5,)
+        assert prediction.quantile(0.1).shape == (5, outputs)
+        assert prediction.quantile([0.1, 0.5]).shape == (2, 5, outputs)
+        close(prediction.aleatoric, (1 / noise).expand(5, -1), rtol=1e-6, atol=0)
+
+    def test_float64_stays_and_bfloat16_is_widened(self):
+        x = draw(50, 3)
+        for dtype, result in [(torch.float64, torch.float64), (torch.bfloat16, torch.float32)]:
+            model = nn.Linear(3, 4).to(dtype)
+            q = posterior_of(nn.Linear(3, 4), std=0.05)
+            prediction = ba.predict(model, q, x.to(dtype), likelihood=ba.Categorical(), mc_samples=8)
+            theta = {n: t.to(dtype) for n, t in q.sample(8).items()}
+            logits = torch.stack(
+                [
+                    torch.func.functional_call(model, {n: t[i] for n, t in theta.items()}, (x.to(dtype),))
+                    for i in range(8)
+                ]
+            )
+            close(prediction.log_probs, logits.to(result).log_softmax(-1), rtol=1e-5, atol=1e-5)
+            assert {prediction.probs.dtype, prediction.entropy.dtype} == {result}
+            p = logits.double().softmax(-1).numpy()
+            information = stats.entropy(p.mean(0), axis=-1) - stats.entropy(p, axis=-1).mean(0)
+            close(prediction.mutual_information, information, rtol=0, atol=1e-6)
+            assert information.max() > 1e-3
+
+    def test_the_models_dtype_decides(self):
+        """A posterior kept in float64 is rounded into a float32 model."""
+        q = posterior_of(Scale(torch.float64))
+        means = ba.predict(Scale(), q, self.A, likelihood=ba.Gaussian(), mc_samples=2).means
+        theta = {n: t.float() for n, t in q.sample(2).items()}
+        assert means.equal(torch.addcmul(theta["bias"], self.A, theta["weight"]))
+
+
+class Network(nn.Module):
+    """With everything that behaves differently in training; ``during`` is called in every forward pass."""
+
+    def __init__(self, during=lambda model: None):
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.5)
+        self.frozen, self.last = nn.Linear(8, 8), nn.Linear(8, 1)
+        self.frozen.requires_grad_(False)
+        self.last.weight.grad = torch.ones_like(self.last.weight)
+        self.norm.eval()  # as people do when they fine-tune
+        self.drop.train()
+        self.calls, self.during = 0, during
+
+    def forward(self, x):
+        self.calls += 1
+        self.during(self)
+        return self.last(self.drop(self.norm(self.frozen(self.first(x)))))
+
+
+def trained_part(model):
+    return ba.DiagonalGaussian(
+        {n: p.detach() + 1 for n, p in model.named_parameters() if p.requires_grad},
+        {n: torch.ones_like(p) for n, p in model.named_parameters() if p.requires_grad},
+    )
+
+
+def snapshot(model):
+    state = {n: (t.clone(), t.data_ptr()) for n, t in (*model.named_parameters(), *model.named_buffers())}
+    modes = {n: m.training for n, m in model.named_modules()}
+    gradients = {n: (p.requires_grad, None if p.grad is None else p.grad.clone()) for n, p in model.named_parameters()}
+    return state, modes, gradients
+
+
+def bits(tensor):
+    return tensor.detach().reshape(-1).view(torch.uint8)
+
+
+def assert_unchanged(model, before):
+    state, modes, gradients = snapshot(model)
+    assert modes == before[1]
+    for name, (value, address) in state.items():
+        assert bits(value).equal(bits(before[0][name][0])), name
+        assert address == before[0][name][1], name
+    for name, (required, gradient) in gradients.items():
+        assert required == before[2][name][0]
+        assert (gradient is None) == (before[2][name][1] is None)
+        assert gradient is None or gradient.equal(before[2][name][1])
+
+
+class TestLeavesNoTrace:
+    X = draw(6, 3, dtype=torch.float32)
+
+    def predict(self, model, q=None, inputs=None, **options):
+        options = {"likelihood": ba.Gaussian(learned=True), "mc_samples": 3, **options}
+        return ba.predict(model, q or trained_part(model), self.X if inputs is None else inputs, **options)
+
+    def test_inside_everything_is_in_eval_mode_and_outside_as_before(self):
+        model = Network(lambda m: modes.extend(part.training for part in m.modules()))
+        modes, before = [], None
+        with torch.no_grad():
+            model.first.weight.fill_(-0.0)  # bits, not values
+        before = snapshot(model)
+        first, second = self.predict(model), self.predict(model)
+        assert first.means.equal(second.means)  # no dropout
+        assert modes
+        assert not any(modes)
+        assert set(before[1].values()) == {True, False}
+        assert_unchanged(model, before)
+
+    def test_the_weights_inside_are_those_of_the_samples_and_the_frozen_ones_stay(self):
+        seen = []
+        model = Network(lambda m: seen.append({n: p.clone() for n, p in m.named_parameters()}))
+        q = trained_part(model)
+        self.predict(model, q, seed=4)
+        theta = q.sample(3, seed=4)
+        for i, weights in enumerate(seen):
+            for name, value in weights.items():
+                assert value.equal(theta[name][i] if name in theta else model.frozen.get_parameter(name[7:]))
+
+    @pytest.mark.parametrize("error", [ValueError("in the model"), KeyboardInterrupt(), SystemExit(1)])
+    @pytest.mark.parametrize("at", [1, 2])
+    def test_after_an_error(self, error, at):
+        model = Network(lambda m: raise_(error) if m.calls == at else None)
+        before = snapshot(model)
+        with pytest.raises(type(error)):
+            self.predict(model)
+        assert_unchanged(model, before)
+
+    def test_after_an_error_in_the_loader(self):
+        def batches():
+            yield self.X
+            raise OSError("disk")
+
+        model = Network()
+        before = snapshot(model)
+        with pytest.raises(OSError, match="disk"):
+            self.predict(model, inputs=batches())
+        assert_unchanged(model, before)
+
+    def test_no_gradients_are_tracked(self):
+        enabled = []
+        model = Network(lambda m: enabled.append(torch.is_grad_enabled()))
+        x = self.X.clone().requires_grad_()
+        prediction = self.predict(model, inputs=x)
+        assert enabled == [False] * 3
+        assert torch.is_grad_enabled()
+        tensors = (prediction.means, prediction.variances, prediction.mean, prediction.variance)
+        assert not any(tensor.requires_grad for tensor in tensors)
+        assert x.grad is None
+
+    def test_global_generators_are_untouched(self):
+        model = Network()
+        torch.manual_seed(3)
+        before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+        one = self.predict(model).means
+        assert torch.get_rng_state().equal(before)
+        assert (np.random.get_state()[1] == numpy_before).all()  # noqa: NPY002
+        torch.manual_seed(4)
+        assert self.predict(model).means.equal(one)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            (lambda t: t.pop("last.bias"), "^the posterior must cover the model's trainable parameter 'last.bias'"),
+            (lambda t: t.update(extra=torch.ones(1)), "^the model must have a parameter 'extra' as the posterior does"),
+            (
+                lambda t: t.update({"last.bias": torch.ones(2)}),
+                r"^the model's parameter 'last.bias' must be of the posterior's shape \(2,\), got \(1,\)$",
+            ),
+        ],
+    )
+    def test_a_posterior_of_another_model_is_refused_before_anything(self, change, message):
+        model = Network()
+        before = snapshot(model)
+        mean, variance = dict(trained_part(model).mean), dict(trained_part(model).variance)
+        change(mean)
+        change(variance)
+        with pytest.raises(ValueError, match=message):
+            self.predict(model, ba.DiagonalGaussian(mean, variance), inputs=(raise_(AssertionError) for _ in "x"))
+        assert model.calls == 0
+        assert_unchanged(model, before)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"method": "linearized"}, r"^method must be one of \('monte_carlo', 'mean'\), got 'linearized'$"),
+            ({"method": "moments"}, r"^method must be one of \('monte_carlo', 'mean'\), got 'moments'$"),
+            ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
+            ({"mc_samples": 2.0}, "^mc_samples must be a whole number of at least 1, got 2.0$"),
+            ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),
+            ({"batch_size": -3}, "^batch_size must be a whole number of at least 1, got -3$"),
+            ({"likelihood": nn.MSELoss()}, r"^likelihood must be one of bayesadam's, got MSELoss\(\)$"),
+            ({"likelihood": ba.Gaussian}, "^likelihood must be one of bayesadam's, got <class"),
+            ({"seed": -1}, "^seed must be "),
+        ],
+    )
+    def test_refuses_options_before_the_model_runs(self, options, message):
+        model = Network()
+        before = snapshot(model)
+        with pytest.raises(ValueError, match=message):
+            self.predict(model, **options)
+        assert model.calls == 0
+        assert_unchanged(model, before)
+
+    @pytest.mark.parametrize("inputs", [[], iter(())])
+    def test_an_empty_loader(self, inputs):
+        with pytest.raises(ValueError, match="^inputs must have at least one batch, got an empty loader$"):
+            self.predict(Network(), inputs=inputs)
+
+
+class TestProgress:
+    BATCHES = tuple(torch.ones(2) for _ in range(4))
+
+    def predict(self, progress, inputs=None, model=None):
+        model = model or Scale()
+        return ba.predict(
+            model,
+            posterior_of(Scale()),
+            list(self.BATCHES) if inputs is None else inputs,
+            likelihood=ba.Gaussian(),
+            mc_samples=3,
+            progress=progress,
+        )
+
+    @pytest.fixture
+    def terminal(self, monkeypatch, capsys):
+        monkeypatch.setattr(type(sys.stderr), "isatty", lambda stream: True)
+        monkeypatch.setenv("TERM", "xterm")
+
+    @pytest.fixture
+    def no_rich(self, monkeypatch):
+        for name in ("rich", "rich.console", "rich.progress"):
+            monkeypatch.setitem(sys.modules, name, None)
+
+    @pytest.mark.parametrize("inputs", [None, torch.ones(3), (torch.ones(2) for _ in range(2))])
+    def test_always(self, inputs, capsys):
+        self.predict(True, inputs)
+        out, err = capsys.readouterr()
+        assert "predicting" in err
+        assert "100%" in err or not isinstance(inputs, list | torch.Tensor | None)
+        assert out == ""
+
+    @pytest.mark.parametrize("progress", [False, None])
+    def test_never(self, progress, capsys):
+        self.predict(progress)
+        assert capsys.readouterr() == ("", "")
+
+    @pytest.mark.usefixtures("terminal")
+    def test_by_default_for_loaders_in_a_terminal(self, capsys):
+        self.predict(None, torch.ones(3))
+        assert capsys.readouterr().err == ""
+        self.predict(None)
+        assert "predicting" in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("terminal")
+    def test_it_moves_with_the_forward_passes_not_with_the_loading(self, monkeypatch):
+        from rich import progress
+
+        calls = []
+        monkeypatch.setattr(progress.Progress, "advance", lambda self, task: calls.append(("advance", *totals(self))))
+
+        def totals(bar):
+            return [task.total for task in bar.tasks]
+
+        class Logged(Scale):
+            def forward(self, x):
+                calls.append("forward")
+                return super().forward(x)
+
+        self.predict(None, model=Logged())
+        assert calls == ["forward", ("advance", 12.0)] * 12
+
+    @pytest.mark.usefixtures("terminal")
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    def test_is_closed_after_an_error_that_is_kept(self, error, capsys):
+        threads = threading.active_count()
+
+        class Failing(Scale):
+            def forward(self, x):
+                assert threading.active_count() > threads
+                raise error
+
+        with pytest.raises(error) as kept:
+            self.predict(True, model=Failing())
+        for thread in set(threading.enumerate()) - {threading.current_thread()}:
+            thread.join(5)
+        assert threading.active_count() == threads
+        assert capsys.readouterr().err.count("\x1b[?25h") == 1  # the cursor is back
+        assert kept.value.__traceback__
+
+    @pytest.mark.usefixtures("no_rich")
+    def test_without_rich(self, monkeypatch, capsys):
+        model = Scale()
+        with pytest.raises(ImportError, match=r'^progress=True needs rich: pip install "bayesadam\[cli\]"$'):
+            self.predict(True, model=model)
+        assert model.training
+        self.predict(False)
+        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+        self.predict(None)
+        assert capsys.readouterr().err == ""
+
+
+def regression(*shape, seed=0, **kind):
+    return ba.RegressionPredictive(draw(*shape, seed=seed, **kind), draw(*shape, seed=seed + 1, **kind).exp())
+
+
+def mixture_cdf(prediction, y, at):
+    means, scales = (
+        prediction.means[(slice(None), *at)].numpy(),
+        prediction.variances[(slice(None), *at)].sqrt().numpy(),
+    )
+    return stats.norm.cdf(y, means, scales).mean()
+
+
+class TestRegression:
+    @pytest.mark.parametrize("shape", [(7, 5), (7, 5, 2)])
+    def test_law_of_total_variance(self, shape):
+        """Mean and variance of the mixture by its moments; the epistemic part is the unbiased one."""
+        prediction = regression(*shape)
+        means, variances = prediction.means.numpy(), prediction.variances.numpy()
+        close(prediction.mean, means.mean(0))
+        close(prediction.aleatoric, variances.mean(0))
+        second = (means**2 + variances).mean(0)
+        between = second - means.mean(0) ** 2 - variances.mean(0)
+        close(prediction.epistemic, between * 7 / 6)
+        close(prediction.variance, variances.mean(0) + between * 7 / 6)
+
+    def test_a_single_sample_has_no_epistemic_variance(self):
+        prediction = regression(1, 5)
+        assert not prediction.epistemic.any()
+        assert prediction.variance.equal(prediction.variances[0])
+
+    @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3)])
+    def test_log_prob_and_joint_log_likelihood(self, shape):
+        prediction, y = regression(*shape), draw(*shape[1:], seed=5)
+        terms = stats.norm.logpdf(y.numpy(), prediction.means.numpy(), prediction.variances.sqrt().numpy())
+        terms = terms.reshape(6, 4, -1).sum(-1)
+        close(prediction.log_prob(y), [special.logsumexp(terms[:, n]) - math.log(6) for n in range(4)])
+        joint = prediction.joint_log_likelihood(y)
+        close(joint, special.logsumexp(terms.sum(1)) - math.log(6))
+        assert joint.shape == ()
+
+    def test_far_targets_do_not_underflow(self):
+        prediction = ba.RegressionPredictive(torch.tensor([[0.0], [1.0]]), torch.full((2, 1), 0.01))
+        y = torch.tensor([100.0])
+        best = stats.norm.logpdf(100, 1, 0.1)
+        close(prediction.log_prob(y), [best - math.log(2)], rtol=1e-6, atol=0)
+        many = ba.RegressionPredictive(torch.zeros(2, 100_000), torch.ones(2, 100_000))
+        expected = 100_000 * stats.norm.logpdf(3)
+        close(many.joint_log_likelihood(torch.full((100_000,), 3.0)), expected, rtol=1e-7, atol=0)
+
+    @pytest.mark.parametrize("method", ["log_prob", "joint_log_likelihood"])
+    @pytest.mark.parametrize("shape", [(5, 1), (1,), (), (4,)])
+    def test_refuses_targets_that_would_broadcast(self, method, shape):
+        with pytest.raises(ValueError, match=r"^target must be of shape \(5,\), got \("):
+            getattr(regression(3, 5), method)(torch.zeros(shape))
+
+    @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 2)])
+    def test_quantiles(self, shape):
+        prediction = regression(*shape)
+        levels = [1e-6, 0.025, 0.3, 0.5, 0.975, 1 - 1e-6]
+        found = prediction.quantile(levels)
+        assert found.shape == (6, *shape[1:])
+        for i, level in enumerate(levels):
+            for at in np.ndindex(*shape[1:]):
+                expected = optimize.brentq(
+                    lambda y, at=at, p=level: mixture_cdf(prediction, y, at) - p, -50, 50, xtol=1e-13
+                )
+                assert abs(found[(i, *at)] - expected) < 1e-8 * max(1, abs(expected))
+
+    def test_quantiles_of_widely_separated_components(self):
+        """A weight of 1/3 each at -1e6, 0, 1e6: the quantile is one of the middle component alone."""
+        prediction = ba.RegressionPredictive(
+            torch.tensor([[-1e6], [0.0], [1e6]], **F64), torch.full((3, 1), 1e-6, **F64)
+        )
+        for level in (0.35, 0.5, 0.65):
+            expected = 1e-3 * stats.norm.ppf(3 * level - 1)
+            close(prediction.quantile(level), [expected], rtol=0, atol=1e-11)
+        close(prediction.quantile(0.1), [-1e6 + 1e-3 * stats.norm.ppf(0.3)], rtol=1e-15, atol=0)
+
+    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+    def test_quantiles_of_equal_components_are_those_of_the_gaussian(self, dtype):
+        mean, std = draw(4).to(dtype), draw(4, seed=1).exp().to(dtype)
+        prediction = ba.RegressionPredictive(mean.expand(9, 4), std.square().expand(9, 4))
+        found = prediction.quantile([1e-9, 0.2, 0.5, 0.99])
+        assert found.dtype == dtype
+        expected = stats.norm.ppf([[1e-9], [0.2], [0.5], [0.99]], mean.double(), std.double())
+        close(found, expected, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+
+    @settings(max_examples=50, deadline=None)
+    @given(
+        st.lists(st.tuples(st.floats(-100, 100), st.floats(1e-3, 1e3)), min_size=1, max_size=6),
+        st.floats(0.001, 0.999),
+    )
+    def test_the_quantile_inverts_the_mixtures_cdf(self, components, level):
+        means, scales = torch.tensor(components, **F64).T.unsqueeze(-1)
+        prediction = ba.RegressionPredictive(means, scales.square())
+        found = prediction.quantile(level).item()
+        step = 1e-9 * max(1.0, abs(found))
+        assert mixture_cdf(prediction, found - step, (0,)) <= level + 1e-12
+        assert mixture_cdf(prediction, found + step, (0,)) >= level - 1e-12
+
+    def test_quantile_shapes(self):
+        prediction = regression(3, 5)
+        assert prediction.quantile(0.3).shape == (5,)
+        assert prediction.quantile(torch.tensor(0.3)).equal(prediction.quantile([0.3])[0]) is False  # float32's 0.3
+        assert prediction.quantile(torch.tensor([0.3, 0.4], **F64)).equal(prediction.quantile((0.3, 0.4)))
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, -0.1, math.nan, [0.5, 1.5]])
+    def test_refuses_levels(self, level):
+        with pytest.raises(ValueError, match=r"^probabilities must be in \(0, 1\), got .*(0|1|nan|5)"):
+            regression(3, 5).quantile(level)
+
+    @pytest.mark.parametrize("std", [3.0, torch.tensor([0.1, 7.0], **F64)])
+    def test_rescale_is_the_transformation_of_every_sample(self, std):
+        prediction, shift = regression(6, 4, 2), torch.tensor([5.0, -2.0], **F64)
+        rescaled = prediction.rescale(shift, std)
+        close(rescaled.mean, shift + std * prediction.mean)
+        for part in ("epistemic", "aleatoric", "variance"):
+            close(getattr(rescaled, part), std**2 * getattr(prediction, part))
+        close(rescaled.quantile([0.1, 0.9]), shift + std * prediction.quantile([0.1, 0.9]))
+        y = draw(4, 2, seed=8)
+        jacobian = torch.as_tensor(std, **F64).expand(2).log().sum()
+        close(rescaled.log_prob(shift + std * y), prediction.log_prob(y) - jacobian)
+        close(rescaled.joint_log_likelihood(shift + std * y), prediction.joint_log_likelihood(y) - 4 * jacobian)
+
+    def test_rescale_takes_tensors_of_another_dtype(self):
+        prediction = regression(3, 5, dtype=torch.float32).rescale(torch.tensor(2.0, **F64), torch.tensor(3.0, **F64))
+        assert prediction.mean.dtype == prediction.variance.dtype == torch.float32
+
+
+def classification(*shape, scale=2.0, seed=0):
+    return ba.ClassificationPredictive((scale * draw(*shape, seed=seed)).log_softmax(-1))
+
+
+class TestClassification:
+    @pytest.mark.parametrize("shape", [(6, 5, 3), (6, 5, 2, 3)])
+    def test_against_brute_force(self, shape):
+        prediction = classification(*shape)
+        p = prediction.log_probs.exp().numpy()
+        close(prediction.probs, p.mean(0))
+        close(prediction.class_probs, p.mean(0))
+        close(prediction.entropy, stats.entropy(p.mean(0), axis=-1))
+        close(prediction.mutual_information, stats.entropy(p.mean(0), axis=-1) - stats.entropy(p, axis=-1).mean(0))
+        y = torch.arange(math.prod(shape[1:-1])).view(shape[1:-1]) % 3
+        chosen = np.take_along_axis(p, np.broadcast_to(y.numpy()[None, ..., None], (6, *y.shape, 1)), -1)[..., 0]
+        close(prediction.log_prob(y), np.log(chosen.mean(0)))
+        close(prediction.joint_log_likelihood(y), np.log(chosen.reshape(6, -1).prod(1).mean()))
+
+    def test_binary(self):
+        model = nn.Linear(3, 1, **F64)
+        q, x, y = posterior_of(model), draw(5, 3), torch.tensor([0, 1, 1, 0, 1])
+        prediction = ba.predict(
+            model, q, x, likelihood=ba.Bernoulli(), mc_samples=6, output=lambda out: out.squeeze(-1)
+        )
+        theta = q.sample(6)
+        p = torch.sigmoid(torch.einsum("nd,sd->sn", x, theta["weight"][:, 0]) + theta["bias"]).numpy()
+        assert prediction.probs.shape == (5,)
+        assert prediction.class_probs.shape == (5, 2)
+        close(prediction.probs, p.mean(0))
+        both = np.stack([1 - p, p], -1)
+        close(prediction.entropy, stats.entropy(both.mean(0), axis=-1))
+        close(
+            prediction.mutual_information, stats.entropy(both.mean(0), axis=-1) - stats.entropy(both, axis=-1).mean(0)
+        )
+        likely = np.where(y.numpy(), p, 1 - p)
+        for labels in (y, y.bool(), y.double()):
+            close(prediction.log_prob(labels), np.log(likely.mean(0)))
+        close(prediction.joint_log_likelihood(y), np.log(likely.prod(1).mean()))
+
+    def test_several_labels_of_one_point_are_one_event(self):
+        model = nn.Linear(3, 2, **F64)
+        q, x, y = posterior_of(model), draw(5, 3), torch.arange(10).view(5, 2) % 2
+        prediction = ba.predict(model, q, x, likelihood=ba.Bernoulli(), mc_samples=6)
+        p = prediction.log_probs.exp().numpy()[..., 1]
+        likely = np.where(y.numpy(), p, 1 - p).prod(-1)
+        assert prediction.probs.shape == prediction.entropy.shape == (5, 2)
+        close(prediction.log_prob(y), np.log(likely.mean(0)))
+        close(prediction.joint_log_likelihood(y), np.log(likely.prod(1).mean()))
+
+    def test_two_classes_by_softmax_are_not_binary(self):
+        model = nn.Linear(3, 2)
+        prediction = ba.predict(model, posterior_of(model), torch.ones(5, 3), likelihood=ba.Categorical())
+        assert prediction.probs.shape == (5, 2)
+
+    @pytest.mark.parametrize("count", [1, 2, 64])
+    def test_identical_samples_share_no_information(self, count):
+        for seed in range(5):
+            one = classification(1, 50, 4, seed=seed).log_probs
+            information = ba.ClassificationPredictive(one.expand(count, -1, -1)).mutual_information
+            assert 0 <= information.min() <= information.max() < 1e-14
+
+    def test_samples_that_are_sure_of_different_classes(self):
+        prediction = ba.ClassificationPredictive((1e4 * torch.eye(3)).log_softmax(-1).unsqueeze(1))
+        close(prediction.entropy, [math.log(3)], rtol=1e-6, atol=0)
+        close(prediction.mutual_information, [math.log(3)], rtol=1e-6, atol=0)
+
+    @pytest.mark.parametrize("likelihood", [ba.Categorical(), ba.Bernoulli()])
+    def test_extreme_logits_in_float32_are_finite(self, likelihood):
+        log_probs = likelihood.log_probs(torch.tensor([[[1e4, -1e4]], [[1e4, -1e4]]]))
+        for values in (log_probs, torch.full_like(log_probs, -math.inf).masked_fill(log_probs == 0, 0.0)):
+            prediction = ba.ClassificationPredictive(values)
+            for tensor in (prediction.probs, prediction.entropy, prediction.mutual_information):
+                assert tensor.isfinite().all()
+            assert not prediction.entropy.any()
+        y = torch.tensor([1] if log_probs.ndim == 3 else [[0, 1]])
+        assert ba.ClassificationPredictive(log_probs).log_prob(y).isfinite().all()
+
+    @pytest.mark.parametrize("method", ["log_prob", "joint_log_likelihood"])
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            (torch.zeros(5, 1), r"^target must be of shape \(5,\), got \(5, 1\)$"),
+            (torch.zeros(()), r"^target must be of shape \(5,\), got \(\)$"),
+            (torch.tensor([0, 1, 2, 3, 0]), r"^target must be in \[0, 3\), got 0 to 3$"),
+            (torch.tensor([0, 1, 2, -1, 0]), r"^target must be in \[0, 3\), got -1 to 2$"),
+        ],
+    )
+    def test_errors(self, method, target, message):
+        with pytest.raises(ValueError, match=message):
+            getattr(classification(4, 5, 3), method)(target)
