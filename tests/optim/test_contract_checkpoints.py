@@ -381,6 +381,30 @@ def test_a_posterior_as_prior_pulls_to_its_mean(with_prior):
     assert (weights(net) - 0.5).abs().max() < 0.05
 
 
+def test_parameters_without_noise_continue_at_their_mean(with_prior):
+    net, opt = make_net(), None
+    groups = [
+        {"params": list(net[0].named_parameters(prefix="0"))},
+        {"params": list(net[2].named_parameters(prefix="2")), "perturb": False},
+    ]
+    opt = with_prior(groups)
+    train(net, opt, 3)
+    q = opt.posterior()
+    other_net, likelihood = make_net(), ba.Gaussian(learned=True)
+    other = with_prior(
+        [
+            {"params": list(other_net[0].named_parameters(prefix="0"))},
+            {"params": list(other_net[2].named_parameters(prefix="2")), "perturb": False},
+            {"params": list(likelihood.named_parameters()), "perturb": False},
+        ],
+        prior=q,
+    )
+    assert torch.equal(weights(other_net), weights(net))
+    assert "prior_precision" in other.state[other_net[0].weight]
+    assert "prior_precision" not in other.state[other_net[2].weight]
+    train(other_net, other, 2)
+
+
 def test_prior_errors(with_prior):
     net, opt = fresh(with_prior)
     q = opt.posterior()

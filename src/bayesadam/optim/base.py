@@ -18,10 +18,11 @@ from torch.optim import Optimizer
 from bayesadam.optim import attachment
 from bayesadam.optim.blocks import local
 from bayesadam.optim.checks import check_common, check_prior
+from bayesadam.optim.continuation import start_from
 from bayesadam.optim.gradients import Gradients
 from bayesadam.optim.rule import Rule
 from bayesadam.optim.sampler import BLOCK, MEAN, TRAIN, Sampler
-from bayesadam.optim.state import COUNTERS, follow, full, hyper, like, new_state, walk
+from bayesadam.optim.state import COUNTERS, follow, full, hyper, new_state, walk
 from bayesadam.posterior import DiagonalGaussian
 
 _SHARED = ("mc_samples", "antithetic", "seed", "nonfinite")
@@ -129,7 +130,7 @@ class PerturbedOptimizer(Optimizer):
         self._reset()
         super().__init__(params, defaults)
         if prior is not None:
-            self._start_from(prior)
+            start_from(self, prior)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check a new group's hyper-parameters; a subclass adds its own."""
@@ -305,7 +306,7 @@ class PerturbedOptimizer(Optimizer):
             RuntimeError: The names are not known.
             ValueError: A perturbed parameter that is not the model's.
         """
-        names = self._names() if model is None else attachment.names_of(self, model)
+        names = self.names() if model is None else attachment.names_of(self, model)
         mean, variance = {}, {}
         for group, _, parameter in self.parameters():
             if not parameter.requires_grad and parameter not in self.state:
@@ -449,46 +450,15 @@ class PerturbedOptimizer(Optimizer):
 
     def name_of(self, parameter: Tensor) -> str:
         """What a message calls a parameter: its name, or its position if names are not known."""
-        names = self._names()
+        names = self.names()
         if parameter in names:
             return repr(names[parameter])
         return next(f"number {index}" for _, index, p in self.parameters() if p is parameter)
 
-    def _names(self) -> dict[Tensor, str]:
+    def names(self) -> dict[Tensor, str]:
         """Of the parameters in groups that have names."""
         named = (group for group in self.param_groups if "param_names" in group)
         return {p: n for group in named for p, n in zip(group["params"], group["param_names"], strict=True)}
-
-    def _start_from(self, prior: DiagonalGaussian) -> None:
-        names = self._names()
-        for group, _, parameter in self.parameters():
-            if parameter not in names:
-                raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
-            name = names[parameter]
-            if name not in prior.mean:
-                raise ValueError(f"prior must have the parameter {name!r}, got none of that name")
-            if prior.mean[name].shape != parameter.shape:
-                raise ValueError(
-                    f"prior of {name!r} must be of shape {tuple(parameter.shape)}, got {tuple(prior.mean[name].shape)}"
-                )
-            if not (prior.variance[name] > 0).all():
-                raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
-            start = group["initial_precision"]
-            if start is not None and (prior.variance[name].reciprocal() > start).any():
-                raise ValueError(
-                    f"initial_precision must be at least the prior's at every weight of {name!r}, got {start!r}"
-                )
-        with torch.no_grad():
-            for group, _, parameter in self.parameters():
-                name = names[parameter]
-                center, precision = prior.mean[name], prior.variance[name].reciprocal()
-                parameter.copy_(like(parameter, center))
-                state = new_state(self.rule, parameter, group)
-                state["prior_mean"] = torch.zeros_like(state["mean"]).copy_(like(parameter, center))
-                state["prior_precision"] = torch.zeros_like(state["mean"]).copy_(like(parameter, precision))
-                local(state["mean"]).copy_(local(state["prior_mean"]))
-                state.update(self.rule.init(state["mean"], hyper(group, state, state)))
-                self.state[parameter] = state
 
     def _run(self, closure: Callable[[], Any]) -> Any:
         if self._gradients.collected:

@@ -1,0 +1,63 @@
+"""Continuing from a posterior: yesterday's posterior is today's prior."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from bayesadam.optim.blocks import local
+from bayesadam.optim.state import hyper, like, new_state
+
+if TYPE_CHECKING:
+    from bayesadam.optim.base import PerturbedOptimizer
+    from bayesadam.posterior import DiagonalGaussian
+
+
+def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
+    """Set weights, means and priors to those of a posterior, by name; checked before anything changes.
+
+    Parameters without noise (``perturb=False``) start at the posterior's mean if it has them, and keep the prior of
+    their group.
+
+    Raises:
+        ValueError: A perturbed parameter without a name, missing in the posterior, of another shape or with a variance
+            of 0; an initial precision below the posterior's.
+    """
+    names = optimizer.names()
+    for group, _, parameter in optimizer.parameters():
+        if parameter not in names and group["perturb"]:
+            raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
+        name = names.get(parameter)
+        if name is None or (name not in prior.mean and not group["perturb"]):
+            continue
+        if name not in prior.mean:
+            raise ValueError(f"prior must have the parameter {name!r}, got none of that name")
+        if prior.mean[name].shape != parameter.shape:
+            raise ValueError(
+                f"prior of {name!r} must be of shape {tuple(parameter.shape)}, got {tuple(prior.mean[name].shape)}"
+            )
+        if not group["perturb"]:
+            continue
+        if not (prior.variance[name] > 0).all():
+            raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
+        start = group["initial_precision"]
+        if start is not None and (prior.variance[name].reciprocal() > start).any():
+            raise ValueError(
+                f"initial_precision must be at least the prior's at every weight of {name!r}, got {start!r}"
+            )
+    with torch.no_grad():
+        for group, _, parameter in optimizer.parameters():
+            name = names.get(parameter, "")
+            if name not in prior.mean:
+                continue
+            center = like(parameter, prior.mean[name])
+            parameter.copy_(center)
+            state = new_state(optimizer.rule, parameter, group)
+            local(state["mean"]).copy_(local(center))
+            if group["perturb"]:
+                state["prior_mean"] = state["mean"].clone()
+                precision = like(parameter, prior.variance[name].reciprocal())
+                state["prior_precision"] = torch.zeros_like(state["mean"]).copy_(precision)
+                state.update(optimizer.rule.init(state["mean"], hyper(group, state, state)))
+            optimizer.state[parameter] = state
