@@ -280,16 +280,19 @@ class TestSlices:
         for length in (1, LANES - 1, LANES + 1, TILE - 1, TILE + 1, BLOCK - 1, BLOCK + 1):
             assert torch.equal(normal(**BASE, shape=(length,)), long[:length])
 
-    @pytest.mark.parametrize("word", [int, torch.tensor])
-    def test_many_small_draws_at_once_are_the_single_ones(self, word):
+    @pytest.mark.parametrize("samples", [range(1), range(2**28 - 3, 2**28), [5, 0, 2]])
+    def test_many_small_draws_at_once_are_the_single_ones(self, samples):
         indices = [2**32 - 1, 3, 0, 7, 8, 9, 2**31, 5]
         sizes = dict(zip(indices, [1, 5, LANES - 1, LANES, LANES + 1, TILE, TILE + 1, 3 * TILE - 5], strict=True))
-        seed, step, sample, scratch = 2**64 - 2, 2**32 - 1, 2**28 - 1, noise.Scratch()
-        for _ in range(2):
-            many = noise.normal_many(seed, word(step), word(sample), sizes, torch.device("cpu"), scratch)
+        seed, step, scratch = 2**64 - 2, 2**32 - 1, noise.Scratch()
+        for stream in (noise.TRAINING, noise.POSTERIOR):
+            many = noise.normal_many(
+                seed, step, samples, sizes, stream=stream, device=torch.device("cpu"), scratch=scratch
+            )
             assert list(many) == indices
             for index, found in many.items():
-                assert torch.equal(found, normal(seed, step, sample, index, (sizes[index],), scratch=scratch))
+                for row, sample in zip(found, samples, strict=True):
+                    assert torch.equal(row, normal(seed, step, sample, index, (sizes[index],), stream=stream))
 
 
 class TestResult:
@@ -429,12 +432,13 @@ class TestErrors:
 
     def test_coordinates_of_many_draws_out_of_range(self):
         for arguments, name in [
-            ((-1, 0, 0, {0: 1}), "seed"),
-            ((0, -1, 0, {0: 1}), "step"),
-            ((0, 0, 0, {2**32: 1}), "index"),
+            ((-1, 0, [0], {0: 1}), "seed"),
+            ((0, -1, [0], {0: 1}), "step"),
+            ((0, 0, [0, 2**32], {0: 1}), "sample"),
+            ((0, 0, [0], {2**32: 1}), "index"),
         ]:
             with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
-                noise.normal_many(*arguments, torch.device("cpu"), noise.Scratch())
+                noise.normal_many(*arguments, device=torch.device("cpu"), scratch=noise.Scratch())
 
     @pytest.mark.parametrize("name", ["seed", "stream"])
     def test_seed_and_stream_are_no_tensors(self, name):

@@ -16,7 +16,7 @@ One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive eleme
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import TypeAlias
 
@@ -135,38 +135,101 @@ def normal(
 
 
 def normal_many(
-    seed: int, step: Word, sample: Word, sizes: Mapping[int, int], device: torch.device, scratch: Scratch
+    seed: int,
+    step: int,
+    samples: Sequence[int],
+    sizes: Mapping[int, int],
+    *,
+    stream: int = TRAINING,
+    device: torch.device,
+    scratch: Scratch,
 ) -> dict[int, Tensor]:
-    """Whole training draws of several small tensors in one go: the many operations of a draw are called once for all.
+    """Whole draws of several small tensors and samples in one go: the operations of a draw are called once for all.
 
     Args:
-        seed: As for :func:`normal`, and so are ``step`` and ``sample``.
+        seed: As for :func:`normal`, and so are ``step`` and ``stream``.
         step: See there.
-        sample: See there.
+        samples: Numbers of the samples, ``S`` of them.
         sizes: Number of elements, at least 1 and best at most ``SMALL``, of every parameter by its index.
+        stream: See there.
         device: Of the results.
         scratch: Reused buffers. The results lie in one of them, which the next call overwrites.
 
     Returns:
-        By index, flat and float32: to the bit what :func:`normal` gives.
+        By index, ``(S, size)`` in float32: to the bit what :func:`normal` gives.
     """
-    key = _checked(seed, step, sample, max(sizes), TRAINING)
+    key = _checked(seed, step, max(samples), max(sizes), stream)
     counts = [-(-size // TILE) * min(size, LANES) for size in sizes.values()]
-    counters = sum(counts)
+    each, rows = sum(counts), len(samples)
     with torch.no_grad():
         repeats = torch.tensor(counts, device=device)
-        starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats, output_size=counters)
-        index = torch.tensor(list(sizes), device=device).repeat_interleave(repeats, output_size=counters)
-        pool = _words(counters, device, scratch)
-        block = torch.sub(torch.arange(counters, device=device), starts, out=pool.pop())
-        rows = scratch.get("normals", 4 * counters, torch.float32, device).view(4, counters)
-        _write_normals(block, (*key[:3], index, key[4]), rows.view(1, 2, 2, counters), pool, scratch)
-        many = scratch.get("many", sum(sizes.values()), torch.float32, device)
-        results = many.split_with_sizes(list(sizes.values()))
-        for result, part in zip(results, rows.split_with_sizes(counts, dim=1), strict=True):
-            lanes = min(result.numel(), LANES)
-            result.copy_(part.view(4, -1, lanes).transpose(0, 1).reshape(-1)[: result.numel()])
+        starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats, output_size=each)
+        index = torch.tensor(list(sizes), device=device).repeat_interleave(repeats, output_size=each).repeat(rows)
+        sample = torch.tensor(list(samples), device=device).repeat_interleave(each)
+        pool = _words(rows * each, device, scratch)
+        block = pool.pop()
+        torch.sub(torch.arange(each, device=device), starts, out=block.view(rows, each)[0])
+        block.view(rows, each)[1:] = block[:each]
+        normals = scratch.get("normals", 4 * rows * each, torch.float32, device).view(4, rows, each)
+        _write_normals(block, (*key[:2], sample, index, key[4]), normals.view(1, 2, 2, rows * each), pool, scratch)
+        total = sum(sizes.values())
+        many = scratch.get("many", rows * total, torch.float32, device).view(rows, total)
+        results = many.split_with_sizes(list(sizes.values()), dim=1)
+        for result, part in zip(results, normals.split_with_sizes(counts, dim=2), strict=True):
+            size = result.shape[1]
+            planes = part.view(4, rows, -1, min(size, LANES)).permute(1, 2, 0, 3)
+            result.copy_(planes.reshape(rows, -1)[:, :size])
     return dict(zip(sizes, results, strict=True))
+
+
+class Ahead:
+    """Draws of small tensors made ahead: together for all of them, and for samples to come."""
+
+    def __init__(self, scratch: Scratch) -> None:
+        self._scratch = scratch
+        self._key: tuple[object, ...] = ()
+        self._samples = range(0)
+        self._draws: dict[int, Tensor] = {}
+
+    def draw(
+        self,
+        seed: int,
+        step: int,
+        sample: int,
+        index: int,
+        *,
+        stream: int = TRAINING,
+        device: torch.device,
+        sizes: Callable[[], Mapping[int, int]],
+        until: int,
+    ) -> Tensor:
+        """What :func:`normal` gives for a small parameter, flat and float32; valid until the next call.
+
+        Args:
+            seed: As for :func:`normal`, and so are ``step``, ``sample``, ``index``, ``stream`` and ``device``.
+            step: See there.
+            sample: See there.
+            index: See there.
+            stream: See there.
+            device: See there.
+            sizes: Gives the sizes of all small parameters by index; those from ``index`` on are drawn together, as
+                many as fit into a block.
+            until: Samples from ``sample`` to before this number will be asked for too.
+        """
+        key = (seed, step, stream, device)
+        if key != self._key or sample not in self._samples or index not in self._draws:
+            wanted: dict[int, int] = {}
+            for i, size in sizes().items():
+                if i == index or (wanted and sum(wanted.values()) + size <= BLOCK // 4):
+                    wanted[i] = size
+            room = max(1, BLOCK // 4 // sum(wanted.values()))
+            self._key = ()  # an interruption must not leave the numbers of one key under another
+            self._samples = range(sample, max(sample + 1, min(until, sample + room)))
+            self._draws = normal_many(
+                seed, step, self._samples, wanted, stream=stream, device=device, scratch=self._scratch
+            )
+            self._key = key
+        return self._draws[index][sample - self._samples.start]
 
 
 def _checked(*coordinates: object) -> tuple[Word, ...]:

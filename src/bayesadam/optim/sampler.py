@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,8 +29,7 @@ class Sampler:
         self.scratch = noise.Scratch()
         self._written: dict[Tensor, int] = {}
         self._versions: dict[Tensor, int] = {}
-        self._ahead: dict[int, Tensor] = {}
-        self._ahead_key: tuple[Any, ...] = ()
+        self._ahead = noise.Ahead(self.scratch)
 
     @property
     def weights(self) -> str:
@@ -44,13 +44,23 @@ class Sampler:
     def eps(self, group: dict[str, Any], index: int, block: Block, sample: int, like: Tensor) -> Tensor:
         """The standard normals of one sample at a block of parameter ``index``; valid until the next call."""
         pair = sample // 2 if group["antithetic"] else sample
-        key = (group["seed"], group["noise_step"], pair)
         eps = self.scratch.get("eps", math.prod(block.shape), like.dtype, like.device).view(block.shape)
         if eps.numel() <= noise.SMALL and block.shape == block.full_shape:
-            eps.copy_(self._small(key, index, eps).view(block.shape))
+            draw = self._ahead.draw(
+                group["seed"],
+                group["noise_step"],
+                pair,
+                index,
+                device=like.device,
+                sizes=partial(self._small_sizes, like),
+                until=group["mc_samples"] // (2 if group["antithetic"] else 1),
+            )
+            eps.copy_(draw.view(block.shape))
         else:
             noise.normal(
-                *key,
+                group["seed"],
+                group["noise_step"],
+                pair,
                 index,
                 block.shape,
                 offset=block.offset,
@@ -60,19 +70,16 @@ class Sampler:
             )
         return eps.neg_() if group["antithetic"] and sample % 2 else eps
 
-    def _small(self, key: tuple[int, int, int], index: int, like: Tensor) -> Tensor:
-        """The normals of a small parameter, drawn together with those of the small ones that follow it."""
-        if (key, like.device) != self._ahead_key or index not in self._ahead:
-            sizes, total = {index: like.numel()}, like.numel()
-            for group, i, p in self.optimizer.parameters():
-                small = 0 < p.numel() <= noise.SMALL and p.device == like.device and not is_sharded(p)
-                if i > index and small and group["perturb"] and p.requires_grad and total < noise.BLOCK // 4:
-                    sizes[i] = p.numel()
-                    total += p.numel()
-            self._ahead_key = ()  # an interruption must not leave the numbers of one key under another
-            self._ahead = noise.normal_many(*key, sizes, like.device, self.scratch)
-            self._ahead_key = (key, like.device)
-        return self._ahead[index]
+    def _small_sizes(self, like: Tensor) -> dict[int, int]:
+        return {
+            index: parameter.numel()
+            for group, index, parameter in self.optimizer.parameters()
+            if 0 < parameter.numel() <= noise.SMALL
+            and group["perturb"]
+            and parameter.requires_grad
+            and parameter.device == like.device
+            and not is_sharded(parameter)
+        }
 
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:

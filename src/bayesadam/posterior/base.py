@@ -33,10 +33,11 @@ class Posterior(abc.ABC):
         """
 
     @abc.abstractmethod
-    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function ``write(targets, number)`` that writes sample ``number``, or the mean for ``None``, in place.
 
-        ``targets`` are tensors by name, as parameters are. What the function needs again and again it keeps.
+        ``targets`` are tensors by name, as parameters are. What the function needs again and again it keeps; it may
+        draw ahead for the samples up to ``until``, if they will be asked for in order.
         """
 
     @abc.abstractmethod

@@ -77,15 +77,22 @@ class DiagonalGaussian(Posterior):
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count!r}")
         draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
-        write = self.writer(seed)
+        write = self.writer(seed, until=first + count)
         for i in range(count):
             write({name: draw[i] for name, draw in draws.items()}, first + i)
         return draws
 
-    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function that writes samples in place, block by block, without memory of their size; see the base class."""
         scratch = noise.Scratch()
+        ahead = noise.Ahead(scratch)
         std = {name: variance.sqrt() for name, variance in self.variance.items()}
+        device = next(iter(self.mean.values())).device
+        small = {
+            index: mean.numel()
+            for index, mean in enumerate(self.mean.values())
+            if 0 < mean.numel() <= noise.SMALL and mean.device == device
+        }
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
@@ -96,22 +103,13 @@ class DiagonalGaussian(Posterior):
                     continue
                 direct = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
                 draw = target if direct else mean.new_empty(mean.shape)
-                parts = [torch.split(t.reshape(-1), noise.BLOCK) for t in (draw, mean, std[name])]
-                for block, (part, center, spread) in enumerate(zip(*parts, strict=True)):
-                    eps = scratch.get("eps", part.numel(), mean.dtype, mean.device)
-                    noise.normal(
-                        seed,
-                        0,
-                        number,
-                        index,
-                        part.shape,
-                        stream=noise.POSTERIOR,
-                        offset=(block * noise.BLOCK,),
-                        full_shape=(mean.numel(),),
-                        out=eps,
-                        scratch=scratch,
+                if index in small:
+                    eps = ahead.draw(
+                        seed, 0, number, index, stream=noise.POSTERIOR, device=device, sizes=lambda: small, until=until
                     )
-                    torch.addcmul(center, eps, spread, out=part)
+                    torch.addcmul(mean, eps.view(mean.shape).to(mean.dtype), std[name], out=draw)
+                else:
+                    _write_large(draw, mean, std[name], (seed, number, index), scratch)
                 if draw is not target:
                     target.copy_(draw)
             torch.clear_autocast_cache()
@@ -226,6 +224,26 @@ class DiagonalGaussian(Posterior):
         for name in other:
             if name not in self.mean:
                 raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
+
+
+def _write_large(out: Tensor, mean: Tensor, std: Tensor, key: tuple[int, int, int], scratch: noise.Scratch) -> None:
+    """``mean + std * eps`` block by block; ``key`` is seed, number of the sample and index."""
+    seed, number, index = key
+    parts = [torch.split(t.reshape(-1), noise.BLOCK) for t in (out, mean, std)]
+    for block, (part, center, spread) in enumerate(zip(*parts, strict=True)):
+        eps = noise.normal(
+            seed,
+            0,
+            number,
+            index,
+            part.shape,
+            stream=noise.POSTERIOR,
+            offset=(block * noise.BLOCK,),
+            full_shape=(mean.numel(),),
+            out=scratch.get("eps", part.numel(), mean.dtype, mean.device),
+            scratch=scratch,
+        )
+        torch.addcmul(center, eps, spread, out=part)
 
 
 def sum_all(terms: Any) -> Tensor:

@@ -33,7 +33,7 @@ def outputs_at_samples(
     device = next(iter(parameters.values())).device
     single = isinstance(inputs, Tensor | Mapping | tuple)
     batches: Iterable[Any] = [inputs] if single else inputs
-    write = posterior.writer(seed)
+    write = posterior.writer(seed, until=0 if numbers is None else len(numbers))
     forward = _Forward(model, output, batch_size)
     parts = []
     samples = [None] if numbers is None else numbers
