@@ -56,7 +56,10 @@ def demo(
         table = _demo.run(out, seed=seed, advance=advance)
     for name, rows in table.items():
         Console().print(_as_table(name, rows))
-    Console().print("means over 3 splits; bold: best of the column; Adam is a point, the others average 64 samples")
+    Console().print(
+        f"means over {_demo.SPLITS} splits; bold: best of the column; "
+        f"Adam is a point, the others average {_demo.MC_SAMPLES} samples"
+    )
     Console().print(
         f"{time.perf_counter() - start:.0f} s; table.json, posteriors and figures are in {out}/", soft_wrap=True
     )
