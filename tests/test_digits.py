@@ -1,0 +1,30 @@
+"""Untouched optimisers on a real data set: what a new user tries first."""
+
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import bayesadam as ba
+
+
+@pytest.mark.parametrize(("optimizer", "options"), [(ba.Vadam, {}), (ba.IVON, {"lr": 0.1})], ids=["Vadam", "IVON"])
+def test_untouched_optimiser_learns_the_digits(optimizer, options):
+    """64-64-10 network, 60 epochs of minibatches of 32: at least 96% of the held-out fifth."""
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(x), generator=generator)
+    train, test = order[:1437], order[1437:]
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    opt = optimizer(net.named_parameters(), num_data=len(train), **options)
+    loss = ba.Categorical()
+    for _ in range(60):
+        for rows in train[torch.randperm(len(train), generator=generator)].split(32):
+            with opt.sampled_params():
+                loss(net(x[rows]), y[rows]).backward()
+            opt.step()
+    predicted = net(x[test]).argmax(-1)
+    assert (predicted == y[test]).float().mean() >= 0.96
+    averaged = ba.predict(net, opt.posterior(), x[test], likelihood=loss).probs.argmax(-1)
+    assert (averaged == y[test]).float().mean() >= 0.96
