@@ -219,10 +219,12 @@ class Ahead:
         key = (seed, step, stream, device)
         if key != self._key or sample not in self._samples or index not in self._draws:
             wanted: dict[int, int] = {}
+            total = 0
             for i, size in sizes().items():
-                if i == index or (wanted and sum(wanted.values()) + size <= BLOCK // 4):
+                if i == index or (wanted and total + size <= BLOCK // 4):
                     wanted[i] = size
-            room = max(1, BLOCK // 4 // sum(wanted.values()))
+                    total += size
+            room = max(1, BLOCK // 4 // total)
             self._key = ()  # an interruption must not leave the numbers of one key under another
             self._samples = range(sample, max(sample + 1, min(until, sample + room)))
             self._draws = normal_many(

@@ -52,7 +52,7 @@ class Sampler:
                 pair,
                 index,
                 device=like.device,
-                sizes=partial(self._small_sizes, like),
+                sizes=partial(self._small_sizes, index, like),
                 until=group["mc_samples"] // (2 if group["antithetic"] else 1),
             )
             eps.copy_(draw.view(block.shape))
@@ -70,15 +70,19 @@ class Sampler:
             )
         return eps.neg_() if group["antithetic"] and sample % 2 else eps
 
-    def _small_sizes(self, like: Tensor) -> dict[int, int]:
+    def _small_sizes(self, asked: int, like: Tensor) -> dict[int, int]:
+        """Of the one that is asked for, which may be sharded and yet whole on this rank, and of its small peers."""
         return {
             index: parameter.numel()
             for group, index, parameter in self.optimizer.parameters()
-            if 0 < parameter.numel() <= noise.SMALL
-            and group["perturb"]
-            and parameter.requires_grad
-            and parameter.device == like.device
-            and not is_sharded(parameter)
+            if index == asked
+            or (
+                0 < parameter.numel() <= noise.SMALL
+                and group["perturb"]
+                and parameter.requires_grad
+                and parameter.device == like.device
+                and not is_sharded(parameter)
+            )
         }
 
     @torch.no_grad()
@@ -110,9 +114,9 @@ class Sampler:
             if adopt:
                 follow(views["mean"], block.of(weights))
             theta = self.optimizer.rule.precision(views, hyper(group, state, views)).rsqrt_()
-            theta.mul_(self.eps(group, index, block, sample, theta)).add_(views["mean"])
+            theta.mul_(self.eps(group, index, block, sample, theta))
             self._written[parameter] = block.stop
-            block.of(weights).copy_(theta)
+            torch.add(theta, views["mean"], out=block.of(weights))
 
     @torch.no_grad()
     def restore(self) -> None:

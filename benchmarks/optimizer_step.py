@@ -1,0 +1,356 @@
+"""What one step costs: sample the weights, and update from a given gradient.
+
+    python benchmarks/optimizer_step.py                     # prints the table, writes results/optimizer_step.json
+
+Time: all contenders live in one process and take turns, round by round; the table has medians of the rounds, and the
+ratio to ``torch.optim.Adam(fused=True)``, which neither samples nor keeps a posterior. The gradient is there already:
+no forward or backward pass is timed. "blocks" is ``with opt.sampled_params(): ...`` and ``opt.step()``, "drop-in" is
+``opt.step()`` after ``opt.train()``. "compiled" is a proof that the design can be fused, not (yet) a feature: the same
+noise and the same rule, as two compiled functions over cache-sized blocks. How far its numbers are from the eager
+ones is stored too. Other load on the machine shows in all of them, most of all in those of many short parallel
+operations; the load averages are in the JSON.
+
+Memory, Linux only: "state" is the optimiser's tensors. "extra" is the peak of the resident memory (``VmHWM``, reset
+through ``/proc/self/clear_refs``) over two steps at the largest size, less parameters, gradients, state, and what the
+process used before; a process of its own for every contender, which has taken steps with a small optimiser of the same
+kind before and given freed memory back. Reused buffers are in it, so it is what must fit besides the tensors that
+everybody needs. It repeats to about 0.2 bytes per parameter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bayesadam as ba
+from bayesadam import noise
+from bayesadam.optim.rule import advance, initial_counters
+
+HERE = Path(__file__).parent
+Shapes = Sequence[Sequence[int]]
+Step = Callable[[], Any]
+
+NUM_DATA = 1000.0
+LARGEST = "1e7"
+
+
+def transformer(vocabulary: int = 1000, width: int = 256, layers: int = 4, context: int = 64) -> Shapes:
+    """Parameters of a pre-norm decoder."""
+    norm = [(width,), (width,)]
+    attention = [(3 * width, width), (3 * width,), (width, width), (width,)]
+    mlp = [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    head = [(vocabulary, width), (vocabulary,)]
+    return [(vocabulary, width), (context, width), *(norm + attention + norm + mlp) * layers, *norm, *head]
+
+
+CASES: dict[str, tuple[Shapes, int]] = {
+    "1e5": ([(100_000,)], 201),
+    "1e6": ([(1_000_000,)], 51),
+    LARGEST: ([(10_000_000,)], 15),
+    "mlp 784-400-400-10": ([(400, 784), (400,), (400, 400), (400,), (10, 400), (10,)], 101),
+    "transformer": (transformer(), 31),
+}
+"""Shapes of the parameters, and number of rounds."""
+
+
+class CompiledVadam:
+    """Vadam for flat parameters with sampling and update compiled; explicit blocks, one sample per step.
+
+    Hyper-parameters that change are 0-d tensors, and so is the start of a block, so one kernel serves all steps and all
+    blocks. Blocks keep the noise in the cache; its only buffer is as large as a block.
+    """
+
+    def __init__(self, params: Sequence[nn.Parameter], lr: float = 1e-3) -> None:
+        self.params = params
+        self.counters: dict[str, Any] = initial_counters()
+        self.constants = {
+            "lr": lr,
+            "betas": (0.9, 0.999),
+            "num_data": NUM_DATA,
+            "temperature": 1.0,
+            "prior_mean": 0.0,
+            "prior_precision": 1.0,
+            "initial_precision": NUM_DATA,
+        }
+        names = ("mean", "exp_avg", "exp_avg_sq")
+        self.state = {p: {name: torch.zeros_like(p, requires_grad=False) for name in names} for p in params}
+        for p in params:
+            self.state[p]["mean"].copy_(p.detach())
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Sample, and update from ``p.grad``; the weights are the mean again."""
+        kernels = compiled_kernels()
+        step = torch.tensor(self.counters["step"])
+        before = self._hyper()
+        self.counters = advance(self.counters, self.constants)
+        after = self._hyper()
+        for index, parameter in enumerate(self.params):
+            for start in range(0, parameter.numel(), noise.BLOCK):
+                block = slice(start, start + noise.BLOCK)
+                views = {name: tensor[block] for name, tensor in self.state[parameter].items()}
+                weights = parameter.detach()[block]
+                kernels["sample"](weights, views, torch.tensor(start), step, torch.tensor(index), before)
+        for parameter in self.params:
+            for start in range(0, parameter.numel(), noise.BLOCK):
+                block = slice(start, start + noise.BLOCK)
+                views = {name: tensor[block] for name, tensor in self.state[parameter].items()}
+                kernels["update"](parameter.detach()[block], views, parameter.grad[block], after)
+
+    def _hyper(self) -> dict[str, Any]:
+        return {**self.constants, **{k: torch.tensor(v, dtype=torch.float64) for k, v in self.counters.items()}}
+
+
+@cache
+def compiled_kernels() -> dict[str, Callable[..., None]]:
+    rule = ba.Vadam.rule
+
+    def sample(
+        weights: Tensor, views: Mapping[str, Tensor], start: Tensor, step: Tensor, index: Tensor, hp: Any
+    ) -> None:
+        eps = torch.empty_like(weights)
+        noise.fill_(eps, start, (0, step, 0, index, noise.TRAINING), noise.Scratch())
+        sigma = rule.precision(views, hp).rsqrt()
+        weights.copy_(views["mean"] + sigma * eps)
+
+    def update(weights: Tensor, views: Mapping[str, Tensor], grad: Tensor, hp: Any) -> None:
+        curvature = rule.curvature(grad, None, views, hp)
+        rule.update_(views["mean"], views, grad.clone(), curvature, hp)
+        weights.copy_(views["mean"])
+
+    return {f.__name__: torch.compile(f, fullgraph=True, dynamic=False) for f in (sample, update)}
+
+
+def parameters(shapes: Shapes) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(0)
+    return [nn.Parameter(torch.randn(*shape, generator=generator)) for shape in shapes]
+
+
+def gradients(shapes: Shapes) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(*shape, generator=generator).mul_(0.01) for shape in shapes]
+
+
+def assign(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> None:
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g
+
+
+def adam(implementation: str, params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
+    opt = torch.optim.Adam(params, **{implementation: True})
+    assign(params, grads)
+    return opt, opt.step
+
+
+def ivon_opt(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
+    import ivon
+
+    opt = ivon.IVON(params, lr=0.1, ess=NUM_DATA, weight_decay=1.0 / NUM_DATA)
+
+    def step() -> None:
+        with opt.sampled_params(train=True):
+            assign(params, grads)
+        opt.step()
+
+    return opt, step
+
+
+def ours(method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
+    extra = {"initial_precision": NUM_DATA} if method == "VadaGrad" else {}
+    opt = getattr(ba, method)(params, num_data=NUM_DATA, **extra)
+    if dropin:
+        opt.train()
+        assign(params, grads)
+        return opt, opt.step
+
+    def step() -> None:
+        with opt.sampled_params():
+            assign(params, grads)
+        opt.step()
+
+    return opt, step
+
+
+def compiled(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
+    opt = CompiledVadam(params)
+    assign(params, grads)
+    return opt, opt.step
+
+
+REFERENCE = "Adam fused"
+COMPILED = "Vadam compiled"
+CONTENDERS: dict[str, Callable[[Sequence[nn.Parameter], Sequence[Tensor]], tuple[Any, Step]]] = {
+    REFERENCE: partial(adam, "fused"),
+    "Adam foreach": partial(adam, "foreach"),
+    "ivon-opt": ivon_opt,
+    **{
+        f"{method} {'drop-in' if dropin else 'blocks'}": partial(ours, method, dropin)
+        for method in ("Vadam", "Vprop", "VadaGrad", "IVON")
+        for dropin in (False, True)
+    },
+    COMPILED: compiled,
+}
+
+
+def state_bytes(opt: Any) -> int:
+    """Of all tensors that the optimiser keeps from step to step; ivon-opt has some of them in its groups."""
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in getattr(opt, "param_groups", [])]
+    states = [value for value in opt.state.values() if isinstance(value, dict)]
+    return sum(t.nbytes for values in (*groups, *states) for t in values.values() if isinstance(t, Tensor))
+
+
+def measure_time(case: str, names: Sequence[str]) -> dict[str, Any]:
+    shapes, rounds = CASES[case]
+    grads = gradients(shapes)
+    count = sum(g.numel() for g in grads)
+    made = {name: CONTENDERS[name](parameters(shapes), grads) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(3):
+        for _, step in made.values():
+            step()
+    for _ in range(rounds):
+        for name, (_, step) in made.items():
+            begin = time.perf_counter()
+            step()
+            seconds[name].append(time.perf_counter() - begin)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    results = {}
+    for name, (opt, _) in made.items():
+        results[name] = {
+            "microseconds": round(medians[name] * 1e6, 1),
+            "ns_per_parameter": round(medians[name] / count * 1e9, 3),
+            "lower_quartile_ns_per_parameter": round(statistics.quantiles(seconds[name])[0] / count * 1e9, 3),
+            "ratio": round(medians[name] / medians[REFERENCE], 2),
+            "state_bytes_per_parameter": round(state_bytes(opt) / count, 2),
+        }
+    return {"parameters": count, "tensors": len(shapes), "rounds": rounds, "results": results}
+
+
+def memory_kib(field: str) -> int:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field + ":"))
+    return int(line.split()[1])
+
+
+def print_extra_memory(name: str) -> None:
+    """Run in a process of its own: the peak of two steps less what is not the optimiser's doing, in bytes."""
+    shapes, _ = CASES[LARGEST]
+    ((count,),) = shapes
+    _, step = CONTENDERS[name](*(make([(noise.BLOCK + count % noise.BLOCK,)]) for make in (parameters, gradients)))
+    for _ in range(3):
+        step()
+    del step
+    ctypes.CDLL(None).malloc_trim(0)
+    before = memory_kib("VmRSS") * 1024
+    opt, step = CONTENDERS[name](parameters(shapes), gradients(shapes))
+    for _ in range(2):
+        step()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    for _ in range(2):
+        step()
+    print(memory_kib("VmHWM") * 1024 - before - 2 * count * 4 - state_bytes(opt))
+
+
+def measure_memory(name: str) -> int | None:
+    if not sys.platform.startswith("linux"):
+        return None
+    command = [sys.executable, __file__, "--extra-memory-of", name]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def compiled_difference(steps: int = 20) -> dict[str, float]:
+    """Largest difference between eager and compiled Vadam after some steps, relative to the largest entry."""
+    shapes = [(noise.BLOCK + 38528,), (1000,)]
+    first, second = parameters(shapes), parameters(shapes)
+    grads = gradients(shapes)
+    eager, eager_step = ours("Vadam", False, first, grads)
+    fused, fused_step = compiled(second, grads)
+    for _ in range(steps):
+        eager_step()
+        fused_step()
+    found = {}
+    for name in ("mean", "exp_avg", "exp_avg_sq"):
+        pairs = [(eager.state[p][name], fused.state[q][name]) for p, q in zip(first, second, strict=True)]
+        found[name] = max(float((a - b).abs().max() / a.abs().max()) for a, b in pairs)
+    return found
+
+
+def cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def print_case(case: str, found: Mapping[str, Any], extra: Mapping[str, int | None]) -> None:
+    print(f"\n{case}: {found['parameters']:,} parameters in {found['tensors']}, {found['rounds']} rounds")
+    print(f"{'':18}{'us':>12}{'ns/param':>10}{'ratio':>8}{'state B/param':>15}{'extra B/param':>15}")
+    for name, row in found["results"].items():
+        peak = extra.get(name) if case == LARGEST else None
+        print(
+            f"{name:18}{row['microseconds']:12,.0f}{row['ns_per_parameter']:10.2f}{row['ratio']:8.1f}"
+            f"{row['state_bytes_per_parameter']:15.1f}"
+            + ("" if peak is None else f"{peak / found['parameters']:15.2f}")
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path, default=HERE / "results" / "optimizer_step.json")
+    parser.add_argument("--extra-memory-of", choices=list(CONTENDERS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.extra_memory_of:
+        print_extra_memory(options.extra_memory_of)
+        return
+    names = list(dict.fromkeys([REFERENCE, *options.contenders]))
+    report: dict[str, Any] = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {
+            "python": platform.python_version(),
+            **{k: version(k) for k in ("torch", "bayesadam", "ivon-opt")},
+        },
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_averages": [os.getloadavg()],
+        "cases": {},
+    }
+    extra = {name: measure_memory(name) for name in names} if LARGEST in options.cases else {}
+    for case in options.cases:
+        flat = all(len(shape) == 1 for shape in CASES[case][0])
+        found = measure_time(case, [name for name in names if flat or name != COMPILED])
+        print_case(case, found, extra)
+        report["cases"][case] = found
+    report["extra_peak_bytes"] = {"parameters": 10_000_000, **extra}
+    if COMPILED in names:
+        report["compiled_relative_difference"] = compiled_difference()
+        print("\ncompiled against eager Vadam after 20 steps, relative:", report["compiled_relative_difference"])
+    report["load_averages"].append(os.getloadavg())
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    scratch = options.output.with_suffix(".tmp")
+    scratch.write_text(json.dumps(report, indent=1) + "\n")
+    scratch.replace(options.output)
+    print(f"wrote {options.output}")
+
+
+if __name__ == "__main__":
+    main()
