@@ -22,7 +22,7 @@ import torch
 
 import bayesadam as ba
 
-SAMPLES, INPUTS, ROUNDS = 64, 1024, 9
+SAMPLES, INPUTS, ROUNDS = 64, 1024, 5
 
 
 def contenders() -> dict[str, Callable[[], Any]]:
