@@ -277,7 +277,7 @@ def _draw(
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
     plots.regression_band(axes, *curve)
-    axes.set(title="Uncertainty grows where there are no data (Vadam)", ylim=(-3, 3))
+    axes.set(title="Uncertainty grows where there are no data (Vadam)", ylim=(-3.5, 3))
     save(figure, "regression_band")
 
     figure, axes = pyplot.subplots(figsize=(5.5, 5), layout="constrained")
