@@ -125,7 +125,7 @@ def compiled_kernels() -> dict[str, Callable[..., None]]:
         weights: Tensor, views: Mapping[str, Tensor], start: Tensor, step: Tensor, index: Tensor, hp: Any
     ) -> None:
         eps = torch.empty_like(weights)
-        noise.fill_(eps, start, (0, step, 0, index, noise.TRAINING), noise.Scratch())
+        noise.fill_(eps, start, (0, 0, step, 0, index, noise.TRAINING), noise.Scratch())
         sigma = rule.precision(views, hp).rsqrt()
         weights.copy_(views["mean"] + sigma * eps)
 

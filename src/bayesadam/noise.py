@@ -11,6 +11,7 @@ The words become normals by the Box-Muller transform, both outputs used; 32 bits
 
 One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive elements, element ``j`` takes output
 ``j // LANES`` of the tile's counter ``j % LANES``: every write is a run of ``LANES`` elements, not a stride of four.
+A tensor of ``n < 4 * LANES`` elements is one tile of ``ceil(n / 4)`` lanes, so that no output is wasted.
 """
 
 from __future__ import annotations
@@ -126,60 +127,68 @@ def normal(
         if first is None:
             _fill_slice(out, start, full, key, scratch)
         elif out.is_contiguous():
-            fill_(out.view(-1), first, key, scratch)
+            fill_(out.view(-1), first, key, scratch, lanes_of(math.prod(full)))
         else:
             flat = scratch.get("strided", out.numel(), torch.float32, out.device)
-            fill_(flat, first, key, scratch)
+            fill_(flat, first, key, scratch, lanes_of(math.prod(full)))
             out.copy_(flat.view(shape))
     return out
 
 
 def normal_many(
-    seed: int,
-    step: int,
+    seeds: Sequence[int],
+    steps: Sequence[int],
     samples: Sequence[int],
     sizes: Mapping[int, int],
     *,
     stream: int = TRAINING,
     device: torch.device,
     scratch: Scratch,
-) -> dict[int, Tensor]:
-    """Whole draws of several small tensors and samples in one go: the operations of a draw are called once for all.
+) -> Tensor:
+    """Whole draws of several small tensors, samples and seeds in one go: the operations are called once for all.
 
     Args:
-        seed: As for :func:`normal`, and so are ``step`` and ``stream``.
-        step: See there.
+        seeds: As for :func:`normal`, ``P`` of them.
+        steps: See there; one for each seed.
         samples: Numbers of the samples, ``S`` of them.
         sizes: Number of elements, at least 1 and best at most ``SMALL``, of every parameter by its index.
-        stream: See there.
-        device: Of the results.
-        scratch: Reused buffers. The results lie in one of them, which the next call overwrites.
+        stream: See :func:`normal`.
+        device: Of the result.
+        scratch: Reused buffers. The result is one of them, which the next call overwrites.
 
     Returns:
-        By index, ``(S, size)`` in float32: to the bit what :func:`normal` gives.
+        ``(P, S, sum of sizes)`` in float32, the parameters one after another: to the bit what :func:`normal` gives.
     """
-    key = _checked(seed, step, max(samples), max(sizes), stream)
-    counts = [-(-size // TILE) * min(size, LANES) for size in sizes.values()]
-    each, rows = sum(counts), len(samples)
+    for seed, step in zip(seeds, steps, strict=True):
+        _checked(seed, step, max(samples), max(sizes), stream)
+    lanes = [lanes_of(size) for size in sizes.values()]
+    counts = [-(-size // (4 * width)) * width for size, width in zip(sizes.values(), lanes, strict=True)]
+    many, each, rows = len(seeds), sum(counts), len(samples)
     with torch.no_grad():
         repeats = torch.tensor(counts, device=device)
         starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats, output_size=each)
         index = torch.tensor(list(sizes), device=device).repeat_interleave(repeats, output_size=each).repeat(rows)
         sample = torch.tensor(list(samples), device=device).repeat_interleave(each)
-        pool = _words(rows * each, device, scratch)
+        pool = [word.view(many, rows * each) for word in _words(many * rows * each, device, scratch)]
         block = pool.pop()
-        torch.sub(torch.arange(each, device=device), starts, out=block.view(rows, each)[0])
-        block.view(rows, each)[1:] = block[:each]
-        normals = scratch.get("normals", 4 * rows * each, torch.float32, device).view(4, rows, each)
-        _write_normals(block, (*key[:2], sample, index, key[4]), normals.view(1, 2, 2, rows * each), pool, scratch)
+        block.view(many, rows, each).copy_(torch.arange(each, device=device) - starts)
+        low, high = ([seed >> shift & _MASK for seed in seeds] for shift in (0, 32))
+        key = (_column(low, device), _column(high, device), _column(steps, device), sample, index, stream)
+        normals = scratch.get("normals", 4 * block.numel(), torch.float32, device)
+        _write_normals(block, key, normals.view(1, 2, 2, -1), pool, scratch)
         total = sum(sizes.values())
-        many = scratch.get("many", rows * total, torch.float32, device).view(rows, total)
-        results = many.split_with_sizes(list(sizes.values()), dim=1)
-        for result, part in zip(results, normals.split_with_sizes(counts, dim=2), strict=True):
-            size = result.shape[1]
-            planes = part.view(4, rows, -1, min(size, LANES)).permute(1, 2, 0, 3)
-            result.copy_(planes.reshape(rows, -1)[:, :size])
-    return dict(zip(sizes, results, strict=True))
+        result = scratch.get("many", many * rows * total, torch.float32, device).view(many * rows, total)
+        parts = normals.view(4, many * rows, each).split_with_sizes(counts, dim=2)
+        targets = result.split_with_sizes(list(sizes.values()), dim=1)
+        for target, part, width in zip(targets, parts, lanes, strict=True):
+            planes = part.view(4, many * rows, -1, width).permute(1, 2, 0, 3)
+            target.copy_(planes.reshape(many * rows, -1)[:, : target.shape[1]])
+    return result.view(many, rows, total)
+
+
+def _column(values: Sequence[int], device: torch.device) -> Word:
+    """The number that all are, or a column of them."""
+    return values[0] if len(set(values)) == 1 else torch.tensor(values, device=device)[:, None]
 
 
 class Ahead:
@@ -227,23 +236,25 @@ class Ahead:
             room = max(1, BLOCK // 4 // total)
             self._key = ()  # an interruption must not leave the numbers of one key under another
             self._samples = range(sample, max(sample + 1, min(until, sample + room)))
-            self._draws = normal_many(
-                seed, step, self._samples, wanted, stream=stream, device=device, scratch=self._scratch
+            (many,) = normal_many(
+                [seed], [step], self._samples, wanted, stream=stream, device=device, scratch=self._scratch
             )
+            self._draws = dict(zip(wanted, many.split_with_sizes(list(wanted.values()), dim=1), strict=True))
             self._key = key
         return self._draws[index][sample - self._samples.start]
 
 
 def _checked(*coordinates: object) -> tuple[Word, ...]:
-    key: list[Word] = []
+    """The coordinates in range, as the words of a key: the seed's halves, step, sample, index, stream."""
+    words: list[Word] = []
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
         if isinstance(value, Tensor) and name in _TENSORS:
-            key.append(value)
+            words.append(value)
         elif isinstance(value, Integral) and 0 <= int(value) < 2**bits:
-            key.append(int(value))  # a NumPy integer would overflow
+            words += [int(value) & _MASK, int(value) >> 32] if name == "seed" else [int(value)]
         else:
             raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
-    return tuple(key)
+    return tuple(words)
 
 
 def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Sequence[int]) -> int | None:
@@ -258,32 +269,37 @@ def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Se
     return start
 
 
-def fill_(out: Tensor, start: Word, key: tuple[Word, ...], scratch: Scratch) -> None:
+def lanes_of(numel: int) -> int:
+    """Counters in a tile of a tensor with so many elements, at least 1."""
+    return LANES if numel >= TILE else -(-numel // 4)
+
+
+def fill_(out: Tensor, start: Word, key: tuple[Word, ...], scratch: Scratch, lanes: int = LANES) -> None:
     """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor, block by block.
 
-    ``key`` is ``(seed, step, sample, index, stream)``, in range: ``normal`` is the checked front door. ``start`` may
-    be a 0-d tensor, of a multiple of ``TILE``, and ``out`` then is one block: so one kernel is compiled for all blocks.
+    ``key`` is that of :func:`_checked`: ``normal`` is the checked front door. ``lanes`` is that of the whole draw.
+    ``start`` may be a 0-d tensor, of a multiple of ``TILE``, and ``out`` then is one block: so one kernel is compiled
+    for all blocks.
     """
     if isinstance(start, Tensor):
-        _fill_block(out, 0, start // TILE, key, scratch)
+        _fill_block(out, 0, start // TILE, key, scratch, lanes)
         return
     stop = start + out.numel()
     whole = torch.compiler.is_compiling()
     while start < stop:
         tile = start // TILE
         end = stop if whole else min(stop, tile * TILE + BLOCK)
-        _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch)
+        _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch, lanes)
         out = out[end - start :]
         start = end
 
 
-def _fill_block(out: Tensor, skip: int, tile: Word, key: tuple[Word, ...], scratch: Scratch) -> None:
+def _fill_block(out: Tensor, skip: int, tile: Word, key: tuple[Word, ...], scratch: Scratch, lanes: int) -> None:
     """Write the elements of a draw from ``skip`` elements behind the start of a tile."""
     needed = skip + out.numel()
-    tiles = -(-needed // TILE)
-    lanes = min(needed, LANES)
+    tiles = -(-needed // (4 * lanes))
     counters = tiles * lanes
-    direct = skip == 0 and needed == tiles * TILE and out.dtype == torch.float32 and out.is_contiguous()
+    direct = skip == 0 and needed == 4 * counters and out.dtype == torch.float32 and out.is_contiguous()
     target = out if direct else scratch.get("normals", 4 * counters, torch.float32, out.device)
     pool = _words(counters, out.device, scratch)
     if isinstance(tile, int):
@@ -312,8 +328,8 @@ def _write_normals(block: Tensor, key: tuple[Word, ...], out: Tensor, pool: list
         for name in ("radius", "angle", "trig")
     )
     for pair in range(2):
-        radius[pair].copy_(words[2 * pair])
-        angle[pair].copy_(words[2 * pair + 1])
+        radius[pair].copy_(words[2 * pair].view(-1))
+        angle[pair].copy_(words[2 * pair + 1].view(-1))
     radius.mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
     angle.mul_(2.0 * math.pi * 2.0**-32)
     for i, function in enumerate((torch.cos, torch.sin)):
@@ -348,22 +364,20 @@ def _fill_slice(
         positions = torch.arange(offset[dim], offset[dim] + out.shape[dim]) * math.prod(full[dim + 1 :])
         starts = (starts[:, None] + positions).reshape(-1)
     for row, first in zip(rows, starts.tolist(), strict=True):
-        fill_(row, first + offset[axis] * inner, key, scratch)
+        fill_(row, first + offset[axis] * inner, key, scratch, lanes_of(math.prod(full)))
     if copied:
         out.copy_(rows.view(out.shape))
 
 
 def _philox(block: Tensor, key: tuple[Word, ...], pool: list[Tensor]) -> list[Tensor]:
     """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers from ``pool``."""
-    seed, step, sample, index, stream = key
-    high = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)
+    low, high, step, sample, index, stream = key
+    number = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)
 
     def word(value: Word) -> Word:
         return value if isinstance(value, int) else pool.pop().copy_(value)
 
-    return philox_rounds(
-        [block, word(index), word(step), word(high)], [seed & _MASK, (seed >> 32) & _MASK], pool, _ROUNDS
-    )
+    return philox_rounds([block, word(index), word(step), word(number)], [low, high], pool, _ROUNDS)
 
 
 def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], rounds: int) -> list[Tensor]:

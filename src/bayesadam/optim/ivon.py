@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.checks import check
-from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_prior_gradient_, add_scaled_, blend_
+from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_prior_gradient_, add_scaled_, blend_, factor
 
 
 class IVONRule:
@@ -36,17 +36,18 @@ class IVONRule:
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Momentum 0, Hessian ``s0``."""
         start = (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
-        return {"exp_avg": torch.zeros_like(mean), "hessian": torch.zeros_like(mean).add_(start)}
+        return {"exp_avg": torch.zeros_like(mean), "hessian": torch.zeros_like(mean).add_(factor(start, mean))}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``N (s + d)``."""
-        return torch.mul(state["hessian"], hp["num_data"]).add_(active_prior_precision(hp))
+        hessian = state["hessian"]
+        return torch.mul(hessian, factor(hp["num_data"], hessian)).add_(factor(active_prior_precision(hp), hessian))
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
         """``g eps / sigma``, whose expectation is the Hessian diagonal of the mean loss."""
         if eps is None:
             return None
-        return self.precision(state, hp).sqrt_().mul_(eps).mul_(grad)
+        return torch.mul(grad, eps).mul_(self.precision(state, hp).sqrt_())
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
         """One step; see the class."""
@@ -57,14 +58,14 @@ class IVONRule:
             rate = 1.0 - hp["betas"][1]
             error = curvature.neg_()
             add_scaled_(error, hessian, hp["temperature"])
-            shifted = hessian + active_prior_precision(hp) / hp["num_data"]
+            shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], mean)
             add_scaled_(hessian, error, -rate)
             add_scaled_(hessian, error.square_().div_(shifted), 0.5 * rate * rate)
-        step = torch.div(average, 1.0 - hp["beta1_product"], out=grad)
+        step = torch.div(average, factor(1.0 - hp["beta1_product"], mean), out=grad)
         add_prior_gradient_(step, mean, hp)
-        step.div_(hessian + damping).clamp_(-hp["clip_radius"], hp["clip_radius"])
+        step.div_(hessian + factor(damping, mean)).clamp_(-hp["clip_radius"], hp["clip_radius"])
         if hp["rescale_lr"]:
-            step.mul_(hp["initial_precision"] / hp["num_data"])
+            step.mul_(factor(hp["initial_precision"] / hp["num_data"], mean))
         add_scaled_(mean, step, -hp["lr"])
 
 

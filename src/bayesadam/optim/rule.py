@@ -92,7 +92,7 @@ def active_prior_precision(hp: Hyper) -> Scalar:
 def tempered_decay_(running: Tensor, curvature: Tensor, hp: Hyper) -> None:
     """``s <- (1 - tau (1 - b2)) s + (1 - b2) h``, the bridge of Khan et al. 2018, eqs. 22-24; ``curvature`` is kept."""
     beta = 1.0 - hp["betas"][1]
-    running.mul_(1.0 - hp["temperature"] * beta)
+    running.mul_(factor(1.0 - hp["temperature"] * beta, running))
     add_scaled_(running, curvature, beta)
 
 
@@ -105,6 +105,11 @@ def add_prior_gradient_(grad: Tensor, mean: Tensor, hp: Hyper, scale: Scalar = 1
         add_scaled_(grad, prior_mean, -weight)
 
 
+def factor(value: Scalar, like: Tensor) -> Scalar:
+    """A hyper-parameter for arithmetic with ``like``; a tensor of them is float64, to keep the digits of scalars."""
+    return value.to(like.dtype) if isinstance(value, Tensor) else value
+
+
 def add_scaled_(target: Tensor, other: Tensor, scale: Scalar) -> None:
     """``target += scale * other``, whether ``scale`` is a number or a tensor that broadcasts."""
     if isinstance(scale, Tensor):
@@ -115,7 +120,7 @@ def add_scaled_(target: Tensor, other: Tensor, scale: Scalar) -> None:
 
 def blend_(target: Tensor, other: Tensor, weight: Scalar) -> None:
     """``target = (1 - weight) * target + weight * other``."""
-    target.lerp_(other, weight.to(target.dtype) if isinstance(weight, Tensor) else weight)
+    target.lerp_(other, factor(weight, target))
 
 
 def maximum(first: Scalar, second: Scalar) -> Scalar:

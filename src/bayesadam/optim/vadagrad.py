@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.rule import Hyper, State, add_scaled_
+from bayesadam.optim.rule import Hyper, State, add_scaled_, factor
 
 
 class VadaGradRule:
@@ -33,17 +33,17 @@ class VadaGradRule:
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``s``."""
-        return torch.add(state["sum"], hp["initial_precision"])
+        return torch.add(state["sum"], factor(hp["initial_precision"], state["sum"]))
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """``(N g)^2``."""
-        return torch.mul(grad, hp["num_data"]).square_()
+        return torch.mul(grad, factor(hp["num_data"], grad)).square_()
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
         """One step; see the class."""
         assert curvature is not None
         add_scaled_(state["sum"], curvature, 1.0 - hp["betas"][1])
-        root = torch.add(state["sum"], hp["initial_precision"], out=curvature).sqrt_()
+        root = torch.add(state["sum"], factor(hp["initial_precision"], mean), out=curvature).sqrt_()
         add_scaled_(mean, grad.div_(root), -hp["lr"] * hp["num_data"])
 
 

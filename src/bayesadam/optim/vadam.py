@@ -13,6 +13,7 @@ from bayesadam.optim.rule import (
     add_prior_gradient_,
     add_scaled_,
     blend_,
+    factor,
     tempered_decay_,
 )
 
@@ -46,7 +47,8 @@ class VadamRule:
         """``N (v + B s0 + lt)``, written ``N v + B initial_precision + (1 - B) lambda`` so that nothing cancels."""
         weight = hp["initial_weight"]
         floor = weight * hp["initial_precision"] + (1.0 - weight) * active_prior_precision(hp)
-        return torch.mul(state["exp_avg_sq"], hp["num_data"]).add_(floor)
+        running = state["exp_avg_sq"]
+        return torch.mul(running, factor(hp["num_data"], running)).add_(factor(floor, running))
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """The gradient's magnitude, ``g^2``; over several samples it is the mean of squares (the authors' code)."""
@@ -59,8 +61,8 @@ class VadamRule:
         add_prior_gradient_(grad, mean, hp)
         blend_(average, grad, 1.0 - hp["betas"][0])
         tempered_decay_(average_sq, curvature, hp)
-        denominator = torch.div(average_sq, 1.0 - hp["beta2_product"], out=curvature).sqrt_()
-        denominator.add_(hp["prior_precision"] / hp["num_data"])
+        denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], mean), out=curvature).sqrt_()
+        denominator.add_(factor(hp["prior_precision"] / hp["num_data"], mean))
         torch.div(average, denominator, out=grad)
         add_scaled_(mean, grad, -hp["lr"] / (1.0 - hp["beta1_product"]))
 

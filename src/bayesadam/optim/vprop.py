@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_prior_gradient_, add_scaled_, tempered_decay_
+from bayesadam.optim.rule import (
+    Hyper,
+    State,
+    active_prior_precision,
+    add_prior_gradient_,
+    add_scaled_,
+    factor,
+    tempered_decay_,
+)
 from bayesadam.optim.vadam import VadamRule
 
 
@@ -30,8 +38,8 @@ class VpropRule(VadamRule):
         add_prior_gradient_(grad, mean, hp)
         tempered_decay_(average_sq, curvature, hp)
         start = hp["initial_weight"] * (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
-        denominator = torch.add(average_sq, start, out=curvature).sqrt_()
-        denominator.add_(hp["prior_precision"] / hp["num_data"])
+        denominator = torch.add(average_sq, factor(start, mean), out=curvature).sqrt_()
+        denominator.add_(factor(hp["prior_precision"] / hp["num_data"], mean))
         add_scaled_(mean, grad.div_(denominator), -hp["lr"])
 
 
