@@ -8,7 +8,17 @@ from pathlib import Path
 import bayesadam as ba
 
 PACKAGE = Path(ba.__file__).parent
-LAYERS = ["functional", "noise", "posterior", "optim"]
+LAYERS = [
+    "functional",
+    "noise",
+    "posterior",
+    "optim",
+    "likelihoods",
+    "progress",
+    "predictive",
+    "population",
+    "tuning",
+]
 
 
 def imports(path):

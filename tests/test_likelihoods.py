@@ -313,3 +313,30 @@ def test_is_a_loss_module(likelihood, output, target):
     assert loss.equal(likelihood.nll(output, target))
     loss.backward()
     assert output.grad.abs().sum() > 0
+
+
+CASES = [
+    (ba.Gaussian(2.0), draw(3, 6), draw(3, 6, seed=1), torch.zeros(5)),
+    (ba.HeteroscedasticGaussian(), draw(3, 6, 4), draw(3, 6, 2, seed=1), torch.zeros(6, 4)),
+    (ba.Bernoulli(), draw(3, 6, 2), torch.arange(36).view(3, 6, 2) % 2, torch.full((6, 2), 2)),
+    (ba.Categorical(), draw(3, 6, 3), torch.arange(18).view(3, 6) % 3, torch.full((6,), 3)),
+]
+
+
+@pytest.mark.parametrize(("likelihood", "outputs", "targets", "wrong"), CASES)
+class TestCheckAndDensity:
+    def test_log_prob_is_a_check_and_a_density(self, likelihood, outputs, targets, wrong):
+        for output, target in zip(outputs, targets, strict=True):
+            assert likelihood.check(output, target) is None
+            assert likelihood.log_density(output, target).equal(likelihood.log_prob(output, target))
+        messages = set()
+        for method in (likelihood.check, likelihood.log_prob, likelihood.nll):
+            with pytest.raises(ValueError, match="^target must be ") as refusal:
+                method(outputs[0], wrong)
+            messages.add(str(refusal.value))
+        assert len(messages) == 1
+
+    def test_the_density_reads_no_values(self, likelihood, outputs, targets, wrong):
+        """It runs where values are not at hand, as under vmap."""
+        found = torch.func.vmap(likelihood.log_density)(outputs, targets)
+        close(found, torch.stack([likelihood.log_prob(o, y) for o, y in zip(outputs, targets, strict=True)]))

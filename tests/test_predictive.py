@@ -584,7 +584,7 @@ class TestProgress:
     def test_it_moves_with_the_forward_passes_not_with_the_loading(self, monkeypatch):
         calls = []
 
-        def advance(bar, task):
+        def advance(bar, task, amount):
             calls.append(bar.tasks[task].total)
 
         class Logged(Scale):

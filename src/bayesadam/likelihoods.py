@@ -19,8 +19,21 @@ class Likelihood(nn.Module, abc.ABC):
     """``p(y | output of the network)``. Leading sample axes of ``output`` broadcast against the target."""
 
     @abc.abstractmethod
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """Raise ``ValueError`` if the target does not fit the output, by shape or by value."""
+
+    @abc.abstractmethod
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """:meth:`log_prob` without the check, which reads values: for targets that were checked before."""
+
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        """``log p(y | output)`` of every data point, in nats; any leading sample axes of ``output`` stay."""
+        """``log p(y | output)`` of every data point, in nats, summed over its outputs; leading sample axes stay.
+
+        Raises:
+            ValueError: The target does not fit the output (see :meth:`check`).
+        """
+        self.check(output, target)
+        return self.log_density(output, target)
 
     def nll(self, output: Tensor, target: Tensor) -> Tensor:
         """Mean negative log-likelihood over the data points: the training loss, 0-d."""
@@ -46,15 +59,15 @@ class RegressionLikelihood(Likelihood):
         mean, log_variance = self.mean_and_log_variance(output)
         return mean, log_variance.exp()
 
-    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        """Summed over the outputs of a data point.
-
-        Raises:
-            ValueError: The target is not of the mean's shape (``(N,)`` against ``(N, 1)`` would broadcast to N x N).
-        """
-        mean, log_variance = self.mean_and_log_variance(output)
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the mean's shape (``(N,)`` against ``(N, 1)`` would broadcast to N x N)."""
+        mean, _ = self.mean_and_log_variance(output)
         if mean.shape[mean.ndim - target.ndim :] != target.shape or mean.ndim < target.ndim:
             raise ValueError(f"target must be of the output's shape {tuple(mean.shape)}, got {tuple(target.shape)}")
+
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Summed over the outputs of a data point."""
+        mean, log_variance = self.mean_and_log_variance(output)
         # Neither the variance nor its inverse: their exponentials leave float32 long before their logarithm is large.
         residual = (target - mean) * (-0.5 * log_variance).exp()
         terms = -0.5 * (residual.square() + log_variance + math.log(2.0 * math.pi))
@@ -135,17 +148,17 @@ class ClassificationLikelihood(Likelihood):
 class Bernoulli(ClassificationLikelihood):
     """Two classes by one logit, of class 1. Output and target ``(N,)``, or ``(N, D)`` for ``D`` labels of one point."""
 
-    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        """Summed over the labels of a data point.
-
-        Raises:
-            ValueError: The target is not of the output's shape, or has values outside [0, 1].
-        """
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the output's shape, with values in [0, 1]."""
         if output.shape[output.ndim - target.ndim :] != target.shape or output.ndim < target.ndim:
             raise ValueError(f"target must be of the output's shape {tuple(output.shape)}, got {tuple(target.shape)}")
         labels = target.to(output.dtype)
         if ((labels < 0) | (labels > 1)).any():
             raise ValueError(f"target must be in [0, 1], got {labels.min().item()!r} to {labels.max().item()!r}")
+
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Summed over the labels of a data point."""
+        labels = target.to(output.dtype)
         terms = labels * functional.logsigmoid(output) + (1.0 - labels) * functional.logsigmoid(-output)
         return terms.sum(-1) if target.ndim > 1 else terms
 
@@ -157,12 +170,8 @@ class Bernoulli(ClassificationLikelihood):
 class Categorical(ClassificationLikelihood):
     """``C`` classes by their logits ``(N, ..., C)``; targets are class numbers ``(N, ...)``, each a data point."""
 
-    def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every element of the target.
-
-        Raises:
-            ValueError: A target that is not the output's shape without its last axis, not integer, or out of range.
-        """
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the output's shape without its last axis, integer, and in range."""
         classes = output.shape[-1]
         shape = output.shape[:-1]
         if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
@@ -173,7 +182,10 @@ class Categorical(ClassificationLikelihood):
             raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
         if target.numel() and not (0 <= target.min() and target.max() < classes):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
-        index = target.long().expand(shape).unsqueeze(-1)
+
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of every element of the target."""
+        index = target.long().expand(output.shape[:-1]).unsqueeze(-1)
         return output.log_softmax(-1).gather(-1, index).squeeze(-1)
 
     def log_probs(self, output: Tensor) -> Tensor:

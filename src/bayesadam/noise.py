@@ -17,7 +17,8 @@ A tensor of ``n < 4 * LANES`` elements is one tile of ``ceil(n / 4)`` lanes, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from numbers import Integral
 from typing import TypeAlias
 
@@ -52,6 +53,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._counters: tuple[object, tuple[Tensor, Tensor, Tensor]] = None, (torch.empty(0),) * 3
 
     def get(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A 1-D tensor of ``numel`` elements with whatever the last user of ``name`` left in it."""
@@ -61,6 +63,20 @@ class Scratch:
             buffer = torch.empty(numel, dtype=dtype, device=device)
             self._buffers[key] = buffer
         return buffer[:numel]
+
+    def counters(
+        self, counts: Sequence[int], indices: Sequence[int], samples: Sequence[int], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Block, index and sample word of every counter of :func:`normal_many`; the last ones are kept."""
+        key = (*counts, None, *indices, None, *samples, device)
+        if self._counters[0] != key:
+            repeats = torch.tensor(counts, device=device)
+            starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats)
+            block = (torch.arange(len(starts), device=device) - starts).repeat(len(samples))
+            index = torch.tensor(indices, device=device).repeat_interleave(repeats).repeat(len(samples))
+            sample = torch.tensor(samples, device=device).repeat_interleave(len(starts))
+            self._counters = key, (block, index, sample)
+        return self._counters[1]
 
 
 def normal(
@@ -144,6 +160,7 @@ def normal_many(
     stream: int = TRAINING,
     device: torch.device,
     scratch: Scratch,
+    compiled: bool = False,
 ) -> Tensor:
     """Whole draws of several small tensors, samples and seeds in one go: the operations are called once for all.
 
@@ -155,9 +172,12 @@ def normal_many(
         stream: See :func:`normal`.
         device: Of the result.
         scratch: Reused buffers. The result is one of them, which the next call overwrites.
+        compiled: Use one compiled kernel, which is several times faster. It needs the compiler that ``torch.compile``
+            needs, and some seconds once.
 
     Returns:
-        ``(P, S, sum of sizes)`` in float32, the parameters one after another: to the bit what :func:`normal` gives.
+        ``(P, S, sum of sizes)`` in float32, the parameters one after another: to the bit what :func:`normal` gives;
+        compiled, to rounding.
     """
     for seed, step in zip(seeds, steps, strict=True):
         _checked(seed, step, max(samples), max(sizes), stream)
@@ -165,25 +185,25 @@ def normal_many(
     counts = [-(-size // (4 * width)) * width for size, width in zip(sizes.values(), lanes, strict=True)]
     many, each, rows = len(seeds), sum(counts), len(samples)
     with torch.no_grad():
-        repeats = torch.tensor(counts, device=device)
-        starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats, output_size=each)
-        index = torch.tensor(list(sizes), device=device).repeat_interleave(repeats, output_size=each).repeat(rows)
-        sample = torch.tensor(list(samples), device=device).repeat_interleave(each)
+        counters, index, sample = scratch.counters(counts, list(sizes), list(samples), device)
         pool = [word.view(many, rows * each) for word in _words(many * rows * each, device, scratch)]
-        block = pool.pop()
-        block.view(many, rows, each).copy_(torch.arange(each, device=device) - starts)
+        block = pool.pop().copy_(counters)
         low, high = ([seed >> shift & _MASK for seed in seeds] for shift in (0, 32))
         key = (_column(low, device), _column(high, device), _column(steps, device), sample, index, stream)
-        normals = scratch.get("normals", 4 * block.numel(), torch.float32, device)
-        _write_normals(block, key, normals.view(1, 2, 2, -1), pool, scratch)
-        total = sum(sizes.values())
-        result = scratch.get("many", many * rows * total, torch.float32, device).view(many * rows, total)
-        parts = normals.view(4, many * rows, each).split_with_sizes(counts, dim=2)
+        result = scratch.get("many", many * rows * sum(sizes.values()), torch.float32, device).view(many * rows, -1)
         targets = result.split_with_sizes(list(sizes.values()), dim=1)
-        for target, part, width in zip(targets, parts, lanes, strict=True):
-            planes = part.view(4, many * rows, -1, width).permute(1, 2, 0, 3)
-            target.copy_(planes.reshape(many * rows, -1)[:, : target.shape[1]])
-    return result.view(many, rows, total)
+        if compiled:  # all words as tensors: a number would be compiled in, or be taken for a size
+            words = [torch.as_tensor(word, device=device) for word in key[:5]]
+            draws: Iterable[tuple[int, Tensor]] = enumerate(_kernel()(block, *words, stream))
+        else:
+            draws = _normals(block, key, pool, scratch)
+        for output, values in draws:
+            parts = values.view(many * rows, each).split_with_sizes(counts, dim=1)
+            for target, part, width in zip(targets, parts, lanes, strict=True):
+                for first in range(0, part.shape[1], width):
+                    place = target[:, 4 * first + output * width : 4 * first + (output + 1) * width]
+                    place.copy_(part[:, first : first + place.shape[1]])
+    return result.view(many, rows, -1)
 
 
 def _column(values: Sequence[int], device: torch.device) -> Word:
@@ -306,7 +326,7 @@ def _fill_block(out: Tensor, skip: int, tile: Word, key: tuple[Word, ...], scrat
         block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
     else:
         block = torch.arange(counters, out=pool.pop()).add_(tile * LANES)
-    _write_normals(block, key, target.view(tiles, 2, 2, lanes), pool, scratch)
+    _write_normals(block, key, target.view(tiles, 4, lanes), pool, scratch)
     if not direct:
         out.copy_(target[skip:needed])
 
@@ -317,24 +337,39 @@ def _words(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor
 
 
 def _write_normals(block: Tensor, key: tuple[Word, ...], out: Tensor, pool: list[Tensor], scratch: Scratch) -> None:
-    """The four normals of every counter in ``block``, into ``out`` of shape (tiles, 2, 2, lanes)."""
-    tiles, lanes = out.shape[0], out.shape[3]
-    words = _philox(block, key, pool)
+    """The four normals of every counter in ``block``, into ``out`` of shape (tiles, 4, lanes)."""
     if torch.compiler.is_compiling():
-        _write_compiled(words, out)
+        _write_compiled(_philox(block, key, pool), out)
         return
+    for output, values in _normals(block, key, pool, scratch):
+        out[:, output].copy_(values.view(out.shape[0], out.shape[2]))
+
+
+def _normals(
+    block: Tensor, key: tuple[Word, ...], pool: list[Tensor], scratch: Scratch
+) -> Iterator[tuple[int, Tensor]]:
+    """Number of an output and its normals for every counter, flat, four times; each overwrites the one before."""
+    words = _philox(block, key, pool)
     radius, angle, trig = (
-        scratch.get(name, 2 * block.numel(), torch.float32, out.device).view(2, -1)
-        for name in ("radius", "angle", "trig")
+        scratch.get(name, block.numel(), torch.float32, block.device) for name in ("radius", "angle", "trig")
     )
     for pair in range(2):
-        radius[pair].copy_(words[2 * pair].view(-1))
-        angle[pair].copy_(words[2 * pair + 1].view(-1))
-    radius.mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
-    angle.mul_(2.0 * math.pi * 2.0**-32)
-    for i, function in enumerate((torch.cos, torch.sin)):
-        function(angle, out=trig)
-        out[:, :, i].copy_(trig.mul_(radius).view(2, tiles, lanes).transpose(0, 1))
+        radius.copy_(words[2 * pair].view(-1)).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
+        angle.copy_(words[2 * pair + 1].view(-1)).mul_(2.0 * math.pi * 2.0**-32)
+        for second, function in enumerate((torch.cos, torch.sin)):
+            yield 2 * pair + second, function(angle, out=trig).mul_(radius)
+
+
+@cache
+def _kernel() -> Callable[..., Tensor]:
+    """All four outputs of every counter, ``(4, counters)``, by one compiled loop."""
+
+    def kernel(block: Tensor, *key: Word) -> Tensor:
+        out = block.new_empty((1, 4, block.numel()), dtype=torch.float32)
+        _write_compiled(_philox(block.clone(), key, [torch.empty_like(block) for _ in range(8)]), out)
+        return out[0]
+
+    return torch.compile(kernel, dynamic=True, fullgraph=True)
 
 
 def _write_compiled(words: list[Tensor], out: Tensor) -> None:
@@ -343,10 +378,10 @@ def _write_compiled(words: list[Tensor], out: Tensor) -> None:
     """
     rows = []
     for first, second in (words[:2], words[2:]):
-        radius = first.float().mul(2.0**-32).add(2.0**-33).log().mul(-2.0).sqrt()
-        angle = second.float().mul(2.0 * math.pi * 2.0**-32)
+        radius = first.reshape(-1).float().mul(2.0**-32).add(2.0**-33).log().mul(-2.0).sqrt()
+        angle = second.reshape(-1).float().mul(2.0 * math.pi * 2.0**-32)
         rows += [angle.cos().mul(radius), angle.sin().mul(radius)]
-    out.copy_(torch.stack(rows).view(2, 2, out.shape[0], out.shape[3]).permute(2, 0, 1, 3))
+    out.copy_(torch.stack(rows).view(4, out.shape[0], out.shape[2]).transpose(0, 1))
 
 
 def _fill_slice(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior import Posterior
-from bayesadam.predictive.progress import progress_bar
+from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
 """Batches of a loader are collected up to this size, so that samples are drawn once for all of them."""
@@ -37,9 +38,10 @@ def outputs_at_samples(
     forward = _Forward(model, output, batch_size)
     parts = []
     samples = [None] if numbers is None else numbers
+    total = operator.length_hint(batches) * len(samples) or None
     with (
         _left_as_it_was(model, parameters),
-        progress_bar(batches, len(samples), progress, shown=not single) as advance,
+        progress_bar("predicting", total, progress, shown=not single) as advance,
     ):
         for group in _groups(batches, device, single):
             outputs = []

@@ -1,0 +1,30 @@
+"""The experiments by name, imported when asked for: a package that one needs and nobody installed harms no other."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib import import_module
+
+from experiments.experiment import Experiment
+
+EXPERIMENTS: dict[str, str] = {"uci-table1": "experiments.uci_table1"}
+"""Modules with an ``EXPERIMENT`` by its name."""
+
+
+def load(name: str) -> Experiment:
+    """Find an experiment.
+
+    Raises:
+        ValueError: There is none of this name; or a package that it needs is not installed.
+    """
+    if name not in EXPERIMENTS:
+        close = get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else "`python -m experiments list` shows them"
+        raise ValueError(f"NAME must be an experiment, got {name!r}: {hint}")
+    try:
+        experiment = import_module(EXPERIMENTS[name]).EXPERIMENT
+    except ModuleNotFoundError as error:
+        raise ValueError(f"{name!r} needs {error.name!r}, which is not installed") from error
+    if not isinstance(experiment, Experiment) or experiment.name != name:
+        raise TypeError(f"EXPERIMENT of {EXPERIMENTS[name]} must be an Experiment named {name!r}, got {experiment!r}")
+    return experiment

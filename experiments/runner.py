@@ -1,0 +1,160 @@
+"""Runs the units of an experiment in parallel processes; what is finished is never lost, the rest continues later."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import uuid
+import warnings
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.display import Watch, screen
+from experiments.experiment import Experiment, Unit, in_order
+from experiments.results import RUNS, Store, finished
+from experiments.schedule import Schedule
+from experiments.worker import Outcome, idle, work
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended.
+
+    Attributes:
+        finished: How many units of the experiment are finished.
+        units: How many there are.
+        failed: What went wrong, by key.
+        not_finite: Where results of this run have ``null`` for a number that is not finite, by key.
+    """
+
+    finished: int
+    units: int
+    failed: dict[str, str]
+    not_finite: dict[str, tuple[str, ...]]
+
+
+def run(
+    experiment: Experiment,
+    *,
+    jobs: int | None = None,
+    only: Sequence[str] = (),
+    fresh: bool = False,
+    runs: Path = RUNS,
+) -> Summary:
+    """Do the units that are not finished.
+
+    Args:
+        experiment: Its units are run in worker processes, or in this one if there is one job only.
+        jobs: How many at a time; -1: one for each core; ``None``: what ``joblib.parallel_config`` says, else 1. The
+            backend is that of ``joblib.parallel_config``, else loky. Backends on other machines need the same files.
+        only: Units whose key contains one of these texts, and what they need; none: all.
+        fresh: Redo these units, even if they are finished, and without old checkpoints.
+        runs: Folder for checkpoints.
+
+    Raises:
+        ValueError: Units contradict each other; a text is in no key; another process runs the experiment.
+        KeyboardInterrupt: After the workers have been stopped.
+    """
+    import joblib  # type: ignore[import-untyped,unused-ignore]
+
+    units, store = in_order(experiment.units()), Store.of(experiment, runs)
+    asked = _containing(units, only)
+    with _locked(store):
+        if fresh:
+            for key in asked:
+                store.forget(key)
+        results = finished(units, store)
+        schedule = Schedule(_with_needs(units, asked), results, store)
+        name = uuid.uuid4().hex
+        jobs = joblib.effective_n_jobs(jobs)
+        if jobs > 1:  # not less than 2: how many threads a unit has must not depend on how many units are left
+            jobs = max(2, min(jobs, len(schedule.waiting)))
+        watch = Watch(screen(experiment.name), schedule, store, name)
+        not_finite = {}
+        with watch.watching():
+            while schedule.waiting:
+                try:
+                    with closing(_outcomes(experiment, schedule, store, name, jobs)) as outcomes:
+                        for outcome in outcomes:
+                            schedule.ended(outcome.key, outcome.error)
+                            watch.ended(outcome)
+                            if outcome.not_finite:
+                                not_finite[outcome.key] = outcome.not_finite
+                except BrokenProcessPool:
+                    schedule.crashed(watch.started())
+    return Summary(len(finished(units, store)), len(units), schedule.failed, not_finite)
+
+
+def _outcomes(experiment: Experiment, schedule: Schedule, store: Store, name: str, jobs: int) -> Generator[Outcome]:
+    """Run what the schedule hands out; ending early ends the workers."""
+    from joblib import Parallel, delayed
+
+    here = os.getpid()
+
+    def tasks() -> Iterator[Any]:
+        while schedule.waiting:
+            unit = schedule.next()
+            if unit is not None:
+                yield delayed(work)(experiment, unit, schedule.needed(unit), store, name, here)
+            elif schedule.waiting:
+                yield delayed(idle)(here)
+
+    parallel = Parallel(n_jobs=jobs, return_as="generator_unordered", pre_dispatch=jobs, batch_size=1)
+    with _deaf():
+        outcomes = parallel(tasks())
+    try:
+        yield from (outcome for outcome in outcomes if outcome is not None)
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that not all outcomes were used
+            outcomes.close()
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C for good: it is for the runner, which ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _locked(store: Store) -> Iterator[None]:
+    """Two runs of one experiment would write the same checkpoints."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    store.runs.mkdir(parents=True, exist_ok=True)
+    with open(store.runs / ".lock", "w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{store.experiment!r} must be run by one process at a time, got a second") from None
+        yield
+
+
+def _containing(units: Sequence[Unit], only: Sequence[str]) -> set[str]:
+    for text in only:
+        if not any(text in unit.key for unit in units):
+            raise ValueError(f"--only must be part of the key of a unit, got {text!r}")
+    return {unit.key for unit in units if not only or any(text in unit.key for text in only)}
+
+
+def _with_needs(units: Sequence[Unit], keys: set[str]) -> list[Unit]:
+    keys = set(keys)
+    for unit in reversed(units):
+        if unit.key in keys:
+            keys.update(unit.needs)
+    return [unit for unit in units if unit.key in keys]

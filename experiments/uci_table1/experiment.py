@@ -1,0 +1,162 @@
+"""Units: one per data set and method. Vadam's precisions are tuned; Vprop takes Vadam's, as published."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bayesadam import population
+from experiments.experiment import Context, Experiment, Report, Unit
+from experiments.results import Result
+from experiments.uci_table1.protocol import Part, Precisions, fit, folds, scores, splits
+from experiments.uci_table1.report import report
+
+if TYPE_CHECKING:
+    from bayesadam.tuning import Candidate
+
+SMALL = {"batch_size": 32, "mc_samples": 10}
+LARGE = {"batch_size": 128, "mc_samples": 5}
+NARROW = {"log_noise": [1.0, 5.0], "log_prior": [-3.0, 4.0]}
+WIDE = {"log_noise": [0.0, 5.0], "log_prior": [-4.0, 4.0]}
+DATASETS: dict[str, tuple[dict[str, int], dict[str, list[float]], float]] = {
+    "boston": (SMALL, WIDE, 1.0),
+    "concrete": (SMALL, WIDE, 2.0),
+    "energy": (SMALL, WIDE, 1.5),
+    "kin8nm": (LARGE, WIDE, 5.0),
+    "naval": (LARGE, NARROW, 8.5),
+    "power": (LARGE, NARROW, 5.5),
+    "wine": (LARGE, WIDE, 1.0),
+    "yacht": (SMALL, WIDE, 0.7),
+}
+"""Settings, search space, and relative cost."""
+
+PROTOCOL = {
+    "splits": 20,
+    "folds": 5,
+    "fold_seed": 123,
+    "rounds": 30,
+    "startup": 5,
+    "hidden": 50,
+    "epochs": 40,
+    "lr": 0.01,
+    "betas": [0.9, 0.99],
+    "evaluation_samples": 100,
+    "seed": 123,
+}
+
+
+class UCI(Experiment):
+    """All of it. Arguments shorten the protocol for tests."""
+
+    name = "uci-table1"
+    title = "Regression on eight UCI data sets"
+    source = "Khan et al. 2018, Table 1 and Fig. 4"
+
+    def __init__(self, datasets: Sequence[str] = tuple(DATASETS), **protocol: Any) -> None:
+        self._datasets = tuple(datasets)
+        self._protocol = {**PROTOCOL, **protocol}
+
+    def units(self) -> list[Unit]:
+        """See the module."""
+        found = []
+        for dataset in self._datasets:
+            settings, space, cost = DATASETS[dataset]
+            config = {"dataset": dataset, **settings, **self._protocol}
+            tuned = Unit(f"vadam-{dataset}", {**config, "method": "vadam", "space": space}, cost)
+            found += [tuned, Unit(f"vprop-{dataset}", {**config, "method": "vprop"}, cost / 120, (tuned.key,))]
+        return found
+
+    def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
+        """Tune if that is asked for, then train on every training split and test."""
+        config = dict(unit.config)
+        if unit.needs:
+            tuned = context.results[unit.needs[0]]["splits"]
+            best = [Precisions(split["log_noise"], split["log_prior"]) for split in tuned]
+            cv: list[float | None] = [None] * len(best)
+        else:
+            best, cv = _tune(config, context)
+        return _final(config, best, cv)
+
+    def report(self, results: Mapping[str, Result]) -> Report:
+        """Our numbers beside the paper's, and the learning curves."""
+        return report(results, self._datasets)
+
+
+def _seeds(split: int, fold: int) -> int:
+    """Of weights, noise and order: the same in every round, so that candidates differ by their precisions only."""
+    return 1000 * split + fold
+
+
+def _tune(config: dict[str, Any], context: Context) -> tuple[list[Precisions], list[float | None]]:
+    """Best precisions of every split by the mean validation log-likelihood of its folds, and that value."""
+    from optuna.distributions import FloatDistribution
+
+    from bayesadam.tuning import tune
+
+    divided = folds(config["dataset"], config["splits"], config["folds"], config["fold_seed"])
+
+    def objective(candidates: list[Candidate]) -> list[float]:
+        parts: list[Part] = []
+        asked: list[Precisions] = []
+        seeds: list[int] = []
+        for candidate in candidates:
+            parts += divided[candidate.study]
+            asked += [Precisions(**candidate.params)] * config["folds"]
+            seeds += [_seeds(candidate.study, 1 + fold) for fold in range(config["folds"])]
+        context.progress(candidates[0].number, config["rounds"] + 1, f"round {candidates[0].number + 1}")
+        nets = fit(parts, asked, seeds, config)
+        values = scores(nets, parts, config["evaluation_samples"], config["seed"])["log_likelihood"]
+        size = config["folds"]
+        return [sum(values[i : i + size]) / size for i in range(0, len(values), size)]
+
+    studies = tune(
+        objective,
+        {name: FloatDistribution(*bounds) for name, bounds in config["space"].items()},
+        studies=[f"{config['dataset']}-{split}" for split in range(config["splits"])],
+        rounds=config["rounds"],
+        startup=config["startup"],
+        storage=context.folder / "studies.log",
+        seed=config["seed"],
+        progress=False,
+    )
+    context.progress(config["rounds"], config["rounds"] + 1, "test")
+    return [Precisions(**study.best_params) for study in studies], [study.best_value for study in studies]
+
+
+def _final(config: dict[str, Any], best: list[Precisions], cv: list[float | None]) -> dict[str, Any]:
+    """Train on the whole training splits; test scores after every epoch."""
+    parts = splits(config["dataset"], config["splits"])
+    curves: dict[str, list[list[float]]] = {}
+
+    def test(epoch: int, members: list[int], nets: population.Population) -> None:
+        found = scores(nets, [parts[member] for member in members], config["evaluation_samples"], config["seed"])
+        for metric, values in found.items():
+            table = curves.setdefault(metric, [[float("nan")] * len(parts) for _ in range(config["epochs"])])
+            for member, value in zip(members, values, strict=True):
+                table[epoch][member] = value
+
+    nets = fit(parts, best, [_seeds(split, 0) for split in range(len(parts))], config, test)
+    return {
+        "splits": [
+            {
+                "log_noise": precisions.log_noise,
+                "log_prior": precisions.log_prior,
+                "validation_log_likelihood": value,
+                **{metric: table[-1][split] for metric, table in curves.items()},
+                "stopped": nets.stopped[split],
+            }
+            for split, (precisions, value) in enumerate(zip(best, cv, strict=True))
+        ],
+        "curves": {metric: [sum(row) / len(row) for row in table] for metric, table in curves.items()},
+        "curves_standard_error": {metric: [_standard_error(row) for row in table] for metric, table in curves.items()},
+    }
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    """Population standard deviation over the root of the number, as the authors' code has it."""
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values)) / len(values)
+
+
+EXPERIMENT = UCI()

@@ -1,0 +1,121 @@
+"""The published protocol: splits, folds, networks, scores."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.model_selection import KFold
+from torch import Tensor, nn
+
+import bayesadam as ba
+from bayesadam import population
+from bayesadam.data import Standardizer
+
+Pair = tuple[Tensor, Tensor]
+HAS_COMPILER = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
+OnEpoch = Callable[[int, list[int], population.Population], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A training and a held-out part, standardised by the training part.
+
+    Attributes:
+        train: Standardised inputs ``(n, d)`` and targets ``(n, 1)``.
+        x: Standardised held-out inputs.
+        y: Held-out targets in original units, ``(m, 1)``.
+        scaler: Of the targets.
+    """
+
+    train: Pair
+    x: Tensor
+    y: Tensor
+    scaler: Standardizer
+
+    @classmethod
+    def of(cls, train: Pair, test: Pair) -> Part:
+        """Standardise raw tensors."""
+        inputs, targets = Standardizer.fit(train[0]), Standardizer.fit(train[1])
+        x, y = inputs.transform(train[0].double()).float(), targets.transform(train[1].double()).float()
+        return cls((x, y), inputs.transform(test[0].double()).float(), test[1], targets)
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """What is tuned: natural logarithms of the noise precision, in standardised units, and of the prior precision."""
+
+    log_noise: float
+    log_prior: float
+
+
+def splits(name: str, count: int) -> list[Part]:
+    """The published splits."""
+    found = []
+    for split in range(count):
+        data = ba.data.load(f"uci/{name}", split=split)
+        found.append(Part.of((data.x_train, data.y_train), (data.x_test, data.y_test)))
+    return found
+
+
+def folds(name: str, count: int, parts: int, seed: int) -> list[list[Part]]:
+    """Of the training part of every split, ``parts`` divisions into training and validation."""
+    found = []
+    for split in range(count):
+        data = ba.data.load(f"uci/{name}", split=split)
+        x, y = data.x_train, data.y_train
+        divide = KFold(parts, shuffle=True, random_state=seed).split(np.arange(len(x)))
+        found.append([Part.of((x[a], y[a]), (x[b], y[b])) for a, b in divide])
+    return found
+
+
+def fit(
+    parts: Sequence[Part],
+    candidates: Sequence[Precisions],
+    seeds: Sequence[int],
+    config: dict[str, Any],
+    on_epoch: OnEpoch | None = None,
+) -> population.Population:
+    """Train one network per part and candidate."""
+    width, inputs = config["hidden"], parts[0].x.shape[1]
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 1))  # uniform +-1/sqrt(fan_in)
+
+    prior = [math.exp(candidate.log_prior) for candidate in candidates]
+    return population.train(
+        population.initialize(network, seeds=seeds),
+        [part.train for part in parts],
+        likelihood=[ba.Gaussian(math.exp(candidate.log_noise)) for candidate in candidates],
+        method=config["method"],
+        epochs=config["epochs"],
+        batch_size=config["batch_size"],
+        seed=list(seeds),
+        lr=config["lr"],
+        betas=tuple(config["betas"]),
+        mc_samples=config["mc_samples"],
+        prior_precision=prior,
+        initial_precision=prior,
+        nonfinite="stop",
+        compile=HAS_COMPILER,
+        progress=False,
+        on_epoch=on_epoch,
+    )
+
+
+def scores(nets: population.Population, parts: Sequence[Part], samples: int, seed: int) -> dict[str, list[float]]:
+    """Test scores of every member in original units: RMSE, and mean log-likelihood, pointwise and joint."""
+    found: dict[str, list[float]] = {"rmse": [], "log_likelihood": [], "joint_log_likelihood": []}
+    predictions = nets.predict([part.x for part in parts], mc_samples=samples, seed=seed)
+    for prediction, part in zip(predictions, parts, strict=True):
+        assert isinstance(prediction, ba.RegressionPredictive)
+        scaled = prediction.rescale(part.scaler.mean, part.scaler.std)
+        found["rmse"].append(float((scaled.mean - part.y).double().square().mean().sqrt()))
+        found["log_likelihood"].append(float(scaled.log_prob(part.y).double().mean()))
+        found["joint_log_likelihood"].append(float(scaled.joint_log_likelihood(part.y)) / len(part.y))
+    return found

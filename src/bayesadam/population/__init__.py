@@ -1,0 +1,13 @@
+"""Train many small networks of one architecture at once: ensembles, sweeps, cross-validation.
+
+models = population.initialize(lambda: nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Linear(50, 1)), seeds=range(100))
+nets = population.train(models, data, likelihood=ba.Gaussian(4.0), method="vadam", epochs=40, batch_size=32,
+                        lr=0.01, mc_samples=10, prior_precision=[...])     # a list has one value per member
+nets.posteriors[3], nets.predict(x)[3]
+"""
+
+from bayesadam.population.batches import order as order
+from bayesadam.population.networks import initialize as initialize
+from bayesadam.population.population import Population as Population
+from bayesadam.population.train import METHODS as METHODS
+from bayesadam.population.train import train as train

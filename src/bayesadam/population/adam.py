@@ -1,0 +1,43 @@
+"""Plain Adam as a rule: for deep ensembles, and for objectives that sample by themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesadam.optim.rule import Hyper, State, add_scaled_, blend_, factor
+
+
+class AdamRule:
+    """``torch.optim.Adam`` with ``weight_decay``, as a rule (Kingma and Ba 2015, Algorithm 1)::
+
+    g  <- g + weight_decay mu
+    m  <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2
+    mu <- mu - lr m_hat / (sqrt(v_hat) + eps)
+    """
+
+    state = ("exp_avg", "exp_avg_sq")
+    power = 2
+    needs_noise = False
+
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
+        """Zeros."""
+        return {name: torch.zeros_like(mean) for name in self.state}
+
+    def precision(self, state: State, hp: Hyper) -> Tensor:
+        """Infinite: Adam finds a point."""
+        return torch.full_like(state["exp_avg_sq"], torch.inf)
+
+    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> None:
+        """None: what is squared is the gradient with the weight decay in it."""
+        return None
+
+    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+        """One step; see the class."""
+        average, average_sq = state["exp_avg"], state["exp_avg_sq"]
+        add_scaled_(grad, mean, hp["weight_decay"])
+        blend_(average, grad, 1.0 - hp["betas"][0])
+        blend_(average_sq, grad.square_(), 1.0 - hp["betas"][1])
+        denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], mean), out=grad).sqrt_()
+        denominator.add_(factor(hp["eps"], mean))
+        add_scaled_(mean, average / denominator, -hp["lr"] / (1.0 - hp["beta1_product"]))

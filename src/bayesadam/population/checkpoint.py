@@ -1,0 +1,103 @@
+"""Checkpoints of a population: one file per chunk, written at most every half minute and when the chunk is done."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.population.chunk import Chunk
+from bayesadam.population.record import Record
+from bayesadam.posterior import io
+
+SECONDS = 30.0
+_KIND = "population"
+
+
+def fingerprint(settings: Any, tensors: Iterable[Tensor]) -> str:
+    """Of everything that determines a run; shared tensors are read once."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=_plain).encode())
+    seen: set[int] = set()
+    for tensor in tensors:
+        if id(tensor) not in seen:
+            seen.add(id(tensor))
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+class Checkpoint:
+    """The checkpoints of one run in a folder.
+
+    Args:
+        folder: Made if need be.
+        identity: :func:`fingerprint` of the run.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.identity = folder, identity
+        self._saved = time.monotonic()
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"chunk-{number:04d}.safetensors"
+
+    def save(self, number: int, part: Chunk, record: Record, chosen: Sequence[int], epoch: int) -> None:
+        """Write chunk ``number``, whose members were ``chosen``, after ``epoch`` epochs, if it is time."""
+        if part.members and time.monotonic() - self._saved < SECONDS:
+            return
+        index = torch.tensor(list(chosen))
+        tensors = {f"record/{name}": value[index.to(value.device)] for name, value in _arrays(record).items()}
+        tensors |= {"chunk/mean": part.mean, **{f"chunk/state/{name}": v for name, v in part.state.items()}}
+        counters = {n: v.flatten().tolist() if isinstance(v, Tensor) else v for n, v in part.counters.items()}
+        header = {
+            "identity": self.identity,
+            "epoch": epoch,
+            "chosen": list(chosen),
+            "members": part.members,
+            "steps": part.steps,
+            "counters": counters,
+        }
+        io.save_tensors(self._path(number), _KIND, tensors, header)
+        self._saved = time.monotonic()
+
+    def load(self, number: int, part: Chunk, record: Record) -> int:
+        """Put chunk and record where the checkpoint left them; the epochs that are done, 0 without a checkpoint.
+
+        Raises:
+            ValueError: The checkpoint is that of another run.
+        """
+        if not self._path(number).exists():
+            return 0
+        kind, tensors, header = io.load_tensors(self._path(number))
+        if kind != _KIND or header["identity"] != self.identity:
+            raise ValueError(
+                f"checkpoint must be a folder of this very run, got one of another in {str(self.folder)!r}"
+            )
+        index = torch.tensor(header["chosen"])
+        for name, value in _arrays(record).items():
+            value[index.to(value.device)] = tensors[f"record/{name}"].to(value.device)
+        part.keep([header["chosen"].index(member) for member in header["members"]])
+        device = part.mean.device
+        part.mean = tensors["chunk/mean"].to(device)
+        part.state = {name: tensors[f"chunk/state/{name}"].to(device) for name in part.state}
+        part.steps = list(header["steps"])
+        for name, value in header["counters"].items():
+            many = isinstance(value, list)
+            part.counters[name] = torch.tensor(value, dtype=torch.float64, device=device)[:, None] if many else value
+        return int(header["epoch"]) if part.members else part.epochs
+
+
+def _arrays(record: Record) -> dict[str, Tensor]:
+    arrays = {f"history/{name}": value for name, value in record.history.items()}
+    arrays |= {name: getattr(record, name) for name in ("epochs", "best", "best_epoch", "stopped")}
+    return arrays | record.rows
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, Tensor) else repr(value)

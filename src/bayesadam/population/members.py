@@ -1,0 +1,141 @@
+"""The hyper-parameters of all members: numbers where they agree, columns where they differ."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesadam.likelihoods import Likelihood
+from bayesadam.optim import OPTIMIZERS
+from bayesadam.optim.rule import Rule, maximum
+from bayesadam.population.adam import AdamRule
+from bayesadam.population.layout import Layout
+
+METHODS = (*OPTIMIZERS, "adam")
+Hyper = dict[str, Any]
+
+_ADAM = ("lr", "betas", "eps", "weight_decay")
+_REFUSED = ("maximize", "nonfinite", "extra")
+_BOOKKEEPING = ("params", "param_names", "weights", "nonfinite", "maximize", "noise_step", "noise_index")
+
+
+def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """Options of each member: a list, array or 1-D tensor has one value per member, anything else is shared."""
+    members: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, value in options.items():
+        if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.ndim == 1):
+            value = value.tolist()
+        if isinstance(value, list | range):
+            if len(value) != count:
+                raise ValueError(f"{name} must have one value for each of {count} members, got {len(value)}")
+            for member, own in zip(members, value, strict=True):
+                member[name] = own
+        else:
+            for member in members:
+                member[name] = value
+    return members
+
+
+def configure(
+    method: str,
+    models: Sequence[nn.Module],
+    likelihoods: Sequence[Likelihood],
+    layout: Layout,
+    options: Sequence[Mapping[str, Any]],
+) -> tuple[Rule, list[Hyper], Tensor]:
+    """What the library's own optimiser of each member would do: rule, hyper-parameters, and first means.
+
+    The optimisers are really made, so that defaults, checks, messages and the start from a posterior are theirs.
+
+    Returns:
+        The rule; for every member its hyper-parameters, with ``perturb`` and, where it continues from a posterior,
+        rows ``prior_mean`` and ``prior_precision`` of length ``numel``; and the means ``(P, numel)``.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    hypers, means = [], []
+    for model, likelihood, own in zip(models, likelihoods, options, strict=True):
+        for name in own:
+            if name in _REFUSED or (method == "adam" and name not in (*_ADAM, "seed", "num_data")):
+                raise TypeError(f"{name} must not be given to a population of {method!r}, got {own[name]!r}")
+        if own.get("prior") is not None:
+            model = copy.deepcopy(model)  # an optimiser that starts from a posterior writes its mean into the model
+        named = list(model.named_parameters())
+        learned = [(f"likelihood.{name}", p) for name, p in likelihood.named_parameters() if p.requires_grad]
+        if method == "adam":
+            adam = torch.optim.Adam([*named, *learned], **{name: own[name] for name in _ADAM if name in own})
+            start = dict(adam.param_groups[0]) | {"perturb": False, "mc_samples": 1, "antithetic": False}
+            hypers.append({key: start[key] for key in (*_ADAM, "perturb", "mc_samples", "antithetic")})
+            hypers[-1] |= {"seed": own["seed"], "temperature": 1.0}
+            rule: Rule = AdamRule()
+            rows = {}
+        else:
+            groups: list[dict[str, Any]] = [{"params": list(named)}]
+            if learned:
+                groups.append({"params": list(learned), "perturb": False})
+            optimizer = OPTIMIZERS[method](groups, **own)
+            rule = optimizer.rule
+            group = optimizer.param_groups[0]
+            hypers.append({key: value for key, value in group.items() if key not in _BOOKKEEPING})
+            rows = _prior_rows(optimizer, [*named, *learned], layout, group)
+            hypers[-1] |= rows
+            if group["initial_precision"] is None:
+                hypers[-1]["initial_precision"] = maximum(hypers[-1]["prior_precision"], float(group["num_data"]))
+        values = dict([*named, *learned])
+        means.append(layout.flatten({name: values[name].detach() for name in layout.shapes}))
+    for name in ("mc_samples", "antithetic", "perturb", "rescale_lr"):
+        if any(hyper.get(name) != hypers[0].get(name) for hyper in hypers):
+            raise ValueError(f"{name} must be the same for all members, got different values")
+    return rule, hypers, torch.stack(means)
+
+
+def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The prior as rows, where the optimiser continues from a posterior."""
+    states = {name: optimizer.state.get(parameter, {}) for name, parameter in named}
+    if not any("prior_mean" in state for state in states.values()):
+        return {}
+    rows = {}
+    for key, other in (("prior_mean", 0.0), ("prior_precision", group["prior_precision"])):
+        whole = {
+            name: states[name].get(key, torch.full(shape, other)).detach() for name, shape in layout.shapes.items()
+        }
+        rows[key] = layout.flatten(whole)
+    return rows
+
+
+def columns(hypers: Sequence[Hyper], device: torch.device) -> Hyper:
+    """One mapping for a rule: the value on which all members agree, or else a column ``(P, 1)`` in float64.
+
+    Rows of a prior become ``(P, numel)``.
+    """
+    merged: Hyper = {}
+    for key in hypers[0]:
+        values = [hyper[key] for hyper in hypers]
+        if key == "betas":
+            merged[key] = tuple(_column([pair[i] for pair in values], device) for i in (0, 1))
+        elif isinstance(values[0], Tensor):
+            merged[key] = torch.stack(values).to(device)
+        else:
+            merged[key] = _column(values, device)
+    merged.setdefault("prior_mean", 0.0)
+    return merged
+
+
+def map_columns(hyper: Hyper, function: Callable[[Tensor], Tensor]) -> Hyper:
+    """The same with another view of every column."""
+
+    def apply(value: Any) -> Any:
+        return function(value) if isinstance(value, Tensor) else value
+
+    return {key: tuple(map(apply, v)) if isinstance(v, tuple) else apply(v) for key, v in hyper.items()}
+
+
+def _column(values: Sequence[Any], device: torch.device) -> Any:
+    if all(value == values[0] for value in values):
+        return values[0]
+    return torch.tensor([float(value) for value in values], dtype=torch.float64, device=device)[:, None]

@@ -1,0 +1,150 @@
+"""What training a population gives: posteriors, predictions, and how training went."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.population.layout import Layout
+from bayesadam.population.networks import Networks
+from bayesadam.posterior import DiagonalGaussian
+from bayesadam.predictive.result import Predictive, from_outputs
+
+
+class Population:
+    """``P`` trained members.
+
+    Attributes:
+        mean: ``(P, ...)`` of every weight tensor, by name.
+        variance: The same of the posterior variances; 0 for a method without noise.
+        likelihoods: One per member, learned parameters in them.
+        state: The rule's tensors by name (``"exp_avg_sq"``, say), each ``(P, ...)`` by weight name.
+        history: ``"loss"``: mean training loss of every epoch, ``(P, epochs)``, at the samples; with validation data,
+            ``"validation"``: the mean negative log predictive density. NaN after a member has stopped.
+        epochs: How many epochs every member has trained, ``(P,)``.
+        stopped: Why every member ended: ``"epochs"``, ``"patience"`` or ``"nonfinite"``.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        likelihoods: Sequence[Likelihood],
+        layout: Layout,
+        mean: Tensor,
+        variance: Tensor,
+        state: Mapping[str, Tensor],
+        hyperparameters: Sequence[Mapping[str, Any]],
+        history: Mapping[str, Tensor],
+        epochs: Tensor,
+        stopped: Sequence[str],
+        working_set: int,
+    ) -> None:
+        self.mean = networks.layout.split(mean[:, : networks.layout.numel])
+        self.variance = networks.layout.split(variance)
+        self.state = {name: layout.split(rows) for name, rows in state.items()}
+        self.history = dict(history)
+        self.epochs = epochs
+        self.stopped = list(stopped)
+        self.likelihoods = _with_learned(likelihoods, layout.split(mean))
+        self._networks = networks
+        self._mean = mean[:, : networks.layout.numel]
+        self._variance = variance
+        self._hyperparameters = [dict(own) for own in hyperparameters]
+        self._working_set = working_set
+
+    def __len__(self) -> int:
+        return len(self._mean)
+
+    def __repr__(self) -> str:
+        return f"Population({len(self)} members, {self._mean.shape[1]:,} weights each)"
+
+    @cached_property
+    def posteriors(self) -> list[DiagonalGaussian]:
+        """The posterior of every member; its tensors are views of the population's."""
+        return [
+            DiagonalGaussian(
+                {name: value[member] for name, value in self.mean.items()},
+                {name: value[member] for name, value in self.variance.items()},
+                own,
+            )
+            for member, own in enumerate(self._hyperparameters)
+        ]
+
+    @torch.no_grad()
+    def predict(
+        self, x: Tensor | Sequence[Tensor], *, mc_samples: int = 64, seed: int = 0, method: str = "monte_carlo"
+    ) -> list[Predictive]:
+        """The predictive distribution of every member.
+
+        Each is that of :func:`bayesadam.predict` with the member's posterior and likelihood, and the same seed.
+
+        Args:
+            x: Inputs for all members, ``(N, ...)``, or a sequence with one tensor per member.
+            mc_samples: Posterior samples of every member.
+            seed: The same for all members.
+            method: ``"monte_carlo"``, or ``"mean"``: the networks at the posterior means alone.
+
+        Raises:
+            ValueError: Not one tensor per member, an unknown method, or no samples.
+        """
+        if method not in ("monte_carlo", "mean"):
+            raise ValueError(f"method must be 'monte_carlo' or 'mean', got {method!r}")
+        if mc_samples < 1:
+            raise ValueError(f"mc_samples must be at least 1, got {mc_samples!r}")
+        inputs = [x] * len(self) if isinstance(x, Tensor) else list(x)
+        if len(inputs) != len(self):
+            raise ValueError(f"x must be one tensor or one for each of {len(self)} members, got {len(inputs)}")
+        if method == "monte_carlo" and self._variance.any():
+            eps = self._noise(mc_samples, seed)
+        else:
+            eps = self._mean.new_zeros(1, 1)
+        self._networks.train(False)
+        results = []
+        for member, own in enumerate(inputs):
+            network = self._networks.select(torch.tensor([member], device=self._mean.device))
+            weights = torch.addcmul(self._mean[member], eps, self._variance[member].sqrt())
+            outputs = self._outputs(network, weights, own)
+            likelihood = self.likelihoods[member]
+            assert isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood)
+            results.append(from_outputs(outputs, likelihood))
+        return results
+
+    def _noise(self, count: int, seed: int) -> Tensor:
+        sizes = dict(enumerate(self._networks.layout.sizes))
+        eps = noise.normal_many(
+            [seed],
+            [0],
+            range(count),
+            sizes,
+            stream=noise.POSTERIOR,
+            device=self._mean.device,
+            scratch=noise.Scratch(),
+        )
+        return eps[0].to(self._mean.dtype)
+
+    def _outputs(self, network: Networks, weights: Tensor, x: Tensor) -> Tensor:
+        """``(S, N, ...)``, in runs of rows that stay in the cache."""
+        split = network.layout.split(weights[None])
+        each = len(weights) * max(1, network.activations(x[:1])) * weights.element_size()
+        rows = torch.split(x, max(1, self._working_set // (2 * each)))
+        return torch.cat([network(split, part[None])[0] for part in rows], dim=1)
+
+
+def _with_learned(likelihoods: Sequence[Likelihood], values: Mapping[str, Tensor]) -> list[Likelihood]:
+    """Copies in which the learned parameters have their trained values."""
+    if not any(name.startswith("likelihood.") for name in values):
+        return list(likelihoods)
+    copies = [copy.deepcopy(likelihood) for likelihood in likelihoods]
+    with torch.no_grad():
+        for member, own in enumerate(copies):
+            for name, parameter in own.named_parameters():
+                if parameter.requires_grad:
+                    parameter.copy_(values[f"likelihood.{name}"][member])
+    return copies

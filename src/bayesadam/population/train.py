@@ -1,0 +1,174 @@
+"""``train``: the front door."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.likelihoods import Likelihood
+from bayesadam.population.batches import Pair, Pool
+from bayesadam.population.checkpoint import Checkpoint, fingerprint
+from bayesadam.population.chunk import Chunk, Schedule
+from bayesadam.population.members import METHODS as METHODS
+from bayesadam.population.members import configure, member_options
+from bayesadam.population.objective import NegativeLogLikelihood
+from bayesadam.population.population import Population
+from bayesadam.population.record import Record
+from bayesadam.progress import progress_bar
+
+WORKING_SET = {"cpu": 2**24, "other": 2**28}
+"""Bytes that the members of one chunk work on, about: what a core's caches hold, or what fills an accelerator."""
+
+
+def train(
+    models: Sequence[nn.Module],
+    data: Pair | Sequence[Pair],
+    *,
+    likelihood: Likelihood | Sequence[Likelihood],
+    epochs: int,
+    batch_size: int,
+    method: str = "vadam",
+    seed: int | Sequence[int] = 0,
+    validation: Pair | Sequence[Pair] | None = None,
+    patience: int | None = None,
+    validation_samples: int = 16,
+    lr_schedule: Schedule | None = None,
+    nonfinite: str = "raise",
+    on_epoch: Callable[[int, list[int], Population], None] | None = None,
+    checkpoint: str | Path | None = None,
+    chunk: int | None = None,
+    compile: bool = False,
+    progress: bool | None = None,
+    **options: Any,
+) -> Population:
+    """Train networks of one architecture at once, each on its own data with its own hyper-parameters.
+
+    Member ``p`` ends where the library's optimiser would have taken ``models[p]`` alone, with the same options and
+    seed and on the same minibatches (:func:`order`), up to rounding.
+
+    Args:
+        models: ``P`` networks that take and return one tensor. They give the first weights and are left as they are.
+        data: Training inputs and targets ``(x, y)`` for all members, or one pair per member; sizes may differ.
+        likelihood: Its mean negative log-likelihood is the loss. One for all, or one per member (of one kind). Learned
+            parameters of a likelihood are trained without noise, each member its own.
+        epochs: Times that every member sees its data; each in a new order.
+        batch_size: Data points per minibatch; the last one of an epoch may be smaller.
+        method: One of ``METHODS``: an optimiser of the library, or ``"adam"`` for point estimates.
+        seed: Of the noise and the order of the data: one per member, or the first one, others following by 1.
+        validation: Held-out data, as ``data``. Its mean negative log predictive density is recorded every epoch.
+        patience: Stop a member that was not better on its validation data for so many epochs, and give the best.
+        validation_samples: Posterior samples of the density on validation data.
+        lr_schedule: Factor on the learning rate, given the share of the training that is done, in [0, 1).
+        nonfinite: ``"raise"``: a gradient that is not finite is an error; ``"stop"``: it ends that member, which keeps
+            its last good posterior, and the others go on.
+        on_epoch: Called after every epoch of every chunk with the epoch, the numbers of the members that are still
+            trained in this chunk, and a population of them as they are now.
+        checkpoint: Folder for checkpoints; a run that is called again with the same arguments goes on there, with
+            the same result. Made if need be. ``on_epoch`` is not called again for what was done before.
+        chunk: Members trained at a time; default as many as the caches hold. Does not change the result.
+        compile: Draw the noise by a compiled kernel: faster, equal to rounding. It needs the compiler that
+            ``torch.compile`` needs, and some seconds once.
+        progress: Show a progress bar; default in a terminal.
+        **options: Hyper-parameters of the method (``lr``, ``betas``, ``prior_precision``, ``mc_samples``, ...). A
+            list, array or 1-D tensor has one value per member. ``num_data`` is by default each member's own.
+
+    Raises:
+        ValueError: Sizes that do not fit, networks of different architectures or with batch normalisation in training
+            mode, a hyper-parameter out of range, a checkpoint of another run.
+        TypeError: An option that the method does not have.
+        FloatingPointError: A gradient is not finite and ``nonfinite="raise"``.
+    """
+    models, count = list(models), len(models)
+    if not models:
+        raise ValueError("models must have at least one network, got none")
+    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("patience", patience), ("chunk", chunk)):
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    if nonfinite not in ("raise", "stop"):
+        raise ValueError(f"nonfinite must be 'raise' or 'stop', got {nonfinite!r}")
+    if patience is not None and validation is None:
+        raise ValueError(f"validation must be given with patience={patience!r}, got None")
+    pairs = _per_member("data", data, count)
+    held_out = None if validation is None else _per_member("validation", validation, count)
+    likelihoods = [likelihood] * count if isinstance(likelihood, Likelihood) else list(likelihood)
+    if len(likelihoods) != count:
+        raise ValueError(f"likelihood must be one or one for each of {count} members, got {len(likelihoods)}")
+    objective = NegativeLogLikelihood(models, likelihoods)
+    seeds = [seed + member for member in range(count)] if isinstance(seed, int) else list(seed)
+    members = member_options({**options, "seed": seeds}, count)
+    for own, (x, _) in zip(members, pairs, strict=True):
+        own.setdefault("num_data", len(x))
+    rule, hypers, means = configure(method, models, likelihoods, objective.layout, members)
+    activations = objective.check(means, pairs)
+    if held_out is not None:
+        objective.check(means, held_out)
+    working_set = WORKING_SET["cpu" if means.device.type == "cpu" else "other"]
+    record = Record(objective, likelihoods, hypers, means, rule.state, epochs, working_set)
+    if held_out is not None:
+        record.watch(held_out, validation_samples, patience)
+    if chunk is None:
+        width = min(batch_size, max(len(x) for x, _ in pairs))
+        numbers = hypers[0]["mc_samples"] * (2 * activations * width + 4 * means.shape[1])
+        chunk = max(1, working_set // (numbers * means.element_size()))
+    pool = Pool(pairs)
+    batches = [-(-size // batch_size) for size in pool.sizes]
+    chunks = _chunks(batches, chunk)
+    saved = None
+    if checkpoint is not None:
+        rates = [1.0 if lr_schedule is None else lr_schedule(part / 64) for part in range(64)]
+        limits = [epochs, batch_size, patience, validation_samples, nonfinite]
+        settings = [repr(models[0]), repr(likelihoods[0]), method, hypers, limits, rates, chunks]
+        tensors = [means, *objective.constants(), *(t for pair in [*pairs, *(held_out or [])] for t in pair)]
+        saved = Checkpoint(Path(checkpoint), fingerprint(settings, tensors))
+    with progress_bar("training", sum(batches) * epochs, progress) as advance:
+        for number, chosen in enumerate(chunks):
+            rows = torch.tensor(chosen, device=means.device)
+            part = Chunk(
+                chosen,
+                objective.select(rows),
+                rule,
+                [hypers[member] for member in chosen],
+                means[rows],
+                pool,
+                batch_size,
+                epochs,
+                lr_schedule,
+                compile,
+            )
+            steps = sum(batches[member] for member in chosen)
+            done = saved.load(number, part, record) if saved else 0
+            advance(done * steps)
+            for epoch in range(done, epochs):
+                objective.networks.train()
+                loss = part.train_epoch(epoch, nonfinite == "raise")
+                record.after_epoch(part, epoch, loss, on_epoch)
+                if saved:
+                    saved.save(number, part, record, chosen, epoch + 1)
+                advance(steps if part.members else (epochs - epoch) * steps, f"loss {loss.nanmedian():.3f}")
+                if not part.members:
+                    break
+    return record.population(range(count), record.rows)
+
+
+def _chunks(batches: Sequence[int], size: int) -> list[list[int]]:
+    """Members by falling number of minibatches, in chunks of nearly equal and at most the given size."""
+    ranked = sorted(range(len(batches)), key=lambda member: -batches[member])
+    size = math.ceil(len(batches) / math.ceil(len(batches) / size))
+    return [ranked[first : first + size] for first in range(0, len(batches), size)]
+
+
+def _per_member(name: str, data: Pair | Sequence[Pair], count: int) -> list[Pair]:
+    """One checked pair per member; shared ones are the same objects."""
+    shared = len(data) == 2 and isinstance(data[0], Tensor)
+    pairs: list[Pair] = [data] * count if shared else list(data)  # type: ignore[list-item, arg-type]
+    if len(pairs) != count:
+        raise ValueError(f"{name} must be one pair or one for each of {count} members, got {len(pairs)}")
+    for member, (x, y) in enumerate(pairs):
+        if len(x) != len(y) or len(x) == 0:
+            raise ValueError(f"{name} of member {member} must have one target per input, got {len(x)} and {len(y)}")
+    return pairs
