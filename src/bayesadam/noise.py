@@ -179,8 +179,8 @@ def normal_many(
         ``(P, S, sum of sizes)`` in float32, the parameters one after another: to the bit what :func:`normal` gives;
         compiled, to rounding.
     """
-    for seed, step in zip(seeds, steps, strict=True):
-        _checked(seed, step, max(samples), max(sizes), stream)
+    for extreme in (min, max):
+        _checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
     lanes = [lanes_of(size) for size in sizes.values()]
     counts = [-(-size // (4 * width)) * width for size, width in zip(sizes.values(), lanes, strict=True)]
     many, each, rows = len(seeds), sum(counts), len(samples)

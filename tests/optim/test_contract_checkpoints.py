@@ -405,6 +405,20 @@ def test_parameters_without_noise_continue_at_their_mean(with_prior):
     train(other_net, other, 2)
 
 
+def test_frozen_parameters_are_left_alone_when_continuing(with_prior):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    frozen = weights(net[0]).clone()
+    q = with_prior(net.named_parameters(), num_data=100).posterior(net)
+    assert set(q.mean) == {"2.weight", "2.bias"}
+    opt = with_prior(net.named_parameters(), prior=q, num_data=100)
+    with opt.sampled_params():
+        net(torch.ones(5, 3)).square().mean().backward()
+    opt.step()
+    assert torch.equal(weights(net[0]), frozen)
+    assert set(opt.posterior(net).mean) == set(q.mean)
+
+
 def test_prior_errors(with_prior):
     net, opt = fresh(with_prior)
     q = opt.posterior()

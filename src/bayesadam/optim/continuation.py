@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
     """Set weights, means and priors to those of a posterior, by name; checked before anything changes.
 
-    Parameters without noise (``perturb=False``) start at the posterior's mean if it has them, and keep the prior of
-    their group.
+    Parameters without noise (``perturb=False``, or frozen) start at the posterior's mean if it has them, and keep the
+    prior of their group.
 
     Raises:
         ValueError: A perturbed parameter without a name, missing in the posterior, of another shape or with a variance
@@ -26,10 +26,11 @@ def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
     """
     names = optimizer.names()
     for group, _, parameter in optimizer.parameters():
-        if parameter not in names and group["perturb"]:
+        noisy = group["perturb"] and parameter.requires_grad
+        if parameter not in names and noisy:
             raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
         name = names.get(parameter)
-        if name is None or (name not in prior.mean and not group["perturb"]):
+        if name is None or (name not in prior.mean and not noisy):
             continue
         if name not in prior.mean:
             raise ValueError(f"prior must have the parameter {name!r}, got none of that name")
@@ -37,7 +38,7 @@ def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
             raise ValueError(
                 f"prior of {name!r} must be of shape {tuple(parameter.shape)}, got {tuple(prior.mean[name].shape)}"
             )
-        if not group["perturb"]:
+        if not noisy:
             continue
         if not (prior.variance[name] > 0).all():
             raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
@@ -55,7 +56,7 @@ def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
             parameter.copy_(center)
             state = new_state(optimizer.rule, parameter, group)
             local(state["mean"]).copy_(local(center))
-            if group["perturb"]:
+            if group["perturb"] and parameter.requires_grad:
                 state["prior_mean"] = state["mean"].clone()
                 precision = like(parameter, prior.variance[name].reciprocal())
                 state["prior_precision"] = torch.zeros_like(state["mean"]).copy_(precision)

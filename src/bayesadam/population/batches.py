@@ -42,7 +42,7 @@ class Batch:
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the data points: ``(k, S, M, ...)`` to ``(k, S)``, further axes averaged."""
         values = values.flatten(3).mean(-1) if values.ndim > 3 else values
-        return values.mean(-1) if self.weight is None else (values * self.weight[:, None]).sum(-1)
+        return values.mean(-1) if self.weight is None else (values * self.weight[:, None].to(values.dtype)).sum(-1)
 
 
 class Pool:
@@ -86,6 +86,6 @@ class Pool:
             weight = None
             if here.min() < width:
                 mask = np.arange(width) < here[:, None]
-                weight = torch.from_numpy(mask / here[:, None]).to(self.x.device, torch.float32)
+                weight = torch.from_numpy(mask / here[:, None]).to(self.x.device)
             x, y = (part.index_select(0, wanted.reshape(-1)) for part in (self.x, self.y))
             yield Batch(x.view(active, width, *x.shape[1:]), y.view(active, width, *y.shape[1:]), weight)

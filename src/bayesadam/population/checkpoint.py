@@ -23,10 +23,11 @@ _KIND = "population"
 def fingerprint(settings: Any, tensors: Iterable[Tensor]) -> str:
     """Of everything that determines a run; shared tensors are read once."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=_plain).encode())
-    seen: set[int] = set()
+    seen: dict[int, int] = {}
     for tensor in tensors:
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
+        new = id(tensor) not in seen
+        digest.update(f"{seen.setdefault(id(tensor), len(seen))} {tuple(tensor.shape)} {tensor.dtype};".encode())
+        if new:
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 

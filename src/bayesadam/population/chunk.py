@@ -173,9 +173,10 @@ class Chunk:
 
     def _check_finite(self, grad: Tensor, raise_nonfinite: bool) -> None:
         """Keep the rows of members whose gradient is not finite: their last good ones."""
-        if grad.sum().isfinite():
+        good = torch.linalg.vector_norm(grad, dim=1).isfinite()  # as alone: a square that overflows is refused too
+        if good.all():
             return
-        for row in (~grad.isfinite().all(1)).nonzero().flatten().tolist():
+        for row in (~good).nonzero().flatten().tolist():
             if raise_nonfinite:
                 raise FloatingPointError(
                     f"the gradient of member {self.members[row]} must be finite, got inf or nan in its step "

@@ -15,6 +15,7 @@ from bayesadam.optim import OPTIMIZERS
 from bayesadam.optim.rule import Rule, maximum
 from bayesadam.population.adam import AdamRule
 from bayesadam.population.layout import Layout
+from bayesadam.posterior import DiagonalGaussian
 
 METHODS = (*OPTIMIZERS, "adam")
 Hyper = dict[str, Any]
@@ -28,13 +29,13 @@ def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any
     """Options of each member: a list, array or 1-D tensor has one value per member, anything else is shared."""
     members: list[dict[str, Any]] = [{} for _ in range(count)]
     for name, value in options.items():
-        if isinstance(value, np.ndarray) or (isinstance(value, Tensor) and value.ndim == 1):
+        if isinstance(value, np.ndarray | Tensor) and value.ndim < 2:
             value = value.tolist()
         if isinstance(value, list | range):
             if len(value) != count:
                 raise ValueError(f"{name} must have one value for each of {count} members, got {len(value)}")
             for member, own in zip(members, value, strict=True):
-                member[name] = own
+                member[name] = own.item() if isinstance(own, Tensor) else own
         else:
             for member in members:
                 member[name] = value
@@ -59,12 +60,14 @@ def configure(
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     hypers, means = [], []
+    continued = any(isinstance(own.get("prior"), DiagonalGaussian) for own in options)
     for model, likelihood, own in zip(models, likelihoods, options, strict=True):
         for name in own:
             if name in _REFUSED or (method == "adam" and name not in (*_ADAM, "seed", "num_data")):
                 raise TypeError(f"{name} must not be given to a population of {method!r}, got {own[name]!r}")
         if own.get("prior") is not None:
-            model = copy.deepcopy(model)  # an optimiser that starts from a posterior writes its mean into the model
+            # An optimiser that starts from a posterior writes its mean into the parameters.
+            model, likelihood = copy.deepcopy(model), copy.deepcopy(likelihood)
         named = list(model.named_parameters())
         learned = [(f"likelihood.{name}", p) for name, p in likelihood.named_parameters() if p.requires_grad]
         if method == "adam":
@@ -82,10 +85,11 @@ def configure(
             rule = optimizer.rule
             group = optimizer.param_groups[0]
             hypers.append({key: value for key, value in group.items() if key not in _BOOKKEEPING})
-            rows = _prior_rows(optimizer, [*named, *learned], layout, group)
+            rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
             hypers[-1] |= rows
             if group["initial_precision"] is None:
                 hypers[-1]["initial_precision"] = maximum(hypers[-1]["prior_precision"], float(group["num_data"]))
+        hypers[-1]["method"] = type(adam if method == "adam" else optimizer).__name__
         values = dict([*named, *learned])
         means.append(layout.flatten({name: values[name].detach() for name in layout.shapes}))
     for name in ("mc_samples", "antithetic", "perturb", "rescale_lr"):
@@ -95,15 +99,11 @@ def configure(
 
 
 def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The prior as rows, where the optimiser continues from a posterior."""
+    """The prior as rows: for all members, if any continues from a posterior."""
     states = {name: optimizer.state.get(parameter, {}) for name, parameter in named}
-    if not any("prior_mean" in state for state in states.values()):
-        return {}
-    rows = {}
+    tensors, rows = dict(named), {}
     for key, other in (("prior_mean", 0.0), ("prior_precision", group["prior_precision"])):
-        whole = {
-            name: states[name].get(key, torch.full(shape, other)).detach() for name, shape in layout.shapes.items()
-        }
+        whole = {name: states[name].get(key, torch.full_like(tensors[name], other)).detach() for name in layout.shapes}
         rows[key] = layout.flatten(whole)
     return rows
 

@@ -71,15 +71,16 @@ class NegativeLogLikelihood:
 
     def constants(self) -> list[Tensor]:
         """All tensors that the losses depend on besides weights and data."""
-        return [*self.networks.fixed.values(), *self.likelihoods.fixed.values()]
+        return [*self.networks.fixed.values(), *self.networks.common.values(), *self.likelihoods.fixed.values()]
 
     @torch.no_grad()
-    def check(self, theta: Tensor, data: Sequence[Pair]) -> int:
+    def check(self, theta: Tensor, data: Sequence[Pair], name: str) -> int:
         """Try a data point of every member, and its targets against the output.
 
         Args:
             theta: ``(P, numel)``.
             data: ``(x, y)`` of every member.
+            name: What messages call the data.
 
         Returns:
             Numbers that a network keeps per data point for its backward pass, about.
@@ -87,16 +88,17 @@ class NegativeLogLikelihood:
         Raises:
             ValueError: Targets that do not fit the likelihood.
         """
+        self.networks.train(False)  # dropout must not draw
         seen = set()
         for member, (x, y) in enumerate(data):
-            if id(y) in seen:
+            if (id(x), id(y)) in seen:
                 continue
-            seen.add(id(y))
+            seen.add((id(x), id(y)))
             alone = self.networks.select(torch.tensor([member]))
             weights = self.networks.layout.split(theta[member, None, None, : self.perturbed])
-            output = alone(weights, x[None, :1])[0]
+            output = alone(weights, x[None, :1].clone())[0]
             try:
                 self.likelihoods.members[member].check(output.expand(-1, len(y), *output.shape[2:]), y)
             except ValueError as error:
-                raise ValueError(f"data of member {member}: {error}") from None
+                raise ValueError(f"{name} of member {member}: {error}") from None
         return self.networks.activations(data[0][0][:1])

@@ -56,7 +56,9 @@ class Population:
         self._networks = networks
         self._mean = mean[:, : networks.layout.numel]
         self._variance = variance
-        self._hyperparameters = [dict(own) for own in hyperparameters]
+        self._hyperparameters = [
+            {name: value for name, value in own.items() if not isinstance(value, Tensor)} for own in hyperparameters
+        ]
         self._working_set = working_set
 
     def __len__(self) -> int:
@@ -87,7 +89,7 @@ class Population:
 
         Args:
             x: Inputs for all members, ``(N, ...)``, or a sequence with one tensor per member.
-            mc_samples: Posterior samples of every member.
+            mc_samples: Posterior samples of every member; a method without noise has one.
             seed: The same for all members.
             method: ``"monte_carlo"``, or ``"mean"``: the networks at the posterior means alone.
 
@@ -112,7 +114,8 @@ class Population:
             weights = torch.addcmul(self._mean[member], eps, self._variance[member].sqrt())
             outputs = self._outputs(network, weights, own)
             likelihood = self.likelihoods[member]
-            assert isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood)
+            if not isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood):
+                raise ValueError(f"likelihood must be for regression or classification to predict, got {likelihood!r}")
             results.append(from_outputs(outputs, likelihood))
         return results
 

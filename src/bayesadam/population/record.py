@@ -76,7 +76,7 @@ class Record:
                 better = values < self.best[index]
                 self.best[index[better]] = values[better]
                 self.best_epoch[index[better]] = epoch
-                better |= self.best[index].isinf()  # nothing good so far: the last
+                better |= self.best[index].isposinf()  # nothing good so far: the last
         for name, value in rows.items():
             self.rows[name][index[better].to(value.device)] = value[better.to(value.device)]
         if on_epoch is not None:

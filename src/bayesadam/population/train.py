@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,10 +50,12 @@ def train(
     """Train networks of one architecture at once, each on its own data with its own hyper-parameters.
 
     Member ``p`` ends where the library's optimiser would have taken ``models[p]`` alone, with the same options and
-    seed and on the same minibatches (:func:`order`), up to rounding.
+    seed and on the same minibatches (:func:`order`), up to rounding. Dropout alone draws from torch's generator: a
+    network with it trains right, but not the same again.
 
     Args:
-        models: ``P`` networks that take and return one tensor. They give the first weights and are left as they are.
+        models: ``P`` networks that take and return one tensor, and differ in parameters and buffers only: anything
+            else is the first one's. They give the first weights and are left as they are.
         data: Training inputs and targets ``(x, y)`` for all members, or one pair per member; sizes may differ.
         likelihood: Its mean negative log-likelihood is the loss. One for all, or one per member (of one kind). Learned
             parameters of a likelihood are trained without noise, each member its own.
@@ -83,10 +86,12 @@ def train(
         TypeError: An option that the method does not have.
         FloatingPointError: A gradient is not finite and ``nonfinite="raise"``.
     """
-    models, count = list(models), len(models)
+    models = list(models)
+    count = len(models)
     if not models:
         raise ValueError("models must have at least one network, got none")
-    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("patience", patience), ("chunk", chunk)):
+    counts = {"epochs": epochs, "batch_size": batch_size, "validation_samples": validation_samples}
+    for name, value in {**counts, "patience": patience, "chunk": chunk}.items():
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if nonfinite not in ("raise", "stop"):
@@ -95,18 +100,20 @@ def train(
         raise ValueError(f"validation must be given with patience={patience!r}, got None")
     pairs = _per_member("data", data, count)
     held_out = None if validation is None else _per_member("validation", validation, count)
+    if not isinstance(likelihood, Likelihood | Sequence):
+        raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
     likelihoods = [likelihood] * count if isinstance(likelihood, Likelihood) else list(likelihood)
     if len(likelihoods) != count:
         raise ValueError(f"likelihood must be one or one for each of {count} members, got {len(likelihoods)}")
     objective = NegativeLogLikelihood(models, likelihoods)
-    seeds = [seed + member for member in range(count)] if isinstance(seed, int) else list(seed)
+    seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else [int(own) for own in seed]
     members = member_options({**options, "seed": seeds}, count)
     for own, (x, _) in zip(members, pairs, strict=True):
         own.setdefault("num_data", len(x))
     rule, hypers, means = configure(method, models, likelihoods, objective.layout, members)
-    activations = objective.check(means, pairs)
+    activations = objective.check(means, pairs, "data")
     if held_out is not None:
-        objective.check(means, held_out)
+        objective.check(means, held_out, "validation")
     working_set = WORKING_SET["cpu" if means.device.type == "cpu" else "other"]
     record = Record(objective, likelihoods, hypers, means, rule.state, epochs, working_set)
     if held_out is not None:
@@ -168,7 +175,15 @@ def _per_member(name: str, data: Pair | Sequence[Pair], count: int) -> list[Pair
     pairs: list[Pair] = [data] * count if shared else list(data)  # type: ignore[list-item, arg-type]
     if len(pairs) != count:
         raise ValueError(f"{name} must be one pair or one for each of {count} members, got {len(pairs)}")
+    first = pairs[0][0]
     for member, (x, y) in enumerate(pairs):
-        if len(x) != len(y) or len(x) == 0:
-            raise ValueError(f"{name} of member {member} must have one target per input, got {len(x)} and {len(y)}")
+        if x.ndim == 0 or y.ndim == 0 or len(x) == 0 or len(x) != len(y):
+            found = f"shapes {tuple(x.shape)} and {tuple(y.shape)}"
+            raise ValueError(f"{name} of member {member} must have data points, each with a target, got {found}")
+        if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
+            kind = f"{tuple(first.shape[1:])} {first.dtype}"
+            raise ValueError(
+                f"{name} of member {member} must have inputs like the first ones, {kind}, "
+                f"got {tuple(x.shape[1:])} {x.dtype}"
+            )
     return pairs

@@ -1,0 +1,161 @@
+"""Ragged problems, and the reference: a member trained alone by the library's own optimiser in an ordinary loop."""
+
+import copy
+import math
+import re
+
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam import population
+from bayesadam.optim import OPTIMIZERS
+
+F32, F64 = torch.float32, torch.float64
+NAN = math.nan
+TOLERANCE = {F32: {"rtol": 1e-5, "atol": 1e-6}, F64: {"rtol": 1e-10, "atol": 1e-12}}
+ROUNDING = {"rtol": 1e-12, "atol": 1e-14}
+RAGGED = (13, 7, 3, 20)  # in batches of 5: of 3, 2, 1 and 4 minibatches, the last ones of 3, 2, 3 and 5
+BATCH = 5
+REQUIRED = {"vadagrad": {"initial_precision": 50.0}}
+
+
+def draw(*shape, seed=0, dtype=F64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=F64).to(dtype)
+
+
+def regression(sizes=RAGGED, outputs=2, dtype=F64, seed=0):
+    """A pair of each size; the targets follow the inputs, so that there is something to learn."""
+    pairs = []
+    for i, size in enumerate(sizes):
+        x = draw(size, 3, seed=seed + 2 * i, dtype=dtype)
+        noise = draw(size, outputs, seed=seed + 2 * i + 1, dtype=dtype)
+        pairs.append((x, x.sum(1, keepdim=True).sin() + 0.5 * noise))
+    return pairs
+
+
+def mlp(outputs=2, dtype=F64):
+    return nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, outputs)).to(dtype)
+
+
+def models_of(make=mlp, count=4):
+    return population.initialize(make, seeds=range(count))
+
+
+def noise_of(*precisions, dtype=F64, learned=False):
+    """A Gaussian likelihood in this dtype; one precision, or one per output."""
+    value = precisions[0] if len(precisions) == 1 else torch.tensor(precisions)
+    return ba.Gaussian(value, learned=learned).to(dtype)
+
+
+def exactly(message):
+    """A pattern that matches this message alone."""
+    return f"^{re.escape(message)}$"
+
+
+def option(value, member):
+    return value[member] if isinstance(value, list) else value
+
+
+class Alone:
+    """Trains copies of a model and its likelihood on the population's minibatches, one closure per step.
+
+    Attributes:
+        losses: Mean training loss of every epoch.
+    """
+
+    def __init__(
+        self, model, data, likelihood, *, method="vadam", epochs, batch_size=BATCH, seed=0, lr_schedule=None, **options
+    ):
+        self.model, self.likelihood = copy.deepcopy((model, likelihood))
+        self.method, self.losses = method, []
+        (x, y), weights, learned = data, list(self.model.named_parameters()), list(self.likelihood.named_parameters())
+        if method == "adam":
+            self.opt = torch.optim.Adam([p for _, p in weights + learned], **options)
+        else:
+            groups = [{"params": weights}] + ([{"params": learned, "perturb": False}] if learned else [])
+            self.opt = OPTIMIZERS[method](groups, **{"num_data": len(x), "seed": seed, **options})
+        rates = [group["lr"] for group in self.opt.param_groups]
+        for epoch in range(epochs):
+            order = torch.from_numpy(population.order(len(x), seed=seed, epoch=epoch))
+            batches, losses = order.split(batch_size), []
+            for i, rows in enumerate(batches):
+                if lr_schedule is not None:
+                    for group, rate in zip(self.opt.param_groups, rates, strict=True):
+                        group["lr"] = rate * lr_schedule((epoch + i / len(batches)) / epochs)
+                losses.append(self.opt.step(lambda rows=rows: self._loss(x[rows], y[rows])).item())
+            self.losses.append(sum(losses) / len(losses))
+
+    def _loss(self, x, y):
+        self.opt.zero_grad()
+        loss = self.likelihood(self.model(x), y)
+        loss.backward()
+        return loss
+
+    def posterior(self):
+        return self.opt.posterior(self.model)
+
+
+def all_alone(models, data, likelihood, *, method="vadam", seed=0, **options):
+    """Every member alone; a list holds one value per member, a number is the first of the seeds."""
+    options = {**REQUIRED.get(method, {}), **options}
+    seeds = seed if isinstance(seed, list) else [seed + i for i in range(len(models))]
+    fits = []
+    for i, (model, pair) in enumerate(zip(models, data, strict=True)):
+        own = {name: option(value, i) for name, value in options.items()}
+        fits.append(Alone(model, pair, option(likelihood, i), method=method, seed=seeds[i], **own))
+    return fits
+
+
+def train(models, data, likelihood, *, method="vadam", batch_size=BATCH, lr=0.02, **options):
+    options = {**REQUIRED.get(method, {}), **options}
+    return population.train(
+        models, data, likelihood=likelihood, method=method, batch_size=batch_size, lr=lr, progress=False, **options
+    )
+
+
+def assert_members_are(nets, fits, tolerance):
+    """Weights, variances, learned noise, losses and the rule's state of every member."""
+
+    def close(found, expected):
+        torch.testing.assert_close(found, expected.detach(), **tolerance)
+
+    for i, fit in enumerate(fits):
+        named = {n: p for n, p in fit.model.named_parameters() if p.requires_grad}
+        learned = dict(fit.likelihood.named_parameters())
+        assert list(nets.mean) == list(nets.variance) == list(named)
+        for name, parameter in named.items():
+            close(nets.mean[name][i], parameter)
+        if fit.method == "adam":
+            assert not any(variance[i].any() for variance in nets.variance.values())
+        else:
+            for name, variance in fit.posterior().variance.items():
+                close(nets.variance[name][i], variance)
+        for name, parameter in nets.likelihoods[i].named_parameters():
+            close(parameter.detach(), learned[name])
+        for key, tensors in nets.state.items():
+            assert list(tensors) == [*named, *(f"likelihood.{name}" for name in learned)]
+            for name, parameter in [*named.items(), *((f"likelihood.{n}", p) for n, p in learned.items())]:
+                close(tensors[name][i], fit.opt.state[parameter][key])
+        close(nets.history["loss"][i], torch.tensor(fit.losses, dtype=F64))
+
+
+def assert_same(first, second, tolerance=None):
+    """Two populations with the same results: to the bit, or within a tolerance."""
+    tolerance = tolerance or {"rtol": 0, "atol": 0}
+
+    def tensors(nets):
+        nested = {"mean": nets.mean, "variance": nets.variance, **nets.state, "history": nets.history}
+        flat = {(kind, name): value for kind, part in nested.items() for name, value in part.items()}
+        own = [{n: t.detach() for n, t in lik.state_dict().items()} for lik in nets.likelihoods]
+        return flat | {(i, name): value for i, part in enumerate(own) for name, value in part.items()}
+
+    assert first.epochs.tolist() == second.epochs.tolist()
+    assert first.stopped == second.stopped
+    torch.testing.assert_close(tensors(first), tensors(second), equal_nan=True, **tolerance)
+
+
+def rows_of(nets, members):
+    """Weights, variances and the rule's state of some members, by kind and name."""
+    parts = {"mean": nets.mean, "variance": nets.variance, **nets.state}
+    return {(kind, name): value[members] for kind, part in parts.items() for name, value in part.items()}

@@ -1,0 +1,166 @@
+"""Checkpoints: resuming to the bit from wherever a run was interrupted, and refusing those of another run."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam import population
+from bayesadam.population import checkpoint as checkpoints
+from population.conftest import F64, NAN, assert_same, exactly, mlp, models_of, noise_of, regression, train
+
+
+class Interrupted(Exception):
+    pass
+
+
+class TestCheckpoint:
+    """Five members in chunks of two, of different sizes, some of which stop early."""
+
+    SIZES = (13, 7, 3, 20, 9)
+
+    @pytest.fixture(autouse=True)
+    def every_epoch(self, monkeypatch):
+        monkeypatch.setattr(checkpoints, "SECONDS", 0.0)
+
+    def run(self, folder=None, **changes):
+        options = {
+            "models": models_of(count=5),
+            "data": regression(self.SIZES),
+            "likelihood": noise_of(16.0, 4.0),
+            "validation": regression((6,), seed=50)[0],
+            "patience": 2,
+            "epochs": 5,
+            "chunk": 2,
+            "lr": [0.05, 0.002, 0.1, 0.02, 0.3],
+            "betas": [(0.9, 0.9), (0.8, 0.99), (0.5, 0.9), (0.9, 0.95), (0.9, 0.9)],
+            "mc_samples": 2,
+            **changes,
+        }
+        return train(checkpoint=folder, **options)
+
+    def calls(self, log, stop=None):
+        def on_epoch(epoch, members, nets):
+            if len(log) == stop:
+                raise Interrupted
+            log.append((epoch, members, copy.deepcopy(nets.mean)))
+
+        return on_epoch
+
+    def test_resumes_to_the_bit_from_wherever_it_was_interrupted(self, tmp_path):
+        whole = []
+        expected = self.run(on_epoch=self.calls(whole))
+        assert "patience" in expected.stopped
+        assert "epochs" in expected.stopped
+        assert len(whole) > 8
+        for stop in range(len(whole)):
+            folder, before, after = tmp_path / f"{stop}" / "new", [], []
+            with pytest.raises(Interrupted):
+                self.run(folder, on_epoch=self.calls(before, stop))
+            assert_same(self.run(folder, on_epoch=self.calls(after)), expected)
+            for found, due in zip(before + after, whole, strict=True):
+                assert found[:2] == due[:2]
+                torch.testing.assert_close(found[2], due[2], rtol=0, atol=0)
+
+    @pytest.mark.parametrize("method", ["ivon", "adam", "vadagrad"])
+    def test_other_methods_with_learned_noise_and_a_schedule(self, tmp_path, method):
+        def run(**more):
+            return train(
+                models_of(count=5),
+                regression(self.SIZES),
+                noise_of(1.0, learned=True),
+                method=method,
+                epochs=4,
+                chunk=3,
+                lr_schedule=lambda done: 1.0 - done,
+                **more,
+            )
+
+        with pytest.raises(Interrupted):
+            run(checkpoint=tmp_path, on_epoch=self.calls([], 2))
+        assert_same(run(checkpoint=tmp_path), run())
+
+    def test_a_finished_run_is_loaded(self, tmp_path):
+        expected, log = self.run(tmp_path), []
+        files = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+        assert_same(self.run(tmp_path, on_epoch=self.calls(log)), expected)
+        assert log == []
+        assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+
+    def test_a_member_that_went_bad(self, tmp_path):
+        data = regression(self.SIZES)
+        data[3][1][0] = NAN
+        expected, log = self.run(data=data, nonfinite="stop"), []
+        with pytest.raises(Interrupted):
+            self.run(tmp_path, data=data, nonfinite="stop", on_epoch=self.calls(log, 3))
+        assert_same(self.run(tmp_path, data=data, nonfinite="stop"), expected)
+
+    def test_is_written_at_most_every_half_minute_and_when_a_chunk_is_done(self, tmp_path, monkeypatch):
+        monkeypatch.undo()
+        log = []
+        with pytest.raises(Interrupted):
+            self.run(tmp_path, on_epoch=self.calls(log, 1), patience=None)
+        assert not list(tmp_path.iterdir())
+        with pytest.raises(Interrupted):
+            self.run(tmp_path, on_epoch=self.calls(log, 7), patience=None)
+        assert [path.name for path in tmp_path.iterdir()] == ["chunk-0000.safetensors"]
+
+    CHANGES = {  # noqa: RUF012
+        "learning rate": lambda: {"lr": [0.05, 0.002, 0.1, 0.02, 0.31]},
+        "method": lambda: {"method": "vprop"},
+        "seed": lambda: {"seed": 1},
+        "epochs": lambda: {"epochs": 6},
+        "batch size": lambda: {"batch_size": 4},
+        "patience": lambda: {"patience": 3},
+        "validation samples": lambda: {"validation_samples": 3},
+        "what to do with bad ones": lambda: {"nonfinite": "stop"},
+        "noise": lambda: {"likelihood": noise_of(16.0, 4.5)},
+        "first weights": lambda: {"models": population.initialize(mlp, seeds=range(1, 6))},
+        "network": lambda: {"models": models_of(lambda: nn.Sequential(*mlp()[:1], nn.ReLU(), *mlp()[2:]), 5)},
+        "data": lambda: {"data": regression((13, 7, 3, 20, 9), seed=1)},
+        "validation data": lambda: {"validation": regression((6,), seed=51)[0]},
+        "schedule": lambda: {"lr_schedule": lambda done: 1.0 - done},
+        "kind of likelihood": lambda: {"likelihood": ba.HeteroscedasticGaussian(),
+                                       "data": regression((13, 7, 3, 20, 9), outputs=1),
+                                       "validation": regression((6,), outputs=1, seed=50)[0]},
+    }  # fmt: skip
+
+    def refused(self, folder, **changes):
+        message = f"checkpoint must be a folder of this very run, got one of another in {str(folder)!r}"
+        with pytest.raises(ValueError, match=exactly(message)):
+            self.run(folder, **changes)
+
+    @pytest.mark.parametrize("change", CHANGES)
+    def test_another_run_is_refused(self, tmp_path, change):
+        log = []
+        with pytest.raises(Interrupted):
+            self.run(tmp_path, on_epoch=self.calls(log, 2))
+        self.refused(tmp_path, **self.CHANGES[change]())
+
+    def test_another_buffer_is_refused(self, tmp_path):
+        class Shifted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = mlp()
+                self.register_buffer("shift", torch.zeros(2, dtype=F64))
+
+            def forward(self, x):
+                return self.net(x) + self.shift
+
+        models = models_of(Shifted, 5)
+        self.run(tmp_path, models=models)
+        self.run(tmp_path, models=models)
+        models[3].shift[1] = 1.0
+        self.refused(tmp_path, models=models)
+
+    def test_another_share_of_the_same_data_is_refused(self, tmp_path):
+        first, second = regression((9, 9))
+        self.run(tmp_path, data=[first, second, first, second, first])
+        self.refused(tmp_path, data=[first, second, second, second, first])
+
+    def test_a_file_of_another_kind_is_refused(self, tmp_path):
+        q = ba.DiagonalGaussian({"w": torch.zeros(1)}, {"w": torch.ones(1)})
+        q.save(tmp_path / "chunk-0000.safetensors")
+        self.refused(tmp_path)

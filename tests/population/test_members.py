@@ -1,0 +1,444 @@
+"""A member of a population is what the library's optimiser makes of the same model alone, on the same minibatches."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrize import register_parametrization
+
+import bayesadam as ba
+from bayesadam import population
+from population.conftest import (
+    BATCH,
+    F32,
+    F64,
+    RAGGED,
+    ROUNDING,
+    TOLERANCE,
+    all_alone,
+    assert_members_are,
+    assert_same,
+    draw,
+    mlp,
+    models_of,
+    noise_of,
+    option,
+    regression,
+    train,
+)
+
+EVEN = (13, 11, 12, 15)  # as many minibatches for all, whose last ones differ
+
+OWN = {
+    "lr": [0.01, 0.02, 0.03, 0.04],
+    "betas": [(0.9, 0.99), (0.8, 0.95), (0.5, 0.9), (0.0, 0.97)],
+    "prior_precision": [1.0, 2.0, 0.5, 10.0],
+    "initial_precision": [20.0, 15.0, 30.0, 25.0],
+    "num_data": [13, 70, 2.5, 20],
+    "temperature": [1.0, 0.5, 0.1, 0.0],
+    "seed": [11, 2**63, 0, 5],
+}
+OWN_ADAM = {
+    "lr": OWN["lr"],
+    "betas": OWN["betas"],
+    "eps": [1e-8, 1e-3, 0.1, 1e-6],
+    "weight_decay": [0.0, 0.1, 1.0, 0.01],
+    "seed": OWN["seed"],
+}
+SAMPLES = [(1, False), (10, False), (10, True)]
+RUNS = [("adam", 1, False), *((m, *s) for m in population.METHODS if m != "adam" for s in SAMPLES)]
+
+
+def own_options(method):
+    if method == "adam":
+        return OWN_ADAM
+    absent = ("prior_precision", "temperature") if method == "vadagrad" else ()
+    return {name: values for name, values in OWN.items() if name not in absent}
+
+
+def own_noise(dtype):
+    return [noise_of(*pair, dtype=dtype) for pair in [(1.0, 4.0), (2.0, 2.0), (0.5, 9.0), (3.0, 0.1)]]
+
+
+def sampling(method, mc_samples, antithetic):
+    return {} if method == "adam" else {"mc_samples": mc_samples, "antithetic": antithetic}
+
+
+@pytest.mark.parametrize("dtype", [F32, F64], ids=["float32", "float64"])
+@pytest.mark.parametrize(("method", "mc_samples", "antithetic"), RUNS)
+class TestEveryMethod:
+    def test_everything_differs_among_members(self, method, mc_samples, antithetic, dtype):
+        models, data, likelihood = models_of(lambda: mlp(dtype=dtype)), regression(dtype=dtype), own_noise(dtype)
+        options = {"method": method, "epochs": 3, **own_options(method), **sampling(method, mc_samples, antithetic)}
+        nets = train(models, data, likelihood, **options)
+        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[dtype])
+        assert nets.epochs.tolist() == [3] * 4
+        assert nets.stopped == ["epochs"] * 4
+
+    def test_nothing_differs_but_the_data_and_the_seeds(self, method, mc_samples, antithetic, dtype):
+        models, data, likelihood = models_of(lambda: mlp(dtype=dtype)), regression(EVEN, dtype=dtype), noise_of(4.0)
+        options = {"method": method, "epochs": 3, "lr": 0.02, "seed": 7, **sampling(method, mc_samples, antithetic)}
+        nets = train(models, data, likelihood, **options)
+        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[dtype])
+
+
+def test_one_option_at_a_time():
+    """A column beside numbers, for every option of every method."""
+    models, data, likelihood = models_of(), regression(), noise_of(4.0)
+    for method in population.METHODS:
+        for name, values in own_options(method).items():
+            if name == "initial_precision" and method == "ivon":
+                continue
+            options = {"method": method, "epochs": 1, "lr": 0.02, name: values}
+            nets = train(models, data, likelihood, **options)
+            assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+
+
+@pytest.mark.parametrize("rescale_lr", [True, False])
+def test_options_of_ivon(rescale_lr):
+    models, data, likelihood = models_of(), regression(), noise_of(4.0)
+    options = {"method": "ivon", "epochs": 2, "lr": 0.1, "rescale_lr": rescale_lr, "clip_radius": [0.01, 1.0, 0.1, 0.5]}
+    nets = train(models, data, likelihood, **options)
+    assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+
+
+@pytest.mark.parametrize("kind", [list, torch.tensor, lambda v: torch.tensor(v).numpy(), lambda v: range(1, 5)])
+def test_one_value_per_member_in_any_container(kind):
+    models, data, likelihood = models_of(), regression(), noise_of(4.0)
+    given = train(models, data, likelihood, epochs=1, prior_precision=kind([1.0, 2.0, 3.0, 4.0]))
+    assert_same(given, train(models, data, likelihood, epochs=1, prior_precision=[1.0, 2.0, 3.0, 4.0]))
+
+
+@pytest.mark.parametrize("name", ["lr", "prior_precision", "num_data"])
+def test_a_number_in_a_0d_tensor(name):
+    models, data, likelihood = models_of(), regression(), noise_of(4.0)
+    given = train(models, data, likelihood, epochs=1, **{name: torch.tensor(2.0)})
+    assert_same(given, train(models, data, likelihood, epochs=1, **{name: 2.0}))
+
+
+# Networks
+
+
+class Mixed(nn.Module):
+    """Frozen parameters before and between trained ones, buffers, a 0-d parameter; all drawn at random."""
+
+    def __init__(self):
+        super().__init__()
+        self.frozen = nn.Linear(3, 5)
+        self.hidden = nn.Linear(5, 4)
+        self.register_buffer("shift", torch.randn(4))
+        self.scale = nn.Parameter(torch.randn(()))
+        self.between = nn.Parameter(torch.randn(4), requires_grad=False)
+        self.last = nn.Linear(4, 2)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        hidden = self.hidden(self.frozen(x).tanh()) + self.shift
+        return self.scale * self.last(hidden.tanh() * self.between)
+
+
+class Twice(nn.Module):
+    """One weight in two places."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last((self.second(self.first(x).tanh()) @ self.first.weight).tanh())
+
+
+def tied(name):
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    setattr(second, name, getattr(first, name))
+    return nn.Sequential(first, nn.Tanh(), second, nn.Linear(3, 2))
+
+
+def repeated():
+    layer = nn.Linear(3, 3)
+    return nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 2))
+
+
+def in_common():
+    frozen = nn.Linear(3, 6).requires_grad_(False)
+    frozen.load_state_dict({"weight": draw(6, 3), "bias": draw(6)})
+    return nn.Sequential(frozen, nn.Tanh(), nn.Linear(6, 2))
+
+
+def squashed(layer):
+    return register_parametrization(layer, "weight", nn.Tanh())
+
+
+def normalised():
+    net = nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2))
+    nn.init.normal_(net[1].running_mean)
+    return net.eval()
+
+
+ACTIVATIONS = (nn.LeakyReLU(), nn.Sigmoid(), nn.GELU(), nn.SiLU(), nn.ELU(), nn.Softplus(), nn.Identity(), nn.Tanh())
+ALL_LAYERS = [layer for activation in ACTIVATIONS for layer in (nn.Linear(3, 3), activation)]
+VECTORS, IMAGES = (3,), (1, 5, 5)
+NETWORKS = {
+    "one layer": (lambda: nn.Linear(3, 2), VECTORS),
+    "perceptron": (lambda: nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)),
+                   VECTORS),
+    "no biases": (lambda: nn.Sequential(nn.Linear(3, 6, bias=False), nn.Tanh(), nn.Linear(6, 2, bias=False)), VECTORS),
+    "all activations": (lambda: nn.Sequential(*ALL_LAYERS, nn.Linear(3, 2), nn.Softplus()), VECTORS),
+    "activation first": (lambda: nn.Sequential(nn.ReLU(), nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 2)), VECTORS),
+    "activations in a row": (lambda: nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.ReLU(), nn.Linear(6, 2)), VECTORS),
+    "large tensors": (lambda: nn.Sequential(nn.Linear(3, 6000), nn.ReLU(), nn.Linear(6000, 2)), VECTORS),
+    "frozen parts and buffers": (Mixed, VECTORS),
+    "a frozen layer": (lambda: nn.Sequential(nn.Linear(3, 6).requires_grad_(False), nn.Tanh(), nn.Linear(6, 2)),
+                       VECTORS),
+    "a frozen layer in common": (in_common, VECTORS),
+    "convolution": (lambda: nn.Sequential(nn.Conv2d(1, 3, 3), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(27, 2)),
+                    IMAGES),
+    "layer norm": (lambda: nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.ReLU(), nn.Linear(6, 2)), VECTORS),
+    "batch norm in eval mode": (normalised, VECTORS),
+    "parametrised": (lambda: nn.Sequential(squashed(nn.Linear(3, 6)), nn.ReLU(), nn.Linear(6, 2)), VECTORS),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(7, 2), nn.Flatten(), nn.Linear(6, 2)), "integers"),
+    "a layer twice": (repeated, VECTORS),
+    "a weight twice": (Twice, VECTORS),
+    "a weight twice in a perceptron": (lambda: tied("weight"), VECTORS),
+    "a bias twice in a perceptron": (lambda: tied("bias"), VECTORS),
+    "nested": (lambda: nn.Sequential(nn.Sequential(nn.Linear(3, 6), nn.ReLU()), nn.Linear(6, 2)), VECTORS),
+    "dropout in eval mode": (lambda: nn.Sequential(nn.Linear(3, 6), nn.Dropout(), nn.ReLU(), nn.Linear(6, 2)).eval(),
+                             VECTORS),
+}  # fmt: skip
+
+
+def inputs_of(kind, size, seed):
+    if kind == "integers":
+        return torch.randint(7, (size, 3), generator=torch.Generator().manual_seed(seed))
+    return draw(size, *kind, seed=seed)
+
+
+class TestNetworks:
+    @pytest.mark.parametrize("method", ["vadam", "ivon"])
+    @pytest.mark.parametrize("name", NETWORKS)
+    def test_equals_the_model_alone(self, name, method):
+        make, kind = NETWORKS[name]
+        models, likelihood = models_of(lambda: make().to(F64)), noise_of(4.0)
+        data = [(inputs_of(kind, size, seed=i), draw(size, 2, seed=10 + i)) for i, size in enumerate(RAGGED)]
+        options = {"method": method, "epochs": 2, "lr": 0.001, "mc_samples": 2, "seed": 3}
+        nets = train(models, data, likelihood, **options)
+        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+
+    def test_a_perceptron_is_the_same_network_in_other_clothes(self):
+        class Wrapped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.net = NETWORKS["perceptron"][0]().to(F64)
+
+            def forward(self, x):
+                return self.net(x)
+
+        data, likelihood = regression(), noise_of(4.0)
+        models = models_of(Wrapped)
+        general = train(models, data, likelihood, epochs=3, mc_samples=4)
+        fast = train([model.net for model in models], data, likelihood, epochs=3, mc_samples=4)
+        for name, mean in fast.mean.items():
+            torch.testing.assert_close(mean, general.mean[f"net.{name}"], **ROUNDING)
+            torch.testing.assert_close(fast.variance[name], general.variance[f"net.{name}"], **ROUNDING)
+
+    @pytest.mark.parametrize("make", [nn.Sequential, lambda *layers: nn.Sequential(nn.Sequential(*layers))])
+    def test_dropout_is_another_mask_for_every_member(self, make):
+        (model,) = models_of(lambda: make(nn.Linear(1, 50), nn.Dropout(0.5), nn.Linear(50, 1)), 1)
+        pair = torch.ones(1, 1), torch.ones(1, 1)
+        nets = train([model] * 3, pair, ba.Gaussian(4.0), epochs=1, method="adam", seed=[0, 0, 0])
+        (gradients,) = (state for name, state in nets.state["exp_avg"].items() if state.shape[1:] == (1, 50))
+        dropped = [tuple((gradient[0] == 0).tolist()) for gradient in gradients]
+        assert len(set(dropped)) == 3
+        assert all(5 < sum(mask) < 45 for mask in dropped)
+
+    def test_dropout_before_the_first_layer_is_another_mask_for_every_sample(self):
+        models = models_of(lambda: nn.Sequential(nn.Dropout(0.5), nn.Linear(20, 1)), 1)
+        pair = torch.ones(1, 20), torch.ones(1, 1)
+        nets = train(models, pair, ba.Gaussian(4.0), epochs=1, mc_samples=64)
+        assert (nets.state["exp_avg_sq"]["1.weight"] > 0).all()  # dropped in all 64 of its samples: never
+
+    def test_training_mode_is_back_after_a_validation(self):
+        models = models_of(lambda: nn.Sequential(nn.Linear(3, 6), nn.Dropout(1.0), nn.Linear(6, 2)), 2)
+        pair = regression((5,), dtype=F32)[0]
+        nets = train(models, pair, ba.Gaussian(4.0), epochs=3, validation=pair)
+        assert not nets.state["exp_avg_sq"]["0.weight"].any()  # everything is dropped in training,
+        assert not nets.predict(pair[0])[0].mean.equal(nets.mean["2.bias"][0].expand(5, 2))  # nothing in prediction
+
+
+# Likelihoods
+
+
+class Squeezed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp(outputs=1)
+
+    def forward(self, x):
+        return self.net(x).squeeze(-1)
+
+
+def classes(*shape, high, seed):
+    return torch.randint(high, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def scaled(kind, values):
+    return [noise_of(*value, learned=kind == "learned") for value in values]
+
+
+VECTOR_NOISE = [(1.0, 4.0), (2.0, 3.0), (0.5, 9.0), (3.0, 0.1)]
+LIKELIHOODS = {
+    "Gaussian, a precision per output": (scaled("fixed", VECTOR_NOISE), mlp, lambda n, i: draw(n, 2, seed=i)),
+    "Gaussian of numbers": (noise_of(3.0), Squeezed, lambda n, i: draw(n, seed=i)),
+    "learned noise, one for all": (noise_of(1.0, learned=True), mlp, lambda n, i: draw(n, 2, seed=i)),
+    "learned noise, own starts": (scaled("learned", VECTOR_NOISE), mlp, lambda n, i: draw(n, 2, seed=i)),
+    "heteroscedastic": (ba.HeteroscedasticGaussian(), mlp, lambda n, i: draw(n, 1, seed=i)),
+    "Bernoulli": (ba.Bernoulli(), Squeezed, lambda n, i: classes(n, high=2, seed=i)),
+    "Bernoulli, several labels": (ba.Bernoulli(), mlp, lambda n, i: classes(n, 2, high=2, seed=i).to(F64)),
+    "Categorical": (ba.Categorical(), lambda: mlp(outputs=4), lambda n, i: classes(n, high=4, seed=i)),
+}
+
+
+class TestLikelihoods:
+    @pytest.mark.parametrize("method", ["vadam", "ivon", "adam"])
+    @pytest.mark.parametrize("name", LIKELIHOODS)
+    def test_equals_the_likelihood_alone(self, name, method):
+        likelihood, make, targets = LIKELIHOODS[name]
+        models = models_of(make)
+        data = [(draw(size, 3, seed=i), targets(size, 10 + i)) for i, size in enumerate(RAGGED)]
+        options = {"method": method, "epochs": 2, "lr": 0.02, **sampling(method, 2, False)}
+        nets = train(models, data, likelihood, **options)
+        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+
+    def test_tokens(self):
+        models, likelihood = models_of(lambda: mlp(outputs=4)), ba.Categorical()
+        data = [(draw(n, 6, 3, seed=i), classes(n, 6, high=4, seed=i)) for i, n in enumerate(RAGGED)]
+        options = {"epochs": 2, "lr": 0.02, "mc_samples": 2}
+        nets = train(models, data, likelihood, **options)
+        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+
+    def test_a_learned_one_is_left_as_it_was(self):
+        likelihood = noise_of(1.0, learned=True)
+        nets = train(models_of(), regression(), likelihood, epochs=1)
+        assert likelihood.noise_precision == 1.0
+        found = [member.noise_precision.item() for member in nets.likelihoods]
+        assert len({1.0, *found}) == 5
+
+
+# Continuing from a posterior
+
+
+@pytest.fixture(scope="module")
+def earlier():
+    """Posteriors with different variances at every weight."""
+    nets = train(models_of(), regression(), noise_of(4.0), epochs=3, lr=[0.01, 0.02, 0.03, 0.04])
+    return nets.posteriors
+
+
+@pytest.mark.parametrize("method", ["vadam", "vprop", "ivon"])
+class TestPriors:
+    DATA = regression(seed=100)
+
+    def compare(self, likelihood=None, models=None, **options):
+        models, likelihood = models or models_of(), likelihood or noise_of(4.0)
+        options = {"epochs": 2, "lr": 0.02, "mc_samples": 2, **options}
+        nets = train(models, self.DATA, likelihood, **options)
+        assert_members_are(nets, all_alone(models, self.DATA, likelihood, **options), TOLERANCE[F64])
+        return nets
+
+    def test_one_posterior_per_member(self, method, earlier):
+        self.compare(method=method, prior=earlier)
+
+    def test_one_posterior_for_all(self, method, earlier):
+        self.compare(method=method, prior=earlier[2])
+
+    def test_with_other_hyperparameters(self, method, earlier):
+        largest = max(variance.reciprocal().max().item() for q in earlier for variance in q.variance.values())
+        starts = [largest * factor for factor in (2.0, 3.0, 1.5, 4.0)]
+        self.compare(method=method, prior=earlier, temperature=OWN["temperature"], initial_precision=starts)
+
+    def test_with_a_learned_noise(self, method, earlier):
+        self.compare(noise_of(1.0, learned=True), method=method, prior=earlier)
+
+    def test_numbers(self, method, earlier):
+        self.compare(method=method, prior=[1.0, 2.0, 0.5, 3.0])
+
+    def test_some_members_only(self, method, earlier):
+        self.compare(method=method, prior=[None, earlier[1], None, earlier[3]])
+        self.compare(method=method, prior=[earlier[0], 2.0, None, None])
+
+    def test_the_new_posteriors_can_be_saved(self, method, earlier, tmp_path):
+        nets = train(models_of(), self.DATA, noise_of(4.0), epochs=1, method=method, prior=earlier)
+        nets.posteriors[1].save(tmp_path / "q.safetensors")
+        loaded = ba.load_posterior(tmp_path / "q.safetensors")
+        assert all(loaded.mean[name].equal(value[1]) for name, value in nets.mean.items())
+
+
+# What a member does not depend on
+
+COMPANY = {"epochs": 3, "mc_samples": 2, **{name: values for name, values in OWN.items() if name != "seed"}}
+
+
+@pytest.fixture(scope="module")
+def together():
+    return train(models_of(), regression(), own_noise(F64), seed=5, **COMPANY)
+
+
+class TestCompany:
+    """Equal to rounding: matrix products of several sizes add up in several orders."""
+
+    @pytest.mark.parametrize("chunk", [1, 2, 3, 4, 100])
+    def test_chunk(self, together, chunk):
+        nets = train(models_of(), regression(), own_noise(F64), seed=5, chunk=chunk, **COMPANY)
+        assert_same(nets, together, ROUNDING)
+
+    def test_a_population_of_one(self, together):
+        for i, (model, pair, likelihood) in enumerate(zip(models_of(), regression(), own_noise(F64), strict=True)):
+            own = {name: option(value, i) for name, value in COMPANY.items()}
+            nets = train([model], [pair], likelihood, seed=5 + i, **own)
+            for name, mean in nets.mean.items():
+                torch.testing.assert_close(mean[0], together.mean[name][i], **ROUNDING)
+                torch.testing.assert_close(nets.variance[name][0], together.variance[name][i], **ROUNDING)
+
+    def test_shared_data_is_data(self):
+        models, pair = models_of(), regression((13,))[0]
+        copies = [(pair[0].clone(), pair[1].clone()) for _ in models]
+        shared = train(models, pair, noise_of(4.0), epochs=2)
+        assert_same(shared, train(models, copies, noise_of(4.0), epochs=2))
+        assert_same(shared, train(models, [pair] * 4, noise_of(4.0), epochs=2))
+
+    def test_shared_inputs_with_other_targets(self):
+        models, (x, y) = models_of(count=2), regression((13,))[0]
+        data = [(x, y), (x, -y)]
+        nets = train(models, data, noise_of(4.0), epochs=2, lr=0.02)
+        assert_members_are(nets, all_alone(models, data, noise_of(4.0), epochs=2, lr=0.02), TOLERANCE[F64])
+
+    @pytest.mark.parametrize("batch_size", [1, 4, 13, 1000])
+    def test_batch_sizes(self, batch_size):
+        models, data, options = models_of(), regression(), {"epochs": 2, "lr": 0.02, "batch_size": batch_size}
+        nets = train(models, data, noise_of(4.0), **options)
+        assert_members_are(nets, all_alone(models, data, noise_of(4.0), **options), TOLERANCE[F64])
+
+    def test_two_members_and_one_pair_of_pairs(self):
+        """Two members with a pair each look like a pair themselves."""
+        models, data = models_of(count=2), regression((13, 7))
+        nets = train(models, tuple(data), noise_of(4.0), epochs=1, lr=0.02)
+        assert_members_are(nets, all_alone(models, data, noise_of(4.0), epochs=1, lr=0.02), TOLERANCE[F64])
+
+
+@pytest.mark.parametrize("method", population.METHODS)
+def test_lr_schedule(method):
+    """Every member by the share of its own training, whatever its number of minibatches."""
+    models, data, likelihood = models_of(), regression(), noise_of(4.0)
+    for lr in (0.02, OWN["lr"]):
+        options = {"method": method, "epochs": 3, "lr": lr, "lr_schedule": lambda done: (1.0 - done) ** 2}
+        nets = train(models, data, likelihood, **options)
+        assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+
+
+def test_order():
+    """A permutation that depends on seed and epoch, and on nothing else."""
+    orders = [population.order(20, seed=seed, epoch=epoch) for seed in (0, 1, 2**64 - 1) for epoch in (0, 1)]
+    assert all(sorted(order) == list(range(20)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 6
+    assert population.order(20, seed=1, epoch=1).tolist() == orders[3].tolist()
+    assert BATCH < 20

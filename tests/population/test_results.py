@@ -1,0 +1,120 @@
+"""What training gives: posteriors and predictions."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from population.conftest import (
+    F64,
+    RAGGED,
+    ROUNDING,
+    all_alone,
+    assert_same,
+    draw,
+    exactly,
+    mlp,
+    models_of,
+    noise_of,
+    regression,
+    train,
+)
+
+
+class TestResults:
+    @pytest.fixture(scope="module")
+    @staticmethod
+    def nets():
+        return train(models_of(), regression(), noise_of(4.0, 9.0), epochs=2, seed=3)
+
+    def test_posteriors(self, nets, tmp_path):
+        alone = all_alone(models_of(), regression(), noise_of(4.0, 9.0), epochs=2, seed=3, lr=0.02)
+        for member, (q, fit) in enumerate(zip(nets.posteriors, alone, strict=True)):
+            assert list(q.mean) == list(fit.posterior().mean)
+            q.save(tmp_path / "q.safetensors")
+            loaded = ba.load_posterior(tmp_path / "q.safetensors")
+            for name, mean in nets.mean.items():
+                assert loaded.mean[name].equal(mean[member])
+                assert loaded.variance[name].equal(nets.variance[name][member])
+            expected = fit.posterior().hyperparameters
+            assert {name: loaded.hyperparameters.get(name) for name in expected} == expected
+
+    def test_length_and_words(self, nets):
+        assert len(nets) == len(nets.posteriors) == 4
+        assert repr(nets) == "Population(4 members, 38 weights each)"
+
+    @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
+    def test_predict_is_the_prediction_of_each(self, nets, method):
+        inputs = [draw(n, 3, seed=n) for n in (5, 1, 8, 2)]
+        for x in (inputs, inputs[0]):
+            predictions = nets.predict(x, mc_samples=7, seed=9, method=method)
+            for member, prediction in enumerate(predictions):
+                own = x[member] if isinstance(x, list) else x
+                expected = ba.predict(
+                    models_of()[member],
+                    nets.posteriors[member],
+                    own,
+                    likelihood=nets.likelihoods[member],
+                    mc_samples=7,
+                    seed=9,
+                    method=method,
+                )
+                torch.testing.assert_close(prediction.means, expected.means, **ROUNDING)
+                torch.testing.assert_close(prediction.variances, expected.variances, **ROUNDING)
+
+    LIKELIHOODS = {  # noqa: RUF012
+        "classes": (ba.Categorical(), 4, lambda n: torch.arange(n) % 4),
+        "labels": (ba.Bernoulli(), 2, lambda n: torch.ones(n, 2)),
+        "learned noise": (noise_of(1.0, learned=True), 2, lambda n: draw(n, 2)),
+        "own variances": (ba.HeteroscedasticGaussian(), 4, lambda n: draw(n, 2)),
+    }
+
+    @pytest.mark.parametrize("name", LIKELIHOODS)
+    def test_predict_with_every_likelihood(self, name):
+        likelihood, outputs, targets = self.LIKELIHOODS[name]
+        models = models_of(lambda: nn.Sequential(nn.Dropout(0.5), mlp(outputs)))
+        nets = train(models, [(draw(n, 3, seed=n), targets(n)) for n in RAGGED], likelihood, epochs=2)
+        x = draw(6, 3, seed=9)
+        for member, (model, prediction) in enumerate(zip(models, nets.predict(x, mc_samples=5), strict=True)):
+            expected = ba.predict(model, nets.posteriors[member], x, likelihood=nets.likelihoods[member], mc_samples=5)
+            assert type(prediction) is type(expected)
+            for part in ("means", "variances", "log_probs", "probs"):
+                if hasattr(expected, part):
+                    torch.testing.assert_close(getattr(prediction, part), getattr(expected, part), **ROUNDING)
+        assert all(model.training for model in models)
+
+    def test_predict_with_frozen_parts_and_little_memory(self, monkeypatch):
+        models = models_of()
+        for model in models:
+            model[0].requires_grad_(False)
+        few = train(models, regression(), noise_of(4.0), epochs=1)
+        monkeypatch.setitem(importlib.import_module("bayesadam.population.train").WORKING_SET, "cpu", 1)
+        little = train(models, regression(), noise_of(4.0), epochs=1)  # one member and one row at a time
+        assert_same(little, few, ROUNDING)
+        x = draw(6, 3, seed=9)
+        for member, (one, other) in enumerate(zip(few.predict(x), little.predict(x), strict=True)):
+            torch.testing.assert_close(one.means, other.means, **ROUNDING)
+            expected = ba.predict(models[member], few.posteriors[member], x, likelihood=noise_of(4.0))
+            torch.testing.assert_close(one.means, expected.means, **ROUNDING)
+
+    def test_predict_at_a_point(self):
+        nets = train(models_of(), regression(), noise_of(4.0), method="adam", epochs=1)
+        x = draw(6, 3)
+        for member, prediction in enumerate(nets.predict(x)):
+            expected = ba.predict(models_of()[member], nets.posteriors[member], x, likelihood=noise_of(4.0))
+            torch.testing.assert_close(prediction.mean, expected.mean, **ROUNDING)
+            assert not prediction.epistemic.any()
+
+    @pytest.mark.parametrize(
+        ("arguments", "message"),
+        [
+            ({"method": "laplace"}, "method must be 'monte_carlo' or 'mean', got 'laplace'"),
+            ({"mc_samples": 0}, "mc_samples must be at least 1, got 0"),
+            ({"x": [torch.zeros(2, 3)] * 3}, "x must be one tensor or one for each of 4 members, got 3"),
+        ],
+    )
+    def test_refusals(self, nets, arguments, message):
+        with pytest.raises(ValueError, match=exactly(message)):
+            nets.predict(**{"x": torch.zeros(2, 3, dtype=F64), **arguments})

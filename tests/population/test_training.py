@@ -1,0 +1,276 @@
+"""Training as a whole: early stops, gradients that are not finite, callbacks, progress, and no traces."""
+
+import copy
+import math
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import bayesadam as ba
+from bayesadam import population
+from population.conftest import (
+    F32,
+    F64,
+    NAN,
+    RAGGED,
+    ROUNDING,
+    Alone,
+    all_alone,
+    assert_members_are,
+    assert_same,
+    draw,
+    mlp,
+    models_of,
+    noise_of,
+    regression,
+    rows_of,
+    train,
+)
+
+EPOCHS = 12
+
+
+def run(epochs=EPOCHS, **changes):
+    """Members that differ in everything: frozen weights, noise, rates, sizes."""
+    models = models_of()
+    for model in models:
+        model[0].bias.requires_grad_(False)
+    likelihood = [noise_of(precision) for precision in (16.0, 20.0, 9.0, 25.0)]
+    options = {"epochs": epochs, "lr": [0.05, 0.002, 0.1, 0.02], "mc_samples": 2, "seed": 3, **changes}
+    return models, train(models, regression(), likelihood, **options)
+
+
+def held_out():
+    return regression((9, 4, 6, 1), seed=50)
+
+
+@pytest.fixture(scope="module")
+def trajectory():
+    """The population after 1, 2, ... epochs, each trained from the start, and its validation values."""
+    steps, values = [], []
+    for epochs in range(1, EPOCHS + 1):
+        models, nets = run(epochs)
+        parts = zip(models, nets.posteriors, nets.likelihoods, held_out(), strict=True)
+        values.append(
+            [-ba.predict(m, q, x, likelihood=p, mc_samples=5).log_prob(y).mean() for m, q, p, (x, y) in parts]
+        )
+        steps.append(nets)
+    return steps, torch.tensor(values, dtype=F64).T
+
+
+def stop(values, patience):
+    """Epochs trained and number of the best one, counted from 1."""
+    best, at = math.inf, 0
+    for epoch, value in enumerate(values.tolist(), 1):
+        if value < best:
+            best, at = value, epoch
+        if epoch - at >= patience:
+            return epoch, at
+    return len(values), at
+
+
+class TestEarlyStop:
+    @pytest.mark.parametrize("patience", [1, 2, 4])
+    @pytest.mark.parametrize("chunk", [None, 1, 3])
+    def test_is_the_best_epoch_of_the_whole_trajectory(self, trajectory, patience, chunk):
+        steps, values = trajectory
+        _, nets = run(validation=held_out(), validation_samples=5, patience=patience, chunk=chunk)
+        found = [stop(own, patience) for own in values]
+        assert nets.epochs.tolist() == [epochs for epochs, _ in found]
+        assert len({epochs for epochs, _ in found}) > 1
+        assert nets.stopped == ["epochs" if epochs == EPOCHS else "patience" for epochs, _ in found]
+        for member, (epochs, best) in enumerate(found):
+            expected = rows_of(steps[best - 1], [member])
+            torch.testing.assert_close(rows_of(nets, [member]), expected, **ROUNDING)
+            for name, whole in (("validation", values[member]), ("loss", steps[-1].history["loss"][member])):
+                expected = whole.clone()
+                expected[epochs:] = NAN
+                torch.testing.assert_close(nets.history[name][member], expected, equal_nan=True, **ROUNDING)
+
+    def test_without_patience_it_only_watches(self, trajectory):
+        steps, values = trajectory
+        _, nets = run(validation=held_out(), validation_samples=5)
+        torch.testing.assert_close(nets.history.pop("validation"), values, **ROUNDING)
+        assert_same(nets, steps[-1], ROUNDING)
+
+    def test_the_same_held_out_data_for_all(self):
+        pair = held_out()[0]
+        (_, shared), (_, own) = (run(4, validation=data, patience=1) for data in (pair, [pair] * 4))
+        assert_same(shared, own)
+
+    def test_nothing_good_gives_the_last(self):
+        pair = draw(4, 3), torch.full((4, 2), math.inf, dtype=F64)
+        data = regression()
+        nets = train(models_of(), data, noise_of(4.0), epochs=9, validation=pair, patience=3, lr=0.02)
+        assert nets.epochs.tolist() == [4] * 4
+        assert nets.stopped == ["patience"] * 4
+        assert nets.history["validation"][:, :4].eq(math.inf).all()
+        last = train(models_of(), data, noise_of(4.0), epochs=4, lr=0.02)
+        torch.testing.assert_close(rows_of(nets, slice(None)), rows_of(last, slice(None)), **ROUNDING)
+
+    def test_classification_and_point_estimates(self):
+        data = [(draw(n, 3, seed=n), torch.arange(n) % 4) for n in RAGGED]
+        nets = train(
+            models_of(lambda: mlp(4)), data, ba.Categorical(), method="adam", epochs=3, validation=data, patience=5
+        )
+        for member, (pair, prediction) in enumerate(zip(data, nets.predict([x for x, _ in data]), strict=True)):
+            value = -prediction.log_prob(pair[1]).mean()
+            torch.testing.assert_close(nets.history["validation"][member].min(), value, **ROUNDING)
+
+
+class TestNotFinite:
+    """Member 1 has a target that is not a number, in the second minibatch of its first epoch; it has three."""
+
+    SEEDS = (5, 6, 7, 8)
+
+    def problem(self, bad=NAN):
+        data = regression((13, 12, 3, 20))
+        row = population.order(12, seed=self.SEEDS[1], epoch=0)[6]
+        data[1][1][row] = bad
+        return models_of(), data, noise_of(4.0)
+
+    @pytest.mark.parametrize("bad", [NAN, math.inf, -math.inf])
+    @pytest.mark.parametrize("chunk", [None, 1, 3])
+    def test_raise_names_the_member(self, bad, chunk):
+        message = "^the gradient of member 1 must be finite, got inf or nan in its step 1$"
+        with pytest.raises(FloatingPointError, match=message):
+            train(*self.problem(bad), epochs=2, seed=list(self.SEEDS), chunk=chunk)
+
+    @pytest.mark.parametrize("bad", [NAN, math.inf])
+    @pytest.mark.parametrize("method", population.METHODS)
+    def test_stop_keeps_the_last_good_one(self, bad, method):
+        models, data, likelihood = self.problem(bad)
+        options = {"method": method, "epochs": 3, "lr": 0.02}
+        nets = train(models, data, likelihood, seed=list(self.SEEDS), nonfinite="stop", **options)
+        assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
+        assert nets.epochs.tolist() == [3, 1, 3, 3]
+        assert nets.history["loss"].isfinite().all(1).tolist() == [True, False, True, True]
+        others = [0, 2, 3]
+        alone = train(
+            *([part[i] for i in others] for part in (models, data)),
+            likelihood,
+            seed=[self.SEEDS[i] for i in others],
+            **options,
+        )
+        torch.testing.assert_close(rows_of(nets, others), rows_of(alone, [0, 1, 2]), **ROUNDING)
+        order = population.order(12, seed=self.SEEDS[1], epoch=0)
+        first = tuple(t[order[:5]] for t in data[1])  # its only step, whose order does not matter
+        before = train([models[1]], first, likelihood, seed=self.SEEDS[1], num_data=12, **options | {"epochs": 1})
+        torch.testing.assert_close(rows_of(nets, [1]), rows_of(before, [0]), rtol=1e-10, atol=1e-12)
+        assert len(nets.posteriors) == 4
+
+    def test_stop_with_a_validation_keeps_the_best(self):
+        models, data, likelihood = self.problem()
+        pair = regression((9,))[0]
+        nets = train(
+            models, data, likelihood, epochs=3, seed=list(self.SEEDS), nonfinite="stop", validation=pair, patience=3
+        )
+        assert nets.stopped[1] == "nonfinite"
+        assert nets.history["validation"][1].isfinite().tolist() == [True, False, False]
+        value = -nets.predict(pair[0], mc_samples=16)[1].log_prob(pair[1]).mean()
+        torch.testing.assert_close(nets.history["validation"][1, 0], value, **ROUNDING)
+
+    def test_gradients_whose_square_overflows_are_refused_as_they_are_alone(self):
+        models = models_of(lambda: mlp(dtype=F32), 2)
+        data = regression((4, 4), dtype=F32)
+        data[1] = data[1][0], 1e25 * data[1][1]
+        with pytest.raises(FloatingPointError, match="must be finite"):
+            Alone(models[1], data[1], ba.Gaussian(4.0), epochs=1)
+        with pytest.raises(
+            FloatingPointError, match="^the gradient of member 1 must be finite, got inf or nan in its "
+        ):
+            train(models, data, ba.Gaussian(4.0), epochs=1)
+
+
+class TestOnEpoch:
+    def test_on_epoch(self):
+        seen = []
+        options = {"lr": 0.02, "chunk": 3}
+        train(models_of(), regression(), noise_of(4.0), epochs=3, on_epoch=lambda *now: seen.append(now), **options)
+        chunks = [3, 0], [1, 2]  # by falling number of minibatches, in chunks of the same size
+        assert [call[:2] for call in seen] == [(epoch, members) for members in chunks for epoch in range(3)]
+        for epoch, members, nets in seen:
+            after = train(models_of(), regression(), noise_of(4.0), epochs=epoch + 1, **options)
+            assert len(nets) == len(members)
+            torch.testing.assert_close(rows_of(nets, slice(None)), rows_of(after, members), **ROUNDING)
+            torch.testing.assert_close(nets.history["loss"][:, : epoch + 1], after.history["loss"][members], **ROUNDING)
+            assert nets.epochs.tolist() == [epoch + 1] * len(members)
+
+    def test_on_epoch_may_do_as_it_likes(self):
+        def spoil(epoch, members, nets):
+            nets.predict(draw(2, 3))
+            members.clear()
+            for value in (*nets.mean.values(), *nets.variance.values()):
+                value.zero_()
+
+        spoilt, own = (
+            train(models_of(), regression(), noise_of(4.0), epochs=3, on_epoch=call) for call in (spoil, None)
+        )
+        assert_same(spoilt, own)
+
+
+def test_compiled_noise_is_the_same_noise():
+    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        pytest.skip("compile=True needs a C++ compiler")
+    models, data = models_of(lambda: mlp(dtype=F32)), regression(dtype=F32)
+    options = {"epochs": 2, "lr": 0.02, "mc_samples": 4, "antithetic": True}
+    nets = train(models, data, ba.Gaussian(4.0), compile=True, **options)
+    assert_members_are(nets, all_alone(models, data, ba.Gaussian(4.0), **options), {"rtol": 1e-5, "atol": 1e-5})
+
+
+def test_initialize():
+    before = torch.get_rng_state()
+    models = population.initialize(mlp, seeds=[3, 0, 2**40])
+    assert torch.get_rng_state().equal(before)
+    for seed, model in zip([3, 0, 2**40], models, strict=True):
+        torch.manual_seed(seed)
+        torch.testing.assert_close(model.state_dict(), mlp().state_dict(), rtol=0, atol=0)
+    torch.set_rng_state(before)
+
+
+def test_initialize_leaves_the_generator_after_an_error():
+    before = torch.get_rng_state()
+    with pytest.raises(ZeroDivisionError):
+        population.initialize(lambda: 1 / 0, seeds=[1])
+    assert torch.get_rng_state().equal(before)
+
+
+def test_leaves_no_trace():
+    models, data, likelihood = models_of(), regression(), noise_of(4.0, learned=True)
+    models[0].train(False)
+    models[0][1].train()
+    modes = [[module.training for module in model.modules()] for model in models]
+    prior = train(models, data, likelihood, epochs=1).posteriors
+    given = copy.deepcopy((models, data, likelihood, [q.tensors() for q in prior]))
+    states = torch.get_rng_state(), random.getstate(), repr(np.random.get_state())  # noqa: NPY002
+    nets = train(models, data, likelihood, epochs=2, prior=prior, validation=data, patience=1)
+    nets.predict(data[0][0])
+    assert torch.get_rng_state().equal(states[0])
+    assert (random.getstate(), repr(np.random.get_state())) == states[1:]  # noqa: NPY002
+    for model, before in zip([*models, likelihood], [*given[0], given[2]], strict=True):
+        torch.testing.assert_close(model.state_dict(), before.state_dict(), rtol=0, atol=0)
+        assert all(p.grad is None and p.requires_grad for p in model.parameters())
+        assert not any(module._forward_hooks for module in model.modules())
+    assert modes == [[module.training for module in model.modules()] for model in models]
+    torch.testing.assert_close((data, [q.tensors() for q in prior]), (given[1], given[3]), rtol=0, atol=0)
+
+
+class TestProgress:
+    def run(self, progress):
+        population.train(models_of(), regression(), likelihood=noise_of(4.0), epochs=2, batch_size=5, progress=progress)
+
+    def test_shown(self, capsys):
+        self.run(True)
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("training")
+        assert "100%" in err
+        assert "loss" in err
+
+    @pytest.mark.parametrize("progress", [False, None])
+    def test_not_shown(self, progress, capsys):
+        self.run(progress)
+        assert capsys.readouterr() == ("", "")
