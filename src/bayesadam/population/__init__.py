@@ -1,9 +1,11 @@
-"""Train many small networks of one architecture at once: ensembles, sweeps, cross-validation.
+"""Train many small networks of one architecture at once: ensembles, sweeps, cross-validation::
 
-models = population.initialize(lambda: nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Linear(50, 1)), seeds=range(100))
-nets = population.train(models, data, likelihood=ba.Gaussian(4.0), method="vadam", epochs=40, batch_size=32,
-                        lr=0.01, mc_samples=10, prior_precision=[...])     # a list has one value per member
-nets.posteriors[3], nets.predict(x)[3]
+    models = population.initialize(lambda: nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Linear(50, 1)), seeds=range(9))
+    nets = population.train(models, data, likelihood=ba.Gaussian(4.0), method="vadam", epochs=40, batch_size=32,
+                            lr=0.01, mc_samples=10, prior_precision=[...])
+    nets.posteriors[3], nets.predict(x)[3]
+
+A list has one value per member.
 """
 
 from bayesadam.population.batches import order as order

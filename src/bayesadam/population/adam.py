@@ -11,9 +11,11 @@ from bayesadam.optim.rule import Hyper, State, add_scaled_, blend_, factor
 class AdamRule:
     """``torch.optim.Adam`` with ``weight_decay``, as a rule (Kingma and Ba 2015, Algorithm 1)::
 
-    g  <- g + weight_decay mu
-    m  <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2
-    mu <- mu - lr m_hat / (sqrt(v_hat) + eps)
+        g  <- g + weight_decay mu
+        m  <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2
+        mu <- mu - lr m_hat / (sqrt(v_hat) + eps)
+
+    It has no noise and no precision.
     """
 
     state = ("exp_avg", "exp_avg_sq")

@@ -50,9 +50,13 @@ class Pool:
 
     Args:
         data: ``(x, y)`` of every member; the same tensors for members that share them.
+        batch_size: Data points per minibatch.
+
+    Attributes:
+        batches: Minibatches per epoch of every member.
     """
 
-    def __init__(self, data: Sequence[Pair]) -> None:
+    def __init__(self, data: Sequence[Pair], batch_size: int) -> None:
         distinct: dict[tuple[int, int], tuple[int, Pair]] = {}
         total = 0
         for x, y in data:
@@ -63,14 +67,16 @@ class Pool:
         self.x, self.y = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pairs, strict=True))
         self.starts = [distinct[id(x), id(y)][0] for x, y in data]
         self.sizes = [len(x) for x, _ in data]
+        self.batch_size = batch_size
+        self.batches = [-(-size // batch_size) for size in self.sizes]
 
-    def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int, batch_size: int) -> Iterator[Batch]:
+    def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int) -> Iterator[Batch]:
         """The minibatches of an epoch for members sorted by falling number of minibatches.
 
         The ``i``-th has those members that still have one: as many as are left, from the front.
         """
-        sizes = np.array([self.sizes[member] for member in members])
-        counts = -(-sizes // batch_size)
+        batch_size = self.batch_size
+        sizes, counts = (np.array([own[member] for member in members]) for own in (self.sizes, self.batches))
         rows = np.empty((len(members), counts.max() * batch_size), dtype=np.int64)
         for row, member, seed in zip(rows, members, seeds, strict=True):
             size, start = self.sizes[member], self.starts[member]

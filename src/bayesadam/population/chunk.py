@@ -39,14 +39,13 @@ class Chunk:
         hypers: Sequence[Hyper],
         mean: Tensor,
         pool: Pool,
-        batch_size: int,
         epochs: int,
         lr_schedule: Schedule | None,
         compiled: bool,
     ) -> None:
         self.members = list(members)
         self.objective, self.rule, self.pool = objective, rule, pool
-        self.batch_size, self.epochs, self.lr_schedule = batch_size, epochs, lr_schedule
+        self.epochs, self.lr_schedule = epochs, lr_schedule
         self.hypers = list(hypers)
         self.samples: int = hypers[0]["mc_samples"]
         self.antithetic: bool = hypers[0]["antithetic"]
@@ -64,7 +63,7 @@ class Chunk:
 
     def _initial_counters(self) -> dict[str, Any]:
         """Numbers, if they will always be the same for all members; else columns."""
-        batches = {-(-self.pool.sizes[member] // self.batch_size) for member in self.members}
+        batches = {self.pool.batches[member] for member in self.members}
         varying = any(isinstance(v, Tensor) for v in (*self._hyper["betas"], self._hyper["temperature"]))
         counters: dict[str, Any] = initial_counters()
         if len(batches) == 1 and not varying:
@@ -84,7 +83,7 @@ class Chunk:
         total = torch.zeros(len(self.members), dtype=torch.float64, device=self.mean.device)
         counts = torch.zeros_like(total)
         seeds = [hyper["seed"] for hyper in self.hypers]
-        for i, batch in enumerate(self.pool.epoch(self.members, seeds, epoch, self.batch_size)):
+        for i, batch in enumerate(self.pool.epoch(self.members, seeds, epoch)):
             losses = self._step(batch, self._rates(len(batch.x), epoch, i), raise_nonfinite)
             total[: len(losses)] += losses
             counts[: len(losses)] += 1
@@ -95,8 +94,7 @@ class Chunk:
         rate = _first(self._hyper["lr"], count)
         if self.lr_schedule is None:
             return rate
-        sizes = [self.pool.sizes[member] for member in self.members[:count]]
-        done = [(epoch + batch / -(-size // self.batch_size)) / self.epochs for size in sizes]
+        done = [(epoch + batch / self.pool.batches[member]) / self.epochs for member in self.members[:count]]
         factors = {part: self.lr_schedule(part) for part in set(done)}
         if len(factors) == 1:
             return rate * factors[done[0]]

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import OPTIMIZERS
-from bayesadam.optim.rule import Rule, maximum
+from bayesadam.optim.rule import Rule, initial_counters
+from bayesadam.optim.state import hyper
 from bayesadam.population.adam import AdamRule
 from bayesadam.population.layout import Layout
 from bayesadam.posterior import DiagonalGaussian
@@ -76,7 +77,6 @@ def configure(
             hypers.append({key: start[key] for key in (*_ADAM, "perturb", "mc_samples", "antithetic")})
             hypers[-1] |= {"seed": own["seed"], "temperature": 1.0}
             rule: Rule = AdamRule()
-            rows = {}
         else:
             groups: list[dict[str, Any]] = [{"params": list(named)}]
             if learned:
@@ -84,16 +84,14 @@ def configure(
             optimizer = OPTIMIZERS[method](groups, **own)
             rule = optimizer.rule
             group = optimizer.param_groups[0]
-            hypers.append({key: value for key, value in group.items() if key not in _BOOKKEEPING})
             rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
-            hypers[-1] |= rows
-            if group["initial_precision"] is None:
-                hypers[-1]["initial_precision"] = maximum(hypers[-1]["prior_precision"], float(group["num_data"]))
+            told = hyper(group, initial_counters(), rows)  # what the optimiser tells its rule
+            hypers.append({key: told[key] for key in (*group, *rows) if key not in _BOOKKEEPING})
         hypers[-1]["method"] = type(adam if method == "adam" else optimizer).__name__
         values = dict([*named, *learned])
         means.append(layout.flatten({name: values[name].detach() for name in layout.shapes}))
     for name in ("mc_samples", "antithetic", "perturb", "rescale_lr"):
-        if any(hyper.get(name) != hypers[0].get(name) for hyper in hypers):
+        if any(own.get(name) != hypers[0].get(name) for own in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
     return rule, hypers, torch.stack(means)
 
@@ -115,7 +113,7 @@ def columns(hypers: Sequence[Hyper], device: torch.device) -> Hyper:
     """
     merged: Hyper = {}
     for key in hypers[0]:
-        values = [hyper[key] for hyper in hypers]
+        values = [own[key] for own in hypers]
         if key == "betas":
             merged[key] = tuple(_column([pair[i] for pair in values], device) for i in (0, 1))
         elif isinstance(values[0], Tensor):
@@ -126,13 +124,13 @@ def columns(hypers: Sequence[Hyper], device: torch.device) -> Hyper:
     return merged
 
 
-def map_columns(hyper: Hyper, function: Callable[[Tensor], Tensor]) -> Hyper:
+def map_columns(shared: Hyper, function: Callable[[Tensor], Tensor]) -> Hyper:
     """The same with another view of every column."""
 
     def apply(value: Any) -> Any:
         return function(value) if isinstance(value, Tensor) else value
 
-    return {key: tuple(map(apply, v)) if isinstance(v, tuple) else apply(v) for key, v in hyper.items()}
+    return {key: tuple(map(apply, v)) if isinstance(v, tuple) else apply(v) for key, v in shared.items()}
 
 
 def _column(values: Sequence[Any], device: torch.device) -> Any:

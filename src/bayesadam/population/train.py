@@ -122,9 +122,8 @@ def train(
         width = min(batch_size, max(len(x) for x, _ in pairs))
         numbers = hypers[0]["mc_samples"] * (2 * activations * width + 4 * means.shape[1])
         chunk = max(1, working_set // (numbers * means.element_size()))
-    pool = Pool(pairs)
-    batches = [-(-size // batch_size) for size in pool.sizes]
-    chunks = _chunks(batches, chunk)
+    pool = Pool(pairs, batch_size)
+    chunks = _chunks(pool.batches, chunk)
     saved = None
     if checkpoint is not None:
         rates = [1.0 if lr_schedule is None else lr_schedule(part / 64) for part in range(64)]
@@ -132,7 +131,7 @@ def train(
         settings = [repr(models[0]), repr(likelihoods[0]), method, hypers, limits, rates, chunks]
         tensors = [means, *objective.constants(), *(t for pair in [*pairs, *(held_out or [])] for t in pair)]
         saved = Checkpoint(Path(checkpoint), fingerprint(settings, tensors))
-    with progress_bar("training", sum(batches) * epochs, progress) as advance:
+    with progress_bar("training", sum(pool.batches) * epochs, progress) as advance:
         for number, chosen in enumerate(chunks):
             rows = torch.tensor(chosen, device=means.device)
             part = Chunk(
@@ -142,12 +141,11 @@ def train(
                 [hypers[member] for member in chosen],
                 means[rows],
                 pool,
-                batch_size,
                 epochs,
                 lr_schedule,
                 compile,
             )
-            steps = sum(batches[member] for member in chosen)
+            steps = sum(pool.batches[member] for member in chosen)
             done = saved.load(number, part, record) if saved else 0
             advance(done * steps)
             for epoch in range(done, epochs):
