@@ -752,8 +752,14 @@ class TestBadFiles:
                 header(format_version=2, kind="New", tensors=None),
                 r"^the posterior file must be of format version 1 or older \(update bayesadam\), got version 2 in ",
             ),
-            (header(kind="Dense"), r"^the posterior file must be of a kind in \['DiagonalGaussian'\], got 'Dense' in "),
-            (header(kind=["x"]), r"^the posterior file must be of a kind in \['DiagonalGaussian'\], got .*x.* in "),
+            (
+                header(kind="Dense"),
+                r"^the posterior file must be of a kind in \['DenseGaussian', 'DiagonalGaussian'\], got 'Dense' in ",
+            ),
+            (
+                header(kind=["x"]),
+                r"^the posterior file must be of a kind in \['DenseGaussian', 'DiagonalGaussian'\], got .*x.* in ",
+            ),
             (header(tensors=["mean/w"]), INVALID + r".*variance must have the names of mean \['w'\], got \[\]\)$"),
             (header(tensors=[]), INVALID + r".*mean must have at least one weight tensor, got none\)$"),
         ],

@@ -1,8 +1,11 @@
-"""Element-wise formulae for independent Gaussians, a variance of zero included.
+"""Formulae for Gaussians: element-wise for independent weights, ``dense_...`` for weights with a full covariance.
 
 A variance of exactly zero is a point mass: a pruned weight, or one that is not random. Its log density is taken with
 respect to the counting measure (0 at its mean, minus infinity elsewhere), and it has no entropy and no divergence of
 its own. Everything is computed in float64, since the results are summed over millions of weights.
+
+A full covariance is given by its Cholesky factor ``scale_tril``, the lower triangular ``L`` with ``covariance = L L'``
+and a positive diagonal; rows and columns of point masses are zero.
 """
 
 from __future__ import annotations
@@ -44,6 +47,82 @@ def kl_divergence(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_vari
     divergence = torch.where(point, 0.0, 0.5 * (_ratio_cost(safe, safe_prior) + shift))
     far = prior_point & ~(point & (mean == prior_mean))
     return torch.where(far, math.inf, divergence)
+
+
+def dense_log_prob(value: Tensor, mean: Tensor, scale_tril: Tensor) -> Tensor:
+    """``log N(value | mean, L L')`` for values ``(..., D)``, a mean ``(D,)`` and a factor ``(D, D)``: ``(...)``."""
+    spread = scale_tril.diagonal()
+    residual = value.double() - mean.double()
+    far = residual.isinf() | ((spread == 0) & (residual != 0))
+    columns = torch.where(far, 0.0, residual).reshape(-1, len(spread)).T
+    white: Tensor = torch.linalg.solve_triangular(_solvable(scale_tril), columns, upper=False)
+    log_normaliser = torch.where(spread == 0, 0.0, _solvable(scale_tril).diagonal().log() + 0.5 * math.log(2 * math.pi))
+    density = -0.5 * white.square().sum(0) - log_normaliser.sum()
+    return torch.where(far.any(-1), -math.inf, density.view(value.shape[:-1]))
+
+
+def dense_entropy(scale_tril: Tensor) -> Tensor:
+    """Differential entropy of ``N(., L L')``, 0-d."""
+    return entropy(scale_tril.diagonal().square()).sum()
+
+
+def dense_kl_divergence(mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_scale: Tensor) -> Tensor:
+    """KL divergence of two Gaussians over the same ``D`` weights, 0-d.
+
+    Point masses count as in :func:`kl_divergence`. Where weights that are random in the prior are point masses in the
+    first argument, the prior is the marginal one of the other weights.
+
+    With ``W = L_prior^-1 L = I + L_prior^-1 (L - L_prior)`` all terms are sums of what is not negative, so that
+    nothing cancels: the squares below the diagonal of ``W``, those of the whitened shift of the mean, and what the
+    element-wise formula has for the squared diagonals.
+
+    Args:
+        mean: ``(D,)``.
+        scale: A Cholesky factor ``(D, D)``, or standard deviations ``(D,)`` of independent weights.
+        prior_mean: ``(D,)``.
+        prior_scale: As ``scale``.
+    """
+    shift = mean.double() - prior_mean.double()
+    spread, prior_spread = _diagonal(scale), _diagonal(prior_scale)
+    point, prior_point = spread == 0, prior_spread == 0
+    if (prior_point & ~(point & (shift == 0))).any():
+        return torch.full_like(shift.sum(), math.inf)
+    if prior_scale.ndim == 2 and (point & ~prior_point).any():
+        prior_scale = cholesky_of_rows(torch.where(point.unsqueeze(1), 0.0, prior_scale))
+        prior_spread = prior_scale.diagonal()
+    columns = torch.cat([_matrix(scale) - _matrix(prior_scale), torch.where(point, 0.0, shift).unsqueeze(1)], 1)
+    if prior_scale.ndim == 2:
+        white: Tensor = torch.linalg.solve_triangular(_solvable(prior_scale), columns, upper=False)
+    else:
+        white = columns / torch.where(point, 1.0, prior_spread).unsqueeze(1)
+    costs = _ratio_cost(spread[~point].square(), prior_spread[~point].square())
+    return 0.5 * (white[:, :-1].tril(-1).square().sum() + white[:, -1].square().sum() + costs.sum())
+
+
+def cholesky_of_rows(rows: Tensor) -> Tensor:
+    """Cholesky factor ``(D, D)`` of ``rows @ rows.T``, for linearly independent rows ``(D, K)`` and rows of zeros.
+
+    By QR decomposition, without the product: as accurate as the rows, however they are scaled.
+    """
+    random = rows.any(1)
+    lower = torch.linalg.qr(rows[random].T, mode="r").R.T
+    factor = rows.new_zeros(len(rows), len(rows))
+    factor[random.unsqueeze(1) & random] = torch.where(lower.diagonal() < 0, -lower, lower).flatten()
+    return factor
+
+
+def _diagonal(scale: Tensor) -> Tensor:
+    return scale.diagonal() if scale.ndim == 2 else scale
+
+
+def _matrix(scale: Tensor) -> Tensor:
+    return scale if scale.ndim == 2 else scale.diag()
+
+
+def _solvable(scale_tril: Tensor) -> Tensor:
+    """With 1 on the diagonal for point masses."""
+    point = scale_tril.diagonal() == 0
+    return scale_tril + point.double().diag() if point.any() else scale_tril
 
 
 def _ratio_cost(variance: Tensor, prior_variance: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -108,7 +109,10 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
         ValueError: A file that is truncated, foreign, damaged, or written by a newer version of the library.
     """
     kind, tensors, hyperparameters = io.load_tensors(path)
-    kinds = {cls.__name__: cls for cls in Posterior.__subclasses__()}
+    classes = Posterior.__subclasses__()
+    for cls in classes:
+        classes += cls.__subclasses__()
+    kinds = {cls.__name__: cls for cls in classes if not inspect.isabstract(cls)}
     if kind not in kinds:
         raise ValueError(
             f"the posterior file must be of a kind in {sorted(kinds)}, got {kind!r} in {os.fspath(path)!r}"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -11,10 +10,10 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.functional import gaussian
-from bayesadam.posterior.base import Posterior
+from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
 
 
-class DiagonalGaussian(Posterior):
+class DiagonalGaussian(GaussianPosterior):
     """Independent Gaussians over named weights.
 
     A variance of zero is a point mass (a pruned weight, or a parameter that was trained without noise): it is never
@@ -45,10 +44,7 @@ class DiagonalGaussian(Posterior):
                 raise ValueError(
                     f"variance of {name!r} must be of shape {tuple(value.shape)}, got {tuple(variance[name].shape)}"
                 )
-            if not value.is_floating_point():
-                raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
-            if not value.isfinite().all():
-                raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
+            check_mean(name, value)
             if not ((variance[name] >= 0) & variance[name].isfinite()).all():
                 raise ValueError(
                     f"variance of {name!r} must be finite and not negative, got {_worst(variance[name])!r}"
@@ -57,30 +53,9 @@ class DiagonalGaussian(Posterior):
         self.variance = dict(variance)
         self.hyperparameters = dict(hyperparameters or {})
 
-    def __repr__(self) -> str:
-        return f"DiagonalGaussian({len(self.mean)} tensors, {self.num_weights:,} weights)"
-
-    @property
-    def num_weights(self) -> int:
-        """Number of weights, point masses included."""
-        return sum(mean.numel() for mean in self.mean.values())
-
-    def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
-        """Samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
-
-        Sample ``i`` depends on ``(seed, i)`` only: not on ``count``, nor on what was drawn before, nor on any global
-        generator.
-
-        Raises:
-            ValueError: ``count`` below 1, or a seed or number out of the range of :func:`bayesadam.noise.normal`.
-        """
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count!r}")
-        draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
-        write = self.writer(seed, until=first + count)
-        for i in range(count):
-            write({name: draw[i] for name, draw in draws.items()}, first + i)
-        return draws
+    def _scale(self, names: Iterable[str]) -> Tensor:
+        """Standard deviations of the named tensors' weights, ``(D,)`` in float64."""
+        return torch.cat([self.variance[name].double().flatten() for name in names]).sqrt()
 
     def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function that writes samples in place, block by block, without memory of their size; see the base class."""
@@ -125,12 +100,10 @@ class DiagonalGaussian(Posterior):
         Returns:
             A tensor of the leading axes' shape.
         """
-        self._check_names(theta, "theta")
+        self._check_theta(theta)
         total = torch.zeros((), dtype=torch.float64)
         for name, mean in self.mean.items():
             value = theta[name]
-            if value.shape[value.ndim - mean.ndim :] != mean.shape:
-                raise ValueError(f"theta[{name!r}] must end in the shape {tuple(mean.shape)}, got {tuple(value.shape)}")
             terms = gaussian.log_prob(value, mean, self.variance[name])
             total = total.to(terms.device) + terms.reshape(*value.shape[: value.ndim - mean.ndim], -1).sum(-1)
         return total
@@ -139,39 +112,28 @@ class DiagonalGaussian(Posterior):
         """Differential entropy in nats, summed over the weights that are random; 0-d float64."""
         return sum_all(gaussian.entropy(v) for v in self.variance.values())
 
-    def kl_divergence(self, prior: float | DiagonalGaussian) -> Tensor:
+    def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
 
         Args:
             prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
-                with the same names and shapes.
+                with the same names and shapes, whatever its covariance.
 
         Raises:
             ValueError: A precision that is not positive, or a posterior over other weights.
         """
         if isinstance(prior, DiagonalGaussian):
-            self._check_names(prior.mean, "prior")
-            for name, mean in self.mean.items():
-                if prior.mean[name].shape != mean.shape:
-                    raise ValueError(
-                        f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
-                    )
+            self._check_prior(prior)
             priors = [(prior.mean[name], prior.variance[name]) for name in self.mean]
+        elif isinstance(prior, GaussianPosterior):
+            return super().kl_divergence(prior)
         else:
-            if not (prior > 0 and math.isfinite(prior)):
-                raise ValueError(f"prior must be a positive, finite precision or a posterior, got {prior!r}")
+            self._check_prior(prior)
             priors = [(torch.zeros(()), torch.tensor(1.0 / float(prior), dtype=torch.float64))] * len(self.mean)
         return sum_all(
             gaussian.kl_divergence(mean, self.variance[name], p_mean.to(mean.device), p_variance.to(mean.device))
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
         )
-
-    def signal_to_noise(self) -> dict[str, Tensor]:
-        """``|mean| / standard deviation`` of every weight; 0 for a pruned one, infinite for any other point mass."""
-        return {
-            name: torch.where(mean == 0, 0.0, mean.abs() / self.variance[name].sqrt())
-            for name, mean in self.mean.items()
-        }
 
     def prune(self, fraction: float) -> DiagonalGaussian:
         """A copy in which the given fraction of all weights, those of smallest signal-to-noise, is exactly zero.
@@ -182,18 +144,9 @@ class DiagonalGaussian(Posterior):
         Raises:
             ValueError: ``fraction`` outside [0, 1].
         """
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-        ratio = torch.cat([snr.flatten() for snr in self.signal_to_noise().values()])
-        keep = torch.ones_like(ratio, dtype=torch.bool)
-        keep[ratio.argsort(stable=True)[: round(fraction * ratio.numel())]] = False
-        mean, variance = {}, {}
-        for (name, value), kept in zip(
-            self.mean.items(), torch.split(keep, [m.numel() for m in self.mean.values()]), strict=True
-        ):
-            kept = kept.view(value.shape)
-            mean[name] = torch.where(kept, value, 0.0)
-            variance[name] = torch.where(kept, self.variance[name], 0.0)
+        kept = self._kept(fraction)
+        mean = {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()}
+        variance = {name: torch.where(kept[name], value, 0.0) for name, value in self.variance.items()}
         return DiagonalGaussian(mean, variance, {**self.hyperparameters, "pruned_fraction": fraction})
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DiagonalGaussian:
@@ -216,14 +169,6 @@ class DiagonalGaussian(Posterior):
             kind, _, name = key.partition("/")
             parts[kind][name] = value
         return cls(parts["mean"], parts["variance"], hyperparameters)
-
-    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
-        for name in self.mean:
-            if name not in other:
-                raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
-        for name in other:
-            if name not in self.mean:
-                raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
 
 
 def _write_large(out: Tensor, mean: Tensor, std: Tensor, key: tuple[int, int, int], scratch: noise.Scratch) -> None:

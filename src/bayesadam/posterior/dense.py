@@ -1,0 +1,319 @@
+"""The Gaussian with a full covariance over all weights of a small network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.functional import gaussian
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
+
+MAX_WEIGHTS = 10_000
+"""A float64 matrix of 0.8 GB, of which some copies are needed, and ten seconds or more for its factor."""
+
+
+class DenseGaussian(GaussianPosterior):
+    """A Gaussian over all ``D`` weights of a small network together, with any covariance.
+
+    The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. What is kept, and
+    saved, is the covariance's Cholesky factor in float64, whatever the dtype of the means: a factor that is rounded
+    still belongs to a covariance, but a rounded covariance may be indefinite.
+
+    A variance of zero is a point mass (a pruned weight, or a parameter that was trained without noise), and then the
+    whole row and column are zero: it is never moved by sampling, ``log_prob`` is minus infinity unless it is at its
+    mean, and it adds nothing to the entropy and the KL divergence.
+
+    Args:
+        mean: Mean of every weight tensor by name, on one device. Kept, not copied.
+        covariance: ``(D, D)``, at most ``MAX_WEIGHTS`` squared; symmetric to rounding, and positive definite over the
+            weights whose variance is not zero.
+        hyperparameters: JSON values that say how the posterior was found.
+
+    Attributes:
+        variance: Marginal variance of every weight by name, in float64.
+        scale_tril: The lower triangular ``L`` with ``covariance = L L'`` and a positive diagonal, ``(D, D)`` in
+            float64; zero in rows and columns of point masses.
+
+    Raises:
+        ValueError: Too many weights, another shape, or values that make no Gaussian.
+    """
+
+    def __init__(
+        self, mean: Mapping[str, Tensor], covariance: Tensor, hyperparameters: Mapping[str, Any] | None = None
+    ) -> None:
+        matrix = _checked(mean, covariance, "covariance")
+        _check_diagonal(matrix, "covariance")
+        scale_tril = _embedded(_cholesky, _symmetric(matrix, covariance.dtype, "covariance"), "covariance")
+        self._keep(mean, scale_tril, hyperparameters)
+
+    @classmethod
+    def from_scale_tril(
+        cls, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None = None
+    ) -> DenseGaussian:
+        """From the Cholesky factor of the covariance.
+
+        Args:
+            mean: As for the class.
+            scale_tril: ``(D, D)``, lower triangular, its diagonal positive, or zero with the whole row and column.
+            hyperparameters: As for the class.
+
+        Raises:
+            ValueError: As for the class.
+        """
+        matrix = _checked(mean, scale_tril, "scale_tril")
+        upper = matrix.triu(1)
+        if upper.any():
+            raise ValueError(f"scale_tril must be lower triangular, got {_first(upper)} above the diagonal")
+        _check_diagonal(matrix, "scale_tril")
+        posterior = cls.__new__(cls)
+        posterior._keep(mean, matrix, hyperparameters)
+        return posterior
+
+    @classmethod
+    def from_precision(
+        cls,
+        mean: Mapping[str, Tensor],
+        precision: Tensor,
+        hyperparameters: Mapping[str, Any] | None = None,
+        *,
+        random: Tensor | None = None,
+    ) -> DenseGaussian:
+        """From the inverse of the covariance, which is never formed: its factor is inverted instead.
+
+        Args:
+            mean: As for the class.
+            precision: ``(D, D)``, symmetric to rounding and positive definite over the random weights.
+            hyperparameters: As for the class.
+            random: ``(D,)``, boolean: which weights are random; the others are point masses, and their rows and
+                columns of the precision are not used (they only must be finite). Default: all.
+
+        Raises:
+            ValueError: As for the class, or a mask of another shape or dtype.
+        """
+        matrix = _checked(mean, precision, "precision")
+        if random is None:
+            random = torch.ones(len(matrix), dtype=torch.bool)
+        if random.dtype != torch.bool or random.shape != matrix.shape[:1]:
+            raise ValueError(
+                f"random must be a boolean tensor of shape {tuple(matrix.shape[:1])}, "
+                f"got {random.dtype} of shape {tuple(random.shape)}"
+            )
+        random = random.to(matrix.device)
+        bad = random & ~(matrix.diagonal() > 0)
+        if bad.any():
+            value = matrix.diagonal()[bad][0].item()
+            raise ValueError(f"precision must have a positive diagonal over the random weights, got {value!r}")
+        matrix = torch.where(random & random.unsqueeze(1), matrix, 0.0)
+        scale_tril = _embedded(_inverse_cholesky, _symmetric(matrix, precision.dtype, "precision"), "precision")
+        posterior = cls.__new__(cls)
+        posterior._keep(mean, scale_tril, hyperparameters)
+        return posterior
+
+    def _keep(self, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None) -> None:
+        self.mean = dict(mean)
+        # In memory of its own: strides and alignment decide the order of sums, and so the bits, of samples.
+        self.scale_tril = scale_tril.clone(memory_format=torch.contiguous_format)
+        self.variance = self._split(self.scale_tril.square().sum(1))
+        self.hyperparameters = dict(hyperparameters or {})
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """``(D, D)`` in float64; of the one that was given, equal to rounding. Formed when first asked for."""
+        lower = (self.scale_tril @ self.scale_tril.T).tril()
+        return lower + lower.tril(-1).T
+
+    def correlation(self) -> Tensor:
+        """``(D, D)`` in float64; rows and columns of point masses are 0."""
+        spread = self.scale_tril.square().sum(1).sqrt()
+        rows = self.scale_tril / torch.where(spread == 0, 1.0, spread).unsqueeze(1)
+        lower = (rows @ rows.T).tril(-1)
+        return lower + lower.T + (spread > 0).double().diag()
+
+    def _scale(self, names: Iterable[str]) -> Tensor:
+        """Cholesky factor of the covariance of the named tensors' weights, in this order; see the base class."""
+        names = list(names)
+        if names == list(self.mean):
+            return self.scale_tril
+        numbers = self._split(torch.arange(self.num_weights, device=self.scale_tril.device))
+        return gaussian.cholesky_of_rows(self.scale_tril[torch.cat([numbers[name].flatten() for name in names])])
+
+    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes ``mean + L eps`` in place; see the base class.
+
+        ``eps`` is what :class:`DiagonalGaussian` draws, so the samples are the same where the covariance is diagonal.
+        """
+        ahead = noise.Ahead(noise.Scratch())
+        center = self._flat(self.mean)
+        eps = torch.empty_like(center)
+        parts = {index: part.flatten() for index, part in enumerate(self._split(eps).values()) if part.numel()}
+        sizes = {index: part.numel() for index, part in parts.items()}
+
+        def draws(number: int, index: int) -> Tensor:
+            key = (seed, 0, number, index)
+            device = center.device
+            return ahead.draw(*key, stream=noise.POSTERIOR, device=device, sizes=lambda: sizes, until=until)
+
+        @torch.no_grad()
+        def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            draw = self.mean
+            if number is not None:
+                for index, part in parts.items():
+                    part.copy_(draws(number, index))
+                draw = self._split(torch.addmv(center, self.scale_tril, eps))
+            for name, mean in self.mean.items():
+                targets[name].detach().copy_(draw[name].to(mean.dtype))
+            torch.clear_autocast_cache()
+
+        return write
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log density of weights, of all of them together, in float64.
+
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
+
+        Returns:
+            A tensor of the leading axes' shape.
+        """
+        self._check_theta(theta)
+        return gaussian.dense_log_prob(self._flat(theta), self._flat(self.mean), self.scale_tril)
+
+    def entropy(self) -> Tensor:
+        """Differential entropy in nats of the weights that are random; 0-d float64."""
+        return gaussian.dense_entropy(self.scale_tril).cpu()
+
+    def marginal(self) -> DiagonalGaussian:
+        """The same means and marginal variances, without the correlations."""
+        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+
+    def prune(self, fraction: float) -> DenseGaussian:
+        """A copy in which the given fraction of all weights, those of smallest signal-to-noise, is exactly zero.
+
+        The threshold is global, over all tensors together, and on the marginal standard deviations. Mean, row and
+        column of a pruned weight become 0. Nothing is conditioned on that: the others keep their means and their
+        covariance, also where they are correlated with a pruned weight. Weights pruned before count among the fraction.
+
+        Raises:
+            ValueError: ``fraction`` outside [0, 1].
+        """
+        kept = self._kept(fraction)
+        rows = torch.cat([keep.flatten() for keep in kept.values()]).unsqueeze(1)
+        return self.from_scale_tril(
+            {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()},
+            gaussian.cholesky_of_rows(torch.where(rows, self.scale_tril, 0.0)),
+            {**self.hyperparameters, "pruned_fraction": fraction},
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseGaussian:
+        """The same posterior on another device, or with means in another floating dtype; the factor stays float64."""
+        return self.from_scale_tril(
+            {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
+            self.scale_tril.to(device=device),
+            self.hyperparameters,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``{"mean/<name>": ..., "scale_tril": ...}``."""
+        return {**{f"mean/{name}": value for name, value in self.mean.items()}, "scale_tril": self.scale_tril}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
+        """The inverse of :meth:`tensors`."""
+        mean = {}
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            if kind == "mean":
+                mean[name] = value
+            elif key != "scale_tril":
+                raise KeyError(key)
+        return cls.from_scale_tril(mean, tensors["scale_tril"], hyperparameters)
+
+
+def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:
+    """The matrix in float64 on the device of the means, if both are finite and of the right shape."""
+    if not mean:
+        raise ValueError("mean must have at least one weight tensor, got none")
+    device = next(iter(mean.values())).device
+    for name, value in mean.items():
+        if value.device != device:
+            raise ValueError(f"mean of {name!r} must be on the device of the others, {device}, got {value.device}")
+        check_mean(name, value)
+    size = sum(value.numel() for value in mean.values())
+    if size > MAX_WEIGHTS:
+        raise ValueError(f"mean must have at most {MAX_WEIGHTS:,} weights for a dense covariance, got {size:,}")
+    if matrix.shape != (size, size):
+        raise ValueError(f"{what} must be of shape {(size, size)}, got {tuple(matrix.shape)}")
+    if not matrix.is_floating_point():
+        raise ValueError(f"{what} must be a floating-point tensor, got dtype {matrix.dtype}")
+    if not matrix.isfinite().all():
+        raise ValueError(f"{what} must be finite, got inf or nan")
+    return matrix.detach().to(device=device, dtype=torch.float64)
+
+
+def _check_diagonal(matrix: Tensor, what: str) -> None:
+    """Not negative; and where it is 0, so are row and column."""
+    diagonal = matrix.diagonal()
+    if (diagonal < 0).any():
+        raise ValueError(f"{what} must have a diagonal that is not negative, got {diagonal.min().item()!r}")
+    point = diagonal == 0
+    beside = torch.where(point | point.unsqueeze(1), matrix, 0.0)
+    if beside.any():
+        raise ValueError(f"{what} must be 0 in row and column where its diagonal is, got {_first(beside)}")
+
+
+def _symmetric(matrix: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """The mean of the matrix and its transpose, which differ by less than half of the digits of its former dtype."""
+    spread = matrix.diagonal().sqrt()
+    difference = (matrix - matrix.T).abs()
+    difference[difference <= torch.finfo(dtype).eps ** 0.5 * spread * spread.unsqueeze(1)] = 0.0
+    if difference.any():
+        i, j = difference.nonzero()[0].tolist()
+        raise ValueError(
+            f"{what} must be symmetric, got {matrix[i, j].item()!r} at {(i, j)} and {matrix[j, i].item()!r} at {(j, i)}"
+        )
+    return torch.lerp(matrix, matrix.T, 0.5)
+
+
+def _embedded(function: Callable[[Tensor, str], Tensor], matrix: Tensor, what: str) -> Tensor:
+    """A function of the matrix of the random weights, with zeros for point masses."""
+    random = matrix.diagonal() > 0
+    if random.all():
+        return function(matrix, what)
+    where = random.unsqueeze(1) & random
+    return torch.zeros_like(matrix).masked_scatter_(where, function(matrix[random][:, random], what))
+
+
+def _cholesky(matrix: Tensor, what: str) -> Tensor:
+    """The lower factor; refused where a pivot is not above the rounding errors that it is made of."""
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    diagonal = matrix.diagonal()
+    least = len(matrix) * torch.finfo(torch.float64).eps
+    if failed or (factor.diagonal().square() <= least * diagonal).any():
+        scale = diagonal.sqrt()
+        eigenvalue = torch.linalg.eigvalsh(matrix / scale / scale.unsqueeze(1))[0].item()
+        raise ValueError(
+            f"{what} must be positive definite over the random weights, "
+            f"got {eigenvalue:.3g} as the smallest eigenvalue of its correlations"
+        )
+    return factor
+
+
+def _inverse_cholesky(precision: Tensor, what: str) -> Tensor:
+    """Lower factor of the inverse: with ``P = U U'`` for an upper triangular ``U`` it is the inverse of ``U'``."""
+    upper = _cholesky(precision.flip(0, 1), what).flip(0, 1)
+    eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
+    factor: Tensor = torch.linalg.solve_triangular(upper.T, eye, upper=False)
+    return factor
+
+
+def _first(matrix: Tensor) -> str:
+    """The first entry that is not zero, and where."""
+    i, j = matrix.nonzero()[0].tolist()
+    return f"{matrix[i, j].item()!r} at {(i, j)}"

@@ -1,0 +1,143 @@
+"""What the Gaussian posteriors have in common, whatever their covariance."""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from bayesadam.functional import gaussian
+from bayesadam.posterior.base import Posterior
+
+
+class GaussianPosterior(Posterior):
+    """A Gaussian over named weights; a weight of variance 0 is a point mass.
+
+    Attributes:
+        variance: Marginal variance of every weight, by the names of ``mean``.
+    """
+
+    variance: dict[str, Tensor]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.mean)} tensors, {self.num_weights:,} weights)"
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights, point masses included."""
+        return sum(mean.numel() for mean in self.mean.values())
+
+    @abc.abstractmethod
+    def _scale(self, names: Iterable[str]) -> Tensor:
+        """The covariance of the named tensors' weights, in this order, as its Cholesky factor ``(D, D)``.
+
+        Where the weights are independent, its diagonal ``(D,)``: the standard deviations. In float64.
+        """
+
+    def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
+        """Samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
+
+        Sample ``i`` depends on ``(seed, i)`` only: not on ``count``, nor on what was drawn before, nor on any global
+        generator.
+
+        Raises:
+            ValueError: ``count`` below 1, or a seed or number out of the range of :func:`bayesadam.noise.normal`.
+        """
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count!r}")
+        draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
+        write = self.writer(seed, until=first + count)
+        for i in range(count):
+            write({name: draw[i] for name, draw in draws.items()}, first + i)
+        return draws
+
+    def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+
+        Args:
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
+                with the same names and shapes. Where its weights are correlated and some of them are point masses
+                here, it is the marginal prior of the others.
+
+        Raises:
+            ValueError: A precision that is not positive, or a posterior over other weights.
+        """
+        self._check_prior(prior)
+        mean = self._flat(self.mean)
+        if isinstance(prior, GaussianPosterior):
+            prior_mean, prior_scale = self._flat(prior.mean), prior._scale(self.mean)
+        else:
+            prior_mean, prior_scale = torch.zeros_like(mean), torch.full_like(mean, float(prior) ** -0.5)
+        device = mean.device
+        return gaussian.dense_kl_divergence(
+            mean, self._scale(self.mean), prior_mean.to(device), prior_scale.to(device)
+        ).cpu()
+
+    def signal_to_noise(self) -> dict[str, Tensor]:
+        """``|mean| / standard deviation`` of every weight; 0 for a pruned one, infinite for any other point mass."""
+        return {
+            name: torch.where(mean == 0, 0.0, mean.abs() / self.variance[name].sqrt())
+            for name, mean in self.mean.items()
+        }
+
+    def _kept(self, fraction: float) -> dict[str, Tensor]:
+        """Where weights are left when the fraction of smallest signal-to-noise, over all tensors together, goes."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
+        ratio = torch.cat([snr.flatten() for snr in self.signal_to_noise().values()])
+        keep = torch.ones_like(ratio, dtype=torch.bool)
+        keep[ratio.argsort(stable=True)[: round(fraction * ratio.numel())]] = False
+        return self._split(keep)
+
+    def _split(self, flat: Tensor) -> dict[str, Tensor]:
+        """The parts of a flat tensor of all weights, by name and in their shapes."""
+        parts = torch.split(flat, [mean.numel() for mean in self.mean.values()])
+        return {name: part.view(mean.shape) for (name, mean), part in zip(self.mean.items(), parts, strict=True)}
+
+    def _flat(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """All weights of these tensors in this posterior's order, ``(..., D)`` with their leading axes, in float64."""
+        return torch.cat(
+            [
+                tensors[name].double().reshape(*tensors[name].shape[: tensors[name].ndim - mean.ndim], mean.numel())
+                for name, mean in self.mean.items()
+            ],
+            dim=-1,
+        )
+
+    def _check_theta(self, theta: Mapping[str, Tensor]) -> None:
+        self._check_names(theta, "theta")
+        for name, mean in self.mean.items():
+            value = theta[name]
+            if value.shape[value.ndim - mean.ndim :] != mean.shape:
+                raise ValueError(f"theta[{name!r}] must end in the shape {tuple(mean.shape)}, got {tuple(value.shape)}")
+
+    def _check_prior(self, prior: float | GaussianPosterior) -> None:
+        if not isinstance(prior, GaussianPosterior):
+            if not (prior > 0 and math.isfinite(prior)):
+                raise ValueError(f"prior must be a positive, finite precision or a posterior, got {prior!r}")
+            return
+        self._check_names(prior.mean, "prior")
+        for name, mean in self.mean.items():
+            if prior.mean[name].shape != mean.shape:
+                raise ValueError(
+                    f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
+                )
+
+    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
+        for name in self.mean:
+            if name not in other:
+                raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
+        for name in other:
+            if name not in self.mean:
+                raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
+
+
+def check_mean(name: str, value: Tensor) -> None:
+    """A mean must be floating-point and finite."""
+    if not value.is_floating_point():
+        raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
+    if not value.isfinite().all():
+        raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
