@@ -10,6 +10,7 @@ import bayesadam as ba
 PACKAGE = Path(ba.__file__).parent
 LAYERS = [
     "functional",
+    "curvature",
     "noise",
     "posterior",
     "optim",

@@ -1,0 +1,261 @@
+"""Following a model's forward and backward passes, and collecting squares."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
+
+from bayesadam.curvature.hooks import Called, Counts, Entered, Left, Refused
+from bayesadam.curvature.layers import Sink
+from bayesadam.curvature.passes import Call, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
+from bayesadam.curvature.totals import Scratch, Total, chunks
+from bayesadam.curvature.units import units_of
+
+
+class Collector:
+    """Collects while its hooks are on; see :class:`PerExampleSquares`.
+
+    Attributes:
+        num_examples: In the backward passes since the start.
+        generation: Counts the starts: calls from before the last one are ignored.
+        paused: While a module is called again.
+        positions: Of embeddings by name, where it is known: whether their indices are positions.
+    """
+
+    def __init__(self, root: nn.Module, *, sums: bool) -> None:
+        self.root = root
+        self.sums = sums
+        self.num_examples = 0
+        self.generation = 0
+        self.paused = False
+        self.positions: dict[str, bool] = {}
+        self.after_backward: Callable[[], None] | None = None
+        self.slots: list[Slot] = []
+        self._units: list[Unit] = []
+        self._totals: dict[str, Total] = {}
+        self._scratch = Scratch()
+        self._handles: list[RemovableHandle] = []
+        self._pass: Pass | None = None
+        self._inside = False
+        self._checked: set[Any] = set()
+        self._tasks: list[int] = []
+        self._touched: list[Pass] = []
+
+    # What PerExampleSquares calls
+
+    @property
+    def started(self) -> bool:
+        """Whether the hooks are on."""
+        return bool(self._handles)
+
+    def start(self) -> None:
+        """Look at the model as it is now, forget, and put the hooks on."""
+        self.stop()
+        self.discard()
+        self.generation += 1
+        self._pass = None
+        self._units, self.slots = units_of(self.root, self._totals)
+        reference = weakref.ref(self)
+        for unit in self._units:
+            self._handles.append(
+                unit.module.register_forward_hook(Called(reference, weakref.ref(unit)), with_kwargs=True)
+            )
+        for name, module in self.root.named_modules():
+            if isinstance(module, _BatchNorm):
+                self._handles.append(module.register_forward_hook(Refused(reference, name)))
+        self._handles.append(self.root.register_forward_pre_hook(Entered(reference), with_kwargs=True))
+        self._handles.append(self.root.register_forward_hook(Left(reference), always_call=True))
+
+    def stop(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def discard(self) -> None:
+        """Forget squares and examples."""
+        self.num_examples = 0
+        for total in self._totals.values():
+            total.empty = True
+        if not _in_backward():
+            self._end_of_backward()
+
+    @property
+    def last_size(self) -> int | None:
+        """Number of examples of the last forward pass, if there was one."""
+        return None if self._pass is None else self._pass.size
+
+    def read(self, slot: Slot) -> Tensor | None:
+        """The mean of squares of one parameter."""
+        return None if slot.total.empty else slot.total.read(self._alpha)
+
+    @property
+    def _alpha(self) -> float:
+        """By what the sum of squares must be multiplied; see :class:`PerExampleSquares`."""
+        return 1.0 / max(1, self.num_examples) if self.sums else float(self.num_examples)
+
+    # What hooks call
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A forward pass through the model begins."""
+        if in_functorch():
+            return
+        inputs = list(tensors_in((args, kwargs)))
+        if not _in_backward():
+            self._end_of_backward()
+        size = len(inputs[0]) if inputs and inputs[0].ndim > 0 else None
+        storages = frozenset(t.untyped_storage().data_ptr() for t in inputs)
+        self._pass = Pass(size, self.generation, storages)
+        self._inside = True
+
+    def leave(self, output: Any) -> None:
+        """The forward pass ends, perhaps with an exception."""
+        if in_functorch():
+            return
+        during, self._inside = self._pass, False
+        if during is None or not torch.is_grad_enabled():
+            return
+        outputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+        if outputs:
+            self._check_uses(during, outputs)
+        for tensor in outputs:
+            tensor.register_hook(Counts(weakref.ref(self), during))  # type: ignore[no-untyped-call]
+
+    def called(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """A unit was called; returns the outputs that it is to return instead, or None."""
+        if in_functorch():
+            return None
+        during = self._pass
+        if during is not None and not _in_backward():
+            during.calls[unit] = during.calls.get(unit, 0) + 1
+        if not torch.is_grad_enabled():
+            return None
+        if not any(t.requires_grad for t in tensors_in(output)):
+            return None
+        names = tuple(name for name, slot in unit.slots.items() if slot.parameter.requires_grad)
+        if not names:
+            return None
+        if during is None or not (self._inside or _in_backward()):
+            raise RuntimeError(
+                f"{unit} must be called by the model's forward while per-example gradients are squared, got a call "
+                "from outside, where the examples are not known"
+            )
+        sources = nodes_of(tensors_in((args, kwargs)))
+        call = Call(unit, during, names, weakref.ref(self))
+        self._pass = None  # an exception ends the pass
+        output = unit.method.capture(call, args, kwargs, output)
+        self._pass = during
+        if self._inside:
+            during.jumps.update((node, sources) for node in nodes_of(tensors_in(output)))
+        return output
+
+    def arrive(self, during: Pass) -> None:
+        """A backward pass has come to a forward pass."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._tasks:
+            self._tasks.append(task)
+            Variable._execution_engine.queue_callback(partial(_leave_backward, weakref.ref(self), task))
+        if during.generation == self.generation and not during.counted:
+            during.counted = True
+            self.num_examples += during.size or 0
+
+    def take(self, call: Call, *, sums: bool) -> dict[str, Tensor]:
+        """Square the call's per-example gradients, or keep the call if others' must be added first."""
+        during = call.during
+        self.arrive(during)
+        summed: dict[str, Tensor] | None = {} if sums else None
+        slots = {name: call.unit.slots[name] for name in call.names}
+        if during.calls.get(call.unit, 0) > 1:
+            now, later = {}, slots
+        else:
+            now = {name: slot.total for name, slot in slots.items() if slot.uses == 1}
+            later = {name: slot for name, slot in slots.items() if slot.uses > 1}
+        if later:
+            call.kept = True
+            for name, slot in later.items():
+                during.pending.setdefault(slot, []).append((name, call))
+            if during not in self._touched:
+                self._touched.append(during)
+        if now:
+            self._paused(call.unit.method.squares, call, Sink(now, self._alpha, self._scratch, summed))
+        return summed or {}
+
+    def leave_backward(self, task: int) -> None:
+        """A backward pass ends; a nested one (reentrant checkpointing) leaves the rest to the outermost."""
+        if not self._tasks or task != self._tasks[0]:
+            return
+        touched = self._touched
+        self._end_of_backward()
+        with torch.no_grad():
+            for during in touched:
+                for slot, calls in during.pending.items():
+                    self._paused(self._square_sums, slot, calls)
+                during.pending.clear()
+        if self.after_backward is not None:
+            # Queued anew, it comes after what data parallelism has queued: the averaging of the gradients.
+            Variable._execution_engine.queue_callback(self.after_backward)
+
+    # Inside
+
+    def _square_sums(self, slot: Slot, calls: list[tuple[str, Call]]) -> None:
+        """Square what several calls add to the gradient of one parameter."""
+        bytes_each = sum(call.unit.method.bytes_each(call) for _, call in calls)
+        for part in chunks(calls[0][1].size, bytes_each):
+            total: Tensor | None = None
+            for name, call in calls:
+                gradients = call.unit.method.gradients(call, part, (name,), self._scratch)[name]
+                total = gradients.clone() if total is None else total.add_(gradients)
+            assert total is not None
+            Sink({"": slot.total}, self._alpha, self._scratch).add("", total)
+
+    def _paused(self, function: Callable[..., None], *args: Any) -> None:
+        self.paused = True
+        try:
+            function(*args)
+        finally:
+            self.paused = False
+
+    def _end_of_backward(self) -> None:
+        self._tasks, self._touched = [], []
+
+    def _check_uses(self, during: Pass, outputs: list[Tensor]) -> None:
+        """Whether the model uses parameters beside the calls of their modules, where no hook sees it.
+
+        Looked at once for every set of calls: follows the graph from the outputs, past the calls.
+        """
+        jumps, during.jumps = during.jumps, {}
+        signature = (frozenset((unit.name, count) for unit, count in during.calls.items()), self.root.training)
+        if signature in self._checked:
+            return
+        parameters = {slot.parameter: slot for slot in self.slots}
+        queue = nodes_of(iter(outputs))
+        seen = set(queue)
+        while queue:
+            node = queue.pop()
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and leaf in parameters:
+                raise RuntimeError(
+                    f"parameter {parameters[leaf].name} must be used only by calls of its module while per-example "
+                    f"gradients are squared, got a use of the bare tensor in the forward of {type(self.root).__name__}"
+                )
+            following = jumps[node] if node in jumps else [f for f, _ in node.next_functions if f is not None]
+            queue.extend(f for f in following if f not in seen)
+            seen.update(following)
+        self._checked.add(signature)
+
+
+def _leave_backward(reference: Callable[[], Collector | None], task: int) -> None:
+    if (collector := reference()) is not None:
+        collector.leave_backward(task)
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)

@@ -1,0 +1,297 @@
+"""Per-example gradients of any module: it is called again with what it was given, mapped over the examples."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from bayesadam.curvature.layers import Sink
+from bayesadam.curvature.observe import observed
+from bayesadam.curvature.passes import Call, Unit, is_sharded, no_batch
+from bayesadam.curvature.totals import Scratch, chunks
+from bayesadam.functional.curvature import wide
+
+LIMIT = 32 * 2**20
+"""Bytes of per-example gradients, inputs and outputs that are made at once."""
+
+TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
+"""How far, relative to their norm, an example's outputs may be from those of the first call; rounding is far below,
+another dropout mask far above."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A tensor among inputs or outputs.
+
+    Attributes:
+        position: Among the leaves of the nested arguments.
+        axis: Of the examples; None for what all examples share.
+        several: How many rows of axis 0 belong to one example, if not one; the module is given all of them. Else it
+            is given an axis of length 1 in place of the axis of the examples.
+    """
+
+    position: int
+    axis: int | None
+    several: int = 0
+
+
+@dataclass
+class Context:
+    """What is remembered of a call.
+
+    Attributes:
+        leaves: Of the arguments, with None for tensors, which are saved.
+        spec: How they were nested.
+        inputs: The tensors among them.
+        outputs: The outputs through which gradients flow.
+        marks: A linear form of each example's outputs, and their norm, for every output.
+        low: Whether the call ran in low precision, and is repeated in a wider one.
+    """
+
+    leaves: list[Any]
+    spec: TreeSpec
+    inputs: list[Leaf]
+    outputs: list[Leaf]
+    marks: list[tuple[Tensor, Tensor]]
+    low: bool
+
+
+class _Bare(nn.Module):
+    """A module without its hooks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module.forward(*args, **kwargs)
+
+
+class Replay:
+    """The method of modules without a closed form."""
+
+    def capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """See :class:`Method`."""
+        unit, size, module = call.unit, call.during.size, call.unit.module
+        _refuse_random(unit)
+        leaves, spec = tree_flatten((args, kwargs))
+        out_leaves, out_spec = tree_flatten(output)
+        if any(isinstance(value, PackedSequence) for value in (*args, *kwargs.values())):
+            raise RuntimeError(f"the input of {unit} must be a tensor, got a PackedSequence")
+        inputs, axis, state_axis = _input_leaves(module, args, kwargs, leaves, size)
+        for leaf in inputs:
+            if is_sharded(leaves[leaf.position]):
+                raise RuntimeError(f"the input of {unit} must be a plain tensor, got a DTensor")
+        if not any(leaf.axis is not None for leaf in inputs):
+            shapes = [leaves[leaf.position].shape for leaf in inputs]
+            raise no_batch(unit, size, shapes[0] if shapes else ())
+        outputs = []
+        for position, leaf in enumerate(out_leaves):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                own = axis if position == 0 else state_axis
+                if leaf.ndim <= own or leaf.shape[own] != size:
+                    raise RuntimeError(
+                        f"axis {own} of the output of {unit} must be the {size} examples of the minibatch that the "
+                        f"model was called with, got shape {tuple(leaf.shape)}"
+                    )
+                outputs.append(Leaf(position, own))
+        saved = [leaves[leaf.position] for leaf in inputs]
+        results = [out_leaves[leaf.position] for leaf in outputs]
+        floats = {t.dtype for t in (*module.parameters(), *saved, *results) if t.is_floating_point()}
+        low = any(wide(dtype) != dtype for dtype in floats)
+        with torch.no_grad():
+            marks = [_mark(result.movedim(leaf.axis, 0)) for leaf, result in zip(outputs, results, strict=True)]
+        rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        call.context = Context(rest, spec, inputs, outputs, marks, low)
+        for leaf, result in zip(outputs, observed(call, results, saved), strict=True):
+            out_leaves[leaf.position] = result
+        return tree_unflatten(out_leaves, out_spec)
+
+    def squares(self, call: Call, sink: Sink) -> None:
+        """See :class:`Method`."""
+        for part in chunks(call.size, self.bytes_each(call), LIMIT):
+            found = self.gradients(call, part, tuple(sink.totals), sink.scratch)
+            for name, gradients in found.items():
+                sink.add(name, gradients)
+
+    def bytes_each(self, call: Call) -> int:
+        """See :class:`Method`."""
+        own = sum(4 * p.numel() for p in call.unit.module.parameters())
+        tensors = [t for t in (*call.inputs, *call.grads) if t is not None]
+        return 2 * own + 4 * sum(t.nbytes for t in tensors) // call.size
+
+    def gradients(self, call: Call, part: slice, names: Sequence[str], scratch: Scratch) -> dict[str, Tensor]:
+        """See :class:`Method`."""
+        context: Context = call.context
+        module = call.unit.module
+        convert = _widened if context.low else _unchanged
+        inputs = [convert(_take(t, leaf, part)) for t, leaf in zip(call.inputs, context.inputs, strict=True)]
+        grads = []
+        for leaf, grad, (mark, _) in zip(context.outputs, call.grads, context.marks, strict=True):
+            assert leaf.axis is not None
+            if grad is not None:
+                grads.append(convert(grad.movedim(leaf.axis, 0)[part]))
+            else:
+                grads.append(mark.new_zeros(()))
+        bare = _Bare(module)
+        parameters = {f"module.{name}": convert(module.get_parameter(name).detach()) for name in names}
+        fixed = {k: b.clone() for k, b in bare.named_buffers()}
+        if context.low:
+            fixed.update((k, p.detach()) for k, p in bare.named_parameters() if k not in parameters)
+        fixed = {k: convert(t) for k, t in fixed.items()}
+
+        def outputs(values: dict[str, Tensor], *tensors: Tensor) -> list[Tensor]:
+            """For one example, each without the axis of the examples."""
+            given = list(context.leaves)
+            for leaf, tensor in zip(context.inputs, tensors, strict=True):
+                given[leaf.position] = (
+                    tensor.unsqueeze(leaf.axis) if leaf.axis is not None and not leaf.several else tensor
+                )
+            args, kwargs = tree_unflatten(given, context.spec)
+            found, _ = tree_flatten(functional_call(bare, {**fixed, **values}, args, kwargs))
+            return [found[leaf.position].squeeze(leaf.axis) for leaf in context.outputs]
+
+        used = [number for number, grad in enumerate(call.grads) if grad is not None]
+        axes = [None if leaf.axis is None else 0 for leaf in context.inputs]
+        results, found = _map(module, outputs, parameters, inputs, axes, grads, used)
+        for (mark, norm), result in zip(context.marks, results, strict=True):
+            replayed, _ = _mark(result)
+            tolerance = TOLERANCE[mark.dtype] if not context.low else 5e-2
+            if ((replayed - mark[part]).abs() > tolerance * norm[part]).any():
+                raise RuntimeError(
+                    f"{call.unit} must give the same output for an example that is alone in the minibatch, got another "
+                    "one: it draws random numbers, mixes the examples, or was given a tensor without examples that "
+                    "is as long as the minibatch"
+                )
+        # Of a parameter that is not used, vmap gives one zero in the place of all.
+        return {name: found[f"module.{name}"].contiguous() for name in names}
+
+
+def _map(
+    module: nn.Module,
+    outputs: Any,
+    parameters: dict[str, Tensor],
+    inputs: list[Tensor],
+    axes: list[int | None],
+    grads: list[Tensor],
+    used: list[int],
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Outputs and per-example gradients, by ``vmap`` if the module can be mapped, else in a loop."""
+
+    def one(grads: list[Tensor], *tensors: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
+        def some(values: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            found = outputs(values, *tensors)
+            return [found[number] for number in used], found
+
+        results, pull, found = vjp(some, parameters, has_aux=True)  # type: ignore[misc]
+        (gradients,) = pull([g.to(r.dtype) for g, r in zip(grads, results, strict=True)])
+        return found, gradients
+
+    wanted = [grads[number] for number in used]
+    if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        try:
+            # Warnings are of operations that vmap does one by one; flash attention is one, the plain kernel is not.
+            with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+                warnings.simplefilter("ignore")
+                found: tuple[list[Tensor], dict[str, Tensor]] = vmap(one, in_dims=(0, *axes), randomness="different")(
+                    wanted, *inputs
+                )
+                return found
+        except (RuntimeError, NotImplementedError, ValueError):
+            pass
+    return _loop(outputs, parameters, inputs, axes, wanted, used)
+
+
+def _loop(
+    outputs: Any,
+    parameters: dict[str, Tensor],
+    inputs: list[Tensor],
+    axes: list[int | None],
+    grads: list[Tensor],
+    used: list[int],
+) -> tuple[list[Tensor], dict[str, Tensor]]:
+    values = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    results, gradients = [], []
+    for example in range(len(grads[0])):
+        tensors = [t if axis is None else t[example] for t, axis in zip(inputs, axes, strict=True)]
+        with torch.enable_grad():
+            found = outputs(values, *tensors)
+            ends = [found[number] for number in used]
+            given = [grad[example].to(end.dtype) for grad, end in zip(grads, ends, strict=True)]
+            gradients.append(
+                torch.autograd.grad(ends, list(values.values()), given, allow_unused=True, materialize_grads=True)
+            )
+        results.append([t.detach() for t in found])
+    stacked = [torch.stack(items) for items in zip(*results, strict=True)]
+    return stacked, {name: torch.stack(items) for name, items in zip(values, zip(*gradients, strict=True), strict=True)}
+
+
+def _input_leaves(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], size: int | None
+) -> tuple[list[Leaf], int, int]:
+    """Where the examples are in every tensor among the arguments, in the first output, and in the other ones."""
+    tensors = [(position, leaf) for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    if not isinstance(module, nn.MultiheadAttention | nn.RNNBase):
+        return [Leaf(k, 0 if t.ndim > 0 and len(t) == size else None) for k, t in tensors], 0, 0
+    attention = isinstance(module, nn.MultiheadAttention)
+    axis = 0 if module.batch_first else 1
+    axes = {"query": axis, "key": axis, "value": axis, "input": axis, "key_padding_mask": 0, "hx": 1}
+    found: dict[int, tuple[int | None, int]] = {}
+    for name, value in inspect.signature(module.forward).bind(*args, **kwargs).arguments.items():
+        for tensor in tree_flatten(value)[0]:
+            if isinstance(tensor, Tensor):
+                own = axes.get(name)
+                fits = own is not None and tensor.ndim > own and tensor.shape[own] == size
+                found[id(tensor)] = (own if fits else None), 0
+                if name == "attn_mask" and tensor.ndim == 3:
+                    found[id(tensor)] = 0, cast(int, module.num_heads)
+    return [Leaf(k, *found[id(t)]) for k, t in tensors], axis, 0 if attention else 1
+
+
+def _refuse_random(unit: Unit) -> None:
+    for module in unit.module.modules():
+        if not module.training:
+            continue
+        rate = module.p if isinstance(module, _DropoutNd) else getattr(module, "dropout", 0.0)
+        if isinstance(module, nn.RNNBase) and module.num_layers == 1:
+            rate = 0.0
+        if isinstance(rate, float) and rate > 0.0:
+            raise RuntimeError(
+                f"{unit} must not draw random numbers while per-example gradients are squared, since it is called "
+                f"again to compute them, got dropout {rate!r} (set it to 0, put it outside, or use the module's eval "
+                "mode; if the module owns a parameter beside its children, put that into a module of its own)"
+            )
+
+
+def _mark(outputs: Tensor) -> tuple[Tensor, Tensor]:
+    """A linear form of every example's outputs, and their norm; ``outputs`` is ``(m, ...)``."""
+    flat = outputs.reshape(len(outputs), -1)
+    flat = flat.to(wide(flat.dtype))
+    weights = torch.arange(1, flat.shape[1] + 1, device=flat.device, dtype=flat.dtype).sin()
+    return flat @ weights, torch.linalg.vector_norm(flat, dim=1)
+
+
+def _take(tensor: Tensor, leaf: Leaf, part: slice) -> Tensor:
+    """Some examples, along axis 0."""
+    if leaf.several:
+        tensor = tensor.view(-1, leaf.several, *tensor.shape[1:])
+    return tensor if leaf.axis is None else tensor.movedim(leaf.axis, 0)[part]
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
+
+
+def _unchanged(tensor: Tensor) -> Tensor:
+    return tensor

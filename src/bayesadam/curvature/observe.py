@@ -1,0 +1,90 @@
+"""Nodes in the autograd graph that see a layer's input and output gradient during the backward pass.
+
+A node and not a tensor hook: it is told the gradients of all outputs at once, what it saves is freed with the graph
+and goes the way of all saved tensors (checkpointing, offloading), and it stays in the graph when the output is changed
+in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+if TYPE_CHECKING:
+    from bayesadam.curvature.passes import Call
+
+
+def observed(call: Call, outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The same values, through a node that reports their gradients, together with the saved tensors, to the call."""
+    found: tuple[Tensor, ...] = _Observe.apply(call, len(outputs), *outputs, *saved)  # type: ignore[no-untyped-call]
+    return found
+
+
+def taken_over(call: Call, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
+    """The same values, through a node that takes the place of the layer's own in the graph.
+
+    Where per-example gradients must be formed, their sum is the layer's gradient: the layer's own backward pass would
+    compute it a second time.
+
+    Args:
+        call: Is told inputs and output gradient, and may return the parameters' gradients.
+        output: Of the layer.
+        inputs: Of the layer.
+        weight: Of the layer.
+        bias: Of the layer, if it has one.
+        layer: Computes the other gradients: ``layer.backward(module, inputs, weight, grad, (input, weight, bias))``
+            returns three tensors, None where it was not asked.
+    """
+    found: Tensor = _TakeOver.apply(call, layer, [output.detach()], inputs, weight, bias)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Observe(Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.others = call, len(tensors) - count
+        ctx.save_for_backward(*tensors[count:])
+        ctx.set_materialize_grads(False)
+        return tuple(t.detach() for t in tensors[:count])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        with without_autocast(grads):
+            ctx.call.receive(ctx.saved_tensors, grads, sums=False)
+        return (None, None, *grads, *([None] * ctx.others))
+
+
+class _TakeOver(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, call: Call, layer: Any, output: list[Tensor], inputs: Tensor, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        ctx.call, ctx.layer = call, layer
+        ctx.save_for_backward(inputs, weight)
+        # In a list, since autograd would make a view of an argument that is returned.
+        return output[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        inputs, weight = ctx.saved_tensors
+        with without_autocast((grad,)):
+            sums = ctx.call.receive((inputs,), (grad,), sums=True)
+            _, _, _, *needed = ctx.needs_input_grad
+            asked = (needed[0], needed[1] and "weight" not in sums, needed[2] and "bias" not in sums)
+            module: nn.Module = ctx.call.unit.module
+            others = ctx.layer.backward(module, inputs, weight, grad, asked)
+        found = (others[0], sums.get("weight", others[1]), sums.get("bias", others[2]))
+        return (None, None, None, *(g if need else None for g, need in zip(found, needed, strict=True)))
+
+
+def without_autocast(tensors: Sequence[Tensor | None]) -> AbstractContextManager[Any]:
+    """Backward passes inside an autocast region must not compute squares in low precision."""
+    device = next(t.device.type for t in tensors if t is not None)
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

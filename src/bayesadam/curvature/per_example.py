@@ -1,0 +1,162 @@
+"""Squared gradients of the examples of a minibatch, collected during an ordinary backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.curvature import ranks
+from bayesadam.curvature.collector import Collector
+from bayesadam.curvature.passes import Slot, is_sharded
+from bayesadam.curvature.reduction import reduction_of
+
+
+class PerExampleSquares:
+    """The mean over a minibatch of the squared gradients of its examples, for every parameter of a model.
+
+    This is the Gauss-Newton approximation as Khan et al. 2018 (section 3.2) mean it: the diagonal of the empirical
+    Fisher information, ``1/M sum_i (grad f_i)^2`` with ``f_i`` the loss of example ``i``. While started, hooks on the
+    model's layers see their inputs and output gradients, and square in cache-sized chunks: per-example gradients are
+    never kept. ``p.grad`` is what it always is, up to rounding::
+
+        squares = PerExampleSquares(model)
+        squares.start()
+        loss_fn(model(x), y).backward()               # the mean over the examples
+        h = squares.mean_squares(model.weight)
+
+    The first axis of the model's first tensor, and of what every layer gets, must be the examples; where it is only as
+    long by chance (a square of positions, say), this cannot be seen. Layers with a closed form are ``Linear``,
+    ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``, ``GroupNorm``, ``InstanceNorm`` and
+    ``BatchNorm`` in eval mode. Any other module with parameters of its own is called again with its inputs, mapped over
+    the examples, which costs about two more forward and backward passes of that module; it must not draw random
+    numbers. An ``Embedding`` of positions that all examples share, of shape ``(T,)`` or ``(1, T)``, returns its output
+    once for every example.
+
+    With ``d_i`` the contribution of example ``i`` to ``p.grad`` in a backward pass and ``n`` the number of examples in
+    all passes since the start, the result is ``n sum_i d_i^2`` if the loss is a mean (``d_i = grad f_i / M``; with
+    ``k`` micro-batches, their mean losses are divided by ``k`` as usual), and ``1/n sum_i d_i^2`` if it is a sum. It is
+    on the scale of ``p.grad``: a loss scale enters squared.
+
+    With ``DistributedDataParallel`` or ``fully_shard`` the result is the mean over the ranks, as ``p.grad`` is.
+
+    Args:
+        model: Of which squares are wanted; may be wrapped in ``DistributedDataParallel``.
+        reduction: How the loss that is backpropagated reduces the examples' losses: ``"mean"`` or ``"sum"``.
+
+    Raises:
+        ValueError: Another reduction, or a model that is compiled or replicated over devices: its layers have no
+            hooks.
+    """
+
+    def __init__(self, model: nn.Module, *, reduction: str = "mean") -> None:
+        if reduction not in ("mean", "sum"):
+            raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
+        for name, module in model.named_modules():
+            if hasattr(module, "_orig_mod") or module._compiled_call_impl is not None:
+                raise ValueError(f"model must not be compiled, got a compiled module {name!r}")
+            if isinstance(module, nn.DataParallel | torch.jit.ScriptModule):
+                raise ValueError(f"model must be a plain module, got {type(module).__name__} {name!r}")
+        self.model = model
+        self.reduction = reduction
+        self._collector = Collector(ranks.unwrapped(model), sums=reduction == "sum")
+        self._slots: dict[Tensor, Slot] = {}
+
+    @property
+    def num_examples(self) -> int:
+        """Number of examples in the backward passes since the start, on this rank."""
+        return self._collector.num_examples
+
+    def start(self, after_backward: Callable[[], None] | None = None) -> None:
+        """Begin with nothing: from now on, backward passes through later forward passes are followed.
+
+        Args:
+            after_backward: Called at the end of every backward pass, when gradients are complete.
+        """
+        self._collector.after_backward = after_backward
+        self._collector.start()
+        self._slots = {}
+
+    def stop(self) -> None:
+        """Follow no more forward passes; what was collected stays."""
+        self._collector.stop()
+
+    def discard(self) -> None:
+        """Forget what was collected."""
+        self._collector.discard()
+
+    def covers(self, parameter: Tensor) -> bool:
+        """Whether a parameter is of the model."""
+        return any(parameter is own for own in self.model.parameters())
+
+    def backward(self, loss: Tensor) -> None:
+        """``loss.backward()`` after :meth:`check`."""
+        self.check(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def check(self, loss: Tensor) -> None:
+        """Check that the loss of the last forward pass reduces the examples' losses as was announced.
+
+        Raises:
+            ValueError: The loss is a sum where a mean was announced, or the reverse, as far as its graph tells.
+        """
+        found = reduction_of(loss, self._collector.last_size)
+        if found is not None and found != self.reduction:
+            raise ValueError(
+                f"the loss must be the {self.reduction} of the examples' losses, got their {found} (say "
+                f"PerExampleSquares(model, reduction={found!r}), or change the loss)"
+            )
+
+    def mean_squares(self, parameter: Tensor) -> Tensor | None:
+        """The mean over the examples of their squared gradients of one parameter.
+
+        With several ranks a collective call: all ranks must ask for the same parameters in the same order.
+
+        Args:
+            parameter: Of the model.
+
+        Returns:
+            Of the parameter's full shape, float32 or wider, to be read and not to be changed: it is overwritten by
+            later backward passes. None if the parameter had no gradient since the start.
+
+        Raises:
+            ValueError: The parameter is not of the model.
+            RuntimeError: It has a gradient that did not come from a call of its module.
+        """
+        slot = self._slot(parameter)
+        value = self._collector.read(slot)
+        group = ranks.groups(self.model, parameter)
+        if group:
+            value = ranks.mean(value, parameter, group)
+        if value is None and parameter.requires_grad and parameter.grad is not None:
+            raise RuntimeError(
+                f"the gradient of parameter {slot.name} must come from calls of its module in the model's forward "
+                "pass since start(), got one that no hook saw"
+            )
+        return value
+
+    def _slot(self, parameter: Tensor) -> Slot:
+        if parameter not in self._slots:
+            self._slots = {slot.parameter: slot for slot in self._collector.slots}
+        if parameter not in self._slots:
+            kind = "a sharded parameter" if is_sharded(parameter) else "one"
+            raise ValueError(
+                f"parameter must be of the model that PerExampleSquares was given, got {kind} of shape "
+                f"{tuple(parameter.shape)}"
+            )
+        return self._slots[parameter]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Model, reduction, and whether started; what was collected is left behind."""
+        return {"model": self.model, "reduction": self.reduction, "started": self._collector.started}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Refer to the model that came along."""
+        self.model, self.reduction = state["model"], state["reduction"]
+        self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum")
+        self._slots = {}
+        # In a copy of a module that leads here through its own attributes, the module is not complete yet.
+        if state["started"] and "_modules" in vars(self.model):
+            self._collector.start()

@@ -1,0 +1,35 @@
+"""Which layers have a closed form."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn import functional as F
+
+from bayesadam.curvature.layers import ConvForm, EmbeddingForm, Form, LinearForm
+from bayesadam.curvature.norms import NormForm, by_instance, by_running_statistics
+
+_LINEAR, _CONV, _EMBEDDING = LinearForm(), ConvForm(), EmbeddingForm()
+_BATCH = NormForm(by_running_statistics, channels=True)
+_INSTANCE = NormForm(by_instance, channels=True)
+_FORMS: dict[type[nn.Module], Form] = {
+    nn.Linear: _LINEAR,
+    nn.Conv1d: _CONV,
+    nn.Conv2d: _CONV,
+    nn.Conv3d: _CONV,
+    nn.Embedding: _EMBEDDING,
+    nn.LayerNorm: NormForm(lambda m, x: F.layer_norm(x, m.normalized_shape, None, None, m.eps), channels=False),
+    nn.RMSNorm: NormForm(lambda m, x: F.rms_norm(x, m.normalized_shape, None, m.eps), channels=False),
+    nn.GroupNorm: NormForm(lambda m, x: F.group_norm(x, m.num_groups, None, None, m.eps), channels=True),
+    **{cls: _BATCH for cls in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)},
+    **{cls: _INSTANCE for cls in (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)},
+}
+
+
+def form_of(module: nn.Module) -> Form | None:
+    """The closed form of a module's own parameters; None if its forward is another than its base class's."""
+    for cls, form in _FORMS.items():
+        if isinstance(module, cls) and type(module).forward is cls.forward:
+            names = {"weight"} if cls in (nn.Embedding, nn.RMSNorm) else {"weight", "bias"}
+            same = getattr(type(module), "_conv_forward", None) is getattr(cls, "_conv_forward", None)
+            return form if same and set(module._parameters) == names else None
+    return None

@@ -1,0 +1,281 @@
+"""What is refused, by name and before it is silently wrong."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from bayesadam.curvature import PerExampleSquares
+from curvature.conftest import check
+from curvature.models import inputs, mlp, tokens, transformer
+
+
+def started(model, **options):
+    squares = PerExampleSquares(model, **options)
+    squares.start()
+    return squares
+
+
+@pytest.mark.parametrize("reduction", ["none", "batchmean", None, 1])
+def test_reduction_out_of_range(reduction):
+    with pytest.raises(ValueError, match=re.escape(f"reduction must be 'mean' or 'sum', got {reduction!r}")):
+        PerExampleSquares(mlp(), reduction=reduction)
+
+
+def test_compiled_and_replicated_models():
+    with pytest.raises(ValueError, match="model must not be compiled, got a compiled module ''"):
+        PerExampleSquares(torch.compile(mlp()))
+    model = mlp()
+    model[2].compile()
+    with pytest.raises(ValueError, match="model must not be compiled, got a compiled module '2'"):
+        PerExampleSquares(model)
+    with pytest.raises(ValueError, match="model must be a plain module, got DataParallel ''"):
+        PerExampleSquares(nn.DataParallel(mlp()))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.BatchNorm1d(5, affine=False), nn.BatchNorm1d(5).eval()])
+def test_batch_normalisation_in_training_mode(layer):
+    model, x = nn.Sequential(nn.Linear(5, 5), layer, nn.Tanh()), inputs(6, 5)
+    if not layer.training:
+        layer.running_mean = layer.running_var = None
+    squares = started(model)
+    match = r"module '1' must not normalise over the minibatch .* got BatchNorm1d in training mode \(use GroupNorm"
+    with pytest.raises(RuntimeError, match=match):
+        model(x)
+    with torch.no_grad():
+        model(x)
+    squares.stop()
+    model(x)
+
+
+def test_batch_normalisation_of_features_without_gradient():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(5, affine=False), nn.Linear(5, 3))
+    squares, x = started(model), inputs(6, 5)
+    model(x).sum(1).mean().backward()
+    features = model[0](x)
+    torch.testing.assert_close(squares.mean_squares(model[1].weight), features.square().mean(0).expand(3, 5))
+
+
+def test_frozen_batch_normalisation():
+    torch.manual_seed(0)
+    check(nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5).eval(), nn.Tanh()), inputs(6, 5))
+
+
+class Reshaped(nn.Module):
+    def __init__(self, layer, shape):
+        super().__init__()
+        self.layer, self.shape = layer, shape
+
+    def forward(self, x):
+        return self.layer(x.reshape(self.shape))
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "input_shape"),
+    [
+        (nn.Linear(3, 2), (24, 3), (6, 4, 3)),
+        (nn.Linear(6, 2), (6,), (6,)),
+        (nn.Conv1d(6, 2, 1), (6, 4), (6, 4)),
+        (nn.LayerNorm(6), (6,), (6,)),
+        (nn.GroupNorm(1, 3), (8, 3, 3), (6, 4, 3)),
+        (nn.PReLU(), (24, 3), (6, 4, 3)),
+        (nn.ConvTranspose1d(3, 2, 1), (8, 3, 3), (6, 4, 3)),
+        (nn.InstanceNorm1d(6, affine=True), (6, 4), (6, 4)),
+    ],
+    ids=str,
+)
+def test_an_input_that_does_not_start_with_the_examples(layer, shape, input_shape):
+    model, x = Reshaped(layer, shape), inputs(*input_shape)
+    started_squares = started(model)
+    message = (
+        f"the first axis of the input of module 'layer' ({type(layer).__name__}) must be the 6 examples of the "
+        f"minibatch that the model was called with, got shape {shape}"
+    )
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        model(x)
+    assert started_squares.num_examples == 0
+
+
+def test_an_output_that_does_not_start_with_the_examples():
+    class Total(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return (x * self.weight).sum(0)
+
+    model = nn.Sequential(Total())
+    squares = started(model)
+    with pytest.raises(RuntimeError, match=r"axis 0 of the output of module '0' \(Total\) must be the 6 examples"):
+        model(inputs(6, 3))
+    assert squares.num_examples == 0
+
+
+def test_no_inputs():
+    class Constant(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def forward(self):
+            return self.weight
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.constant = Constant()
+
+        def forward(self, x):
+            return x + self.constant()
+
+    model = Model()
+    squares = started(model)
+    with pytest.raises(RuntimeError, match=r"the input of module 'constant' \(Constant\) must be the 6 examples"):
+        model(inputs(6, 3))
+    model = Constant()
+    squares = started(model)
+    with pytest.raises(RuntimeError, match="the first axis of the input of Constant must be the None examples"):
+        model()
+    assert squares.num_examples == 0
+
+
+def test_packed_sequences():
+    lstm = nn.LSTM(3, 4, batch_first=True)
+    started_squares = started(lstm)
+    packed = nn.utils.rnn.pack_padded_sequence(inputs(6, 5, 3), torch.tensor([5, 4, 3, 3, 2, 1]), batch_first=True)
+    with pytest.raises(RuntimeError, match="the input of LSTM must be a tensor, got a PackedSequence"):
+        lstm(packed)
+    assert started_squares.num_examples == 0
+
+
+@pytest.mark.parametrize("seen_before", [False, True])
+def test_as_many_positions_as_examples(seen_before):
+    """They look like one index for each example; once seen with another number of examples they are known."""
+    model, x = transformer(), tokens(5)
+    squares = started(model)
+    if not seen_before:
+        with pytest.raises(
+            RuntimeError, match=r"the indices of module 'positions' \(Embedding\) must show .* \(1, 5\)"
+        ):
+            model(x)
+        return
+    model(tokens(6))
+    squares.start()
+    model(x).square().flatten(1).sum(1).mean().backward()
+    found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+    other = transformer(rows="row")
+    squares = started(other)
+    other(x).square().flatten(1).sum(1).mean().backward()
+    for name, p in other.named_parameters():
+        torch.testing.assert_close(found[name], squares.mean_squares(p))
+
+
+@pytest.mark.parametrize("how", ["view", "other values", "known"])
+def test_one_index_for_each_example(how):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(6, 3)
+
+        def forward(self, x):
+            return self.embedding(x[:, 0] if how == "view" else x[:, 0] * 1).tanh()
+
+    torch.manual_seed(0)
+    model, x = Model(), torch.arange(12).view(6, 2) // 2
+    if how == "other values":
+        x = x.flip(0)
+    if how == "known":
+        squares = started(model)
+        model(x.flip(0))
+        squares.start()
+        model(x).sum(1).mean().backward()
+        expected = (1 - model.embedding.weight.detach().tanh().square()).square() / 6
+        torch.testing.assert_close(squares.mean_squares(model.embedding.weight), expected)
+        return
+    check(model, x)
+
+
+@pytest.mark.parametrize("make", [mlp, transformer])
+def test_two_backward_passes_through_one_forward_pass(make):
+    model = make()
+    squares = started(model)
+    y = model(tokens() if make is transformer else inputs(6, 5))
+    y.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="one forward pass must be backwarded once .* got a second backward pass"):
+        y.sum().backward()
+    squares.discard()
+    assert squares.num_examples == 0
+
+
+def test_a_call_from_outside_the_models_forward():
+    model = mlp()
+    squares = started(model)
+    with pytest.raises(RuntimeError, match=r"module '0' \(Linear\) must be called by the model's forward"):
+        model[0](inputs(6, 5))
+    model(inputs(6, 5)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"module '0' \(Linear\) must be called by the model's forward"):
+        model[0](inputs(6, 5))
+    with torch.no_grad():
+        model[0](inputs(6, 5))
+    assert squares.num_examples == 6
+
+
+class Functional(nn.Module):
+    """Uses the embedding's weight once more, or a layer's weight only, without calling the module."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.embedding, self.linear = kind, nn.Embedding(9, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.embedding(x)
+        if self.kind == "tied":
+            return nn.functional.linear(self.linear(h), self.embedding.weight)
+        return nn.functional.linear(h, self.linear.weight)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("tied", "embedding.weight"), ("only", "linear.weight")])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_parameter_used_without_its_module(kind, name, autocast):
+    model = Functional(kind)
+    squares = started(model)
+    with pytest.raises(RuntimeError, match=rf"parameter {name} must be used only by calls of its module"):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            model(tokens())
+    assert squares.num_examples == 0
+
+
+def test_a_parameter_that_only_the_loss_uses():
+    model = mlp()
+    model.extra = nn.Linear(3, 3)
+    model.forward = lambda x: nn.Sequential.forward(model[:5], x)
+    squares = started(model)
+    y = model(inputs(6, 5))
+    nn.functional.linear(y, model.extra.weight).sum().backward()
+    assert squares.mean_squares(model[0].weight) is not None
+    assert squares.mean_squares(model.extra.bias) is None
+    match = r"the gradient of parameter extra.weight must come from calls of its module .* got one that no hook saw"
+    with pytest.raises(RuntimeError, match=match):
+        squares.mean_squares(model.extra.weight)
+
+
+def test_a_parameter_of_another_model():
+    model = mlp()
+    squares = started(model)
+    with pytest.raises(ValueError, match=r"parameter must be of the model .* got one of shape \(3, 2\)"):
+        squares.mean_squares(nn.Parameter(torch.zeros(3, 2)))
+
+
+@pytest.mark.parametrize(("announced", "other"), [("mean", "sum"), ("sum", "mean")])
+def test_the_other_reduction(announced, other):
+    model, x = mlp(), inputs(6, 5)
+    squares = started(model, reduction=announced)
+    losses = model(x).square().sum(1)
+    with pytest.raises(ValueError, match=rf"the loss must be the {announced} of .* losses, got their {other} \(say"):
+        squares.backward(getattr(losses, other)())
+    assert all(p.grad is None for p in model.parameters())
+    squares.backward(getattr(losses, announced)())
+    assert squares.num_examples == 6

@@ -1,0 +1,288 @@
+"""Modules without a closed form, which are called again for the examples."""
+
+import pytest
+import torch
+from torch import nn
+
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.curvature.fallback import Replay
+from bayesadam.curvature.units import units_of
+from curvature.conftest import assert_near, by_example, check, collected, squares_of_examples, targets
+from curvature.models import First, TorchAttention, inputs, tokens, transformer
+
+
+def replayed(model):
+    assert any(isinstance(unit.method, Replay) for unit in units_of(model, {})[0])
+    return model
+
+
+class Scale(nn.Module):
+    """A parameter of its own beside a child, two inputs, a constant, an optional mask, two outputs and a number."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.child = nn.Parameter(torch.tensor([0.5, 2.0, -1.0])), nn.Linear(3, 3)
+        self.register_buffer("shift", torch.tensor(0.3))
+
+    def forward(self, x, power, *, other, mask=None):
+        y = self.child(x * self.scale) ** power + other["z"].tanh() * self.scale + self.shift
+        return (y if mask is None else y * mask), {"norm": y.square().sum(-1), "count": len(x)}
+
+
+class UsesScale(nn.Module):
+    def __init__(self, part):
+        super().__init__()
+        self.part, self.scaled, self.last = part, Scale(), nn.Linear(3, 2)
+
+    def forward(self, x):
+        y, rest = self.scaled(x, 2, other={"z": x.flip(1)}, mask=torch.tensor([1.0, 0.5, 2.0], dtype=x.dtype))
+        return {
+            "first": lambda: self.last(y),
+            "second": lambda: rest["norm"][:, None],
+            "both": lambda: self.last(y) * rest["norm"][:, None],
+        }[self.part]()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("part", ["first", "second", "both"])
+def test_several_inputs_and_outputs(part, dtype):
+    torch.manual_seed(0)
+    check(replayed(UsesScale(part)), inputs(6, 3), dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("options", [{}, {"kdim": 8, "vdim": 8, "bias": False}, {"add_bias_kv": True}])
+def test_transformer_with_torch_attention(options, dtype):
+    model = transformer(attention=lambda width: TorchAttention(width, **({} if "add_bias_kv" in options else options)))
+    check(replayed(model), tokens(), dtype)
+
+
+class SequenceFirst(nn.Module):
+    """The batch is the second axis inside."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module, self.length = module, 4
+
+    def forward(self, x):
+        y = x.transpose(0, 1)
+        found = self.module(y, y, y) if isinstance(self.module, nn.MultiheadAttention) else self.module(y)
+        return found[0].transpose(0, 1)
+
+
+@pytest.mark.parametrize("examples", [6, 4])
+def test_attention_with_the_batch_second(examples):
+    """Also when the sequence is as long as the minibatch."""
+    torch.manual_seed(0)
+    check(replayed(SequenceFirst(nn.MultiheadAttention(6, 2))), inputs(examples, 4, 6))
+
+
+class Masked(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.attention = kind, nn.MultiheadAttention(6, 2, batch_first=True)
+
+    def forward(self, x):
+        length = x.shape[1]
+        options = {}
+        if self.kind == "padding":
+            options["key_padding_mask"] = x[:, :, 0] > 1.0
+        elif self.kind == "of examples":
+            options["attn_mask"] = (x[:, None, :, :1] * x[:, None, None, :, 0]).expand(-1, 2, -1, -1).flatten(0, 1)
+        else:
+            options["attn_mask"] = torch.arange(length, dtype=x.dtype).outer(torch.ones(length, dtype=x.dtype)).tril()
+        y, weights = self.attention(x, x.flip(1), x, **options, average_attn_weights=False)
+        return y + weights.sum((1, 2))[..., None]
+
+
+@pytest.mark.parametrize("examples", [6, 4])
+@pytest.mark.parametrize("kind", ["padding", "of examples", "shared"])
+def test_attention_masks(kind, examples):
+    torch.manual_seed(0)
+    check(replayed(Masked(kind)), inputs(examples, 4, 6))
+
+
+@pytest.mark.parametrize("cls", [nn.RNN, nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "bias": False}])
+def test_recurrent(cls, options):
+    torch.manual_seed(0)
+    check(replayed(First(cls(3, 4, batch_first=True, **options))), inputs(6, 5, 3))
+    check(replayed(SequenceFirst(cls(3, 4, **options))), inputs(5, 5, 3))
+
+
+class Unrolled(nn.Module):
+    """A cell that is called once for every position, with a state."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        state = None
+        for position in range(x.shape[1]):
+            state = self.cell(x[:, position], state)
+        return state[0] if isinstance(state, tuple) else state
+
+
+@pytest.mark.parametrize("cls", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+def test_cells(cls):
+    torch.manual_seed(0)
+    check(replayed(Unrolled(cls(3, 4))), inputs(6, 3, 3))
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.bilinear = nn.Bilinear(3, 3, 2)
+
+    def forward(self, x):
+        return self.bilinear(x, x.flip(1))
+
+
+class Branching(nn.Module):
+    """Cannot be mapped by vmap; its child is called when it is called again, which must not count."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.child = nn.Parameter(torch.tensor(2.0)), nn.Linear(3, 3)
+
+    def forward(self, x):
+        scaled = torch.stack([row * self.weight if row.sum().item() > 0 else row * self.weight**2 for row in x])
+        return self.child(scaled).tanh()
+
+
+class Twice(nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(self.module(x))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.PReLU(3), (6, 3, 2)),
+        (nn.ConvTranspose2d(2, 3, 3, stride=2), (6, 2, 4, 3)),
+        (Pair(), (6, 3)),
+        (Branching(), (6, 3)),
+        (Twice(Branching()), (6, 3)),
+        (nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), (6, 4, 6)),
+        (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), (6, 4, 3)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_others(module, shape):
+    torch.manual_seed(0)
+    check(replayed(nn.Sequential(module, nn.Tanh())), inputs(*shape))
+
+
+def test_embedding_bag():
+    torch.manual_seed(0)
+    check(replayed(nn.Sequential(nn.EmbeddingBag(9, 3), nn.Tanh())), tokens())
+
+
+def test_in_several_chunks(monkeypatch):
+    monkeypatch.setattr("bayesadam.curvature.fallback.LIMIT", 1)
+    torch.manual_seed(0)
+    check(replayed(UsesScale("both")), inputs(6, 3))
+
+
+def test_frozen_parameter_beside_a_trained_one():
+    torch.manual_seed(0)
+    model = UsesScale("both")
+    model.scaled.child.weight.requires_grad_(False)
+    check(model, inputs(6, 3))
+    model.scaled.scale.requires_grad_(False)
+    check(model, inputs(6, 3))
+
+
+def test_buffers_and_random_numbers_are_left_alone():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.0))
+            self.register_buffer("calls", torch.tensor(0))
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.weight
+
+    model, x = Counting(), inputs(6, 3)
+    state = torch.get_rng_state()
+    found, _ = collected(model, x, torch.zeros_like(x))
+    assert model.calls == 1
+    assert torch.equal(state, torch.get_rng_state())
+    expected = squares_of_examples(model, x, torch.zeros_like(x))
+    assert_near(found, expected, 1e-6)
+
+
+def test_input_changed_in_place_afterwards_is_an_error():
+    class Squared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            return x.exp() * self.weight
+
+    model = nn.Sequential(nn.Identity(), Squared())
+    squares = PerExampleSquares(model)
+    squares.start()
+    x = inputs(6, 3)
+    y = model(x)
+    x.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        TorchAttention(6, dropout=0.1),
+        First(nn.LSTM(6, 4, 2, dropout=0.1, batch_first=True)),
+        nn.Sequential(nn.Identity(), nn.PReLU()),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+def test_dropout_is_refused(module):
+    class Owner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.dropout = nn.Parameter(torch.ones(6)), nn.Dropout(0.2)
+
+        def forward(self, x):
+            return self.dropout(x * self.weight)
+
+    model = nn.Sequential(Owner()) if isinstance(module, nn.Sequential) else module
+    name = {TorchAttention: "attention", First: "module"}.get(type(model), "0")
+    squares = PerExampleSquares(model)
+    squares.start()
+    with pytest.raises(
+        RuntimeError, match=rf"module '{name}' \(\w+\) must not draw random numbers .* got dropout 0.[12]"
+    ):
+        model(inputs(6, 4, 6))
+    squares.stop()
+    check(model.eval(), inputs(6, 4, 6))
+
+
+@pytest.mark.parametrize("kind", ["random", "mixing"])
+def test_another_output_for_an_example_alone_is_an_error(kind):
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x):
+            y = x * self.weight
+            return nn.functional.dropout(y, 0.05) if kind == "random" else y - 0.01 * y.mean(0)
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Odd()), inputs(6, 50)
+    squares = PerExampleSquares(model)
+    squares.start()
+    with pytest.raises(
+        RuntimeError, match=r"module '0' \(Odd\) must give the same output for an example that is alone"
+    ):
+        by_example("mean")(model(x), targets(nn.Identity(), x)).backward()

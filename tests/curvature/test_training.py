@@ -1,0 +1,483 @@
+"""Training loops: micro-batches, shared parameters, scaled losses, autocast, checkpointing, evaluation between."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from bayesadam.curvature import PerExampleSquares
+from curvature.conftest import assert_near, by_example, check, collected, plain_gradients, squares_of_examples, targets
+from curvature.models import convnet, inputs, mlp, tokens, transformer
+
+
+def setup(make=mlp, dtype=torch.float64, reduction="mean"):
+    model = make().to(dtype)
+    x = {mlp: lambda: inputs(6, 5).to(dtype), convnet: lambda: inputs(6, 2, 8, 8).to(dtype), transformer: tokens}[
+        make
+    ]()
+    return model, x, targets(model, x), PerExampleSquares(model, reduction=reduction)
+
+
+def read(model, squares):
+    return {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("make", [mlp, convnet, transformer])
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 5), (4, 2)])
+def test_micro_batches_of_a_sum(make, sizes):
+    model, x, t, squares = setup(make, reduction="sum")
+    squares.start()
+    for part, target in zip(x.split(sizes), t.split(sizes), strict=True):
+        by_example("sum")(model(part), target).backward()
+    assert squares.num_examples == 6
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+@pytest.mark.parametrize("make", [mlp, convnet, transformer])
+def test_micro_batches_of_a_mean(make):
+    model, x, t, squares = setup(make)
+    squares.start()
+    for part, target in zip(x.split(2), t.split(2), strict=True):
+        squares.backward(by_example("mean")(model(part), target) / 3)
+    assert squares.num_examples == 6
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+def test_reading_between_and_again():
+    model, x, t, squares = setup()
+    squares.start()
+    by_example("mean")(model(x), t).backward()
+    first = {name: value.clone() for name, value in read(model, squares).items()}
+    assert_near(read(model, squares), first, 0.0)
+    by_example("mean")(model(x), t).backward()
+    assert squares.num_examples == 12
+    assert_near(read(model, squares), {name: 4 * value for name, value in first.items()}, 1e-12)
+    squares.discard()
+    assert squares.num_examples == 0
+    by_example("mean")(model(x), t).backward()
+    assert_near(read(model, squares), first, 1e-12)
+    squares.start()
+    model.zero_grad()
+    assert squares.num_examples == 0
+    assert set(read(model, squares).values()) == {None}
+    by_example("mean")(model(x), t).backward()
+    assert_near(read(model, squares), first, 1e-12)
+
+
+def test_start_stop():
+    model, x, t, squares = setup()
+    squares.start()
+    squares.start()
+    by_example("mean")(model(x), t).backward()
+    first = {name: value.clone() for name, value in read(model, squares).items()}
+    squares.stop()
+    by_example("mean")(model(x), t).backward()
+    assert_near(read(model, squares), first, 0.0)
+    assert squares.num_examples == 6
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_pass_from_before_the_start_does_not_count():
+    model, x, t, squares = setup()
+    squares.start()
+    loss = by_example("mean")(model(x), t)
+    squares.start()
+    loss.backward()
+    assert squares.num_examples == 0
+    with pytest.raises(RuntimeError, match=r"the gradient of parameter 0.weight must come from calls"):
+        squares.mean_squares(model[0].weight)
+
+
+def test_forgetting_between_forward_and_backward():
+    """``zero_grad`` may come there."""
+    model, x, t, squares = setup(transformer)
+    squares.start()
+    loss = by_example("mean")(model(x), t)
+    squares.discard()
+    loss.backward()
+    assert squares.num_examples == 6
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+def test_passes_without_backward_do_not_count():
+    model, x, t, squares = setup()
+    squares.start()
+    model(x[:2])
+    with torch.no_grad():
+        model(x[:3])
+    by_example("mean")(model(x), t).backward()
+    assert squares.num_examples == 6
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+def test_two_forward_passes_before_one_backward():
+    model, x, t, squares = setup(transformer, reduction="sum")
+    squares.start()
+    first, second = model(x[:2]), model(x[2:])
+    (by_example("sum")(first, t[:2]) + by_example("sum")(second, t[2:])).backward()
+    assert squares.num_examples == 6
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+@pytest.mark.parametrize("part", ["all", "some"])
+def test_an_unused_parameter(part):
+    model = nn.ModuleDict({"a": nn.Linear(5, 3), "b": nn.Linear(5, 3)}).double()
+    model.forward = lambda x, keys: sum(model[key](x) for key in keys)
+    x, t = inputs(6, 5).double(), inputs(6, 3).double()
+    squares = PerExampleSquares(model)
+    squares.start()
+    by_example("mean")(model(x[:2], "ab" if part == "some" else "a"), t[:2]).div(2).backward()
+    by_example("mean")(model(x[2:4], "a"), t[2:4]).div(2).backward()
+    assert squares.num_examples == 4
+    expected = 0.0
+    if part == "all":
+        assert squares.mean_squares(model["b"].weight) is None
+    else:
+        squares.stop()
+        for i in range(2):
+            model.zero_grad()
+            by_example("mean")(model(x[i : i + 1], "ab"), t[i : i + 1]).backward()
+            expected = expected + model["b"].weight.grad.square() / 4
+        torch.testing.assert_close(squares.mean_squares(model["b"].weight), expected)
+
+
+# Parameters that are used more than once
+
+
+def test_tied_weights():
+    check(transformer(tied=True), tokens())
+    check(transformer(tied=True, rows="row"), tokens(2), torch.float32, "sum")
+
+
+class Twice(nn.Module):
+    """A layer called twice, one of them perhaps without gradient, and one called a varying number of times."""
+
+    def __init__(self, layer, second_with_gradient=True):
+        super().__init__()
+        self.layer, self.last, self.second_with_gradient = layer, nn.Linear(4, 2), second_with_gradient
+
+    def forward(self, x):
+        y = self.layer(x).tanh()
+        with torch.set_grad_enabled(self.second_with_gradient and torch.is_grad_enabled()):
+            z = self.layer(y)
+        return self.last(y + z)
+
+
+@pytest.mark.parametrize("with_gradient", [True, False])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(4, 4), (6, 4)),
+        (nn.Linear(4, 4), (6, 3, 4)),
+        (nn.LayerNorm(4), (6, 4)),
+        (nn.Conv1d(4, 4, 3, padding=1), (6, 4, 4)),
+        (nn.PReLU(), (6, 4)),
+    ],
+    ids=str,
+)
+def test_a_layer_called_twice(layer, shape, with_gradient):
+    torch.manual_seed(0)
+    check(Twice(layer, with_gradient), inputs(*shape))
+    check(Twice(layer, with_gradient), inputs(*shape), torch.float32, "sum")
+
+
+def test_a_layer_with_tied_weight_and_own_bias():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    check(model, inputs(6, 4))
+    check(model, inputs(6, 3, 4))
+
+
+def test_a_parameter_twice_in_one_module():
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = self.second = nn.Parameter(torch.randn(4))
+
+        def forward(self, x):
+            return (x * self.first).tanh() * self.second
+
+    torch.manual_seed(0)
+    check(nn.Sequential(Both()), inputs(6, 4))
+    norm = nn.LayerNorm(4)
+    norm.bias = norm.weight
+    check(nn.Sequential(norm, nn.Tanh()), inputs(6, 4))
+
+
+def test_shared_layers_in_micro_batches():
+    model, x, t = transformer(tied=True).double(), tokens(), None
+    t = targets(model, x)
+    squares = PerExampleSquares(model, reduction="sum")
+    squares.start()
+    first = by_example("sum")(model(x[:2]), t[:2])
+    by_example("sum")(model(x[2:]), t[2:]).backward()
+    first.backward()
+    found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+    assert_near(found, squares_of_examples(model, x, t), 1e-12)
+
+
+# Scales and precisions
+
+
+def test_the_loss_scale_enters_squared():
+    model, x, t, squares = setup(transformer, torch.float32)
+    expected = squares_of_examples(model, x, t)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    squares.start()
+    squares.backward(scaler.scale(by_example("mean")(model(x), t)))
+    assert_near(read(model, squares), {name: value * 2.0**32 for name, value in expected.items()}, 2e-6)
+
+
+@pytest.mark.parametrize("make", [mlp, convnet, transformer])
+def test_autocast(make):
+    """As a loop over the examples under autocast, as far as bfloat16 rounds the same."""
+    model, x, t, squares = setup(make, torch.float32)
+    expected = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for i in range(6):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = by_example("mean")(model(x[i : i + 1]).float(), t[i : i + 1])
+        loss.backward()
+        for name, p in model.named_parameters():
+            expected[name] += p.grad.square() / 6
+    model.zero_grad()
+    squares.start()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = by_example("mean")(model(x).float(), t)
+    loss.backward()
+    found = read(model, squares)
+    assert {value.dtype for value in found.values()} == {torch.float32}
+    assert_near(found, expected, 0.05)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2), nn.Conv1d(3, 2, 2), nn.ConvTranspose1d(3, 2, 2)], ids=str)
+def test_a_backward_pass_inside_an_autocast_region_squares_in_full_precision(layer):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Identity(), layer), inputs(6, 3, 3)
+    t = targets(model, x)
+    squares = PerExampleSquares(model)
+    squares.start()
+    loss = by_example("mean")(model(x), t)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss.backward()
+    found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+    assert_near(found, squares_of_examples(model, x, t), 2e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_squares_of_low_precision_parameters_are_wide(dtype):
+    """Their output gradients are squared in float32: 1e-5 squared is zero in float16."""
+    layer = nn.Linear(3, 2).to(dtype)
+    squares = PerExampleSquares(layer, reduction="sum")
+    squares.start()
+    x = inputs(4, 3).to(dtype)
+    (layer(x) * 1e-4).sum().backward()
+    found = squares.mean_squares(layer.weight)
+    assert found.dtype == torch.float32
+    scale = float(torch.tensor(1e-4, dtype=dtype))
+    expected = (x.float() * scale).square().mean(0).expand(2, 3)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    "module", [nn.PReLU(), nn.ConvTranspose1d(3, 2, 2), nn.MultiheadAttention(4, 2, batch_first=True)]
+)
+def test_autocast_of_a_module_that_is_called_again(module):
+    torch.manual_seed(0)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.module = nn.Linear(4, 4), module
+
+        def forward(self, x):
+            y = self.first(x)
+            return self.module(y, y, y)[0] if isinstance(module, nn.MultiheadAttention) else self.module(y)
+
+    model, x = Model(), inputs(6, 3, 4)
+    t = targets(model, x)
+    expected = squares_of_examples(model, x, t)
+    squares = PerExampleSquares(model)
+    squares.start()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = by_example("mean")(model(x).float(), t)
+    loss.backward()
+    assert_near({n: squares.mean_squares(p) for n, p in model.named_parameters()}, expected, 0.1)
+
+
+# Checkpointing, evaluation, memory
+
+
+class Checkpointed(nn.Module):
+    """Parts of a network, and all of it if asked, are computed a second time in the backward pass."""
+
+    def __init__(self, reentrant, tied=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.reentrant = reentrant
+        self.first, self.second, self.last = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.third = nn.PReLU()
+        if tied:
+            self.last.weight = self.second.weight
+
+    def forward(self, x):
+        def middle(h):
+            return self.third(self.second(h)).tanh()
+
+        h = self.first(x)
+        h = checkpoint(middle, h, use_reentrant=self.reentrant)
+        return self.last(checkpoint(middle, h, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("positions", [(), (3,)])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing(reentrant, positions, tied):
+    check(Checkpointed(reentrant, tied), inputs(6, *positions, 5))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("make", [mlp, convnet, transformer])
+def test_checkpointing_the_whole_model(make, reentrant):
+    model, x, t, squares = setup(make)
+    squares.start()
+    x_in = x.clone().requires_grad_() if x.is_floating_point() else x
+    anchor = torch.zeros((), requires_grad=True, dtype=torch.float64)
+    y = checkpoint(lambda x, anchor: model(x) + anchor, x_in, anchor, use_reentrant=reentrant)
+    by_example("mean")(y, t).backward()
+    assert squares.num_examples == 6
+    assert_near(read(model, squares), squares_of_examples(model, x, t), 1e-12)
+
+
+def test_checkpointing_still_saves_memory():
+    """What is saved for the squares is not kept over the forward pass."""
+    kept = []
+    layer = nn.Linear(5, 5)
+
+    def part(h):
+        h = h * 1.0
+        kept.append(weakref.ref(h))
+        return layer(h).tanh()
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x):
+            return checkpoint(part, x, use_reentrant=False)
+
+    model = Model()
+    squares = PerExampleSquares(model)
+    squares.start()
+    y = model(inputs(6, 3, 5))
+    gc.collect()
+    assert kept[0]() is None
+    y.sum().backward()
+    assert squares.mean_squares(layer.weight) is not None
+
+
+def test_activations_are_freed_by_the_backward_pass():
+    model, x, t, squares = setup(transformer)
+    squares.start()
+    seen = []
+    model.norm.register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
+    loss = by_example("mean")(model(x), t)
+    loss.backward()
+    gc.collect()
+    assert seen[0]() is None
+    assert loss.grad_fn is not None
+
+
+def test_nothing_is_kept_of_a_model_and_its_passes():
+    model, x, t, squares = setup(transformer)
+    squares.start()
+    by_example("mean")(model(x), t).backward()
+    model(x)
+    gone = [weakref.ref(model), weakref.ref(squares), weakref.ref(model.head.weight)]
+    gc.disable()
+    try:
+        del model, squares
+        assert [reference() for reference in gone] == [None, None, None]
+    finally:
+        gc.enable()
+
+
+def test_hooks_of_a_forgotten_object_do_nothing():
+    model, x, t, squares = setup()
+    squares.start()
+    del squares
+    gradients = plain_gradients(model, x, t)
+    assert all(grad is not None for grad in gradients.values())
+
+
+def test_called_after_backward_when_gradients_are_complete():
+    model, x, t, squares = setup(transformer)
+    calls = []
+    squares.start(lambda: calls.append([None if p.grad is None else p.grad.clone() for p in model.parameters()]))
+    by_example("mean")(model(x), t).backward()
+    by_example("mean")(model(x), t).backward()
+    assert len(calls) == 2
+    torch.testing.assert_close(calls[1], [p.grad for p in model.parameters()])
+    torch.testing.assert_close(calls[1], [2 * g for g in calls[0]])
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_a_failed_backward_pass_does_not_stay_behind(forgets):
+    model, x = transformer(tied=True).double(), tokens()
+    t = targets(model, x)
+    squares = PerExampleSquares(model)
+    squares.start()
+    y = model(x)
+
+    def fail(grad):
+        raise KeyError("user's")
+
+    handle = model.norm.weight.register_hook(fail)
+    with pytest.raises(KeyError, match="user's"):
+        by_example("mean")(y, t).backward()
+    handle.remove()
+    if forgets:
+        squares.discard()
+    model.zero_grad()
+    by_example("mean")(model(x), t).backward()
+    found, expected = read(model, squares), squares_of_examples(model, x, t)
+    if not forgets:
+        # The examples of both passes count, and the embedding's gradients of the one that did not fail.
+        name = "tokens.weight"
+        found, expected = {name: found[name]}, {name: 2 * expected[name]}
+    assert_near(found, expected, 1e-12)
+
+
+def test_function_transforms_are_left_alone():
+    model, x, t, squares = setup()
+    squares.start()
+    values = dict(model.named_parameters())
+
+    def loss(values, x, t):
+        return by_example("mean")(torch.func.functional_call(model, values, (x[None],)), t[None])
+
+    grads = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(values, x, t)
+    squares.stop()
+    found, _ = collected(model, x, t)
+    assert_near(found, {name: g.square().mean(0) for name, g in grads.items()}, 1e-12)
+
+
+def test_inputs_in_nested_containers():
+    class Nested(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(5, 3)
+
+        def forward(self, name, *, batch):
+            return {"y": (self.layer(batch["x"][0]),)}
+
+    model, x = Nested(), inputs(6, 5)
+    squares = PerExampleSquares(model)
+    squares.start()
+    model("name", batch={"x": [x]})["y"][0].sum(1).mean().backward()
+    assert squares.num_examples == 6
+    torch.testing.assert_close(squares.mean_squares(model.layer.weight), x.square().mean(0).expand(3, 5))
