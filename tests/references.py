@@ -6,6 +6,8 @@ on lists of floats. Each function returns the mean and the precision after ``ste
 
 import math
 
+import numpy
+
 
 def vadam(
     mu,
@@ -135,6 +137,268 @@ def ivon(
     return mu, [num_data * (s[j] + in_precision) for j in range(n)]
 
 
+def von(
+    mu,
+    gradient,
+    eps,
+    steps,
+    *,
+    lr,
+    betas,
+    num_data,
+    prior_precision,
+    initial_precision,
+    temperature=1.0,
+    mc_samples=1,
+    prior_mean=None,
+    hessian=None,
+    correction="elementwise",
+):
+    """Khan et al. 2018, eq. 8, with ``tau`` eqs. 23-24; the corrections are Lin et al. 2020's and eq. 63's.
+
+    ``hessian(theta, t)`` gives the diagonal; without it it is ``g eps / sigma``.
+    """
+    mu, n = list(mu), len(mu)
+    mu0 = prior_mean or [0.0] * n
+    lt = prior_precision / num_data
+    in_precision = lt if temperature > 0 else 0.0
+    s = [initial_precision / num_data - in_precision] * n
+    for t in range(steps):
+        _, b2 = betas(t) if callable(betas) else betas
+        g, h = curved(mu, s, in_precision, num_data, gradient, hessian, eps, t, mc_samples)
+        s = followed(s, h, 1 - b2, temperature, in_precision, correction)
+        for j in range(n):
+            mu[j] -= lr * (g[j] + temperature * lt * (mu[j] - mu0[j])) / (s[j] + lt)
+    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+
+
+def van(mu, gradient, eps, steps, *, temperature=0.0, **hp):
+    """Khan et al. 2018, eqs. 22-24: VON's rule with ``tau``, by default 0."""
+    return von(mu, gradient, eps, steps, temperature=temperature, **hp)
+
+
+def ngvi(
+    mu,
+    gradient,
+    eps,
+    steps,
+    *,
+    lr,
+    betas,
+    num_data,
+    prior_precision,
+    initial_precision,
+    temperature=1.0,
+    mc_samples=1,
+    prior_mean=None,
+    hessian=None,
+    correction="elementwise",
+):
+    """Khan et al. 2018, appendix C, on the natural parameters themselves: prior and data each give a pair of them."""
+    n = len(mu)
+    mu0 = prior_mean or [0.0] * n
+    precision = [initial_precision] * n
+    eta = [initial_precision * value for value in mu]
+    for t in range(steps):
+        mean = [eta[j] / precision[j] for j in range(n)]
+        g, h = curved(mean, precision, 0.0, 1.0, gradient, hessian, eps, t, mc_samples)
+        rate = lr
+        if correction == "backtracking":
+            falls = [temperature * (precision[j] - prior_precision) - num_data * h[j] for j in range(n)]
+            rate = min([lr, *(0.5 * precision[j] / falls[j] for j in range(n) if falls[j] > 0)])
+        for j in range(n):
+            prior, data = prior_precision, num_data * h[j]
+            new = (1 - temperature * rate) * precision[j] + rate * (temperature * prior + data)
+            eta[j] = (1 - temperature * rate) * eta[j] + rate * (
+                temperature * prior * mu0[j] + data * mean[j] - num_data * g[j]
+            )
+            extra = 0.5 * (new - precision[j]) ** 2 / precision[j] if correction == "elementwise" else 0.0
+            precision[j] = new + extra
+            eta[j] += extra * mean[j]
+    return [eta[j] / precision[j] for j in range(n)], precision
+
+
+def natural_von(
+    mu,
+    gradient,
+    eps,
+    steps,
+    *,
+    lr,
+    betas,
+    num_data,
+    prior_precision,
+    initial_precision,
+    temperature=1.0,
+    mc_samples=1,
+    prior_mean=None,
+    hessian=None,
+    correction="elementwise",
+):
+    """Khan et al. 2018, eqs. 82-83, the diagonal of the matrices, with a rate of its own for ``s``."""
+    mu, n = list(mu), len(mu)
+    before = list(mu)
+    mu0 = prior_mean or [0.0] * n
+    lt = prior_precision / num_data
+    in_precision = lt if temperature > 0 else 0.0
+    s = [initial_precision / num_data - in_precision] * n
+    for t in range(steps):
+        c, b2 = betas(t) if callable(betas) else betas
+        g, h = curved(mu, s, in_precision, num_data, gradient, hessian, eps, t, mc_samples)
+        new = followed(s, h, 1 - b2, temperature, in_precision, correction)
+        after = [
+            mu[j]
+            - lr / (new[j] + lt) * (g[j] + temperature * lt * (mu[j] - mu0[j]))
+            + c * (s[j] + lt) / (new[j] + lt) * (mu[j] - before[j])
+            for j in range(n)
+        ]
+        before, mu, s = mu, after, new
+    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+
+
+def natural_vadam(
+    mu,
+    gradient,
+    eps,
+    steps,
+    *,
+    lr,
+    betas,
+    num_data,
+    prior_precision,
+    initial_precision,
+    temperature=1.0,
+    mc_samples=1,
+    prior_mean=None,
+):
+    """Khan et al. 2018, eqs. 86-87, with a rate of its own for ``s``."""
+    mu, n = list(mu), len(mu)
+    before = list(mu)
+    mu0 = prior_mean or [0.0] * n
+    lt = prior_precision / num_data
+    in_precision = lt if temperature > 0 else 0.0
+    s = [initial_precision / num_data - in_precision] * n
+    for t in range(steps):
+        c, b2 = betas(t) if callable(betas) else betas
+        g, h = sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples)
+        new = [(1 - temperature * (1 - b2)) * s[j] + (1 - b2) * h[j] for j in range(n)]
+        after = [
+            mu[j]
+            - lr / (math.sqrt(new[j]) + lt) * (g[j] + temperature * lt * (mu[j] - mu0[j]))
+            + c * (math.sqrt(s[j]) + lt) / (math.sqrt(new[j]) + lt) * (mu[j] - before[j])
+            for j in range(n)
+        ]
+        before, mu, s = mu, after, new
+    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+
+
+def vogn(
+    mu,
+    gradient,
+    eps,
+    steps,
+    *,
+    lr,
+    betas,
+    num_data,
+    prior_precision,
+    initial_precision,
+    temperature=1.0,
+    mc_samples=1,
+    prior_mean=None,
+):
+    """Khan et al. 2018, section 3.2, with the momentum of Osawa et al. 2019; every minibatch is one example."""
+    mu, n = list(mu), len(mu)
+    mu0 = prior_mean or [0.0] * n
+    lt = prior_precision / num_data
+    in_precision = lt if temperature > 0 else 0.0
+    s = [initial_precision / num_data - in_precision] * n
+    m, p1 = [0.0] * n, 1.0
+    for t in range(steps):
+        b1, b2 = betas(t) if callable(betas) else betas
+        g, h = sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples)
+        p1 *= b1
+        for j in range(n):
+            m[j] = b1 * m[j] + (1 - b1) * (g[j] + temperature * lt * (mu[j] - mu0[j]))
+            s[j] = (1 - temperature * (1 - b2)) * s[j] + (1 - b2) * h[j]
+            mu[j] -= lr * (m[j] / (1 - p1)) / (s[j] + lt)
+    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+
+
+def dense_von(
+    mu,
+    gradient,
+    eps,
+    steps,
+    *,
+    lr,
+    betas,
+    num_data,
+    prior_precision,
+    initial_precision,
+    temperature=1.0,
+    mc_samples=1,
+    prior_mean=None,
+    hessian=None,
+    correction="elementwise",
+):
+    """VON with a full covariance (Khan et al. 2018, eqs. 58-60): ``hessian(theta, t)`` gives a matrix.
+
+    Without it, it is the symmetric part of ``P (theta - mu) g'``. The correction is ``r^2 / 2 E (S + d)^-1 E``.
+    """
+    mu, n = numpy.array(mu, dtype=float), len(mu)
+    mu0 = numpy.array(prior_mean or [0.0] * n)
+    lt = prior_precision / num_data
+    in_precision = lt if temperature > 0 else 0.0
+    one = numpy.eye(n)
+    s = (initial_precision / num_data - in_precision) * one
+    for t in range(steps):
+        _, b2 = betas(t) if callable(betas) else betas
+        g, h = numpy.zeros(n), numpy.zeros((n, n))
+        for sample in range(mc_samples):
+            precision = num_data * (s + in_precision * one)
+            root = numpy.linalg.cholesky(precision)
+            theta = mu + numpy.linalg.inv(root).T @ numpy.array(eps(t, sample))
+            at = numpy.array(gradient(theta.tolist(), t))
+            score = precision @ (theta - mu)
+            found = numpy.outer(score, at) if hessian is None else numpy.array(hessian(theta.tolist(), t))
+            g += at / mc_samples
+            h += (found + found.T) / 2 / mc_samples
+        error = temperature * s - h
+        extra = 0.5 * (1 - b2) ** 2 * error @ numpy.linalg.inv(s + in_precision * one) @ error
+        s = s - (1 - b2) * error + (extra if correction == "elementwise" else 0.0)
+        mu = mu - lr * numpy.linalg.inv(s + lt * one) @ (g + temperature * lt * (mu - mu0))
+    return mu.tolist(), (num_data * (s + in_precision * one)).tolist()
+
+
+def curved(mu, s, in_precision, num_data, gradient, hessian, eps, t, mc_samples):
+    """Mean gradient and mean Hessian diagonal over the samples of one step."""
+    n = len(mu)
+    g, h = [0.0] * n, [0.0] * n
+    for sample in range(mc_samples):
+        e = eps(t, sample)
+        sigma = [1 / math.sqrt(num_data * (s[j] + in_precision)) for j in range(n)]
+        theta = [mu[j] + sigma[j] * e[j] for j in range(n)]
+        at = gradient(theta, t)
+        second = [at[j] * e[j] / sigma[j] for j in range(n)] if hessian is None else hessian(theta, t)
+        for j in range(n):
+            g[j] += at[j] / mc_samples
+            h[j] += second[j] / mc_samples
+    return g, h
+
+
+def followed(s, h, rate, temperature, in_precision, correction):
+    """The running Hessian after one step."""
+    n = len(s)
+    falls = [temperature * s[j] - h[j] for j in range(n)]
+    if correction == "backtracking":
+        rate = min([rate, *(0.5 * (s[j] + in_precision) / falls[j] for j in range(n) if falls[j] > 0)])
+    new = [(1 - temperature * rate) * s[j] + rate * h[j] for j in range(n)]
+    if correction == "elementwise":
+        new = [new[j] + rate**2 / 2 * falls[j] ** 2 / (s[j] + in_precision) for j in range(n)]
+    return new
+
+
 def sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples):
     """Mean gradient and mean squared gradient over the samples of one step."""
     n = len(mu)
@@ -148,4 +412,15 @@ def sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples):
     return g, h
 
 
-REFERENCES = {"vadam": vadam, "vprop": vprop, "vadagrad": vadagrad, "ivon": ivon}
+REFERENCES = {
+    "vadam": vadam,
+    "vprop": vprop,
+    "vadagrad": vadagrad,
+    "ivon": ivon,
+    "von": von,
+    "van": van,
+    "ngvi": ngvi,
+    "natural_von": natural_von,
+    "natural_vadam": natural_vadam,
+    "vogn": vogn,
+}

@@ -29,6 +29,7 @@ Word: TypeAlias = int | Tensor
 
 TRAINING = 0
 POSTERIOR = 1
+PROBES = 2
 
 LANES = 1024
 TILE = 4 * LANES

@@ -1,29 +1,126 @@
 """The registered optimisers, made ready for small problems."""
 
+import inspect
+
 import pytest
 import torch
 
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import OPTIMIZERS
 
 REQUIRED = {"vadagrad": {"initial_precision": 50.0}}
-RATES = {"vadam": 0.01, "vprop": 0.01, "vadagrad": 0.1, "ivon": 0.1}
+RATES = {
+    "vadam": 0.01,
+    "vprop": 0.01,
+    "vadagrad": 0.1,
+    "ivon": 0.1,
+    "von": 0.05,
+    "van": 0.05,
+    "vogn": 0.05,
+    "ngvi": 0.05,
+    "natural_von": 0.01,
+    "natural_vadam": 0.01,
+}
+VARIANTS = {
+    "von full": {"covariance": "full"},
+    "von backtracking": {"correction": "backtracking"},
+    "von exact": {"hessian": "exact", "correction": "elementwise"},
+    "von hutchinson": {"hessian": "hutchinson", "probes": 2},
+    "von exact full": {"hessian": "exact", "covariance": "full", "correction": "elementwise"},
+    "natural_von exact": {"hessian": "exact", "correction": "elementwise"},
+    "vogn momentum": {"betas": (0.9, 0.99)},
+}
+"""Registered optimisers with options that change what is done with a gradient."""
+SHARDED = [*sorted(OPTIMIZERS), "vogn momentum"]
+"""What can be sharded and trained in several processes."""
 
 
 class Method:
     """One registered optimiser: ``method(params, **hyperparameters)`` with what it requires filled in."""
 
     def __init__(self, name):
-        self.name = name
-        self.cls = OPTIMIZERS[name]
+        self.key = name
+        self.name, _, variant = name.partition(" ")
+        self.options = VARIANTS[name] if variant else {}
+        self.cls = OPTIMIZERS[self.name]
         self.has_prior = self.cls.has_prior
+        self.full = self.options.get("covariance") == "full"
+        self.deferred = self.options.get("hessian") in ("exact", "hutchinson")
+        self.opened = []
 
-    def __call__(self, params, **kwargs):
-        return self.cls(params, **{"lr": RATES[self.name], "num_data": 50, **REQUIRED.get(self.name, {}), **kwargs})
+    def __call__(self, params, *, model=None, **kwargs):
+        options = {"lr": RATES[self.name], "num_data": 50, **REQUIRED.get(self.name, {}), **self.options}
+        if self.name == "vogn":
+            if model is None and inspect.isgenerator(params):  # of named_parameters()
+                model = params.gi_frame.f_locals["self"]
+            options["curvature"] = LooseSquares() if model is None else PerExampleSquares(model)
+        return self.cls(params, **{**options, **kwargs})
+
+    def skip_matrix(self, reason):
+        """What cannot be asked of a full covariance."""
+        if self.full:
+            pytest.skip(reason)
 
 
-@pytest.fixture(params=sorted(OPTIMIZERS))
-def method(request):
-    return Method(request.param)
+class LooseSquares(PerExampleSquares):
+    """For parameters that are no module's and gradients set by hand: as if a minibatch were one example."""
+
+    reduction = "mean"
+    num_examples = 1
+
+    def __init__(self):
+        pass
+
+    def start(self, after_backward=None):
+        pass
+
+    def stop(self):
+        pass
+
+    def discard(self):
+        pass
+
+    def backward(self, loss):
+        loss.backward()
+
+    def check(self, loss):
+        pass
+
+    def covers(self, parameter):
+        return True
+
+    def mean_squares(self, parameter):
+        squares = parameter.grad.detach().square()
+        return squares.full_tensor() if hasattr(squares, "full_tensor") else squares
+
+
+@pytest.fixture(params=[*sorted(OPTIMIZERS), *VARIANTS])
+def method(request, monkeypatch):
+    """For methods that take the loss, ``loss.backward()`` in a test means ``opt.backward(loss)``, and drop-in
+    training, which they refuse (a test of its own shows it), is skipped."""
+    method = Method(request.param)
+    if method.deferred:
+        plain = torch.Tensor.backward
+
+        enter = method.cls.sampled_params
+
+        def sampled_params(opt):
+            method.opened = [opt]
+            return enter(opt)
+
+        def backward(loss, *args, **kwargs):
+            opened = [opt for opt in method.opened if opt._open]
+            opened[0].backward(loss) if opened else plain(loss, *args, **kwargs)
+
+        def train(opt, mode=True):
+            opt.eval()
+            if mode:
+                pytest.skip("drop-in training refuses exact and Hutchinson Hessians")
+
+        monkeypatch.setattr(torch.Tensor, "backward", backward)
+        monkeypatch.setattr(method.cls, "sampled_params", sampled_params)
+        monkeypatch.setattr(method.cls, "train", train)
+    return method
 
 
 @pytest.fixture
@@ -56,7 +153,10 @@ def train(net, opt, steps, first=0, mode="block"):
             for _ in range(samples):
                 with opt.sampled_params():
                     opt.zero_grad()
-                    loss_of(net, step).backward()
+                    if opt.source is not None and opt.source.differentiates:
+                        opt.backward(loss_of(net, step))
+                    else:
+                        loss_of(net, step).backward()
             opt.step()
         elif mode == "closure":
 

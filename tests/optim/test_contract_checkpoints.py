@@ -96,7 +96,7 @@ def test_resuming_in_a_new_process_is_bit_identical(method, mode, samples, tmp_p
     torch.save({"model": net.state_dict(), "opt": opt.state_dict()}, file)
     train(net, opt, 4, first=3, mode=mode)
     opt.eval()
-    code = RESUME.format(path=sys.path, name=method.name, samples=samples, file=file, mode=mode)
+    code = RESUME.format(path=sys.path, name=method.key, samples=samples, file=file, mode=mode)
     subprocess.run([sys.executable, "-c", code], check=True)
     assert torch.equal(torch.load(file + ".out", weights_only=True), weights(net))
 
@@ -317,7 +317,8 @@ def test_posterior_needs_names_from_somewhere(method):
 
 def test_posterior_of_a_model_leaves_out_a_learned_noise_level(method):
     net, likelihood = make_net(), ba.Gaussian(learned=True)
-    opt = method([{"params": list(net.parameters())}, {"params": list(likelihood.parameters()), "perturb": False}])
+    groups = [{"params": list(net.parameters())}, {"params": list(likelihood.parameters()), "perturb": False}]
+    opt = method(groups)
     for step in range(3):
         with opt.sampled_params():
             likelihood.nll(net(batch(step)[0]), batch(step)[1]).backward()

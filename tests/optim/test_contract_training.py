@@ -57,6 +57,7 @@ def test_closure_returns_the_mean_loss_over_samples(method, net):
 
 
 def test_theta_is_mean_plus_sigma_eps(method, net):
+    method.skip_matrix("theta = mu + L^-T eps there: tests/optim/test_dense_von.py")
     opt = method(net.named_parameters(), seed=11, mc_samples=2)
     train(net, opt, 3)
     q = opt.posterior()
@@ -70,6 +71,9 @@ def test_theta_is_mean_plus_sigma_eps(method, net):
 
 
 def test_noise_of_a_step_has_the_rules_mean_and_variance(method):
+    method.skip_matrix("theta = mu + L^-T eps there: tests/optim/test_dense_von.py")
+    if method.deferred:
+        pytest.skip("half a million second derivatives; the noise is drawn by the same code as for the others")
     parameter = torch.nn.Parameter(torch.full((500_000,), 0.3))
     opt = method([("w", parameter)])
     with opt.sampled_params():
@@ -152,6 +156,7 @@ def test_an_exception_inside_a_block_leaves_no_trace(method, error, samples):
 @pytest.mark.parametrize("mode", MODES)
 def test_an_interruption_while_the_sample_is_written_restores_the_mean(method, mode, monkeypatch):
     """A KeyboardInterrupt between two blocks of one tensor, and between two tensors."""
+    method.skip_matrix("its sample is drawn before anything is written: tests/optim/test_dense_von.py")
     monkeypatch.setattr(noise, "BLOCK", noise.TILE)
     net = torch.nn.Linear(100, 100)
     opt = method(net.named_parameters())
@@ -212,10 +217,11 @@ def test_what_must_not_be_called_inside_a_block(method, net):
         r"nested": lambda: opt.sampled_params().__enter__(),
         r"step\(\) must be called outside": opt.step,
         r"eval\(\) must be called outside": opt.eval,
-        r"train\(\) must be called before": opt.train,
         r"load_state_dict\(\) must be called outside": lambda: opt.load_state_dict(opt.state_dict()),
         r"add_param_group must be called outside": lambda: opt.add_param_group({"params": []}),
     }
+    if not method.deferred:
+        calls[r"train\(\) must be called before"] = opt.train
     opt.attach(net)
     with opt.sampled_params():
         for message, call in calls.items():
@@ -289,6 +295,8 @@ def test_earlier_gradients_are_hidden_and_the_mean_is_left(method, net):
 
 
 def test_backward_passes_inside_one_block_accumulate(method):
+    if method.options.get("hessian") == "hutchinson":
+        pytest.skip("two backward passes have two probes")
     nets = [make_net(), make_net()]
     opts = [method(net.named_parameters()) for net in nets]
     with opts[0].sampled_params():
@@ -409,10 +417,15 @@ def test_changing_the_mean_between_steps_is_followed(method, net):
 # Parameters of all kinds
 
 
+class PartlyUsed(torch.nn.ModuleDict):
+    def forward(self, x):
+        return self["used"](x)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_frozen_and_unused_parameters_are_not_touched(method, mode):
     torch.manual_seed(0)
-    net = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3) for name in ("frozen", "unused", "used")})
+    net = PartlyUsed({name: torch.nn.Linear(3, 3) for name in ("frozen", "unused", "used")})
     for p in net["frozen"].parameters():
         p.requires_grad_(False)
         p.grad = torch.ones_like(p)  # stale
@@ -423,7 +436,7 @@ def test_frozen_and_unused_parameters_are_not_touched(method, mode):
     def closure():
         for name, p in net["frozen"].named_parameters():
             assert torch.equal(p, before[f"frozen.{name}"])
-        loss = net["used"](torch.ones(2, 3)).square().mean()
+        loss = net(torch.ones(2, 3)).square().mean()
         loss.backward()
         return loss
 
@@ -498,8 +511,10 @@ def test_mixed_dtypes_in_one_group(method):
     for p in params:
         assert p.dtype == p.grad.dtype
         assert all((p < 1).tolist())
-        tensors = [v for v in opt.state[p].values() if torch.is_tensor(v)]
-        assert {t.dtype for t in tensors} == {torch.float64 if p.dtype == torch.float64 else torch.float32}
+        tensors = {k: v for k, v in opt.state[p].items() if torch.is_tensor(v)}
+        if method.full:  # rounded rows may be no precision of anything
+            assert tensors.pop("hessian").dtype == torch.float64
+        assert {t.dtype for t in tensors.values()} == {torch.float64 if p.dtype == torch.float64 else torch.float32}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -578,6 +593,7 @@ def test_channels_last_is_preserved_and_gives_the_same_numbers(method, samples):
 
 
 def test_blocks_of_large_tensors_do_not_change_the_numbers(method, monkeypatch):
+    method.skip_matrix("a matrix over 15,150 weights is refused")
     results = []
     for size in (noise.BLOCK, noise.TILE):
         monkeypatch.setattr(noise, "BLOCK", size)
@@ -624,6 +640,9 @@ def test_perturb_false_is_trained_without_noise(method, net):
 @pytest.mark.parametrize("mode", ["block", "train"])
 def test_add_param_group_after_training_began(method, mode):
     """New parameters get the next noise indices; those of the others and their noise stay."""
+    method.skip_matrix("refused: tests/optim/test_dense_von.py")
+    if method.name == "vogn":
+        pytest.skip("what is not the model's is refused: tests/optim/test_vogn.py")
     net, extra = make_net(), torch.nn.Parameter(torch.zeros(2))
     opt = method(net.named_parameters(), seed=5)
     train(net, opt, 2, mode=mode)
@@ -699,10 +718,10 @@ def test_steps_with_bad_gradients_can_be_skipped_and_are_counted(method, net):
 def test_sparse_gradients_are_refused_by_name(method):
     table = torch.nn.Embedding(5, 3, sparse=True)
     opt = method(table.named_parameters())
-    with opt.sampled_params():
-        table(torch.tensor([1, 2])).sum().backward()
     before = table.weight.detach().clone()
     with pytest.raises(RuntimeError, match="gradient of parameter 'weight' must be dense, got a sparse one"):
+        with opt.sampled_params():  # where curvature is kept, its end already refuses
+            table(torch.tensor([1, 2])).square().sum().backward()
         opt.step()
     assert torch.equal(table.weight, before)
 
@@ -771,6 +790,8 @@ def test_learning_rate_may_be_a_tensor_that_is_filled_in_place(method):
 
 
 def test_learning_rate_zero_with_a_sample_updates_the_statistics_only(method, net):
+    if method.name == "ngvi":
+        pytest.skip("its learning rate is the one step size of mean and precision")
     opt = method(net.named_parameters(), lr=0.0)
     mean, precision = weights(net), opt.posterior().variance["0.weight"]
     train(net, opt, 3)
@@ -869,6 +890,7 @@ def test_antithetic_needs_pairs(method, net):
 
 
 def test_a_bad_group_is_refused_and_not_added(method, net):
+    method.skip_matrix("any group is refused: tests/optim/test_dense_von.py")
     opt = method(net[0].parameters())
     for group, message in [
         ({"lr": -1.0}, "lr must be"),

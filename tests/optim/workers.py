@@ -15,8 +15,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bayesadam.optim import OPTIMIZERS
-from optim.conftest import Method, batch, weights
+from optim.conftest import SHARDED, Method, batch, weights
 
 
 def wide_net():
@@ -66,7 +65,7 @@ def alone(method, mode, samples, steps=4):
 
 
 def cases():
-    for name in sorted(OPTIMIZERS):
+    for name in SHARDED:
         for mode, samples in (("block", 1), ("block", 3), ("train", 1)):
             yield Method(name), mode, samples
 
@@ -76,7 +75,7 @@ def data_parallel(rank, folder):
     for method, mode, samples in cases():
         net = wide_net()
         parallel = DistributedDataParallel(net)
-        opt = method(net.named_parameters(), mc_samples=samples)
+        opt = method(net.named_parameters(), model=parallel, mc_samples=samples)
         run(parallel, opt, 4, rank, mode, samples)
         expected, reference = alone(method, mode, samples)
         torch.testing.assert_close(weights(net), weights(expected), rtol=1e-9, atol=1e-11)
@@ -123,7 +122,7 @@ def sharded(rank, folder):
 def sharded_checkpoint(rank, folder):
     """Distributed checkpoints taken by both ranks in the middle of drop-in training resume bit-identically."""
     mesh = init_device_mesh("cpu", (2,))
-    for name in sorted(OPTIMIZERS):
+    for name in SHARDED:
         method = Method(name)
 
         def make(method=method, scramble=False):
@@ -176,7 +175,7 @@ def bad_gradient_in_one_shard(rank, folder):
 def sharded_on_any_axis(rank, folder):
     """Tensor parallelism shards columns: still the slice of the full noise."""
     mesh = init_device_mesh("cpu", (2,))
-    for name in sorted(OPTIMIZERS):
+    for name in SHARDED:
         for axis in (0, 1):
             whole = torch.linspace(-1, 1, 35, dtype=torch.float64).view(5, 7)
             parameter = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(axis)]))

@@ -15,17 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesadam.optim import attachment
+from bayesadam.optim import attachment, compiled
 from bayesadam.optim.blocks import local
 from bayesadam.optim.checks import check_common, check_prior
 from bayesadam.optim.continuation import start_from
 from bayesadam.optim.gradients import Gradients
 from bayesadam.optim.rule import Rule
 from bayesadam.optim.sampler import BLOCK, MEAN, TRAIN, Sampler
+from bayesadam.optim.sources import CurvatureSource, not_backwarded
 from bayesadam.optim.state import COUNTERS, follow, full, hyper, new_state, walk
 from bayesadam.posterior import DiagonalGaussian
-
-_SHARED = ("mc_samples", "antithetic", "seed", "nonfinite")
 
 
 class PerturbedOptimizer(Optimizer):
@@ -68,6 +67,8 @@ class PerturbedOptimizer(Optimizer):
         maximize: The loss is to be maximised (a mean log-likelihood).
         nonfinite: ``"raise"`` a ``FloatingPointError`` that names the parameter on a gradient that is not finite, and
             change nothing; or ``"skip"`` the step and count it in the groups' ``skipped_steps``.
+        compile: Sample and update by compiled kernels: several times faster on large parameters, the same up to
+            rounding. The first steps take some seconds more, and it needs the compiler that ``torch.compile`` needs.
         extra: Further hyper-parameters of the subclass.
 
     Raises:
@@ -76,6 +77,7 @@ class PerturbedOptimizer(Optimizer):
 
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
+    _shared: ClassVar[tuple[str, ...]] = ("mc_samples", "antithetic", "seed", "nonfinite", "compile")
     _step_supports_amp_scaling = True
     grad_scale: Tensor | None
     found_inf: Tensor | None
@@ -83,6 +85,7 @@ class PerturbedOptimizer(Optimizer):
     _sampler: Sampler
     _gradients: Gradients
     _attached: bool
+    _source: CurvatureSource | None = None
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class PerturbedOptimizer(Optimizer):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
+        compile: bool = False,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
         if prior is not None and prior_precision is not None:
@@ -120,6 +124,7 @@ class PerturbedOptimizer(Optimizer):
             "perturb": True,
             "maximize": maximize,
             "nonfinite": nonfinite,
+            "compile": compile,
             "noise_step": 0,
             "skipped_steps": 0,
             "weights": MEAN,
@@ -127,6 +132,7 @@ class PerturbedOptimizer(Optimizer):
         }
         if self.has_prior:
             defaults["prior_precision"] = 1.0 if prior_precision is None else prior_precision
+        self.defaults = defaults  # where a subclass finds its options
         self._reset()
         super().__init__(params, defaults)
         if prior is not None:
@@ -150,7 +156,7 @@ class PerturbedOptimizer(Optimizer):
             raise RuntimeError("add_param_group must be called outside sampled_params(), got a call inside")
         group = {**self.defaults, **param_group}
         self.check_group(group)
-        for name in _SHARED:
+        for name in self._shared:
             if self.param_groups and group[name] != self.param_groups[0][name]:
                 raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
         super().add_param_group(param_group)
@@ -199,13 +205,18 @@ class PerturbedOptimizer(Optimizer):
         self._open, completed, valid = True, False, True
         try:
             self._sampler.perturb(self._gradients.collected, BLOCK)
+            if self._source is not None:
+                self._source.start()
             yield
+            self._check_deferred()
             valid = False  # an interruption while the means are half-updated voids all samples of this step
             self._gradients.collect(before)
             completed = valid = True
         finally:
             self._sampler.restore()
             self._open = False
+            if self._source is not None:
+                self._source.stop()
             if not valid:
                 self._gradients.discard()
             if not completed:
@@ -232,6 +243,7 @@ class PerturbedOptimizer(Optimizer):
             self._sampler.reconcile(0, allow_mean=True)
             return
         self._sampler.perturb(0, TRAIN)
+        self._start_source()
 
     def eval(self) -> None:
         """End of drop-in training: the weights hold the mean. Calling it again changes nothing.
@@ -243,13 +255,33 @@ class PerturbedOptimizer(Optimizer):
             raise RuntimeError("eval() must be called outside sampled_params(), got a call inside")
         if self._sampler.weights != MEAN:
             self._sampler.restore()
+            if self._source is not None:
+                self._source.stop()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients. Outside a block this also discards the samples collected for the next step."""
         super().zero_grad(set_to_none)
+        if self._source is not None:
+            self._source.discard()
         if not self._open and self._gradients.collected:
             self._gradients.discard()
             self.set_all("noise_step", self.param_groups[0]["noise_step"] + 1)
+
+    def backward(self, loss: Tensor) -> None:
+        """Inside a block: ``loss.backward()``, and whatever else the method wants to know of a mean loss.
+
+        Methods that take second derivatives need it in place of ``loss.backward()``; for all others it is the same,
+        and where the examples' gradients are squared it checks the loss.
+
+        Raises:
+            RuntimeError: The loss was backwarded before, and must not have been.
+            ValueError: The loss is a sum where a mean was announced, or the reverse.
+        """
+        with torch.enable_grad():
+            if self._source is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                self._source.backward(loss)
 
     # Stepping
 
@@ -259,7 +291,8 @@ class PerturbedOptimizer(Optimizer):
 
         Args:
             closure: Clears the gradients, computes the mean loss, calls ``backward`` and returns the loss. It is
-                called once for each of ``mc_samples`` samples (once at the current sample after :meth:`train`).
+                called once for each of ``mc_samples`` samples (once at the current sample after :meth:`train`). For
+                methods that take second derivatives it does not call ``backward``.
 
         Returns:
             The closure's loss, for several samples their mean; ``None`` without a closure.
@@ -280,15 +313,18 @@ class PerturbedOptimizer(Optimizer):
                 "`with opt.sampled_params():`, pass a closure, or call train() first (the weights hold the mean)"
             )
         self._sampler.reconcile(0)
-        if self._gradients.are_finite():
-            for group, index, parameter in self.trained():
-                self._gradients.update(group, index, parameter)
+        if self._sampler.weights == TRAIN:
+            self._gradients.collect_drop_in()
+        if self._gradients.prepare():
+            self._gradients.step()
         else:
             self.set_all("skipped_steps", self.param_groups[0]["skipped_steps"] + 1)
         self._gradients.discard()
         self.set_all("noise_step", self.param_groups[0]["noise_step"] + 1)
         if self._sampler.weights == TRAIN:
             self._sampler.perturb(0, TRAIN)
+            if self._source is not None:
+                self._source.discard()
         torch.clear_autocast_cache()
         return loss
 
@@ -306,9 +342,23 @@ class PerturbedOptimizer(Optimizer):
             RuntimeError: The names are not known.
             ValueError: A perturbed parameter that is not the model's.
         """
-        names = self.names() if model is None else attachment.names_of(self, model)
         mean, variance = {}, {}
-        for group, _, parameter in self.parameters():
+        for name, group, _, parameter, state in self._covered(model):
+            mean[name] = full(self._center(group, parameter, state))
+            spread = torch.zeros_like(state["mean"])
+            if group["perturb"]:
+                here = local(spread)
+                for block, views in walk(parameter, state, here):
+                    block.of(here).copy_(self.rule.precision(views, hyper(group, state, views)).reciprocal_())
+            variance[name] = full(spread)
+        return DiagonalGaussian(mean, variance, self._hyperparameters())
+
+    def _covered(
+        self, model: nn.Module | None
+    ) -> Iterator[tuple[str, dict[str, Any], int, nn.Parameter, dict[str, Any]]]:
+        """What a posterior covers: name, group, noise index, parameter and state of every parameter."""
+        names = self.names() if model is None else attachment.names_of(self, model)
+        for group, index, parameter in self.parameters():
             if not parameter.requires_grad and parameter not in self.state:
                 continue
             if parameter not in names:
@@ -318,21 +368,25 @@ class PerturbedOptimizer(Optimizer):
                     "posterior() must know the parameters' names: give it the model, construct the optimiser from "
                     "model.named_parameters(), or call attach(model)"
                 )
-            state = self.state.get(parameter) or new_state(self.rule, parameter, group)
-            center = state["mean"].clone()
-            if self._sampler.weights == MEAN or not group["perturb"]:
-                follow(local(center), local(parameter))
-            spread = torch.zeros_like(center)
-            if group["perturb"]:
-                here = local(spread)
-                for block, views in walk(parameter, state, here):
-                    block.of(here).copy_(self.rule.precision(views, hyper(group, state, views)).reciprocal_())
-            mean[names[parameter]] = full(center)
-            variance[names[parameter]] = full(spread)
+            yield (
+                names[parameter],
+                group,
+                index,
+                parameter,
+                self.state.get(parameter) or self.new_state(parameter, group),
+            )
+
+    def _center(self, group: dict[str, Any], parameter: Tensor, state: dict[str, Any]) -> Tensor:
+        """A copy of the mean as it stands, which may be in the weights."""
+        center: Tensor = state["mean"].clone()
+        if self._sampler.weights == MEAN or not group["perturb"]:
+            follow(local(center), local(parameter))
+        return center
+
+    def _hyperparameters(self) -> dict[str, Any]:
         first = self.param_groups[0]
         reported = ("num_data", "prior_precision", "temperature", "seed")
-        hyperparameters = {"method": type(self).__name__, **{k: first[k] for k in reported if k in first}}
-        return DiagonalGaussian(mean, variance, hyperparameters)
+        return {"method": type(self).__name__, **{k: first[k] for k in reported if k in first}}
 
     def attach(self, model: nn.Module) -> None:
         """From now on ``model.state_dict()`` always gives the mean, and the parameters' names are known.
@@ -410,10 +464,13 @@ class PerturbedOptimizer(Optimizer):
                     # The base class casts to the parameter's dtype and shares tensors with the state dict.
                     self.state[parameter][name] = value.detach().to(parameter.device, copy=True)
         self._sampler.rebuild()
+        self._start_source()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild what a copy or a pickle does not carry."""
         super().__setstate__(state)
+        for group in self.param_groups:
+            group.setdefault("compile", False)  # not in checkpoints of version 0.1
         self._reset()
 
     # Internals, shared with the sampler and the gradients
@@ -423,6 +480,51 @@ class PerturbedOptimizer(Optimizer):
         self._sampler = Sampler(self)
         self._gradients = Gradients(self, self._sampler)
         self._attached = attached
+        if self._source is not None:
+            self._source.stop()
+            if hasattr(self, "param_groups"):
+                self._start_source()
+
+    def _start_source(self) -> None:
+        """In drop-in training curvature is collected at any time."""
+        if self._source is not None and self.param_groups[0]["weights"] == TRAIN:
+            self._source.start(self._gradients.after_backward)
+
+    @property
+    def source(self) -> CurvatureSource | None:
+        """Where curvature comes from that the rule does not compute itself."""
+        return self._source
+
+    @property
+    def keeps_curvature(self) -> bool:
+        """Whether curvature is collected with every sample, rather than computed at the step."""
+        return self._source is not None or bool(self.param_groups[0]["mc_samples"] > 1)
+
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled where they fit."""
+        return bool(self.param_groups[0]["compile"]) and compiled.available()
+
+    @property
+    def collected(self) -> int:
+        """How many samples of the next step there are."""
+        return self._gradients.collected
+
+    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
+        """A parameter's state before its first step."""
+        return new_state(self.rule, parameter, group)
+
+    def start_rule(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
+        """Set the rule's tensors to what they start with, given the mean and the prior that the state has."""
+        state.update(self.rule.init(state["mean"], hyper(group, state, state)))
+
+    def _check_deferred(self) -> None:
+        """Whether the user has left the loss to a method that differentiates it itself."""
+        source = self._source
+        if source is None or not source.differentiates or source.called:
+            return
+        if any(parameter.grad is not None for _, _, parameter in self.parameters()):
+            raise RuntimeError(not_backwarded(self.param_groups[0]["hessian"]))
 
     def set_all(self, name: str, value: Any) -> None:
         """Set an entry of every group."""
@@ -444,7 +546,7 @@ class PerturbedOptimizer(Optimizer):
     def state_of(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
         """A parameter's state, made at its first use."""
         if parameter not in self.state:
-            self.state[parameter] = new_state(self.rule, parameter, group)
+            self.state[parameter] = self.new_state(parameter, group)
         state: dict[str, Any] = self.state[parameter]
         return state
 
@@ -467,12 +569,14 @@ class PerturbedOptimizer(Optimizer):
             )
         if self._sampler.weights == TRAIN:
             with torch.enable_grad():
-                return closure()
+                loss = closure()
+                return loss if self._source is None else self._source.after_closure(loss)
         losses = []
         try:
             for _ in range(self.param_groups[0]["mc_samples"]):
                 with self.sampled_params(), torch.enable_grad():
-                    losses.append(closure())
+                    loss = closure()
+                    losses.append(loss if self._source is None else self._source.after_closure(loss))
         except BaseException:
             self._gradients.discard()
             raise

@@ -47,11 +47,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
-def blocks(parameter: Tensor, others: Sequence[Tensor]) -> Iterator[Block]:
+def blocks(parameter: Tensor, others: Sequence[Tensor], tiled: bool = False) -> Iterator[Block]:
     """Cut a parameter's local part; ``others`` are the local tensors of the same shape that go along.
 
     Flat where all of them are contiguous and the shard is one run of the full tensor; else whole rows of the first
-    axis, so that strides, views and memory formats stay as they are.
+    axis, so that strides, views and memory formats stay as they are. ``tiled``: what is flat is cut into whole tiles of
+    noise and a shorter rest.
     """
     here = local(parameter)
     if here.numel() == 0:
@@ -59,7 +60,8 @@ def blocks(parameter: Tensor, others: Sequence[Tensor]) -> Iterator[Block]:
     full_shape, offset = tuple(here.shape), (0,) * here.ndim
     if is_sharded(parameter):
         full_shape, offset = tuple(parameter.shape), _shard_offset(parameter)
-    if here.numel() <= noise.BLOCK:
+    tiled = tiled and here.numel() >= 2 * noise.TILE
+    if here.numel() <= noise.BLOCK and not tiled:
         yield Block(0, here.numel(), False, tuple(here.shape), offset, full_shape, whole=True)
         return
     first = noise.contiguous_start(here.shape, offset, full_shape)
@@ -67,7 +69,13 @@ def blocks(parameter: Tensor, others: Sequence[Tensor]) -> Iterator[Block]:
         total = (math.prod(full_shape),)
         for start in range(0, here.numel(), noise.BLOCK):
             stop = min(start + noise.BLOCK, here.numel())
-            yield Block(start, stop, True, (stop - start,), (first + start,), total)
+            cut = stop - (stop - start) % noise.TILE if tiled else stop
+            for begin, end in ((start, cut), (cut, stop)):
+                if begin < end:
+                    yield Block(begin, end, True, (end - begin,), (first + begin,), total)
+        return
+    if here.numel() <= noise.BLOCK:
+        yield Block(0, here.numel(), False, tuple(here.shape), offset, full_shape, whole=True)
         return
     rows = max(1, noise.BLOCK // max(1, here[0].numel()))
     for start in range(0, here.shape[0], rows):

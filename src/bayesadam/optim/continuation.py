@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bayesadam.optim.blocks import local
-from bayesadam.optim.state import hyper, like, new_state
+from bayesadam.optim.state import like
 
 if TYPE_CHECKING:
     from bayesadam.optim.base import PerturbedOptimizer
@@ -54,11 +54,11 @@ def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
                 continue
             center = like(parameter, prior.mean[name])
             parameter.copy_(center)
-            state = new_state(optimizer.rule, parameter, group)
+            state = optimizer.new_state(parameter, group)
             local(state["mean"]).copy_(local(center))
             if group["perturb"] and parameter.requires_grad:
                 state["prior_mean"] = state["mean"].clone()
                 precision = like(parameter, prior.variance[name].reciprocal())
                 state["prior_precision"] = torch.zeros_like(state["mean"]).copy_(precision)
-                state.update(optimizer.rule.init(state["mean"], hyper(group, state, state)))
+                optimizer.start_rule(parameter, group, state)
             optimizer.state[parameter] = state

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from bayesadam.optim import compiled
 from bayesadam.optim.blocks import Block, local
-from bayesadam.optim.rule import advance
+from bayesadam.optim.rule import advance, initial_counters
 from bayesadam.optim.sampler import MEAN, Sampler
-from bayesadam.optim.state import follow, full, hyper, walk
+from bayesadam.optim.state import follow, full, hyper, like, walk
 
 if TYPE_CHECKING:
     from bayesadam.optim.base import PerturbedOptimizer
+
+BACKTRACK = 0.5
+"""The share of the largest admissible rate that back-tracking takes: no precision more than halves."""
 
 Hidden = Sequence[tuple[Tensor, Tensor | None]]
 
@@ -22,9 +27,10 @@ Hidden = Sequence[tuple[Tensor, Tensor | None]]
 class Gradients:
     """Transient: what one unfinished step has collected.
 
-    With one sample per step nothing is kept: everything is computed from ``p.grad`` at the step. With more, ``p.grad``
-    is the mean gradient so far and the mean curvature is kept here, on the scale that the gradients had; the step
-    rescales it by what unscaling and clipping did to ``p.grad`` meanwhile, to the power by which it scales.
+    With one sample per step nothing is kept: everything is computed from ``p.grad`` at the step. With more, or with
+    a curvature that is not computed from the gradient, ``p.grad`` is the mean gradient so far and the mean curvature is
+    kept here, on the scale that the gradients had; the step rescales it by what unscaling and clipping did to
+    ``p.grad`` meanwhile, to the power by which it scales.
     """
 
     def __init__(self, optimizer: PerturbedOptimizer, sampler: Sampler) -> None:
@@ -33,11 +39,12 @@ class Gradients:
         self.collected = 0
         self._curvature: dict[Tensor, Tensor] = {}
         self._norms: dict[Tensor, Tensor] = {}
+        self._limit = math.inf
 
     def discard(self) -> None:
         """Forget the samples collected so far."""
         self.collected = 0
-        self._curvature, self._norms = {}, {}
+        self._curvature, self._norms, self._limit = {}, {}, math.inf
 
     def hide(self) -> Hidden:
         """Take the gradients away; returns them."""
@@ -49,11 +56,40 @@ class Gradients:
     @torch.no_grad()
     def collect(self, hidden: Hidden) -> None:
         """Close a sample: ``p.grad`` becomes the mean over the samples so far, and so does the kept curvature."""
-        if self.optimizer.param_groups[0]["mc_samples"] > 1:
+        if self.optimizer.keeps_curvature:
+            source = self.optimizer.source
+            factor = 1.0 if source is None else source.gradient_factor()
             for (group, index, parameter), (_, earlier) in zip(self.optimizer.parameters(), hidden, strict=True):
                 if parameter.requires_grad:
+                    if factor != 1.0 and parameter.grad is not None:
+                        parameter.grad.mul_(factor)
                     self._collect_one(group, index, parameter, earlier if self.collected else None)
         self.collected += 1
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """Remember the scale of the gradients, in drop-in training, where others may change it before the step."""
+        for _, _, parameter in self.optimizer.trained():
+            self._norms[parameter] = torch.linalg.vector_norm(local(self._dense(parameter)))
+
+    def collect_drop_in(self) -> None:
+        """At a step in drop-in training: keep the curvature of its one sample."""
+        if not self.optimizer.keeps_curvature:
+            return
+        source = self.optimizer.source
+        factor = 1.0 if source is None else source.gradient_factor()
+        for _, _, parameter in self.optimizer.trained():
+            grad = self._dense(parameter)
+            if source is None or parameter not in self._norms:
+                self._norms[parameter] = torch.linalg.vector_norm(local(grad))
+            if factor != 1.0:
+                grad.mul_(factor)
+                self._norms[parameter] *= factor
+        self._collect_curvature(1.0)
+
+    def _collect_curvature(self, share: float) -> None:
+        for group, index, parameter in self.optimizer.trained():
+            self._add_curvature(group, index, parameter, share)
 
     def _collect_one(self, group: dict[str, Any], index: int, parameter: nn.Parameter, earlier: Tensor | None) -> None:
         """A sample without a gradient counts as one of zero."""
@@ -61,17 +97,23 @@ class Gradients:
         grad = parameter.grad
         if grad is not None:
             self._add_curvature(group, index, parameter, share)
-            grad = grad.mul_(share) if earlier is None else earlier.lerp_(grad, share)
+            if earlier is not None:
+                grad = earlier.lerp_(grad, share)
+            elif share != 1.0:
+                grad = grad.mul_(share)
         elif earlier is not None:
             if parameter in self._curvature:
                 self._curvature[parameter].mul_(1.0 - share)
             grad = earlier.mul_(1.0 - share)
         parameter.grad = grad
         if grad is not None:
-            self._norms[parameter] = torch.linalg.vector_norm(local(grad))
+            self._norms[parameter] = torch.linalg.vector_norm(local(self._dense(parameter)))
 
     def _add_curvature(self, group: dict[str, Any], index: int, parameter: Tensor, share: float) -> None:
         state, grad = self.optimizer.state_of(parameter, group), local(self._dense(parameter))
+        if self.optimizer.source is not None:
+            self._add_from_source(group, parameter, share)
+            return
         kept = self._curvature.get(parameter)
         if kept is None:
             kept = torch.zeros_like(local(state["mean"]))
@@ -82,6 +124,27 @@ class Gradients:
                 return
             block.of(kept).lerp_(curvature, share)
         self._curvature[parameter] = kept
+
+    def _add_from_source(self, group: dict[str, Any], parameter: Tensor, share: float) -> None:
+        assert self.optimizer.source is not None
+        if not group["perturb"] and not self.optimizer.source.covers(parameter):
+            return  # a learned noise level, say
+        whole = self.optimizer.source.curvature(parameter)
+        if whole is None:
+            raise RuntimeError(
+                f"the curvature of parameter {self.optimizer.name_of(parameter)} must come with its gradient, got a "
+                f"gradient alone: {self.optimizer.source.hint}"
+            )
+        mean = local(self.optimizer.state_of(parameter, group)["mean"])
+        value = local(like(parameter, whole)).to(mean.dtype)
+        if group["maximize"] and self.optimizer.rule.power % 2:
+            value = -value
+        if group["mc_samples"] == 1:  # not copied: the source's own until its next start
+            self._curvature[parameter] = value
+            return
+        if parameter not in self._curvature:
+            self._curvature[parameter] = torch.zeros_like(mean)
+        self._curvature[parameter].lerp_(value, share)
 
     def _estimate(
         self,
@@ -114,35 +177,124 @@ class Gradients:
             # A norm overflows before its elements do, in float16 easily; in float32 it is refused, as squares overflow.
             wide = torch.promote_types(grad.dtype, torch.float32)
             if not full(torch.linalg.vector_norm(grad, dtype=wide)).isfinite():
-                if self.optimizer.param_groups[0]["nonfinite"] == "skip":
-                    return False
-                raise FloatingPointError(
-                    f"the gradient of parameter {self.optimizer.name_of(parameter)} must be finite, got inf or nan; "
-                    "nothing was changed"
-                )
+                return self._refuse(f"the gradient of parameter {self.optimizer.name_of(parameter)} must be finite")
         return True
 
-    def update(self, group: dict[str, Any], index: int, parameter: Tensor) -> None:
-        """Apply the rule to one parameter."""
+    def prepare(self) -> bool:
+        """Whether to step; raises where the user wants to hear of a step that cannot be made."""
+        return self.are_finite() and self._curvature_is_finite() and self._limit_rates()
+
+    def _curvature_is_finite(self) -> bool:
+        """The same of second derivatives, which may be infinite where the gradient is not."""
+        source = self.optimizer.source
+        if source is None or not source.differentiates:
+            return True
+        for parameter, kept in self._curvature.items():
+            if not kept.isfinite().all():
+                return self._refuse(f"the curvature of parameter {self.optimizer.name_of(parameter)} must be finite")
+        return True
+
+    def _refuse(self, why: str) -> bool:
+        """Skip the step, or raise, as the user wants it."""
+        if self.optimizer.param_groups[0]["nonfinite"] == "skip":
+            return False
+        raise FloatingPointError(f"{why}, got inf or nan; nothing was changed")
+
+    def step(self) -> None:
+        """Apply the rule to every parameter that has a gradient."""
+        for group, index, parameter in self.optimizer.trained():
+            self._update(group, index, parameter)
+
+    @property
+    def unscale(self) -> float:
+        """By which gradients must be multiplied that a gradient scaler has left as they are."""
+        scale = getattr(self.optimizer, "grad_scale", None)
+        return 1.0 if scale is None else 1.0 / float(scale)
+
+    def _update(self, group: dict[str, Any], index: int, parameter: nn.Parameter) -> None:
         rule, state = self.optimizer.rule, self.optimizer.state_of(parameter, group)
         weights, grad, kept = local(parameter), local(self._dense(parameter)), self._curvature.get(parameter)
-        counters = advance(state, hyper(group, state, {}))
+        told = self._limited(group)
+        counters = advance(state, hyper(told, state, {}))
         holds_mean = self.sampler.weights == MEAN or not group["perturb"]
-        scale = getattr(self.optimizer, "grad_scale", None)
-        unscale = 1.0 if scale is None else 1.0 / float(scale)
-        factor = 1.0 if kept is None else (unscale * self._rescaled(parameter, grad)) ** rule.power
-        for block, views in walk(parameter, state, grad, *([] if kept is None else [kept])):
+        factor = self._curvature_factor(parameter, grad)
+        sign = -1.0 if group["maximize"] else 1.0
+        compiles = self.optimizer.compiles
+        for block, views in walk(parameter, state, grad, *([] if kept is None else [kept]), tiled=compiles):
+            if compiles and compiled.fits(block, [block.of(t) for t in (weights, grad)] + [*views.values()]):
+                noisy = rule.needs_noise and group["perturb"] and not self.optimizer.keeps_curvature
+                compiled.update_(
+                    block.of(weights),
+                    rule,
+                    views,
+                    block.of(grad),
+                    sign * self.unscale,
+                    (None if kept is None else block.of(kept), factor) if self.optimizer.keeps_curvature else None,
+                    hyper(told, state, views),
+                    hyper(told, counters, views),
+                    compiled.Draw(group, index, block, 0) if noisy else None,
+                    holds_mean=holds_mean,
+                )
+                continue
             if holds_mean:
                 follow(views["mean"], block.of(weights))
-            value = self._block(block, grad, views["mean"], -unscale if group["maximize"] else unscale)
-            if kept is None:
-                curvature = self._estimate(group, index, block, value, 0, state, views)
+            value = self._block(block, grad, views["mean"], sign * self.unscale)
+            if kept is not None:
+                curvature: Tensor | None = block.of(kept) * factor
+            elif self.optimizer.keeps_curvature:
+                curvature = None
             else:
-                curvature = block.of(kept) * factor
-            rule.update_(views["mean"], views, value, curvature, hyper(group, counters, views))
+                curvature = self._estimate(group, index, block, value, 0, state, views)
+            rule.update_(views["mean"], views, value, curvature, hyper(told, counters, views))
             if holds_mean:
                 block.of(weights).copy_(views["mean"])
         state.update(counters)
+
+    def _limit_rates(self) -> bool:
+        """See to it that all precisions stay positive, where the rule itself does not."""
+        correction = self.optimizer.param_groups[0].get("correction", "elementwise")
+        if correction == "elementwise":
+            return True
+        rule: Any = self.optimizer.rule
+        smallest = math.inf
+        for group, _, parameter in self.optimizer.trained():
+            kept = self._curvature.get(parameter)
+            if kept is None:
+                continue
+            state = self.optimizer.state_of(parameter, group)
+            factor = self._curvature_factor(parameter, local(self._dense(parameter)))
+            for block, views in walk(parameter, state, kept):
+                told = hyper(group, state, views)
+                limit = float(rule.largest_rate(views, block.of(kept) * factor, told))
+                if correction is None and not limit > rule.rate(told):
+                    return self._not_positive()
+                smallest = min(smallest, limit)
+        self._limit = BACKTRACK * smallest
+        return True
+
+    def _limited(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The group's values, with a smaller rate if back-tracking asks for it."""
+        if self.optimizer.param_groups[0].get("correction") != "backtracking":
+            return group
+        rule: Any = self.optimizer.rule
+        if rule.rate(hyper(group, initial_counters(), {})) <= self._limit:
+            return group
+        limited: dict[str, Any] = rule.with_rate(group, self._limit)
+        return limited
+
+    def _not_positive(self) -> bool:
+        if self.optimizer.param_groups[0]["nonfinite"] == "skip":
+            return False
+        raise FloatingPointError(
+            "the posterior precision must stay positive, got a curvature that is too negative for this step; nothing "
+            "was changed (use correction='elementwise', a smaller 1 - betas[1] or a larger prior_precision)"
+        )
+
+    def _curvature_factor(self, parameter: Tensor, grad: Tensor) -> float:
+        """By what a kept curvature must be multiplied to go with ``p.grad`` as it is now."""
+        if parameter not in self._curvature:
+            return 1.0
+        return (self.unscale * self._rescaled(parameter, grad)) ** self.optimizer.rule.power
 
     def _rescaled(self, parameter: Tensor, grad: Tensor) -> float:
         """By what factor others (unscaling, clipping) changed ``p.grad`` since the last sample was collected."""

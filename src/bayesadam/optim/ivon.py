@@ -10,7 +10,14 @@ from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.checks import check
-from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_prior_gradient_, add_scaled_, blend_, factor
+from bayesadam.optim.newton import (
+    damped,
+    follow_curvature_,
+    initial_hessian,
+    posterior_precision,
+    reparameterized_hessian,
+)
+from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_, blend_, factor
 
 
 class IVONRule:
@@ -35,35 +42,25 @@ class IVONRule:
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Momentum 0, Hessian ``s0``."""
-        start = (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
-        return {"exp_avg": torch.zeros_like(mean), "hessian": torch.zeros_like(mean).add_(factor(start, mean))}
+        return {"exp_avg": torch.zeros_like(mean), "hessian": initial_hessian(mean, hp)}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``N (s + d)``."""
-        hessian = state["hessian"]
-        return torch.mul(hessian, factor(hp["num_data"], hessian)).add_(factor(active_prior_precision(hp), hessian))
+        return posterior_precision(state["hessian"], hp)
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
         """``g eps / sigma``, whose expectation is the Hessian diagonal of the mean loss."""
-        if eps is None:
-            return None
-        return torch.mul(grad, eps).mul_(self.precision(state, hp).sqrt_())
+        return reparameterized_hessian(grad, eps, state, hp)
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
         """One step; see the class."""
         average, hessian = state["exp_avg"], state["hessian"]
-        damping = hp["prior_precision"] / hp["num_data"]
         blend_(average, grad, 1.0 - hp["betas"][0])
         if curvature is not None:
-            rate = 1.0 - hp["betas"][1]
-            error = curvature.neg_()
-            add_scaled_(error, hessian, hp["temperature"])
-            shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], mean)
-            add_scaled_(hessian, error, -rate)
-            add_scaled_(hessian, error.square_().div_(shifted), 0.5 * rate * rate)
+            follow_curvature_(hessian, curvature, hp, corrected=True)
         step = torch.div(average, factor(1.0 - hp["beta1_product"], mean), out=grad)
         add_prior_gradient_(step, mean, hp)
-        step.div_(hessian + factor(damping, mean)).clamp_(-hp["clip_radius"], hp["clip_radius"])
+        step.div_(damped(hessian, hp)).clamp_(-hp["clip_radius"], hp["clip_radius"])
         if hp["rescale_lr"]:
             step.mul_(factor(hp["initial_precision"] / hp["num_data"], mean))
         add_scaled_(mean, step, -hp["lr"])

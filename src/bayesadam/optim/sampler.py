@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
+from bayesadam.optim import compiled
 from bayesadam.optim.blocks import Block, is_sharded, local
 from bayesadam.optim.state import follow, hyper, walk
 
@@ -110,13 +111,20 @@ class Sampler:
         """``weights = mean + sigma * eps``; ``adopt``: the weights are the mean, and the state's follows them first."""
         state, weights = self.optimizer.state_of(parameter, group), local(parameter)
         self._written[parameter] = 0
-        for block, views in walk(parameter, state):
+        compiles = self.optimizer.compiles
+        for block, views in walk(parameter, state, tiled=compiles):
+            part = block.of(weights)
+            if compiles and compiled.fits(block, [part, *views.values()]):
+                self._written[parameter] = block.stop
+                draw = compiled.Draw(group, index, block, sample)
+                compiled.sample_(part, self.optimizer.rule, views, hyper(group, state, views), draw, adopt=adopt)
+                continue
             if adopt:
-                follow(views["mean"], block.of(weights))
+                follow(views["mean"], part)
             theta = self.optimizer.rule.precision(views, hyper(group, state, views)).rsqrt_()
             theta.mul_(self.eps(group, index, block, sample, theta))
             self._written[parameter] = block.stop
-            torch.add(theta, views["mean"], out=block.of(weights))
+            torch.add(theta, views["mean"], out=part)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -133,7 +141,7 @@ class Sampler:
             if self.weights != MEAN:
                 weights.copy_(local(state["mean"]))
                 continue
-            for block, views in walk(parameter, state):
+            for block, views in walk(parameter, state, tiled=self.optimizer.compiles):
                 if block.stop <= stop:
                     block.of(weights).copy_(views["mean"])
         self._written, self._versions = {}, {}

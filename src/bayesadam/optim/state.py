@@ -40,10 +40,12 @@ def tensors_of(state: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: local(value) for name, value in state.items() if isinstance(value, Tensor)}
 
 
-def walk(parameter: Tensor, state: Mapping[str, Any], *others: Tensor) -> Iterator[tuple[Block, dict[str, Tensor]]]:
+def walk(
+    parameter: Tensor, state: Mapping[str, Any], *others: Tensor, tiled: bool = False
+) -> Iterator[tuple[Block, dict[str, Tensor]]]:
     """The blocks of a parameter with the views of its state's tensors; ``others`` are local tensors that go along."""
     tensors = tensors_of(state)
-    for block in blocks(parameter, [*tensors.values(), *others]):
+    for block in blocks(parameter, [*tensors.values(), *others], tiled):
         yield block, {name: block.of(tensor) for name, tensor in tensors.items()}
 
 

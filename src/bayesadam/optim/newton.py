@@ -1,0 +1,78 @@
+"""What the rules with a running Hessian have in common: ``state["hessian"]`` is ``s``, the precision ``N (s + d)``.
+
+``d = lt`` is the prior's share, 0 in variational optimisation (``tau = 0``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.optim.checks import check
+from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_scaled_, factor
+
+HESSIANS = ("reparameterized", "exact", "hutchinson")
+CORRECTIONS = ("elementwise", "backtracking", None)
+
+
+def initial_hessian(mean: Tensor, hp: Hyper) -> Tensor:
+    """``s0 = (initial_precision - lambda) / N`` at every weight."""
+    start = (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
+    return torch.zeros_like(mean).add_(factor(start, mean))
+
+
+def posterior_precision(hessian: Tensor, hp: Hyper) -> Tensor:
+    """``N (s + d)``, a new tensor."""
+    scaled = torch.mul(hessian, factor(hp["num_data"], hessian))
+    return scaled.add_(factor(active_prior_precision(hp), hessian))
+
+
+def reparameterized_hessian(grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+    """``g eps / sigma``, whose expectation is the Hessian diagonal of the mean loss (Price); ``None`` without noise."""
+    if eps is None:
+        return None
+    return torch.mul(grad, eps).mul_(posterior_precision(state["hessian"], hp).sqrt_())
+
+
+def follow_curvature_(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) -> None:
+    """``s <- s - r e``, ``e = tau s - h``, ``r = 1 - b2``; ``curvature`` is used up.
+
+    Corrected, ``+ 0.5 r^2 e^2 / (s + d)`` keeps ``s + d`` positive whatever ``h`` (Lin et al. 2020; Shen et al. 2024,
+    Algorithm 1, line 5): it is then ``((s + d - r e)^2 + (s + d)^2) / (2 (s + d))``.
+    """
+    rate = 1.0 - hp["betas"][1]
+    error = curvature.neg_()
+    add_scaled_(error, hessian, hp["temperature"])
+    if not corrected:
+        add_scaled_(hessian, error, -rate)
+        return
+    shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], hessian)
+    add_scaled_(hessian, error, -rate)
+    add_scaled_(hessian, error.square_().div_(shifted), 0.5 * rate * rate)
+
+
+def damped(hessian: Tensor, hp: Hyper) -> Tensor:
+    """``s + lt``, what a Newton step divides by; the prior's share stays at ``tau = 0``."""
+    return hessian + factor(hp["prior_precision"] / hp["num_data"], hessian)
+
+
+def largest_rate(hessian: Tensor, curvature: Tensor, hp: Hyper) -> Tensor:
+    """The largest ``r`` for which ``s - r (tau s - h) + d`` is not negative at any weight; 0-d, infinite if all are.
+    NaN if ``h`` is somewhere.
+
+    K18 eq. 63 for our update: ``min of (s + d) / (tau s - h)`` over ``h < tau s``.
+    """
+    error = hessian * factor(hp["temperature"], hessian) - curvature
+    shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], hessian)
+    return torch.where(error <= 0, torch.inf, shifted / error).min()
+
+
+def check_hessian(group: dict[str, Any]) -> None:
+    """The options of a second-order optimiser."""
+    if group["hessian"] not in HESSIANS:
+        raise ValueError(f"hessian must be one of {HESSIANS}, got {group['hessian']!r}")
+    if group["correction"] not in CORRECTIONS:
+        raise ValueError(f"correction must be one of {CORRECTIONS}, got {group['correction']!r}")
+    check("probes", group["probes"], "a whole number of at least 1", lambda v: int(v) == v and v >= 1)

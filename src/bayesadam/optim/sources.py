@@ -1,0 +1,227 @@
+"""Where curvature comes from that a rule cannot compute from gradient and noise: the module, or second derivatives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.functional import hessian
+
+if TYPE_CHECKING:
+    from bayesadam.optim.base import PerturbedOptimizer
+
+
+class CurvatureSource(Protocol):
+    """Transient: it collects between the drawing of a sample and its end.
+
+    Attributes:
+        differentiates: The loss must not be backwarded by the user, but handed to :meth:`backward`.
+        hint: What to do about a gradient without a curvature.
+    """
+
+    differentiates: bool
+    hint: str
+
+    @property
+    def called(self) -> bool:
+        """Whether a loss was handed over since the start."""
+
+    def start(self, after_backward: Callable[[], None] | None = None) -> None:
+        """A sample is in the weights: begin with nothing, and call ``after_backward`` when gradients are complete."""
+
+    def stop(self) -> None:
+        """The weights hold the mean again."""
+
+    def discard(self) -> None:
+        """Forget what was collected."""
+
+    def backward(self, loss: Tensor) -> None:
+        """Add a mean loss's gradients to ``p.grad``, and collect its curvature."""
+
+    def after_closure(self, loss: Any) -> Any:
+        """Deal with what a closure returned; returns what the user gets."""
+
+    def covers(self, parameter: Tensor) -> bool:
+        """Whether a parameter's curvature can be known."""
+
+    def curvature(self, parameter: Tensor) -> Tensor | None:
+        """What was collected for a parameter, of its full shape, on the scale of ``p.grad``."""
+
+    def gradient_factor(self) -> float:
+        """By which ``p.grad`` must be multiplied to be the gradient of the mean loss."""
+
+
+class ExampleSource:
+    """Squared per-example gradients, which hooks collect during the user's own backward pass."""
+
+    differentiates = False
+    hint = "it must come from a backward pass through the model that PerExampleSquares was given"
+
+    def __init__(self, squares: PerExampleSquares) -> None:
+        self.squares = squares
+
+    @property
+    def called(self) -> bool:
+        """See the protocol."""
+        return self.squares.num_examples > 0
+
+    def start(self, after_backward: Callable[[], None] | None = None) -> None:
+        """See the protocol."""
+        self.squares.start(after_backward)
+
+    def stop(self) -> None:
+        """See the protocol."""
+        self.squares.stop()
+
+    def discard(self) -> None:
+        """See the protocol."""
+        self.squares.discard()
+
+    def backward(self, loss: Tensor) -> None:
+        """See the protocol; also checks that the loss is the mean or the sum that was announced, if it can be seen."""
+        self.squares.backward(loss)
+
+    def after_closure(self, loss: Any) -> Any:
+        """See the protocol: the same check as :meth:`backward`'s, of a loss that was backwarded."""
+        if isinstance(loss, Tensor):
+            self.squares.check(loss)
+        return loss
+
+    def covers(self, parameter: Tensor) -> bool:
+        """See the protocol."""
+        return self.squares.covers(parameter)
+
+    def curvature(self, parameter: Tensor) -> Tensor | None:
+        """See the protocol."""
+        return self.squares.mean_squares(parameter)
+
+    def gradient_factor(self) -> float:
+        """One over the number of examples if the loss is their sum."""
+        return 1.0 / max(1, self.squares.num_examples) if self.squares.reduction == "sum" else 1.0
+
+
+class HessianSource:
+    """The Hessian's diagonal, exact or by Hutchinson's estimate, of losses that the user hands over."""
+
+    differentiates = True
+    hint = "use optimizer.backward(loss), and no other backward pass"
+
+    def __init__(self, optimizer: PerturbedOptimizer) -> None:
+        self.optimizer = optimizer
+        self._sums: dict[Tensor, Tensor] = {}
+        self._calls = 0
+
+    @property
+    def called(self) -> bool:
+        """See the protocol."""
+        return self._calls > 0
+
+    def start(self, after_backward: Callable[[], None] | None = None) -> None:
+        """See the protocol."""
+        self.discard()
+
+    def stop(self) -> None:
+        """See the protocol."""
+
+    def discard(self) -> None:
+        """See the protocol."""
+        self._sums, self._calls = {}, 0
+
+    def backward(self, loss: Tensor) -> None:
+        """See the protocol."""
+        parameters, grads = differentiate(self.optimizer, loss)
+        first = self.optimizer.param_groups[0]
+        if first["hessian"] == "exact":
+            diagonals = hessian.diagonal(grads, parameters)
+        else:
+            probes = [self._probe(parameters, k) for k in range(first["probes"])]
+            diagonals = hessian.hutchinson(grads, parameters, probes)
+        with torch.no_grad():
+            for parameter, value in zip(parameters, diagonals, strict=True):
+                if value is not None:
+                    value = value.detach().to(torch.promote_types(value.dtype, torch.float32))
+                    self._sums[parameter] = self._sums[parameter].add_(value) if parameter in self._sums else value
+        self._calls += 1
+        add_gradients(parameters, grads)
+
+    def after_closure(self, loss: Any) -> Any:
+        """See the protocol: the loss is differentiated here, if the closure has not called ``optimizer.backward``."""
+        if self.called:
+            return loss
+        kind = self.optimizer.param_groups[0]["hessian"]
+        if any(parameter.grad is not None for _, _, parameter in self.optimizer.parameters()):
+            raise RuntimeError(not_backwarded(kind))
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"closure must return the loss when hessian={kind!r}, got {loss!r}")
+        self.backward(loss)
+        return loss.detach()
+
+    def covers(self, parameter: Tensor) -> bool:
+        """See the protocol."""
+        return True
+
+    def curvature(self, parameter: Tensor) -> Tensor | None:
+        """See the protocol."""
+        return self._sums.get(parameter)
+
+    def gradient_factor(self) -> float:
+        """The loss is a mean."""
+        return 1.0
+
+    def _probe(self, parameters: list[Tensor], number: int) -> list[Tensor]:
+        """Random signs, drawn like all noise from the seed and the numbers of step, sample and parameter."""
+        first = self.optimizer.param_groups[0]
+        collected = self.optimizer.collected
+        key = (self._calls * first["mc_samples"] + collected) * first["probes"] + number
+        indices: dict[Tensor, int] = {parameter: index for _, index, parameter in self.optimizer.parameters()}
+        signs = []
+        for p in parameters:
+            draw = noise.normal(first["seed"], first["noise_step"], key, indices[p], p.shape, stream=noise.PROBES)
+            signs.append(torch.where(draw.signbit(), -1.0, 1.0).to(p))
+        return signs
+
+
+def differentiate(optimizer: PerturbedOptimizer, loss: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
+    """The trainable parameters and the gradients of a loss there, to be differentiated again.
+
+    Raises:
+        RuntimeError: The loss was backwarded before, or the process is one of several that train together.
+    """
+    import torch.distributed as distributed
+
+    kind = optimizer.param_groups[0]["hessian"]
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise RuntimeError(f"hessian must be 'reparameterized' when several processes train together, got {kind!r}")
+    parameters: list[Tensor] = [p for _, _, p in optimizer.parameters() if p.requires_grad]
+    try:
+        grads = hessian.gradients(loss, parameters)
+    except RuntimeError as error:
+        if "second time" not in str(error):
+            raise
+        raise RuntimeError(not_backwarded(kind)) from None
+    for parameter, grad in zip(parameters, grads, strict=True):
+        if grad is not None and grad.is_sparse:
+            name = optimizer.name_of(parameter)
+            raise RuntimeError(f"the gradient of parameter {name} must be dense, got a sparse one")
+    return parameters, grads
+
+
+def not_backwarded(kind: Any) -> str:
+    """What to tell who called ``backward``."""
+    return (
+        f"the loss must not be backwarded when hessian={kind!r}, which differentiates it twice, got one that was: "
+        "return it from the closure, or call optimizer.backward(loss) inside the block"
+    )
+
+
+def add_gradients(parameters: list[Tensor], grads: list[Tensor | None]) -> None:
+    """As ``backward`` does: to ``p.grad``."""
+    for parameter, grad in zip(parameters, grads, strict=True):
+        if grad is not None:
+            grad = grad.detach()
+            parameter.grad = grad.clone() if parameter.grad is None else parameter.grad.add_(grad)

@@ -1,0 +1,27 @@
+"""VAN: the variational adaptive Newton method (Khan et al. 2018, section 4, eqs. 22-24)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from bayesadam.optim.von import VON
+
+
+class VAN(VON):
+    """Variational optimisation with second derivatives, and the bridge from it to inference.
+
+    The rule is VON's, which has the factor ``tau`` on the KL divergence: ``temperature=0``, the default here, minimises
+    the expected loss ``E_q[F]`` with noise that is annealed as curvature is summed up, ``s <- s + (1 - b2) h`` with
+    ``1 / sigma^2 = N s``, as VadaGrad does with squared gradients; ``temperature=1`` is VON. Between them the precision
+    tends to ``N h / tau + lambda``, the optimum of eq. 22 (eq. 24 misses it). ``prior_precision / num_data``
+    damps the Newton step at every temperature.
+
+    Arguments are those of :class:`VON`.
+    """
+
+    def __init__(
+        self, params: Any, lr: float | Tensor = 1e-2, *, num_data: float, temperature: float = 0.0, **options: Any
+    ) -> None:
+        super().__init__(params, lr, num_data=num_data, temperature=temperature, **options)

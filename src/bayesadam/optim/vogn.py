@@ -1,0 +1,113 @@
+"""VOGN: the variational online Gauss-Newton method (Khan et al. 2018, section 3.2; Osawa et al. 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
+from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_, blend_
+from bayesadam.optim.sources import ExampleSource
+from bayesadam.optim.von import VONRule
+
+
+class VOGNRule(VONRule):
+    """VON with squared per-example gradients (Khan et al. 2018, section 3.2; momentum as Osawa et al. 2019)::
+
+        h  = 1/M sum_i (grad f_i)^2
+        m  <- b1 m + (1 - b1) (g + tau lt (mu - mu0))         m_hat = m / (1 - b1^t)
+        s  <- (1 - tau (1 - b2)) s + (1 - b2) h
+        mu <- mu - lr m_hat / (s + lt)
+        1 / sigma^2 = N (s + lt)
+
+    With ``b1 = 0`` there is no momentum, as in Khan et al. 2018. ``s`` is not bias-corrected (all sources agree).
+    """
+
+    state = ("exp_avg", "hessian")
+    power = 2
+    needs_noise = False
+
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
+        """Momentum 0, Hessian ``s0``."""
+        return {"exp_avg": torch.zeros_like(mean), "hessian": initial_hessian(mean, hp)}
+
+    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+        """None: it needs the gradients of the examples."""
+        return None
+
+    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+        """One step; see the class."""
+        average, hessian = state["exp_avg"], state["hessian"]
+        add_prior_gradient_(grad, mean, hp)
+        blend_(average, grad, 1.0 - hp["betas"][0])
+        if curvature is not None:
+            follow_curvature_(hessian, curvature, hp, corrected=False)
+        step = torch.div(average, damped(hessian, hp), out=grad)
+        add_scaled_(mean, step, -hp["lr"] / (1.0 - hp["beta1_product"]))
+
+
+class VOGN(PerturbedOptimizer):
+    """Variational online Gauss-Newton: the curvature is the mean of the examples' squared gradients.
+
+    Unlike Vadam's squared mean gradient it does not shrink with the size of the minibatch, so the posterior's width is
+    right whatever the batch. The module is given once, and any of the three ways to train works::
+
+        opt = ba.VOGN(model.parameters(), num_data=len(train_set), curvature=ba.PerExampleSquares(model))
+
+    Args:
+        params: As every optimiser's. In groups with ``perturb=False`` there may be parameters that are not the
+            module's (a learned noise level): their curvature is not known, and they follow their gradient's average.
+        lr: Learning rate; not negative.
+        num_data: Number of training examples, or a chosen effective number.
+        curvature: Of the module that the parameters are part of. It says whether the loss is a mean or a sum over the
+            examples of a minibatch; with a sum, ``p.grad`` stays the sum and the step divides it.
+        betas: Decay rates of the gradient's average (momentum, 0 for none) and of the curvature's.
+        **options: As :class:`PerturbedOptimizer`'s.
+
+    Raises:
+        ValueError: A hyper-parameter out of its range, or no :class:`PerExampleSquares`.
+        RuntimeError: From ``step()``, if a parameter has a gradient that did not come through the module.
+    """
+
+    rule = VOGNRule()
+    _source: ExampleSource
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        *,
+        num_data: float,
+        curvature: PerExampleSquares,
+        betas: tuple[float, float] = (0.0, 0.999),
+        **options: Any,
+    ) -> None:
+        if not isinstance(curvature, PerExampleSquares):
+            raise ValueError(f"curvature must be a PerExampleSquares of the model, got {curvature!r}")
+        self._source = ExampleSource(curvature)
+        extra = {"hessian": "gauss_newton", **options.pop("extra", {})}
+        super().__init__(params, lr, num_data=num_data, betas=betas, extra=extra, **options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters of the model.
+
+        Raises:
+            ValueError: Also: a perturbed parameter that is not of the model that ``curvature`` was made for.
+        """
+        super().add_param_group(param_group)
+        group = self.param_groups[-1]
+        for parameter in group["params"]:
+            if group["perturb"] and not self._source.covers(parameter):
+                self.param_groups.pop()
+                raise ValueError(
+                    "curvature must be of the model that has all parameters, got one without a parameter of shape "
+                    f"{tuple(parameter.shape)}"
+                )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Also the curvature: a copy of model and optimiser together refers to the copied model."""
+        return {**super().__getstate__(), "_source": self._source}

@@ -1,0 +1,132 @@
+"""VON: the variational online Newton method (Khan et al. 2018, section 3.1 and eq. 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.optim.newton import (
+    damped,
+    follow_curvature_,
+    initial_hessian,
+    largest_rate,
+    posterior_precision,
+    reparameterized_hessian,
+)
+from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_
+from bayesadam.optim.second_order import SecondOrderOptimizer
+
+
+class VONRule:
+    """Newton's method at sampled weights (Khan et al. 2018, eq. 8; with ``tau`` eqs. 23-24)::
+
+        s  <- (1 - tau (1 - b2)) s + (1 - b2) h
+        mu <- mu - lr (g + tau lt (mu - mu0)) / (s + lt)
+        1 / sigma^2 = N (s + lt)
+
+    ``h`` is a Hessian diagonal of the mean loss: from outside, or ``g eps / sigma``. ``betas[0]`` is not used. With
+    the element-wise correction ``0.5 (1 - b2)^2 (tau s - h)^2 / (s + lt)`` is added to ``s`` too, which keeps the
+    precision positive whatever ``h``. Without a curvature (no noise to read it off) ``s`` stays.
+    """
+
+    state: tuple[str, ...] = ("hessian",)
+    power = 1
+    needs_noise = True
+
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
+        """Hessian ``s0 = (initial_precision - lambda) / N``."""
+        return {"hessian": initial_hessian(mean, hp)}
+
+    def precision(self, state: State, hp: Hyper) -> Tensor:
+        """``N (s + lt)``; at ``tau = 0`` there is no prior: ``N s``."""
+        return posterior_precision(state["hessian"], hp)
+
+    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+        """``g eps / sigma``, or None where second derivatives are taken."""
+        return reparameterized_hessian(grad, eps, state, hp) if hp["hessian"] == "reparameterized" else None
+
+    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+        """One step; see the class."""
+        hessian = state["hessian"]
+        add_prior_gradient_(grad, mean, hp)
+        if curvature is not None:
+            follow_curvature_(hessian, curvature, hp, corrected=hp["correction"] == "elementwise")
+        add_scaled_(mean, grad.div_(damped(hessian, hp)), -hp["lr"])
+
+    def rate(self, hp: Hyper) -> Any:
+        """How far one step moves the precision towards its target."""
+        return 1.0 - hp["betas"][1]
+
+    def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
+        """The same hyper-parameters with another such rate."""
+        return {**hp, "betas": (hp["betas"][0], 1.0 - rate)}
+
+    def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
+        """The rate at which the first precision would be 0; 0-d, infinite if none would."""
+        return largest_rate(state["hessian"], curvature, hp)
+
+
+class VON(SecondOrderOptimizer):
+    """Variational online Newton: the exact method, of which Vadam is the cheap approximation.
+
+    Second derivatives are taken by the optimiser itself, from a loss that has *not* been backwarded::
+
+        opt.step(closure)                                 # the closure returns the mean loss, without backward()
+
+        with opt.sampled_params():
+            opt.backward(loss_fn(model(x), y))            # in place of loss.backward()
+        opt.step()
+
+    With ``hessian="reparameterized"`` nothing is differentiated twice and all three ways to train work as with every
+    other optimiser.
+
+    Args:
+        params: As every optimiser's.
+        lr: Learning rate, 1 is Newton's; not negative.
+        num_data: Number of training examples, or a chosen effective number.
+        betas: ``betas[0]`` is not used.
+        hessian: ``"exact"``: one backward pass per weight, for small models; ``"hutchinson"``: ``probes`` passes;
+            ``"reparameterized"``: read off the noise at no cost, with a high variance (wants ``betas[1]`` near 1).
+        covariance: ``"diagonal"``; or ``"full"``: one matrix over all weights, for up to a few thousand of them. Then
+            :meth:`posterior` is a :class:`DenseGaussian`, and parameters cannot be added or sharded.
+        probes: Random vectors of ``"hutchinson"`` per sample.
+        correction: How the precision is kept positive where curvature is negative: ``"elementwise"``, a term of second
+            order (Lin et al. 2020); ``"backtracking"``, a smaller ``1 - betas[1]`` for all weights in that step (Khan
+            et al. 2018, eq. 63); ``None``: not, and a step that would make a precision negative raises. By default
+            None for ``"exact"``, else element-wise.
+        **options: As :class:`PerturbedOptimizer`'s.
+
+    Raises:
+        ValueError: A hyper-parameter out of its range, or options that do not go together.
+        FloatingPointError: From ``step()``, if a precision would not stay positive; nothing has changed.
+    """
+
+    rule = VONRule()
+    covariances = ("diagonal", "full")
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-2,
+        *,
+        num_data: float,
+        betas: tuple[float, float] = (0.0, 0.999),
+        hessian: str = "reparameterized",
+        covariance: str = "diagonal",
+        probes: int = 1,
+        correction: str | None = "default",
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            hessian=hessian,
+            covariance=covariance,
+            probes=probes,
+            correction=correction,
+            **options,
+        )
