@@ -9,6 +9,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import OPTIMIZERS
 
 F32, F64 = torch.float32, torch.float64
@@ -65,7 +66,21 @@ class Alone:
     """
 
     def __init__(
-        self, model, data, likelihood, *, method="vadam", epochs, batch_size=BATCH, seed=0, lr_schedule=None, **options
+        self,
+        model,
+        data,
+        likelihood,
+        *,
+        method="vadam",
+        epochs,
+        batch_size=BATCH,
+        seed=0,
+        lr_schedule=None,
+        lr_decay=None,
+        beta_decay=None,
+        replacement=False,
+        steps_per_epoch=None,
+        **options,
     ):
         self.model, self.likelihood = copy.deepcopy((model, likelihood))
         self.method, self.losses = method, []
@@ -74,22 +89,32 @@ class Alone:
             self.opt = torch.optim.Adam([p for _, p in weights + learned], **options)
         else:
             groups = [{"params": weights}] + ([{"params": learned, "perturb": False}] if learned else [])
-            self.opt = OPTIMIZERS[method](groups, **{"num_data": len(x), "seed": seed, **options})
+            make = OPTIMIZERS.get(method, method)
+            told = {"curvature": PerExampleSquares(self.model)} if method == "vogn" else {}
+            self.opt = make(groups, **{"num_data": len(x), "seed": seed, **told, **options})
         rates = [group["lr"] for group in self.opt.param_groups]
+        schedulers = [] if lr_decay is None else [torch.optim.lr_scheduler.LambdaLR(self.opt, lr_decay)]
+        schedulers += [] if beta_decay is None else [ba.BetaScheduler(self.opt, beta_decay)]
+        steps = steps_per_epoch or -(-len(x) // batch_size)
+        drawn = {"replacement": True, "size": steps * batch_size} if replacement else {}
         for epoch in range(epochs):
-            order = torch.from_numpy(population.order(len(x), seed=seed, epoch=epoch))
+            order = torch.from_numpy(population.order(len(x), seed=seed, epoch=epoch, **drawn))
             batches, losses = order.split(batch_size), []
+            assert len(batches) == steps
             for i, rows in enumerate(batches):
                 if lr_schedule is not None:
                     for group, rate in zip(self.opt.param_groups, rates, strict=True):
                         group["lr"] = rate * lr_schedule((epoch + i / len(batches)) / epochs)
                 losses.append(self.opt.step(lambda rows=rows: self._loss(x[rows], y[rows])).item())
+                for scheduler in schedulers:
+                    scheduler.step()
             self.losses.append(sum(losses) / len(losses))
 
     def _loss(self, x, y):
         self.opt.zero_grad()
         loss = self.likelihood(self.model(x), y)
-        loss.backward()
+        if self.opt.param_groups[0].get("hessian") != "exact":
+            loss.backward()
         return loss
 
     def posterior(self):

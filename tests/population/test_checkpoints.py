@@ -2,13 +2,16 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.optim.vadam import VadamRule
 from bayesadam.population import checkpoint as checkpoints
+from bayesadam.population.checkpoint import fingerprint
 from population.conftest import F64, NAN, assert_same, exactly, mlp, models_of, noise_of, regression, train
 
 
@@ -122,10 +125,36 @@ class TestCheckpoint:
         "data": lambda: {"data": regression((13, 7, 3, 20, 9), seed=1)},
         "validation data": lambda: {"validation": regression((6,), seed=51)[0]},
         "schedule": lambda: {"lr_schedule": lambda done: 1.0 - done},
+        "late change of a schedule": lambda: {"lr_schedule": lambda done: 1.0 if done < 0.9 else 0.1},
+        "decay of the learning rate": lambda: {"lr_decay": ba.polynomial_decay()},
+        "decay of beta": lambda: {"beta_decay": ba.polynomial_decay()},
+        "late change of a decay": lambda: {"beta_decay": lambda step: 1.0 if step < 18 else 0.1},
+        "replacement": lambda: {"replacement": True},
+        "own method": lambda: {"method": type("Own", (ba.Vadam,), {"rule": type("Own", (VadamRule,), {})()})},
         "kind of likelihood": lambda: {"likelihood": ba.HeteroscedasticGaussian(),
                                        "data": regression((13, 7, 3, 20, 9), outputs=1),
                                        "validation": regression((6,), outputs=1, seed=50)[0]},
     }  # fmt: skip
+
+    def test_resumes_other_ways_to_train(self, tmp_path):
+        ways = {
+            "decays": {"lr_decay": ba.polynomial_decay(), "beta_decay": ba.polynomial_decay()},
+            "replacement": {"replacement": True, "steps_per_epoch": 3},
+            "full batch": {"batch_size": 20},
+            "squares": {"method": "vogn"},
+            "second derivatives": {"method": "von", "hessian": "exact", "correction": "elementwise"},
+        }
+        for name, way in ways.items():
+            expected = self.run(**way)
+            for stop in (2, 6):
+                with pytest.raises(Interrupted):
+                    self.run(tmp_path / f"{name} {stop}", on_epoch=self.calls([], stop), **way)
+                assert_same(self.run(tmp_path / f"{name} {stop}", **way), expected)
+
+    def test_another_number_of_steps_per_epoch_is_refused(self, tmp_path):
+        self.run(tmp_path, replacement=True, steps_per_epoch=3)
+        self.refused(tmp_path, replacement=True, steps_per_epoch=2)
+        self.refused(tmp_path, replacement=True)
 
     def refused(self, folder, **changes):
         message = f"checkpoint must be a folder of this very run, got one of another in {str(folder)!r}"
@@ -164,3 +193,10 @@ class TestCheckpoint:
         q = ba.DiagonalGaussian({"w": torch.zeros(1)}, {"w": torch.ones(1)})
         q.save(tmp_path / "chunk-0000.safetensors")
         self.refused(tmp_path)
+
+
+def test_targets_of_any_strides_have_a_fingerprint():
+    """NumPy gives a column of one number a stride of 0, which torch calls contiguous."""
+    y = torch.from_numpy(np.ones(4)[:, None])
+    assert fingerprint([], [y]) == fingerprint([], [torch.ones(4, 1, dtype=torch.float64)])
+    assert fingerprint([], [y]) != fingerprint([], [torch.zeros(4, 1, dtype=torch.float64)])

@@ -99,7 +99,11 @@ REFUSALS = {
     },
     "likelihood must be one of bayesadam's, got MSELoss() at position 0": {"likelihood": [nn.MSELoss()] * 4},
     "likelihood must be one of bayesadam's, got MSELoss()": {"likelihood": nn.MSELoss()},
-    "method must be one of ('vadam', 'vprop', 'vadagrad', 'ivon', 'adam'), got 'sgd'": {"method": "sgd"},
+    "steps_per_epoch must be a whole number of at least 1, got 0": {"steps_per_epoch": 0, "replacement": True},
+    "steps_per_epoch must be given with replacement=True only, got 3": {"steps_per_epoch": 3},
+    f"lr_decay must not be given together with lr_schedule, got {abs!r} and {float!r}": {
+        "lr_decay": abs, "lr_schedule": float
+    },
     f"models must be of one architecture, got another one at position 3: {nn.Sequential(mlp())!r}": {
         "models": other_depth()
     },
@@ -125,6 +129,7 @@ REFUSALS = {
 }  # fmt: skip
 TYPE_ERRORS = {
     "maximize must not be given to a population of 'vadam', got True": {"maximize": True},
+    f"beta_decay must not be given to a population of 'adam', got {abs!r}": {"method": "adam", "beta_decay": abs},
     "extra must not be given to a population of 'vadam', got None": {"extra": None},
     "mc_samples must not be given to a population of 'adam', got 2": {"method": "adam", "mc_samples": 2},
     "VadaGrad has no prior, so prior_precision must not be given, got 1.0": {

@@ -162,6 +162,11 @@ class TestNotFinite:
         torch.testing.assert_close(rows_of(nets, [1]), rows_of(before, [0]), rtol=1e-10, atol=1e-12)
         assert len(nets.posteriors) == 4
 
+    def test_bad_in_its_last_epoch_is_bad(self):
+        models, data, likelihood = self.problem()
+        nets = train(models, data, likelihood, epochs=1, seed=list(self.SEEDS), nonfinite="stop")
+        assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
+
     def test_stop_with_a_validation_keeps_the_best(self):
         models, data, likelihood = self.problem()
         pair = regression((9,))[0]
@@ -198,6 +203,18 @@ class TestOnEpoch:
             torch.testing.assert_close(rows_of(nets, slice(None)), rows_of(after, members), **ROUNDING)
             torch.testing.assert_close(nets.history["loss"][:, : epoch + 1], after.history["loss"][members], **ROUNDING)
             assert nets.epochs.tolist() == [epoch + 1] * len(members)
+
+    def test_history_is_that_of_the_moment_whenever_it_is_asked_for(self):
+        seen = []
+        final = train(
+            models_of(), regression(), noise_of(4.0), epochs=3, chunk=3, on_epoch=lambda *now: seen.append(now)
+        )
+        for epoch, members, nets in seen:
+            expected = final.history["loss"][members].clone()
+            expected[:, epoch + 1 :] = NAN
+            torch.testing.assert_close(nets.history["loss"], expected, rtol=0, atol=0, equal_nan=True)
+            assert list(nets.history) == ["loss"]
+            assert len(nets.history) == 1
 
     def test_on_epoch_may_do_as_it_likes(self):
         def spoil(epoch, members, nets):

@@ -12,16 +12,39 @@ from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
 
+_GATHERED = 2**20
+"""Bytes of data, about, that are gathered at a time, for as many steps as that makes."""
 
-def order(num_data: int, *, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The order in which a member with this seed sees its data in an epoch, counted from 0: ``(num_data,)``.
+
+def order(
+    num_data: int, *, seed: int, epoch: int, replacement: bool = False, size: int | None = None
+) -> NDArray[np.int64]:
+    """The order in which a member with this seed sees its data in an epoch, counted from 0.
 
     ``order(...)[i : i + batch_size]`` for ``i = 0, batch_size, ...`` are the minibatches; the last one may be smaller.
     A pure function of its arguments (NumPy's Philox, keyed by the seed and counted by the epoch), so that training
-    resumes exactly, and a member can be trained alone on the same minibatches.
+    resumes exactly, and a member can be trained alone on the same minibatches. A minibatch that holds all data is
+    taken in the data's own order: the same to rounding.
+
+    Args:
+        num_data: Size of the data set.
+        seed: The member's.
+        epoch: From 0.
+        replacement: Draw every data point from all of them, ``size`` times; else it is a permutation.
+        size: With replacement: ``steps_per_epoch * batch_size``; default ``num_data``.
+
+    Returns:
+        Numbers of data points, ``(num_data,)``, or with replacement ``(size,)``.
+
+    Raises:
+        ValueError: A size without replacement.
     """
-    bits = np.random.Philox(key=seed, counter=[0, 0, 0, epoch])
-    return np.random.Generator(bits).permutation(num_data)
+    if size is not None and not replacement:
+        raise ValueError(f"size must be given with replacement=True only, got {size!r}")
+    generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, epoch]))
+    if replacement:
+        return generator.integers(num_data, size=num_data if size is None else size)
+    return generator.permutation(num_data)
 
 
 @dataclass(frozen=True)
@@ -29,8 +52,8 @@ class Batch:
     """One minibatch of each of the first ``k`` members.
 
     Attributes:
-        x: ``(k, M, ...)``.
-        y: ``(k, M, ...)``.
+        x: ``(k, M, ...)``. It may be a view of the users' data: never to be written to.
+        y: ``(k, M, ...)``, likewise.
         weight: ``(k, M)``: 1 over the size of the member's minibatch, 0 for rows that only fill it up; ``None`` where
             all are of the same size.
     """
@@ -44,6 +67,12 @@ class Batch:
         values = values.flatten(3).mean(-1) if values.ndim > 3 else values
         return values.mean(-1) if self.weight is None else (values * self.weight[:, None].to(values.dtype)).sum(-1)
 
+    def shares(self, values: Tensor) -> Tensor:
+        """Every data point's part of the mean: ``(k, S, M, D)`` times its weight."""
+        if self.weight is None:
+            return values / values.shape[2] if values.shape[2] > 1 else values
+        return values * self.weight[:, None, :, None].to(values.dtype)
+
 
 class Pool:
     """The data sets of all members in one tensor, those that members share only once.
@@ -51,12 +80,16 @@ class Pool:
     Args:
         data: ``(x, y)`` of every member; the same tensors for members that share them.
         batch_size: Data points per minibatch.
+        replacement: Draw minibatches with replacement, each of ``batch_size`` points.
+        steps_per_epoch: With replacement: minibatches per epoch; default as many as without.
 
     Attributes:
         batches: Minibatches per epoch of every member.
     """
 
-    def __init__(self, data: Sequence[Pair], batch_size: int) -> None:
+    def __init__(
+        self, data: Sequence[Pair], batch_size: int, *, replacement: bool = False, steps_per_epoch: int | None = None
+    ) -> None:
         distinct: dict[tuple[int, int], tuple[int, Pair]] = {}
         total = 0
         for x, y in data:
@@ -67,31 +100,69 @@ class Pool:
         self.x, self.y = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pairs, strict=True))
         self.starts = [distinct[id(x), id(y)][0] for x, y in data]
         self.sizes = [len(x) for x, _ in data]
-        self.batch_size = batch_size
-        self.batches = [-(-size // batch_size) for size in self.sizes]
+        self.batch_size, self.replacement = batch_size, replacement
+        self.batches = [steps_per_epoch or -(-size // batch_size) for size in self.sizes]
+        self._whole: tuple[tuple[int, ...], Batch | None] = (), None
 
     def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int) -> Iterator[Batch]:
         """The minibatches of an epoch for members sorted by falling number of minibatches.
 
         The ``i``-th has those members that still have one: as many as are left, from the front.
         """
+        if not self.replacement and max(self.sizes[member] for member in members) <= self.batch_size:
+            yield self._all(tuple(members))
+            return
         batch_size = self.batch_size
-        sizes, counts = (np.array([own[member] for member in members]) for own in (self.sizes, self.batches))
-        rows = np.empty((len(members), counts.max() * batch_size), dtype=np.int64)
+        rows = np.empty((len(members), max(self.batches[member] for member in members) * batch_size), dtype=np.int64)
+        drawn = []
         for row, member, seed in zip(rows, members, seeds, strict=True):
             size, start = self.sizes[member], self.starts[member]
-            row[:size] = order(size, seed=seed, epoch=epoch)
-            row[:size] += start
-            row[size:] = start
+            count = self.batches[member] * batch_size if self.replacement else size
+            drawn_size = count if self.replacement else None
+            row[:count] = order(size, seed=seed, epoch=epoch, replacement=self.replacement, size=drawn_size)
+            row[:count] += start
+            row[count:] = start
+            drawn.append(count)
         index = torch.from_numpy(rows).to(self.x.device)
-        for i in range(counts.max()):
-            active = int((counts > i).sum())
-            here = np.minimum(sizes[:active] - i * batch_size, batch_size)
+        counts = np.array(drawn)
+        each = self.x[:1].nbytes + self.y[:1].nbytes
+        i = 0
+        while i * batch_size < rows.shape[1]:
+            active = int((counts > i * batch_size).sum())
+            here = np.minimum(counts[:active] - i * batch_size, batch_size)
             width = int(here.max())
-            wanted = index[:active, i * batch_size : i * batch_size + width]
+            full = int(counts[:active].min()) // batch_size - i  # coming steps in which no minibatch is smaller
+            steps = max(1, min(full, _GATHERED // (each * active * batch_size)))
             weight = None
             if here.min() < width:
                 mask = np.arange(width) < here[:, None]
                 weight = torch.from_numpy(mask / here[:, None]).to(self.x.device)
-            x, y = (part.index_select(0, wanted.reshape(-1)) for part in (self.x, self.y))
-            yield Batch(x.view(active, width, *x.shape[1:]), y.view(active, width, *y.shape[1:]), weight)
+            wanted = index[:active, i * batch_size : i * batch_size + (steps - 1) * batch_size + width]
+            wanted = wanted.view(active, steps, width).transpose(0, 1).reshape(-1)
+            x, y = (part.index_select(0, wanted) for part in (self.x, self.y))
+            parts = (part.view(steps, active, width, *part.shape[1:]).unbind(0) for part in (x, y))
+            for here_x, here_y in zip(*parts, strict=True):
+                yield Batch(here_x, here_y, weight)
+            i += steps
+
+    def _all(self, members: tuple[int, ...]) -> Batch:
+        """All data of every member, made once: a view if they share it."""
+        known, batch = self._whole
+        if batch is None or known != members:
+            batch = self._stacked(members)
+            self._whole = members, batch
+        return batch
+
+    def _stacked(self, members: tuple[int, ...]) -> Batch:
+        sizes = np.array([self.sizes[member] for member in members])
+        starts = [self.starts[member] for member in members]
+        width = int(sizes.max())
+        if len(set(starts)) == 1:
+            ranges = slice(starts[0], starts[0] + width)
+            x, y = (part[ranges].expand(len(members), *part[ranges].shape) for part in (self.x, self.y))
+            return Batch(x, y, None)
+        rows = np.array(starts)[:, None] + np.arange(width)
+        mask = np.arange(width) < sizes[:, None]
+        index = torch.from_numpy(np.where(mask, rows, rows[:, :1])).to(self.x.device)
+        weight = None if mask.all() else torch.from_numpy(mask / sizes[:, None]).to(self.x.device)
+        return Batch(self.x[index], self.y[index], weight)

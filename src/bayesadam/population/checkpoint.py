@@ -28,7 +28,7 @@ def fingerprint(settings: Any, tensors: Iterable[Tensor]) -> str:
         new = id(tensor) not in seen
         digest.update(f"{seen.setdefault(id(tensor), len(seen))} {tuple(tensor.shape)} {tensor.dtype};".encode())
         if new:
-            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -85,12 +85,12 @@ class Checkpoint:
             value[index.to(value.device)] = tensors[f"record/{name}"].to(value.device)
         part.keep([header["chosen"].index(member) for member in header["members"]])
         device = part.mean.device
-        part.mean = tensors["chunk/mean"].to(device)
-        part.state = {name: tensors[f"chunk/state/{name}"].to(device) for name in part.state}
-        part.steps = list(header["steps"])
-        for name, value in header["counters"].items():
-            many = isinstance(value, list)
-            part.counters[name] = torch.tensor(value, dtype=torch.float64, device=device)[:, None] if many else value
+        part.restore(
+            tensors["chunk/mean"].to(device),
+            {name: tensors[f"chunk/state/{name}"].to(device) for name in part.state},
+            {name: _counter(value, device) for name, value in header["counters"].items()},
+            header["steps"],
+        )
         return int(header["epoch"]) if part.members else part.epochs
 
 
@@ -98,6 +98,10 @@ def _arrays(record: Record) -> dict[str, Tensor]:
     arrays = {f"history/{name}": value for name, value in record.history.items()}
     arrays |= {name: getattr(record, name) for name in ("epochs", "best", "best_epoch", "stopped")}
     return arrays | record.rows
+
+
+def _counter(value: Any, device: torch.device) -> Any:
+    return torch.tensor(value, dtype=torch.float64, device=device)[:, None] if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesadam import noise
 from bayesadam.optim.rule import Rule, advance, initial_counters
 from bayesadam.population.batches import Batch, Pool
+from bayesadam.population.draws import Draws
 from bayesadam.population.members import Hyper, columns, map_columns
 from bayesadam.population.objective import Objective
-
-Schedule = Callable[[float], float]
+from bayesadam.population.rates import Rates
+from bayesadam.population.segments import View, first, segments, views, wide
 
 
 class Chunk:
@@ -27,7 +30,10 @@ class Chunk:
         members: Which of the population these are, ``k`` of them.
         mean: ``(k, numel)``.
         state: The rule's tensors, each ``(k, numel)``.
+        counters: See :func:`bayesadam.optim.rule.initial_counters`: numbers if they will always be the same for all
+            members, else columns.
         steps: How many steps every member has made.
+        epochs: Of the whole training.
         bad: Members that met a gradient that is not finite, with their rows before it.
     """
 
@@ -39,30 +45,27 @@ class Chunk:
         hypers: Sequence[Hyper],
         mean: Tensor,
         pool: Pool,
-        epochs: int,
-        lr_schedule: Schedule | None,
+        rates: Rates,
         compiled: bool,
     ) -> None:
         self.members = list(members)
-        self.objective, self.rule, self.pool = objective, rule, pool
-        self.epochs, self.lr_schedule = epochs, lr_schedule
+        self.objective, self.rule, self.pool, self.rates = objective, rule, pool, rates
         self.hypers = list(hypers)
         self.samples: int = hypers[0]["mc_samples"]
-        self.antithetic: bool = hypers[0]["antithetic"]
+        self.epochs = rates.epochs
         self.mean = mean
         self.steps = [0] * len(self.members)
         self.bad: dict[int, dict[str, Tensor]] = {}
-        self._scratch = noise.Scratch()
-        self._compiled = compiled
-        noisy = objective.perturbed if hypers[0]["perturb"] else 0
-        ends = [noisy, objective.layout.numel]
-        self._segments = [(slice(lo, hi), lo < noisy) for lo, hi in zip([0, *ends], ends, strict=False) if hi > lo]
+        self._draws = Draws(objective.draws, self.samples, hypers[0]["antithetic"], mean.dtype, mean.device, compiled)
+        self._segments = segments(objective.perturbed if hypers[0]["perturb"] else 0, objective.layout.numel)
         self._hyper = columns(self.hypers, mean.device)
+        kind = self._hyper.get("hessian")
+        self._outside = kind if kind in ("exact", "gauss_newton") else None
         self.counters = self._initial_counters()
         self.state = self._initial_state()
+        self._views: dict[int, list[View]] = {}
 
     def _initial_counters(self) -> dict[str, Any]:
-        """Numbers, if they will always be the same for all members; else columns."""
         batches = {self.pool.batches[member] for member in self.members}
         varying = any(isinstance(v, Tensor) for v in (*self._hyper["betas"], self._hyper["temperature"]))
         counters: dict[str, Any] = initial_counters()
@@ -72,118 +75,135 @@ class Chunk:
         return {n: torch.full(size, float(v), dtype=torch.float64, device=device) for n, v in counters.items()}
 
     def _initial_state(self) -> dict[str, Tensor]:
-        parts = [
-            self.rule.init(self.mean[:, part], self._of(part, {**self._hyper, **self.counters}))
-            for part, _ in self._segments
-        ]
+        hyper = {**self._hyper, **self.counters}
+        parts = [self.rule.init(part.rows(self.mean), part.hyper(hyper)) for part in self._segments]
         return {name: torch.cat([state[name] for state in parts], dim=1) for name in self.rule.state}
 
     def train_epoch(self, epoch: int, raise_nonfinite: bool) -> Tensor:
         """One epoch; mean training loss of every member, ``(k,)``."""
-        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.mean.device)
-        counts = torch.zeros_like(total)
         seeds = [hyper["seed"] for hyper in self.hypers]
+        batches = [self.pool.batches[member] for member in self.members]
+        ragged = batches[0] != batches[-1]
+        found = []
         for i, batch in enumerate(self.pool.epoch(self.members, seeds, epoch)):
-            losses = self._step(batch, self._rates(len(batch.x), epoch, i), raise_nonfinite)
-            total[: len(losses)] += losses
-            counts[: len(losses)] += 1
-        return total / counts
-
-    def _rates(self, count: int, epoch: int, batch: int) -> Any:
-        """Learning rates of the first members in this step: a number, or a column."""
-        rate = _first(self._hyper["lr"], count)
-        if self.lr_schedule is None:
-            return rate
-        done = [(epoch + batch / self.pool.batches[member]) / self.epochs for member in self.members[:count]]
-        factors = {part: self.lr_schedule(part) for part in set(done)}
-        if len(factors) == 1:
-            return rate * factors[done[0]]
-        return rate * torch.tensor([[factors[part]] for part in done], dtype=torch.float64, device=self.mean.device)
+            count = len(batch.x)
+            ahead = batches[count - 1] - i if ragged else math.inf
+            found.append(self._step(batch, seeds[:count], batches[:count], ahead, raise_nonfinite))
+        total = torch.zeros(len(self.members), dtype=torch.float64, device=self.mean.device)
+        for count, losses in groupby(found, key=len):
+            total[:count] += torch.stack(list(losses)).double().mean(2).sum(0)
+        return total / torch.tensor(batches, device=total.device)
 
     @torch.no_grad()
-    def _step(self, batch: Batch, rate: Any, raise_nonfinite: bool) -> Tensor:
-        """One step of the first members, those that have a minibatch; their losses."""
-        count = len(batch.x)
-        counters = {name: _first(value, count) for name, value in self.counters.items()}
-        hyper = {**map_columns(self._hyper, lambda column: column[:count]), "lr": rate}
-        theta, eps = self._sample(count, {**hyper, **counters})
-        with torch.enable_grad():
-            losses = self.objective.losses(theta.requires_grad_(), batch)
-            (grads,) = torch.autograd.grad(losses.sum(), theta)
-        grad = grads.mean(1)
+    def _step(
+        self, batch: Batch, seeds: Sequence[int], batches: Sequence[int], ahead: float, raise_nonfinite: bool
+    ) -> Tensor:
+        """One step of the first members, those that have a minibatch; their losses, ``(k, S)``."""
+        count = len(seeds)
+        shown = self._first(count)
+        counters = first(self.counters, count)
+        rates = self.rates.at(shown[0].hyper, self.steps[:count], batches, self.mean.device)
+        before = {**counters, **rates}
+        theta, eps = self._sample(shown[0], before, seeds, ahead)
+        losses, grads, outside = self.objective.gradients(theta, batch, self._outside)
+        grad = grads[:, 0] if self.samples == 1 else grads.mean(1)
         self._check_finite(grad, raise_nonfinite)
-        after = advance(counters, hyper)
-        for part, noisy in self._segments:
-            views = {name: rows[:count, part] for name, rows in self.state.items()}
-            wide = {name: rows.unsqueeze(1) for name, rows in views.items()}
-            before = map_columns(self._of(part, {**hyper, **counters}), lambda column: column.unsqueeze(1))
-            curvature = self.rule.curvature(grads[:, :, part], eps if noisy else None, wide, before)
-            curvature = None if curvature is None else curvature.mean(1)
-            now = self._of(part, {**hyper, **after})
-            self.rule.update_(self.mean[:count, part], views, grad[:, part], curvature, now)
-        for name, value in after.items():
+        counters = advance(counters, {**shown[0].hyper, **rates})
+        after = {**counters, **rates}
+        curvatures = [self._curvature(view, grads, eps, outside, before) for view in shown]
+        self._check_positive(shown, curvatures, before, raise_nonfinite)
+        for view, curvature in zip(shown, curvatures, strict=True):
+            part = view.segment
+            self.rule.update_(view.mean, view.state, part.rows(grad), curvature, {**view.hyper, **after})
+        for name, value in counters.items():
             if isinstance(value, Tensor):
                 self.counters[name][:count] = value
             else:
                 self.counters[name] = value
-        for row in range(count):
-            self.steps[row] += 1
-        return losses.mean(1).double()
+        self.steps[:count] = [step + 1 for step in self.steps[:count]]
+        return losses
 
-    def _sample(self, count: int, hyper: Hyper) -> tuple[Tensor, Tensor | None]:
-        """Weights ``(count, S, numel)``, and the noise in them."""
-        mean = self.mean[:count]
-        part, noisy = self._segments[0]
-        if not noisy:
-            return mean.unsqueeze(1).repeat(1, self.samples, 1), None
-        eps = noise.normal_many(
-            [own["seed"] for own in self.hypers[:count]],
-            self.steps[:count],
-            range(self.samples // 2 if self.antithetic else self.samples),
-            self.objective.draws,
-            device=mean.device,
-            scratch=self._scratch,
-            compiled=self._compiled,
-        ).to(mean.dtype)
-        if self.antithetic:
-            eps = torch.stack((eps, -eps), dim=2).flatten(1, 2)
-        sigma = self._precision(count, part, hyper).rsqrt_()
-        if part.stop == mean.shape[1]:
-            return torch.addcmul(mean.unsqueeze(1), eps, sigma.unsqueeze(1)), eps
-        theta = mean.unsqueeze(1).repeat(1, self.samples, 1)
-        theta[:, :, part].addcmul_(eps, sigma.unsqueeze(1))
+    def _first(self, count: int) -> list[View]:
+        if count not in self._views:
+            self._views[count] = views(self._segments, count, self.mean, self.state, self._hyper)
+        return self._views[count]
+
+    def _sample(self, view: View, changing: Hyper, seeds: Sequence[int], ahead: float) -> tuple[Tensor, Tensor | None]:
+        """Weights ``(k, S, numel)``, and the noise in them."""
+        mean = self.mean[: len(seeds)].unsqueeze(1)
+        if not view.segment.noisy:
+            return mean.expand(-1, self.samples, -1), None
+        eps = self._draws.take(seeds, self.steps[: len(seeds)], ahead)
+        sigma = self.rule.precision(view.state, {**view.hyper, **changing}).rsqrt_().unsqueeze(1)
+        if view.segment.whole:
+            return torch.addcmul(mean, eps, sigma), eps
+        theta = mean.repeat(1, self.samples, 1)
+        view.segment.rows(theta).addcmul_(eps, sigma)
         return theta, eps
 
-    def _precision(self, count: int, part: slice, hyper: Hyper) -> Tensor:
-        views = {name: rows[:count, part] for name, rows in self.state.items()}
-        return self.rule.precision(views, self._of(part, hyper))
-
-    def variance(self) -> Tensor:
-        """Posterior variance of the coordinates that may be perturbed, ``(k, perturbed)``."""
-        part, noisy = self._segments[0]
-        if not noisy:
-            return self.mean.new_zeros(len(self.mean), self.objective.perturbed)
-        return self._precision(len(self.mean), part, {**self._hyper, **self.counters}).reciprocal_()
-
-    def _of(self, part: slice, hyper: Mapping[str, Any]) -> Hyper:
-        """Hyper-parameters of some coordinates: rows of a prior are cut, columns are not."""
-        return map_columns(dict(hyper), lambda column: column if column.shape[-1] == 1 else column[..., part])
+    def _curvature(
+        self, view: View, grads: Tensor, eps: Tensor | None, outside: Tensor | None, changing: Hyper
+    ) -> Tensor | None:
+        """Averaged over the samples: the objective's, or else the rule's estimate from the gradients."""
+        part = view.segment
+        if outside is not None:
+            return outside[:, :, part.part].mean(1) if part.part.start < outside.shape[2] else None
+        eps = eps if part.noisy else None
+        if self.samples == 1:
+            eps = None if eps is None else eps[:, 0]
+            return self.rule.curvature(part.rows(grads[:, 0]), eps, view.state, {**view.hyper, **changing})
+        many = view.with_samples
+        curvature = self.rule.curvature(part.rows(grads), eps, many.state, {**many.hyper, **wide(changing)})
+        return None if curvature is None else curvature.mean(1)
 
     def _check_finite(self, grad: Tensor, raise_nonfinite: bool) -> None:
         """Keep the rows of members whose gradient is not finite: their last good ones."""
-        good = torch.linalg.vector_norm(grad, dim=1).isfinite()  # as alone: a square that overflows is refused too
-        if good.all():
+        if math.isfinite(torch.linalg.vector_norm(grad).item()):
             return
+        good = torch.linalg.vector_norm(grad, dim=1).isfinite()  # as alone: a square that overflows is refused too
         for row in (~good).nonzero().flatten().tolist():
-            if raise_nonfinite:
-                raise FloatingPointError(
-                    f"the gradient of member {self.members[row]} must be finite, got inf or nan in its step "
-                    f"{self.steps[row]}"
-                )
-            if row not in self.bad:
-                rows = {"mean": self.mean[row], "variance": self.variance()[row]}
-                rows |= {f"state/{name}": value[row] for name, value in self.state.items()}
-                self.bad[row] = {name: value.clone() for name, value in rows.items()}
+            self._note_bad(row, raise_nonfinite, "gradient of member {} must be finite, got inf or nan in its step {}")
+
+    def _check_positive(
+        self, shown: Sequence[View], curvatures: Sequence[Tensor | None], changing: Hyper, raise_nonfinite: bool
+    ) -> None:
+        """The same for members whose precision would not stay positive, where the rule does not see to it."""
+        if self._hyper.get("correction", "elementwise") is not None:
+            return
+        rule: Any = self.rule
+        for view, curvature in zip(shown, curvatures, strict=True):
+            if curvature is None:
+                continue
+            told = {**view.hyper, **changing}
+            rate = torch.as_tensor(rule.rate(told))
+            if rule.largest_rate(view.state, curvature, told) > rate.max():
+                continue
+            for row in range(len(curvature)):
+                one = slice(row, row + 1)
+                own = map_columns(told, itemgetter(one))
+                limit = rule.largest_rate({name: v[one] for name, v in view.state.items()}, curvature[one], own)
+                if not limit > torch.as_tensor(rule.rate(own)):
+                    self._note_bad(
+                        row,
+                        raise_nonfinite,
+                        "posterior precision of member {} must stay positive, got a curvature that is too negative in "
+                        "its step {} (correction='elementwise' or a smaller 1 - betas[1] would help)",
+                    )
+
+    def _note_bad(self, row: int, raise_it: bool, message: str) -> None:
+        if raise_it:
+            raise FloatingPointError(f"the {message}".format(self.members[row], self.steps[row]))
+        if row not in self.bad:
+            rows = {"mean": self.mean[row], "variance": self.variance()[row]}
+            rows |= {f"state/{name}": value[row] for name, value in self.state.items()}
+            self.bad[row] = {name: value.clone() for name, value in rows.items()}
+
+    def variance(self) -> Tensor:
+        """Posterior variance of the coordinates that may be perturbed, ``(k, perturbed)``."""
+        view = self._first(len(self.mean))[0]
+        if not view.segment.noisy:
+            return self.mean.new_zeros(len(self.mean), self.objective.perturbed)
+        return self.rule.precision(view.state, {**view.hyper, **self.counters}).reciprocal_()
 
     def rows(self) -> dict[str, Tensor]:
         """Mean, variance and state of all members; the last good ones of those that went bad."""
@@ -198,14 +218,21 @@ class Chunk:
         """Go on with some of the members only."""
         index = torch.tensor(rows, dtype=torch.int64, device=self.mean.device)
         self.members, self.hypers = [self.members[r] for r in rows], [self.hypers[r] for r in rows]
-        self.steps = [self.steps[r] for r in rows]
         self.bad = {}
         self.objective = self.objective.select(index)
-        self.mean = self.mean[index]
-        self.state = {name: value[index] for name, value in self.state.items()}
-        self.counters = {n: v[index] if isinstance(v, Tensor) else v for n, v in self.counters.items()}
         self._hyper = map_columns(self._hyper, lambda column: column[index])
+        self.restore(
+            self.mean[index],
+            {name: value[index] for name, value in self.state.items()},
+            {n: v[index] if isinstance(v, Tensor) else v for n, v in self.counters.items()},
+            [self.steps[r] for r in rows],
+        )
 
-
-def _first(value: Any, count: int) -> Any:
-    return value[:count] if isinstance(value, Tensor) else value
+    def restore(
+        self, mean: Tensor, state: Mapping[str, Tensor], counters: Mapping[str, Any], steps: Sequence[int]
+    ) -> None:
+        """Put the members where they were."""
+        self.mean, self.state = mean, dict(state)
+        self.counters, self.steps = dict(counters), list(steps)
+        self._views = {}
+        self._draws.forget()

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood
-from bayesadam.optim import OPTIMIZERS
+from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
 from bayesadam.optim.rule import Rule, initial_counters
 from bayesadam.optim.state import hyper
 from bayesadam.population.adam import AdamRule
@@ -22,7 +23,13 @@ METHODS = (*OPTIMIZERS, "adam")
 Hyper = dict[str, Any]
 
 _ADAM = ("lr", "betas", "eps", "weight_decay")
-_REFUSED = ("maximize", "nonfinite", "extra")
+_REFUSED = ("maximize", "nonfinite", "extra", "curvature")
+_SHARED = ("mc_samples", "antithetic", "perturb", "rescale_lr", "hessian", "correction")
+_POSSIBLE = {
+    "hessian": ("reparameterized", "exact", "gauss_newton"),
+    "covariance": ("diagonal",),
+    "correction": ("elementwise", None),
+}
 _BOOKKEEPING = ("params", "param_names", "weights", "nonfinite", "maximize", "noise_step", "noise_index")
 
 
@@ -44,7 +51,7 @@ def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any
 
 
 def configure(
-    method: str,
+    method: str | type[PerturbedOptimizer],
     models: Sequence[nn.Module],
     likelihoods: Sequence[Likelihood],
     layout: Layout,
@@ -58,20 +65,20 @@ def configure(
         The rule; for every member its hyper-parameters, with ``perturb`` and, where it continues from a posterior,
         rows ``prior_mean`` and ``prior_precision`` of length ``numel``; and the means ``(P, numel)``.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    make = _optimizer(method)
+    called = method if isinstance(method, str) else method.__name__
     hypers, means = [], []
     continued = any(isinstance(own.get("prior"), DiagonalGaussian) for own in options)
     for model, likelihood, own in zip(models, likelihoods, options, strict=True):
         for name in own:
-            if name in _REFUSED or (method == "adam" and name not in (*_ADAM, "seed", "num_data")):
-                raise TypeError(f"{name} must not be given to a population of {method!r}, got {own[name]!r}")
+            if name in _REFUSED or (make is None and name not in (*_ADAM, "seed", "num_data")):
+                raise TypeError(f"{name} must not be given to a population of {called!r}, got {own[name]!r}")
         if own.get("prior") is not None:
             # An optimiser that starts from a posterior writes its mean into the parameters.
             model, likelihood = copy.deepcopy(model), copy.deepcopy(likelihood)
         named = list(model.named_parameters())
         learned = [(f"likelihood.{name}", p) for name, p in likelihood.named_parameters() if p.requires_grad]
-        if method == "adam":
+        if make is None:
             adam = torch.optim.Adam([*named, *learned], **{name: own[name] for name in _ADAM if name in own})
             start = dict(adam.param_groups[0]) | {"perturb": False, "mc_samples": 1, "antithetic": False}
             hypers.append({key: start[key] for key in (*_ADAM, "perturb", "mc_samples", "antithetic")})
@@ -81,19 +88,35 @@ def configure(
             groups: list[dict[str, Any]] = [{"params": list(named)}]
             if learned:
                 groups.append({"params": list(learned), "perturb": False})
-            optimizer = OPTIMIZERS[method](groups, **own)
+            if issubclass(make, VOGN):  # told of the module; its hooks are never started
+                own = {**own, "curvature": PerExampleSquares(model)}
+            optimizer = make(groups, **own)
             rule = optimizer.rule
             group = optimizer.param_groups[0]
             rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
             told = hyper(group, initial_counters(), rows)  # what the optimiser tells its rule
             hypers.append({key: told[key] for key in (*group, *rows) if key not in _BOOKKEEPING})
-        hypers[-1]["method"] = type(adam if method == "adam" else optimizer).__name__
+            for name, possible in _POSSIBLE.items():
+                if group.get(name, possible[0]) not in possible:
+                    raise ValueError(f"{name} must be one of {possible} in a population, got {group[name]!r}")
+        hypers[-1]["method"] = "Adam" if make is None else make.__name__
         values = dict([*named, *learned])
         means.append(layout.flatten({name: values[name].detach() for name in layout.shapes}))
-    for name in ("mc_samples", "antithetic", "perturb", "rescale_lr"):
+    for name in _SHARED:
         if any(own.get(name) != hypers[0].get(name) for own in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
     return rule, hypers, torch.stack(means)
+
+
+def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
+    """The class of a method's optimiser; ``None`` for Adam."""
+    if method == "adam":
+        return None
+    if isinstance(method, str) and method in OPTIMIZERS:
+        return OPTIMIZERS[method]
+    if isinstance(method, type) and issubclass(method, PerturbedOptimizer) and hasattr(method, "rule"):
+        return method
+    raise ValueError(f"method must be one of {METHODS} or a subclass of PerturbedOptimizer with a rule, got {method!r}")
 
 
 def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import abc
 import copy
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population.batches import Batch, Pair
+from bayesadam.population.curvature import Gradients, by_autograd, diagonal, with_hessian, with_squares
+from bayesadam.population.densities import Likelihoods
 from bayesadam.population.layout import Layout
-from bayesadam.population.networks import Likelihoods, Networks
+from bayesadam.population.networks import Networks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Objective(Protocol):
-    """The interface between methods and the training loop.
+class Objective(abc.ABC):
+    """The interface between methods and the training loop. A subclass defines ``select`` and ``losses`` at least.
 
     Attributes:
         layout: Of all trainable parameters.
@@ -31,14 +34,35 @@ class Objective(Protocol):
     perturbed: int
     draws: Mapping[int, int]
 
+    @abc.abstractmethod
     def select(self, rows: Tensor) -> Self:
         """The objective of some of the members."""
 
+    @abc.abstractmethod
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
         """Mean loss over the minibatch, ``(k, S)``, of the first ``k`` members at parameters ``(k, S, numel)``."""
 
+    def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None) -> Gradients:
+        """Losses, their gradients at ``theta``, and a curvature there, which a rule cannot compute itself.
 
-class NegativeLogLikelihood:
+        Args:
+            theta: ``(k, S, numel)``.
+            batch: Of the first ``k`` members.
+            curvature: ``"exact"``: the diagonal of the loss's Hessian; ``"gauss_newton"``: the mean over the minibatch
+                of the squared gradients of each data point, whose own loss is :meth:`losses` with it as minibatch, at
+                the perturbed coordinates alone: a likelihood's parameters are outside of the network, where the
+                library's optimiser knows none and follows the gradient.
+        """
+        if curvature == "exact":
+            return with_hessian(lambda theta: self.losses(theta, batch), theta)
+        if curvature == "gauss_newton":
+            found = with_squares(lambda rows, each, theta: self.select(rows).losses(theta, each), theta, batch)
+            assert found.curvature is not None
+            return found._replace(curvature=found.curvature[..., : self.perturbed])
+        return by_autograd(lambda theta: self.losses(theta, batch), theta)
+
+
+class NegativeLogLikelihood(Objective):
     """The mean negative log-likelihood: the loss of every optimiser of the library.
 
     Args:
@@ -64,10 +88,45 @@ class NegativeLogLikelihood:
         return chosen
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
-        """See the protocol."""
+        """See the base class."""
         output = self.networks(self.networks.layout.split(theta[..., : self.perturbed]), batch.x)
-        learned = self.likelihoods.layout.split(theta[..., self.perturbed :]) if self.likelihoods.layout.shapes else {}
-        return -batch.mean(self.likelihoods.log_density(learned, output, batch.y))
+        learned = theta[..., self.perturbed :] if self.likelihoods.layout.shapes else None
+        return self._losses(output, learned, batch=batch)
+
+    def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None) -> Gradients:
+        """See the base class; for plain perceptrons in closed form, with autograd through the likelihood alone."""
+        perceptron = self.networks.perceptron(batch.x)
+        if perceptron is None or (curvature == "exact" and not perceptron.single):
+            return super().gradients(theta, batch, curvature)
+        theta = theta.detach()
+        trace = perceptron.trace(self.networks.layout.split(theta[..., : self.perturbed]), batch.x)
+        slope = None if curvature == "exact" else self.likelihoods.slope(trace.output, batch.y)
+        if slope is not None:
+            with torch.no_grad():
+                losses = self._losses(trace.output, batch=batch)
+            inputs: list[Tensor] = []
+            grads: Sequence[Tensor] = [batch.shares(slope).neg()]
+        else:
+            inputs = [trace.output.detach().requires_grad_()]
+            if self.likelihoods.layout.shapes:
+                inputs.append(theta[..., self.perturbed :].clone().requires_grad_())
+            with torch.enable_grad():
+                losses = self._losses(*inputs, batch=batch)
+                grads = torch.autograd.grad(losses, inputs, torch.ones_like(losses), create_graph=curvature == "exact")
+        rows, squares = trace.backward(grads[0].detach(), squares=curvature == "gauss_newton")
+        firsts, seconds = [rows, *(grad.detach() for grad in grads[1:])], []
+        if curvature == "exact":
+            seconds = [trace.second(diagonal(grads[0], inputs[0]))]
+            seconds += [diagonal(grad, value) for grad, value in zip(grads[1:], inputs[1:], strict=True)]
+        elif squares is not None:
+            # The loss is a mean, of which a data point has 1 / M of its own.
+            size = len(batch.y[0]) if batch.weight is None else batch.weight[:, :1, None].reciprocal().to(theta)
+            seconds = [squares * size]
+        return Gradients(losses.detach(), _joined(firsts), _joined(seconds) if seconds else None)
+
+    def _losses(self, output: Tensor, learned: Tensor | None = None, *, batch: Batch) -> Tensor:
+        own = {} if learned is None else self.likelihoods.layout.split(learned)
+        return -batch.mean(self.likelihoods.log_density(own, output, batch.y))
 
     def constants(self) -> list[Tensor]:
         """All tensors that the losses depend on besides weights and data."""
@@ -102,3 +161,8 @@ class NegativeLogLikelihood:
             except ValueError as error:
                 raise ValueError(f"{name} of member {member}: {error}") from None
         return self.networks.activations(data[0][0][:1])
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """The network's coordinates, and those of the likelihood if there are any."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)

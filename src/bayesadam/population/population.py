@@ -22,10 +22,6 @@ class Population:
     """``P`` trained members.
 
     Attributes:
-        mean: ``(P, ...)`` of every weight tensor, by name.
-        variance: The same of the posterior variances; 0 for a method without noise.
-        likelihoods: One per member, learned parameters in them.
-        state: The rule's tensors by name (``"exp_avg_sq"``, say), each ``(P, ...)`` by weight name.
         history: ``"loss"``: mean training loss of every epoch, ``(P, epochs)``, at the samples; with validation data,
             ``"validation"``: the mean negative log predictive density. NaN after a member has stopped.
         epochs: How many epochs every member has trained, ``(P,)``.
@@ -46,20 +42,33 @@ class Population:
         stopped: Sequence[str],
         working_set: int,
     ) -> None:
-        self.mean = networks.layout.split(mean[:, : networks.layout.numel])
-        self.variance = networks.layout.split(variance)
-        self.state = {name: layout.split(rows) for name, rows in state.items()}
-        self.history = dict(history)
+        self.history = history
         self.epochs = epochs
         self.stopped = list(stopped)
-        self.likelihoods = _with_learned(likelihoods, layout.split(mean))
-        self._networks = networks
-        self._mean = mean[:, : networks.layout.numel]
-        self._variance = variance
-        self._hyperparameters = [
-            {name: value for name, value in own.items() if not isinstance(value, Tensor)} for own in hyperparameters
-        ]
+        self._networks, self._likelihoods, self._layout = networks, likelihoods, layout
+        self._all, self._mean, self._variance = mean, mean[:, : networks.layout.numel], variance
+        self._state, self._hyperparameters = state, hyperparameters
         self._working_set = working_set
+
+    @cached_property
+    def mean(self) -> dict[str, Tensor]:
+        """``(P, ...)`` of every weight tensor, by name."""
+        return self._networks.layout.split(self._mean)
+
+    @cached_property
+    def variance(self) -> dict[str, Tensor]:
+        """The same of the posterior variances; 0 for a method without noise."""
+        return self._networks.layout.split(self._variance)
+
+    @cached_property
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """The rule's tensors by name (``"exp_avg_sq"``, say), each ``(P, ...)`` by weight name."""
+        return {name: self._layout.split(rows) for name, rows in self._state.items()}
+
+    @cached_property
+    def likelihoods(self) -> list[Likelihood]:
+        """One per member, learned parameters in them."""
+        return _with_learned(self._likelihoods, self._layout.split(self._all))
 
     def __len__(self) -> int:
         return len(self._mean)
@@ -74,7 +83,7 @@ class Population:
             DiagonalGaussian(
                 {name: value[member] for name, value in self.mean.items()},
                 {name: value[member] for name, value in self.variance.items()},
-                own,
+                {name: value for name, value in own.items() if not isinstance(value, Tensor)},
             )
             for member, own in enumerate(self._hyperparameters)
         ]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -63,36 +64,41 @@ class Record:
 
     def after_epoch(self, part: Chunk, epoch: int, loss: Tensor, on_epoch: Callback | None) -> None:
         """Note an epoch of a chunk, whose members that end are taken out of it."""
-        members = part.members
-        index = torch.tensor(members)
+        members, index = part.members, torch.tensor(part.members)
+        rows = cache(part.rows)
         self.history["loss"][index, epoch] = loss.cpu()
         self.epochs[index] = epoch + 1
-        rows = part.rows()
-        better = torch.ones(len(members), dtype=torch.bool)
+        better = None
         if self._held_out is not None:
-            values = self._validate(self.population(members, rows), members)
+            values = self._validate(self.population(members, rows(), epoch), members)
             self.history["validation"][index, epoch] = values
             if self._patience < math.inf:
                 better = values < self.best[index]
                 self.best[index[better]] = values[better]
                 self.best_epoch[index[better]] = epoch
                 better |= self.best[index].isposinf()  # nothing good so far: the last
-        for name, value in rows.items():
-            self.rows[name][index[better].to(value.device)] = value[better.to(value.device)]
+        ended = self._ended(part, epoch, index)
+        if better is None and ended:  # the last is the best
+            better = torch.tensor([row in ended for row in range(len(members))])
+        if better is not None and better.any():
+            for name, value in rows().items():
+                self.rows[name][index[better].to(value.device)] = value[better.to(value.device)]
         if on_epoch is not None:
-            on_epoch(epoch, list(members), self.population(members, rows))
-        going = []
-        for row, member in enumerate(members):
-            if row in part.bad:
-                self.stopped[member] = self.REASONS.index("nonfinite")
-            elif epoch + 1 == part.epochs:
-                self.stopped[member] = self.REASONS.index("epochs")
-            elif epoch - int(self.best_epoch[member]) >= self._patience:
-                self.stopped[member] = self.REASONS.index("patience")
-            else:
-                going.append(row)
-        if len(going) < len(members):
-            part.keep(going)
+            on_epoch(epoch, list(members), self.population(members, rows(), epoch))
+        for row, reason in ended.items():
+            self.stopped[members[row]] = self.REASONS.index(reason)
+        if ended:
+            part.keep([row for row in range(len(members)) if row not in ended])
+
+    def _ended(self, part: Chunk, epoch: int, index: Tensor) -> dict[int, str]:
+        """Rows of the members that end after an epoch, and why."""
+        ended = {}
+        if epoch + 1 == part.epochs:
+            ended = dict.fromkeys(range(len(index)), "epochs")
+        elif self._patience < math.inf:
+            late = epoch - self.best_epoch[index] >= self._patience
+            ended = dict.fromkeys(late.nonzero().flatten().tolist(), "patience")
+        return ended | dict.fromkeys(part.bad, "nonfinite")
 
     @torch.no_grad()
     def _validate(self, population: Population, members: Sequence[int]) -> Tensor:
@@ -103,9 +109,10 @@ class Record:
         values = [-pred.log_prob(y).double().mean() for pred, (_, y) in zip(predictions, pairs, strict=True)]
         return torch.stack(values).cpu()
 
-    def population(self, members: Sequence[int], rows: Mapping[str, Tensor]) -> Population:
-        """Some of the members, with the given rows for them."""
+    def population(self, members: Sequence[int], rows: Mapping[str, Tensor], epoch: int | None = None) -> Population:
+        """Some of the members, with the given rows for them; as they are after an epoch, or at the end."""
         index = torch.tensor(list(members))
+        history: Mapping[str, Tensor] = _Snapshot(self.history, index, epoch)
         return Population(
             self._objective.networks.select(index.to(rows["mean"].device)),
             [self._likelihoods[member] for member in members],
@@ -114,8 +121,27 @@ class Record:
             rows["variance"],
             {name.removeprefix("state/"): value for name, value in rows.items() if name.startswith("state/")},
             [self._hypers[member] for member in members],
-            {name: value[index] for name, value in self.history.items()},
+            dict(history) if epoch is None else history,
             self.epochs[index],
-            [self.REASONS[code] for code in self.stopped[index]],
+            [self.REASONS[code] for code in self.stopped[index].tolist()],
             self._working_set,
         )
+
+
+class _Snapshot(Mapping[str, Tensor]):
+    """The history of some members until an epoch, copied when it is asked for: long ones are many numbers."""
+
+    def __init__(self, history: Mapping[str, Tensor], index: Tensor, epoch: int | None) -> None:
+        self._history, self._index, self._epoch = history, index, epoch
+
+    def __getitem__(self, name: str) -> Tensor:
+        values = self._history[name][self._index]
+        if self._epoch is not None:
+            values[:, self._epoch + 1 :] = math.nan
+        return values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._history)
+
+    def __len__(self) -> int:
+        return len(self._history)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
+from bayesadam.optim import PerturbedOptimizer
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.checkpoint import Checkpoint, fingerprint
-from bayesadam.population.chunk import Chunk, Schedule
+from bayesadam.population.chunk import Chunk
 from bayesadam.population.members import METHODS as METHODS
 from bayesadam.population.members import configure, member_options
 from bayesadam.population.objective import NegativeLogLikelihood
 from bayesadam.population.population import Population
+from bayesadam.population.rates import Decay, Rates, Schedule
 from bayesadam.population.record import Record
-from bayesadam.progress import progress_bar
+from bayesadam.progress import Advance, progress_bar
 
 WORKING_SET = {"cpu": 2**24, "other": 2**28}
 """Bytes that the members of one chunk work on, about: what a core's caches hold, or what fills an accelerator."""
@@ -33,12 +36,16 @@ def train(
     likelihood: Likelihood | Sequence[Likelihood],
     epochs: int,
     batch_size: int,
-    method: str = "vadam",
+    method: str | type[PerturbedOptimizer] = "vadam",
     seed: int | Sequence[int] = 0,
     validation: Pair | Sequence[Pair] | None = None,
     patience: int | None = None,
     validation_samples: int = 16,
     lr_schedule: Schedule | None = None,
+    lr_decay: Decay | None = None,
+    beta_decay: Decay | None = None,
+    replacement: bool = False,
+    steps_per_epoch: int | None = None,
     nonfinite: str = "raise",
     on_epoch: Callable[[int, list[int], Population], None] | None = None,
     checkpoint: str | Path | None = None,
@@ -60,13 +67,24 @@ def train(
         likelihood: Its mean negative log-likelihood is the loss. One for all, or one per member (of one kind). Learned
             parameters of a likelihood are trained without noise, each member its own.
         epochs: Times that every member sees its data; each in a new order.
-        batch_size: Data points per minibatch; the last one of an epoch may be smaller.
-        method: One of ``METHODS``: an optimiser of the library, or ``"adam"`` for point estimates.
+        batch_size: Data points per minibatch; the last one of an epoch may be smaller. From the size of the data on
+            it is one minibatch of all data, as they stand.
+        method: One of ``METHODS``: an optimiser of the library, or ``"adam"`` for point estimates. Or a subclass of
+            :class:`bayesadam.optim.PerturbedOptimizer` with a rule of its own.
         seed: Of the noise and the order of the data: one per member, or the first one, others following by 1.
         validation: Held-out data, as ``data``. Its mean negative log predictive density is recorded every epoch.
         patience: Stop a member that was not better on its validation data for so many epochs, and give the best.
         validation_samples: Posterior samples of the density on validation data.
         lr_schedule: Factor on the learning rate, given the share of the training that is done, in [0, 1).
+        lr_decay: Instead, the same given the number of steps that the member has made: what ``LambdaLR`` is, stepped
+            after every step of the optimiser.
+        beta_decay: Factor on ``1 - betas[1]``, given the number of steps: what :class:`bayesadam.BetaScheduler` is,
+            stepped likewise.
+        replacement: Draw minibatches with replacement: each then has ``batch_size`` data points, even if there are
+            fewer data.
+        steps_per_epoch: With replacement: minibatches per epoch, for all members; default as many as without. An epoch
+            is what ``epochs``, ``validation``, ``on_epoch`` and checkpoints count, and it costs some time of its own:
+            for small problems take a few hundred steps at least.
         nonfinite: ``"raise"``: a gradient that is not finite is an error; ``"stop"``: it ends that member, which keeps
             its last good posterior, and the others go on.
         on_epoch: Called after every epoch of every chunk with the epoch, the numbers of the members that are still
@@ -91,11 +109,17 @@ def train(
     if not models:
         raise ValueError("models must have at least one network, got none")
     counts = {"epochs": epochs, "batch_size": batch_size, "validation_samples": validation_samples}
-    for name, value in {**counts, "patience": patience, "chunk": chunk}.items():
+    for name, value in {**counts, "patience": patience, "chunk": chunk, "steps_per_epoch": steps_per_epoch}.items():
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if nonfinite not in ("raise", "stop"):
         raise ValueError(f"nonfinite must be 'raise' or 'stop', got {nonfinite!r}")
+    if steps_per_epoch is not None and not replacement:
+        raise ValueError(f"steps_per_epoch must be given with replacement=True only, got {steps_per_epoch!r}")
+    if lr_schedule is not None and lr_decay is not None:
+        raise ValueError(f"lr_decay must not be given together with lr_schedule, got {lr_decay!r} and {lr_schedule!r}")
+    if beta_decay is not None and method == "adam":
+        raise TypeError(f"beta_decay must not be given to a population of 'adam', got {beta_decay!r}")
     if patience is not None and validation is None:
         raise ValueError(f"validation must be given with patience={patience!r}, got None")
     pairs = _per_member("data", data, count)
@@ -119,19 +143,22 @@ def train(
     if held_out is not None:
         record.watch(held_out, validation_samples, patience)
     if chunk is None:
-        width = min(batch_size, max(len(x) for x, _ in pairs))
+        width = batch_size if replacement else min(batch_size, max(len(x) for x, _ in pairs))
         numbers = hypers[0]["mc_samples"] * (2 * activations * width + 4 * means.shape[1])
         chunk = max(1, working_set // (numbers * means.element_size()))
-    pool = Pool(pairs, batch_size)
+    pool = Pool(pairs, batch_size, replacement=replacement, steps_per_epoch=steps_per_epoch)
+    rates = Rates(epochs, lr_schedule, lr_decay, beta_decay)
     chunks = _chunks(pool.batches, chunk)
     saved = None
     if checkpoint is not None:
-        rates = [1.0 if lr_schedule is None else lr_schedule(part / 64) for part in range(64)]
-        limits = [epochs, batch_size, patience, validation_samples, nonfinite]
-        settings = [repr(models[0]), repr(likelihoods[0]), method, hypers, limits, rates, chunks]
+        limits = [epochs, batch_size, patience, validation_samples, nonfinite, replacement, steps_per_epoch]
+        factors = rates.factors(max(pool.batches))
+        kind = [f"{type(rule).__module__}.{type(rule).__qualname__}", hypers]
+        settings = [repr(models[0]), repr(likelihoods[0]), kind, limits, factors, chunks]
         tensors = [means, *objective.constants(), *(t for pair in [*pairs, *(held_out or [])] for t in pair)]
         saved = Checkpoint(Path(checkpoint), fingerprint(settings, tensors))
-    with progress_bar("training", sum(pool.batches) * epochs, progress) as advance:
+    with progress_bar("training", sum(pool.batches) * epochs, progress) as bar:
+        advance = _Seldom(bar)
         for number, chosen in enumerate(chunks):
             rows = torch.tensor(chosen, device=means.device)
             part = Chunk(
@@ -141,23 +168,35 @@ def train(
                 [hypers[member] for member in chosen],
                 means[rows],
                 pool,
-                epochs,
-                lr_schedule,
+                rates,
                 compile,
             )
             steps = sum(pool.batches[member] for member in chosen)
             done = saved.load(number, part, record) if saved else 0
-            advance(done * steps)
+            advance(done * steps, None, True)
             for epoch in range(done, epochs):
                 objective.networks.train()
                 loss = part.train_epoch(epoch, nonfinite == "raise")
                 record.after_epoch(part, epoch, loss, on_epoch)
                 if saved:
                     saved.save(number, part, record, chosen, epoch + 1)
-                advance(steps if part.members else (epochs - epoch) * steps, f"loss {loss.nanmedian():.3f}")
+                advance(steps if part.members else (epochs - epoch) * steps, loss, not part.members)
                 if not part.members:
                     break
     return record.population(range(count), record.rows)
+
+
+class _Seldom:
+    """Moves a bar a few times per second: an epoch may be a single short step."""
+
+    def __init__(self, bar: Advance) -> None:
+        self._bar, self._pending, self._moved = bar, 0, 0.0
+
+    def __call__(self, steps: int, loss: Tensor | None, last: bool) -> None:
+        self._pending += steps
+        if last or time.monotonic() - self._moved > 0.1:
+            self._bar(self._pending, None if loss is None else f"loss {loss.nanmedian():.3f}")
+            self._pending, self._moved = 0, time.monotonic()
 
 
 def _chunks(batches: Sequence[int], size: int) -> list[list[int]]:

@@ -1,0 +1,98 @@
+"""Curvature of any objective: exact by second derivatives, or from the examples' gradients, in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bayesadam.population.batches import Batch
+
+_NUMBERS = 2**22
+"""How many numbers are computed at a time, about."""
+
+
+class Gradients(NamedTuple):
+    """What an objective says about one minibatch.
+
+    Attributes:
+        losses: ``(k, S)``.
+        grads: Of the losses, ``(k, S, numel)``.
+        curvature: Likewise, if asked for; or of the first coordinates alone.
+    """
+
+    losses: Tensor
+    grads: Tensor
+    curvature: Tensor | None = None
+
+
+def by_autograd(losses: Callable[[Tensor], Tensor], theta: Tensor) -> Gradients:
+    """Losses ``(k, S)`` and their gradients at ``theta``, ``(k, S, numel)``."""
+    theta = theta.detach().requires_grad_()
+    with torch.enable_grad():
+        values = losses(theta)
+        (grads,) = torch.autograd.grad(values.sum(), theta)
+    return Gradients(values.detach(), grads)
+
+
+def with_hessian(losses: Callable[[Tensor], Tensor], theta: Tensor) -> Gradients:
+    """The same with the diagonal of the Hessian: a backward pass per coordinate, for small networks."""
+    theta = theta.detach().requires_grad_()
+    with torch.enable_grad():
+        values = losses(theta)
+        (grads,) = torch.autograd.grad(values.sum(), theta, create_graph=True)
+    return Gradients(values.detach(), grads.detach(), diagonal(grads, theta))
+
+
+def diagonal(grads: Tensor, inputs: Tensor) -> Tensor:
+    """``d grads[..., j] / d inputs[..., j]``, where nothing else of the last axis' rows depends on each other.
+
+    Args:
+        grads: First derivatives with respect to ``inputs``, with their graph, which is kept.
+        inputs: ``(..., n)``.
+    """
+    found = torch.zeros_like(inputs)
+    if not grads.requires_grad:
+        return found
+    size = inputs.shape[-1]
+    step = max(1, _NUMBERS // inputs.numel())
+    for lo in range(0, size, step):
+        here = torch.arange(lo, min(lo + step, size), device=inputs.device)
+        basis = torch.zeros(len(here), *inputs.shape, dtype=inputs.dtype, device=inputs.device)
+        basis[torch.arange(len(here)), ..., here] = 1.0
+        (rows,) = torch.autograd.grad(
+            grads, inputs, basis, retain_graph=True, is_grads_batched=True, materialize_grads=True
+        )
+        found[..., here] = rows[torch.arange(len(here)), ..., here].movedim(0, -1)
+    return found
+
+
+def with_squares(losses: Callable[[Tensor, Batch, Tensor], Tensor], theta: Tensor, batch: Batch) -> Gradients:
+    """The losses, their gradients, and the mean over the minibatch of the data points' squared gradients.
+
+    A data point is treated as a member with a minibatch of one.
+
+    Args:
+        losses: ``(n, S)``, given the rows of ``n`` members, their batch and parameters.
+        theta: ``(k, S, numel)``.
+        batch: Of the ``k`` members.
+    """
+    count, points = batch.y.shape[:2]
+    mean, grads, squares = theta.new_zeros(theta.shape[:2]), torch.zeros_like(theta), torch.zeros_like(theta)
+    step = max(1, _NUMBERS // theta.numel())
+    for lo in range(0, points, step):
+        part = slice(lo, min(lo + step, points))
+        width = part.stop - lo
+        rows = torch.arange(count, device=theta.device).repeat_interleave(width)
+        each = Batch(batch.x[:, part].flatten(0, 1).unsqueeze(1), batch.y[:, part].flatten(0, 1).unsqueeze(1), None)
+        own = by_autograd(partial(losses, rows, each), theta[rows])
+        shares = theta.new_full((count, width), 1.0 / points) if batch.weight is None else batch.weight[:, part]
+        share = shares.to(theta)[:, :, None]
+        mean += own.losses.view(count, width, -1).mul(share).sum(1)
+        values = own.grads.view(count, width, *theta.shape[1:])
+        grads += values.mul(share[..., None]).sum(1)
+        squares += values.square_().mul_(share[..., None]).sum(1)
+    return Gradients(mean, grads, squares)

@@ -1,0 +1,89 @@
+"""The likelihoods of all members, at outputs of several sets of weights each."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from bayesadam.likelihoods import Likelihood
+from bayesadam.population.layout import Layout
+from bayesadam.population.modules import signature, tensors
+from bayesadam.population.perceptron import Weights
+from bayesadam.population.slopes import slope_of
+
+
+class Likelihoods:
+    """One likelihood per member, of one kind; they may differ in the values of parameters and buffers.
+
+    Attributes:
+        layout: Of the trainable parameters, none for most.
+        fixed: All other parameters and buffers, each ``(P, ...)``.
+    """
+
+    def __init__(self, likelihoods: Sequence[Likelihood]) -> None:
+        for position, likelihood in enumerate(likelihoods):
+            if not isinstance(likelihood, Likelihood):
+                raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r} at position {position}")
+            if signature(likelihood) != signature(likelihoods[0]):
+                raise ValueError(f"likelihood must be of one kind for all members, got another at position {position}")
+        self.members = list(likelihoods)
+        self.layout = Layout({name: p.shape for name, p in likelihoods[0].named_parameters() if p.requires_grad})
+        fixed = [name for name, _ in tensors(likelihoods[0]) if name not in self.layout.shapes]
+        self.fixed = {n: torch.stack([dict(tensors(m))[n].detach() for m in likelihoods]) for n in fixed}
+        self._alike = not self.layout.shapes and all(value.eq(value[:1]).all() for value in self.fixed.values())
+        self._density = _Density(likelihoods[0])
+        self._slope = None if self.layout.shapes else slope_of(likelihoods[0])
+
+    def select(self, rows: Tensor) -> Likelihoods:
+        """Some of the members'."""
+        chosen = copy.copy(self)
+        chosen.members = [self.members[row] for row in rows.tolist()]
+        chosen.fixed = {name: value[rows] for name, value in self.fixed.items()}
+        return chosen
+
+    def log_density(self, weights: Weights, output: Tensor, target: Tensor) -> Tensor:
+        """``log p(y | output)`` of every data point of the first ``k`` members, ``(k, S, M)``.
+
+        Args:
+            weights: Of the trainable parameters, ``(k, S, *shape)``.
+            output: ``(k, S, M, ...)``.
+            target: ``(k, M, ...)``, checked before.
+        """
+        if self._alike:  # without vmap, which costs as much as all the rest of a small network
+            count, samples, points = output.shape[:3]
+            rows = output.transpose(0, 1).reshape(samples, count * points, *output.shape[3:])
+            density = self.members[0].log_density(rows, target.reshape(count * points, *target.shape[2:]))
+            return density.view(samples, count, points, *density.shape[2:]).transpose(0, 1)
+        fixed = {name: value[: len(output)] for name, value in self.fixed.items()}
+        if weights:
+            run = vmap(vmap(self._run, in_dims=(0, None, 0, None)))
+            result: Tensor = run(dict(weights), fixed, output, target)
+        else:
+            result = vmap(lambda *rest: self._run({}, *rest))(fixed, output, target)
+        return result
+
+    def slope(self, output: Tensor, target: Tensor) -> Tensor | None:
+        """``d log p / d output``, of the output's shape ``(k, S, M, D)``; ``None`` without a closed form."""
+        if self._slope is None:
+            return None
+        return self._slope({name: value[: len(output)] for name, value in self.fixed.items()}, output, target)
+
+    def _run(self, weights: Weights, fixed: Weights, output: Tensor, target: Tensor) -> Tensor:
+        state = {f"likelihood.{name}": value for name, value in {**weights, **fixed}.items()}
+        result: Tensor = functional_call(self._density, state, (output, target))
+        return result
+
+
+class _Density(nn.Module):
+    """``log_density`` as a forward method, which ``functional_call`` wants."""
+
+    def __init__(self, likelihood: Likelihood) -> None:
+        super().__init__()
+        self.likelihood = likelihood
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        return self.likelihood.log_density(output, target)

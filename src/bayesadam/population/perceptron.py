@@ -1,0 +1,177 @@
+"""Plain multi-layer perceptrons at many sets of weights: forward, and backward in closed form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+ELEMENTWISE = (
+    nn.ReLU,
+    nn.LeakyReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.Softplus,
+    nn.Identity,
+    nn.Dropout,
+)
+Weights = Mapping[str, Tensor]
+Layers = list[tuple[str, nn.Module]]
+
+
+class Perceptron:
+    """Linear layers and element-wise functions, one after another; units stand before data points in memory.
+
+    Args:
+        layers: With the prefix of their parameters' names: see :func:`plain_layers`.
+    """
+
+    def __init__(self, layers: Layers) -> None:
+        self.layers = layers
+        self.single = [type(layer) for _, layer in layers] == [nn.Linear]
+
+    def __call__(self, weights: Weights, x: Tensor) -> Tensor:
+        """Outputs ``(k, S, M, ...)``: see :class:`bayesadam.population.networks.Networks`; differentiable."""
+        return Pass(self.layers, weights, x, keep=False).output
+
+    def trace(self, weights: Weights, x: Tensor) -> Pass:
+        """The same, with what its backward pass needs; not differentiable by autograd."""
+        with torch.no_grad():
+            return Pass(self.layers, weights, x, keep=True)
+
+
+class Pass:
+    """One forward pass: all samples of the first layer are one product with ``x``.
+
+    Attributes:
+        output: ``(k, S, M, ...)``.
+    """
+
+    def __init__(self, layers: Layers, weights: Weights, x: Tensor, keep: bool) -> None:
+        self._sizes = next(iter(weights.values())).shape[:2]
+        self._kept: list[_Linear | Callable[[Tensor], Tensor]] = []
+        count, samples = self._sizes
+        hidden, shared, ours = x.transpose(1, 2), True, False
+        for prefix, layer in layers:
+            if type(layer) is not nn.Linear:
+                hidden, ours = self._elementwise(layer, hidden, ours, keep), False
+                continue
+            weight, bias = weights[f"{prefix}weight"], weights.get(f"{prefix}bias")
+            rows = (count, samples * layer.out_features) if shared else (count * samples, layer.out_features)
+            weight = weight.reshape(*rows, layer.in_features)
+            if keep:
+                self._kept.append(_Linear(hidden, None if shared else weight, bias is not None))
+            if bias is None:
+                hidden = torch.bmm(weight, hidden)
+            else:
+                hidden = torch.baddbmm(bias.reshape(*rows, 1), weight, hidden)
+            hidden, shared, ours = hidden.reshape(count * samples, layer.out_features, -1), False, True
+        self.output = hidden.reshape(count, samples, *hidden.shape[1:]).transpose(2, 3)
+
+    def _elementwise(self, layer: nn.Module, hidden: Tensor, ours: bool, keep: bool) -> Tensor:
+        if type(layer) is nn.ReLU and ours:  # in place: fresh memory costs more than the maximum
+            hidden = hidden.relu_()
+            if keep:
+                self._kept.append(lambda grad: torch.ops.aten.threshold_backward(grad, hidden, 0))
+            return hidden
+        if not keep:
+            result: Tensor = layer(hidden.clone() if getattr(layer, "inplace", False) else hidden)
+            return result
+        with torch.enable_grad():
+            before = hidden.detach().requires_grad_()
+            after = layer(before.clone() if getattr(layer, "inplace", False) else before)
+        self._kept.append(lambda grad: torch.autograd.grad(after, before, grad)[0])
+        found: Tensor = after.detach()
+        return found
+
+    @torch.no_grad()
+    def backward(self, grad: Tensor, *, squares: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Gradients with respect to all weights.
+
+        For a layer with inputs ``A`` and gradients ``B`` with respect to its outputs they are ``B A'``, and the sums of
+        the data points' squares are ``B^2 A^2'``.
+
+        Args:
+            grad: With respect to the output, ``(k, S, M, ...)``.
+            squares: Also the sums over the data points of the squared gradients of each.
+
+        Returns:
+            Two ``(k, S, numel)``, the weights in the order of the layers; the second may be None.
+        """
+        count, samples = self._sizes
+        grads: list[Tensor] = []
+        sums: list[Tensor] = []
+        signal = grad.transpose(2, 3).reshape(count * samples, grad.shape[3], -1)
+        for kept in reversed(self._kept):
+            if not isinstance(kept, _Linear):
+                signal = kept(signal)
+                continue
+            grads[:0] = kept.products(signal, count)
+            if squares:
+                sums[:0] = kept.products(signal.square(), count, squared=True)
+            if kept.weight is None:
+                break
+            signal = torch.bmm(kept.weight.transpose(1, 2), signal)
+        return self._rows(grads), self._rows(sums) if squares else None
+
+    @torch.no_grad()
+    def second(self, signal: Tensor) -> Tensor:
+        """``H A^2'``: the Hessian's diagonal of a single layer, ``H`` that of the loss in the output's coordinates.
+
+        Args:
+            signal: Second derivatives with respect to the output, ``(k, S, M, ...)``, of which those between two
+                outputs of one data point do not matter.
+
+        Returns:
+            ``(k, S, numel)``.
+        """
+        (kept,) = self._kept
+        assert isinstance(kept, _Linear)
+        return self._rows(kept.products(signal.transpose(2, 3).flatten(0, 1), len(signal), squared=True))
+
+    def _rows(self, parts: Sequence[Tensor]) -> Tensor:
+        return torch.cat([part.reshape(*self._sizes, -1) for part in parts], dim=2)
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """What a linear layer leaves for the backward pass.
+
+    Attributes:
+        inputs: ``(k or k S, in, M)``.
+        weight: ``(k S, out, in)``; None for the first layer, which hands nothing on.
+        bias: Whether it has one.
+    """
+
+    inputs: Tensor
+    weight: Tensor | None
+    bias: bool
+
+    def products(self, signal: Tensor, count: int, *, squared: bool = False) -> list[Tensor]:
+        """``B A'`` for the weight, or with the squares of ``A``; and ``B`` summed for the bias."""
+        signal = signal.reshape(count, -1, signal.shape[2]) if self.weight is None else signal
+        inputs = self.inputs.square() if squared else self.inputs
+        product = torch.bmm(signal, inputs.transpose(1, 2))
+        return [product, signal.sum(2)] if self.bias else [product]
+
+
+def plain_layers(model: nn.Module) -> Layers | None:
+    """The layers of a plain multi-layer perceptron, or ``None`` for any other network."""
+    if type(model) is nn.Linear:
+        return [("", model)]
+    if type(model) is not nn.Sequential or not any(type(layer) is nn.Linear for layer in model):
+        return None
+    layers = [(f"{name}.", layer) for name, layer in model.named_children()]
+    # A layer or a parameter that is used twice is named once.
+    distinct = len(layers) == len(model)
+    distinct &= len(list(model.parameters())) == sum(len(list(layer.parameters())) for _, layer in layers)
+    plain = all(type(layer) is nn.Linear or type(layer) in ELEMENTWISE for _, layer in layers)
+    first = next(i for i, (_, layer) in enumerate(layers) if type(layer) is nn.Linear)
+    plain &= not any(type(layer) is nn.Dropout for _, layer in layers[:first])  # one mask for all samples of a member
+    hooked = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in model.modules())
+    return layers if distinct and plain and not hooked else None

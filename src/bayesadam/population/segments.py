@@ -1,0 +1,96 @@
+"""Coordinates that are trained alike, and what a rule is given for those of the first members."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor
+
+from bayesadam.population.members import Hyper, map_columns
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A run of coordinates, with noise or without.
+
+    Attributes:
+        part: Which ones.
+        noisy: Whether they are perturbed.
+        numel: Of all coordinates.
+    """
+
+    part: slice
+    noisy: bool
+    numel: int
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all."""
+        return self.part == slice(0, self.numel)
+
+    def rows(self, tensor: Tensor) -> Tensor:
+        """The columns of a matrix, a view."""
+        return tensor if self.whole else tensor[..., self.part]
+
+    def hyper(self, shared: Mapping[str, Any]) -> Hyper:
+        """Hyper-parameters of these coordinates: rows of a prior are cut, columns are not."""
+        return map_columns(dict(shared), lambda column: column if column.shape[-1] == 1 else self.rows(column))
+
+
+def segments(noisy: int, numel: int) -> list[Segment]:
+    """The first ``noisy`` coordinates, and the others, as far as there are any."""
+    return [Segment(slice(lo, hi), lo < noisy, numel) for lo, hi in ((0, noisy), (noisy, numel)) if hi > lo]
+
+
+@dataclass(frozen=True)
+class View:
+    """What is the same in every step of the first ``k`` members on one segment: views of the rows, made once.
+
+    Attributes:
+        segment: Which coordinates.
+        mean: ``(k, n)``.
+        state: The rule's tensors, each ``(k, n)``.
+        hyper: The hyper-parameters.
+    """
+
+    segment: Segment
+    mean: Tensor
+    state: Mapping[str, Tensor]
+    hyper: Hyper
+
+    @cached_property
+    def with_samples(self) -> View:
+        """The same with an axis for samples behind the members'."""
+        return View(
+            self.segment,
+            self.mean.unsqueeze(1),
+            {name: rows.unsqueeze(1) for name, rows in self.state.items()},
+            wide(self.hyper),
+        )
+
+
+def views(parts: Sequence[Segment], count: int, mean: Tensor, state: Mapping[str, Tensor], hyper: Hyper) -> list[View]:
+    """Of the first ``count`` members."""
+    own = first(hyper, count)
+    return [
+        View(
+            part,
+            part.rows(mean[:count]),
+            {name: part.rows(rows[:count]) for name, rows in state.items()},
+            part.hyper(own),
+        )
+        for part in parts
+    ]
+
+
+def first(shared: Mapping[str, Any], count: int) -> Hyper:
+    """Hyper-parameters of the first members."""
+    return map_columns(dict(shared), lambda column: column[:count])
+
+
+def wide(shared: Mapping[str, Any]) -> Hyper:
+    """Hyper-parameters with an axis for samples behind the members'."""
+    return map_columns(dict(shared), lambda column: column.unsqueeze(1))

@@ -1,0 +1,286 @@
+"""Curvature that a rule cannot compute itself: squared gradients of data points, and second derivatives."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam.population import curvature
+from bayesadam.population.batches import Batch
+from bayesadam.population.densities import Likelihoods
+from bayesadam.population.objective import NegativeLogLikelihood, Objective
+from population.conftest import (
+    F32,
+    F64,
+    RAGGED,
+    ROUNDING,
+    TOLERANCE,
+    all_alone,
+    assert_members_are,
+    assert_same,
+    draw,
+    exactly,
+    mlp,
+    models_of,
+    noise_of,
+    regression,
+    train,
+)
+from population.test_members import LIKELIHOODS, NETWORKS, inputs_of
+
+EXACT = {"hessian": "exact", "correction": "elementwise"}
+METHODS = {
+    "vogn": {"method": "vogn", "lr": 0.02},
+    "vogn with momentum": {"method": "vogn", "lr": 0.02, "betas": (0.9, 0.95)},
+    "von": {"method": "von", "lr": 0.05, **EXACT},
+    "von as it is": {"method": "von", "lr": 0.05, "hessian": "exact", "betas": (0.0, 0.99)},
+    "van": {"method": "van", "lr": 0.05, **EXACT},
+    "ngvi": {"method": "ngvi", "lr": 0.05, **EXACT},
+    "natural von": {"method": "natural_von", "lr": 0.01, **EXACT},
+}
+OWN = {
+    "lr": [0.01, 0.02, 0.03, 0.04],
+    "betas": [(0.9, 0.99), (0.8, 0.95), (0.5, 0.9), (0.0, 0.97)],
+    "prior_precision": [1.0, 2.0, 0.5, 10.0],
+    "num_data": [13, 70, 2.5, 20],
+    "temperature": [1.0, 0.5, 0.1, 0.3],
+}
+MAKES = {
+    "a layer": lambda: nn.Linear(3, 2).to(F64),
+    "a perceptron": mlp,
+    "any network": lambda: nn.Sequential(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), nn.Linear(4, 2)).to(F64),
+}
+
+
+def compare(models, data, likelihood, tolerance=TOLERANCE[F64], **options):
+    options = {"epochs": 2, "seed": 3, **options}
+    nets = train(models, data, likelihood, **options)
+    assert_members_are(nets, all_alone(models, data, likelihood, **options), tolerance)
+    return nets
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("method", METHODS)
+class TestMembersAreSingleFits:
+    @pytest.mark.parametrize(("mc_samples", "antithetic"), [(1, False), (3, False), (4, True)])
+    def test_ragged(self, method, make, mc_samples, antithetic):
+        options = {**METHODS[method], "mc_samples": mc_samples, "antithetic": antithetic}
+        compare(models_of(MAKES[make]), regression(), noise_of(4.0), **options)
+
+    def test_everything_differs(self, method, make):
+        options = {**METHODS[method], **OWN, "mc_samples": 2}
+        compare(models_of(MAKES[make]), regression(), [noise_of(p) for p in (1.0, 4.0, 2.0, 9.0)], **options)
+
+    def test_float32(self, method, make):
+        models = models_of(lambda: MAKES[make]().to(F32))
+        compare(models, regression(dtype=F32), noise_of(4.0, dtype=F32), TOLERANCE[F32], **METHODS[method])
+
+
+@pytest.mark.parametrize("method", ["vogn with momentum", "von"])
+class TestWhatever:
+    @pytest.mark.parametrize("name", [name for name in NETWORKS if name != "large tensors"])
+    def test_network(self, name, method):
+        if name == "a weight twice" and method.startswith("vogn"):
+            pytest.skip("PerExampleSquares refuses a bare tensor; the population squares such ones too: see below")
+        make, kind = NETWORKS[name]
+        data = [(inputs_of(kind, size, seed=i), draw(size, 2, seed=10 + i)) for i, size in enumerate(RAGGED)]
+        options = METHODS[method] | {"epochs": 1, "lr": 0.001, "mc_samples": 2}
+        compare(models_of(lambda: make().to(F64)), data, noise_of(4.0), **options)
+
+    @pytest.mark.parametrize("layers", [0, 1])
+    @pytest.mark.parametrize("name", LIKELIHOODS)
+    def test_likelihood(self, name, layers, method):
+        """Those that learn too, whose parameters have no noise but a curvature."""
+        likelihood, make, targets = LIKELIHOODS[name]
+        if layers == 0 and not any(isinstance(module, nn.Flatten) for module in make().modules()):
+            outputs = make()(torch.zeros(1, 3, dtype=F64)).shape[1:].numel()
+            squeeze = [] if make()(torch.zeros(1, 3, dtype=F64)).ndim > 1 else [nn.Flatten(0)]
+            make = lambda: nn.Sequential(nn.Linear(3, outputs), *squeeze).to(F64)  # noqa: E731
+        data = [(draw(size, 3, seed=i), targets(size, 10 + i)) for i, size in enumerate(RAGGED)]
+        compare(models_of(make), data, likelihood, **METHODS[method] | {"lr": 0.01, "mc_samples": 2})
+
+
+class Sum(Objective):
+    """A loss that is no likelihood's: what another method may bring."""
+
+    perturbed = 4
+
+    def __init__(self, scale):
+        self.scale = scale
+
+    def select(self, rows):
+        return Sum(self.scale[rows])
+
+    def losses(self, theta, batch):
+        fits = (theta[:, :, None] * batch.x[:, None]).sum(-1)
+        return batch.mean(self.scale[: len(theta), None, None] * (fits - batch.y[:, None]).pow(4))
+
+
+class TestObjective:
+    @pytest.mark.parametrize("weighted", [False, True])
+    @pytest.mark.parametrize("numbers", [1, 40, 2**22])
+    @pytest.mark.parametrize("kind", ["exact", "gauss_newton"])
+    def test_of_any_loss(self, kind, numbers, weighted, monkeypatch):
+        """Against loops over members, samples, data points and coordinates, however much is done at a time."""
+        monkeypatch.setattr(curvature, "_NUMBERS", numbers)
+        theta, x, y, scale = draw(2, 3, 4), draw(2, 5, 4, seed=1), draw(2, 5, seed=2), torch.tensor([1.0, 3.0])
+        weight = torch.tensor([[0.2] * 5, [0.5, 0.5, 0.0, 0.0, 0.0]], dtype=F64) if weighted else None
+        found = Sum(scale.double()).gradients(theta, Batch(x, y, weight), kind)
+        for member in range(2):
+            sizes = slice(0, 2) if weighted and member == 1 else slice(0, 5)
+            mine, its = x[member, sizes], y[member, sizes]
+            for sample in range(3):
+
+                def loss(own, mine=mine, its=its, member=member):
+                    return scale[member] * (mine @ own - its).pow(4).mean()
+
+                own = theta[member, sample]
+                if kind == "exact":
+                    expected = torch.func.hessian(loss)(own).diagonal()
+                else:
+                    points = zip(mine.split(1), its.split(1), strict=True)
+                    expected = torch.stack([torch.func.grad(loss)(own, a, b).square() for a, b in points]).mean(0)
+                torch.testing.assert_close(found.curvature[member, sample], expected, **ROUNDING)
+                torch.testing.assert_close(found.grads[member, sample], torch.func.grad(loss)(own), **ROUNDING)
+                torch.testing.assert_close(found.losses[member, sample], loss(own), **ROUNDING)
+
+    @pytest.mark.parametrize("learned", [False, True])
+    @pytest.mark.parametrize("kind", [None, "exact", "gauss_newton"])
+    @pytest.mark.parametrize("make", [MAKES["a layer"], mlp, lambda: NETWORKS["all activations"][0]().to(F64),
+                                      lambda: NETWORKS["no biases"][0]().to(F64)])  # fmt: skip
+    def test_closed_forms_are_the_general_ones(self, make, kind, learned):
+        objective = NegativeLogLikelihood(models_of(make, 3), [noise_of(2.0, 5.0, learned=learned)] * 3)
+        theta = 0.5 * draw(3, 4, objective.layout.numel)
+        for weight in (None, torch.tensor([[0.25] * 4, [0.25] * 4, [1 / 3] * 3 + [0.0]], dtype=F64)):
+            batch = Batch(draw(3, 4, 3, seed=1), draw(3, 4, 2, seed=2), weight)
+            fast, slow = objective.gradients(theta, batch, kind), Objective.gradients(objective, theta, batch, kind)
+            torch.testing.assert_close(tuple(fast), tuple(slow), rtol=1e-10, atol=1e-12)
+            assert (fast.curvature is None) == (kind is None)
+
+    @pytest.mark.parametrize("name", ["a weight twice", "convolution", "embedding"])
+    def test_of_networks_by_a_loop(self, name):
+        make, kind = NETWORKS[name]
+        (model,) = models_of(lambda: make().to(F64), 1)
+        x, y, likelihood = inputs_of(kind, 5, seed=1), draw(5, 2, seed=2), noise_of(4.0)
+        objective = NegativeLogLikelihood([model], [likelihood])
+        theta = objective.layout.flatten({n: p.detach() for n, p in model.named_parameters()})[None, None]
+        found = objective.gradients(theta, Batch(x[None], y[None], None), "gauss_newton")
+        expected = torch.zeros_like(theta[0, 0])
+        for one, its in zip(x.split(1), y.split(1), strict=True):
+            grads = torch.autograd.grad(likelihood(model(one), its), list(model.parameters()))
+            expected += torch.cat([grad.flatten() for grad in grads]).square() / 5
+        torch.testing.assert_close(found.curvature[0, 0], expected, **ROUNDING)
+
+    @pytest.mark.parametrize("dtype", [F32, F64])
+    @pytest.mark.parametrize("kind", ["Bernoulli", "Categorical"])
+    def test_slopes_keep_their_digits(self, kind, dtype):
+        """Where a label is all but certain its probability is 1 in floating point, and the slope is its complement."""
+        logits = torch.tensor([[-60.0, 3.0], [1.0, 20.0], [80.0, 45.0], [0.0, 0.3]], dtype=F64)
+        if kind == "Bernoulli":
+            likelihood, y = ba.Bernoulli(), torch.tensor([[0.0, 1.0], [0.2, 1.0], [1.0, 0.0], [0.0, 0.7]], dtype=F64)
+            expected = y * torch.exp(-nn.functional.softplus(logits))
+            expected -= (1.0 - y) * torch.exp(-nn.functional.softplus(-logits))
+        else:
+            likelihood, y = ba.Categorical(), torch.tensor([1, 1, 0, 0])
+            other = torch.exp(-nn.functional.softplus(logits[range(4), y] - logits[range(4), 1 - y]))
+            expected = torch.stack([-other, -other], dim=1)
+            expected[range(4), y] *= -1.0
+        slope = Likelihoods([likelihood]).slope(logits[None, None].to(dtype), y[None])
+        tolerance = 1e-5 if dtype == F32 else 1e-12
+        torch.testing.assert_close(slope[0, 0].double(), expected, rtol=tolerance, atol=0)
+
+    def test_a_loss_that_is_linear_has_no_curvature(self):
+        class Linear(Sum):
+            def losses(self, theta, batch):
+                return batch.mean((theta[:, :, None] * batch.x[:, None]).sum(-1))
+
+        found = Linear(torch.ones(1)).gradients(draw(1, 2, 3), Batch(draw(1, 5, 3), draw(1, 5), None), "exact")
+        assert found.curvature.shape == (1, 2, 3)
+        assert not found.curvature.any()
+
+
+class TestPrecisionStaysPositive:
+    """Without a correction, with a Hessian that is negative somewhere, a step may be impossible."""
+
+    def problem(self):
+        """Member 1 has a target that makes the Hessian of a tanh very negative; others are well."""
+        models = models_of(lambda: nn.Sequential(nn.Linear(3, 2), nn.Tanh()).to(F64))
+        data = regression()
+        data[1] = data[1][0], data[1][1] - 1e4
+        options = {"method": "von", "hessian": "exact", "betas": (0.0, 0.9), "lr": 1e-4, "initial_precision": 50.0}
+        return models, data, noise_of(0.1), {**options, "epochs": 2}
+
+    def test_raises_for_a_member_as_alone(self):
+        models, data, likelihood, options = self.problem()
+        with pytest.raises(FloatingPointError, match="posterior precision must stay positive"):
+            all_alone(models[1:2], data[1:2], likelihood, seed=1, **options)
+        message = (
+            "the posterior precision of member 1 must stay positive, got a curvature that is too negative in its step "
+            "0 (correction='elementwise' or a smaller 1 - betas[1] would help)"
+        )
+        with pytest.raises(FloatingPointError, match=exactly(message)):
+            train(models, data, likelihood, **options)
+
+    def test_stops_one_and_not_the_others(self):
+        models, data, likelihood, options = self.problem()
+        nets = train(models, data, likelihood, nonfinite="stop", **options)
+        assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
+        for name, parameter in models[1].named_parameters():
+            assert nets.mean[name][1].equal(parameter.detach())
+        for variance in nets.variance.values():
+            assert (variance[1] == 1 / 50.0).all()
+        others = [0, 2, 3]
+        fits = all_alone([models[i] for i in others], [data[i] for i in others], likelihood, seed=[0, 2, 3], **options)
+        for i, fit in zip(others, fits, strict=True):
+            for name, variance in fit.posterior().variance.items():
+                torch.testing.assert_close(nets.variance[name][i], variance, **TOLERANCE[F64])
+
+    def test_own_rates(self):
+        """Each member is measured by its own rate."""
+        models, data, likelihood, options = self.problem()
+        options["betas"] = [(0.0, 0.9), (0.0, 1 - 1e-9), (0.0, 0.95), (0.0, 0.8)]
+        assert train(models, data, likelihood, **options).stopped == ["epochs"] * 4
+        options["betas"] = [(0.0, 1 - 1e-9), (0.0, 0.9), (0.0, 1 - 1e-9), (0.0, 1 - 1e-9)]
+        with pytest.raises(FloatingPointError, match="precision of member 1 must stay positive"):
+            train(models, data, likelihood, **options)
+
+
+REFUSED = {
+    "hessian must be one of ('reparameterized', 'exact', 'gauss_newton') in a population, got 'hutchinson'": {
+        "method": "von", "hessian": "hutchinson"
+    },
+    "covariance must be one of ('diagonal',) in a population, got 'full'": {"method": "von", "covariance": "full"},
+    "correction must be one of ('elementwise', None) in a population, got 'backtracking'": {
+        "method": "ngvi", "correction": "backtracking"
+    },
+    "hessian must be the same for all members, got different values": {
+        "method": "von", "hessian": ["exact"] * 3 + ["reparameterized"], "correction": None
+    },
+    "correction must be the same for all members, got different values": {
+        "method": "von", "correction": ["elementwise"] * 3 + [None]
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_refusals(message):
+    with pytest.raises(ValueError, match=exactly(message)):
+        train(models_of(), regression(), noise_of(4.0), epochs=1, **REFUSED[message])
+
+
+def test_the_curvature_of_vogn_is_the_populations_own():
+    message = "curvature must not be given to a population of 'vogn', got None"
+    with pytest.raises(TypeError, match=exactly(message)):
+        train(models_of(), regression(), noise_of(4.0), epochs=1, method="vogn", curvature=None)
+
+
+def test_a_subclass_of_vogn():
+    class Own(ba.VOGN):
+        pass
+
+    models, data, likelihood = models_of(), regression(), noise_of(4.0)
+    own, plain = (train(models, data, likelihood, epochs=2, method=method) for method in (Own, "vogn"))
+    assert_same(own, plain)
+    assert math.isfinite(own.history["loss"].sum())

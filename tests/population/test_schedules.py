@@ -1,0 +1,209 @@
+"""Rates that change, and minibatches in other ways: a member is still the single fit with PyTorch's schedulers."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam import population
+from bayesadam.optim import vadam
+from population.conftest import (
+    F64,
+    RAGGED,
+    ROUNDING,
+    TOLERANCE,
+    Alone,
+    all_alone,
+    assert_members_are,
+    assert_same,
+    exactly,
+    models_of,
+    noise_of,
+    regression,
+    rows_of,
+    train,
+)
+
+EVEN = (13, 11, 12, 15)
+OWN = {"lr": [0.01, 0.02, 0.03, 0.04], "betas": [(0.9, 0.99), (0.8, 0.95), (0.5, 0.9), (0.0, 0.97)]}
+METHODS = [method for method in population.METHODS if method != "adam"]
+
+
+def compare(method, sizes, **options):
+    models, data, likelihood = models_of(), regression(sizes), noise_of(4.0)
+    options = {"method": method, "epochs": 3, "lr": 0.02, **options}
+    nets = train(models, data, likelihood, **options)
+    assert_members_are(nets, all_alone(models, data, likelihood, **options), TOLERANCE[F64])
+    return nets
+
+
+class TestDecays:
+    """By the number of steps that each member has made."""
+
+    @pytest.mark.parametrize("own", [False, True])
+    @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
+    @pytest.mark.parametrize("method", METHODS)
+    def test_are_those_of_the_schedulers(self, method, sizes, own):
+        decay = ba.polynomial_decay()
+        compare(method, sizes, lr_decay=decay, beta_decay=decay, **(OWN if own else {}))
+
+    @pytest.mark.parametrize("name", ["lr_decay", "beta_decay"])
+    @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
+    def test_each_alone(self, sizes, name):
+        compare("vadam", sizes, mc_samples=2, **{name: ba.polynomial_decay(0.3)})
+
+    def test_a_learning_rate_of_adam(self):
+        compare("adam", RAGGED, lr_decay=ba.polynomial_decay())
+
+    def test_change_what_is_trained(self):
+        plain, *others = (
+            train(models_of(), regression(), noise_of(4.0), epochs=2, **changes)
+            for changes in ({}, {"lr_decay": ba.polynomial_decay()}, {"beta_decay": ba.polynomial_decay()})
+        )
+        for other in others:
+            assert not torch.equal(plain.mean["0.weight"], other.mean["0.weight"])
+
+    def test_beside_a_schedule_of_the_learning_rate(self):
+        compare("vadam", RAGGED, lr_schedule=lambda done: 1.0 - done, beta_decay=ba.polynomial_decay())
+
+    @pytest.mark.parametrize(("sizes", "at"), [(EVEN, 4), (RAGGED, 4)])
+    def test_a_beta_out_of_range(self, sizes, at):
+        message = f"beta_decay must keep betas[1] in [0, 1), got 1.0 at step {at}"
+        with pytest.raises(ValueError, match=exactly(message)):
+            train(models_of(), regression(sizes), noise_of(4.0), epochs=3, beta_decay=lambda t: float(t != at))
+        with pytest.raises(ValueError, match="got -1.0 at step 0$"):
+            train(models_of(), regression(sizes), noise_of(4.0), epochs=3, betas=(0.9, 0.5), beta_decay=lambda t: 4.0)
+
+
+class TestReplacement:
+    @pytest.mark.parametrize("steps_per_epoch", [None, 1, 4])
+    @pytest.mark.parametrize("batch_size", [1, 5, 12, 30])
+    def test_equals_the_single_fit(self, batch_size, steps_per_epoch):
+        compare("vadam", RAGGED, replacement=True, steps_per_epoch=steps_per_epoch, batch_size=batch_size)
+
+    @pytest.mark.parametrize("method", METHODS)
+    def test_of_every_method_with_samples(self, method):
+        compare(method, RAGGED, replacement=True, steps_per_epoch=3, mc_samples=2, antithetic=True)
+
+    def test_long_epochs_are_gathered_in_pieces(self, monkeypatch):
+        whole = compare("vadam", RAGGED, replacement=True, steps_per_epoch=9)
+        monkeypatch.setattr("bayesadam.population.batches._GATHERED", 1500)
+        assert_same(compare("vadam", RAGGED, replacement=True, steps_per_epoch=9), whole)
+
+    def test_order(self):
+        drawn = [
+            population.order(20, seed=seed, epoch=epoch, replacement=True, size=400)
+            for seed in (0, 1)
+            for epoch in (0, 1)
+        ]
+        assert len({tuple(order) for order in drawn}) == 4
+        for order in drawn:
+            assert set(order) == set(range(20))
+            counts = [(order == i).sum() for i in range(20)]
+            assert sum((count - 20) ** 2 / 20 for count in counts) < 43.8  # chi-squared, 19 degrees: p = 0.001
+        again = population.order(20, seed=1, epoch=1, replacement=True, size=400)
+        assert again.tolist() == drawn[3].tolist()
+        assert len(population.order(20, seed=1, epoch=1, replacement=True)) == 20
+
+    def test_size_without_replacement(self):
+        with pytest.raises(ValueError, match=exactly("size must be given with replacement=True only, got 3")):
+            population.order(20, seed=0, epoch=0, size=3)
+
+
+class TestFullBatch:
+    """One minibatch of all data: views of them, in their own order."""
+
+    @pytest.mark.parametrize("method", METHODS)
+    @pytest.mark.parametrize("sizes", [(13, 13, 13, 13), RAGGED])
+    def test_equals_the_single_fit(self, method, sizes):
+        compare(method, sizes, batch_size=20, epochs=5)
+
+    def test_of_members_that_share_their_data(self):
+        models, pair = models_of(), regression((13,))[0]
+        options = {"epochs": 5, "lr": 0.02, "batch_size": 13, "mc_samples": 3}
+        nets = train(models, pair, noise_of(4.0), **options)
+        assert_members_are(nets, all_alone(models, [pair] * 4, noise_of(4.0), **options), TOLERANCE[F64])
+
+    def test_nothing_is_drawn_or_copied(self, monkeypatch):
+        from bayesadam.population import batches
+
+        pair = regression((13,))[0]
+        pool = batches.Pool([pair] * 3, 13)
+        monkeypatch.setattr(batches, "order", None)
+        (first,), (again,) = pool.epoch([0, 1, 2], [0, 1, 2], 0), pool.epoch([0, 1, 2], [0, 1, 2], 1)
+        assert again is first
+        assert first.x.data_ptr() == pair[0].data_ptr()
+        assert first.x.shape == (3, 13, 3)
+
+    def test_members_that_go_leave_the_others_their_data(self):
+        data = regression((13, 7, 9, 13))
+        data[1][1][0] = math.nan
+        options = {"epochs": 4, "batch_size": 13, "nonfinite": "stop"}
+        nets = train(models_of(), data, noise_of(4.0), **options)
+        assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
+        others = [0, 2, 3]
+        alone = train([models_of()[i] for i in others], [data[i] for i in others], noise_of(4.0), seed=[0, 2, 3],
+                      **options)  # fmt: skip
+        torch.testing.assert_close(rows_of(nets, others), rows_of(alone, [0, 1, 2]), **ROUNDING)
+
+    @pytest.mark.parametrize("make", [nn.Sequential, lambda *layers: nn.Sequential(nn.Sequential(*layers))])
+    def test_the_data_are_not_written_to(self, make):
+        models = models_of(lambda: make(nn.ReLU(inplace=True), nn.Linear(3, 2)).to(F64))
+        pair = regression((13,))[0]
+        before = [part.clone() for part in pair]
+        exact = {"method": "von", "hessian": "exact", "correction": "elementwise"}
+        for method in ({}, {"method": "vogn"}, exact):
+            nets = train(models, pair, noise_of(4.0), epochs=2, batch_size=13, **method)
+            nets.predict(pair[0])
+        torch.testing.assert_close(list(pair), before, rtol=0, atol=0)
+
+
+class TestOwnMethod:
+    def test_a_subclass(self):
+        class WideRule(vadam.VadamRule):
+            def precision(self, state, hp):
+                return super().precision(state, hp) / 2
+
+        class Wide(ba.Vadam):
+            rule = WideRule()
+
+        models, data, likelihood = models_of(), regression(), noise_of(4.0)
+        options = {"epochs": 3, "lr": 0.02, "mc_samples": 2}
+        nets = train(models, data, likelihood, method=Wide, **options)
+        fits = [
+            Alone(model, pair, likelihood, method=Wide, seed=i, **options)
+            for i, (model, pair) in enumerate(zip(models, data, strict=True))
+        ]
+        assert_members_are(nets, fits, TOLERANCE[F64])
+        assert nets.posteriors[0].hyperparameters["method"] == "Wide"
+        plain = train(models, data, likelihood, method=ba.Vadam, **options)
+        assert_same(plain, train(models, data, likelihood, **options))
+        assert not plain.mean["0.weight"].equal(nets.mean["0.weight"])
+
+    def test_its_options_are_checked_by_name(self):
+        message = "maximize must not be given to a population of 'Vadam', got True"
+        with pytest.raises(TypeError, match=exactly(message)):
+            train(models_of(), regression(), noise_of(4.0), epochs=1, method=ba.Vadam, maximize=True)
+
+    @pytest.mark.parametrize(
+        "method", ["sgd", None, torch.optim.Adam, ba.optim.PerturbedOptimizer, vadam.VadamRule(), "Vadam"]
+    )
+    def test_anything_else(self, method):
+        message = (
+            f"method must be one of {population.METHODS} or a subclass of PerturbedOptimizer with a rule, "
+            f"got {method!r}"
+        )
+        with pytest.raises(ValueError, match=exactly(message)):
+            train(models_of(), regression(), noise_of(4.0), epochs=1, method=method)
+
+
+def test_noise_drawn_ahead_is_the_noise_of_every_step(monkeypatch):
+    """However many steps are drawn at a time, and with members that wait."""
+    runs = []
+    for ahead in (1, 100, 2**16):
+        monkeypatch.setattr("bayesadam.population.draws._AHEAD", ahead)
+        runs.append(train(models_of(), regression(), noise_of(4.0), epochs=4, mc_samples=2, antithetic=True))
+    assert_same(runs[0], runs[1])
+    assert_same(runs[0], runs[2])
