@@ -736,6 +736,11 @@ def test_sharded_parameters(options, message):
     with pytest.raises(ValueError, match=message):
         ba.VON([Sharded(torch.zeros(3))], num_data=10, **options)
     ba.VON([Sharded(torch.zeros(3))], num_data=10)
+    if "covariance" not in options:
+        opt = ba.VON([nn.Parameter(torch.zeros(3))], num_data=10, **options)
+        with pytest.raises(ValueError, match=message):
+            opt.add_param_group({"params": [Sharded(torch.zeros(3))]})
+        assert len(opt.param_groups) == 1
 
 
 # Steps
@@ -862,14 +867,17 @@ def test_gradients_left_to_the_scaler_are_unscaled(hessian):
         assert torch.allclose(results[0][kind], results[1][kind], rtol=1e-4, atol=1e-5)
 
 
-def test_maximize_negates_the_matrix_too():
+@pytest.mark.parametrize("hessian", ["exact", "reparameterized"])
+def test_maximize_negates_the_matrix_too(hessian):
+    options = {"num_data": 50, "covariance": "full", "hessian": hessian, "correction": "elementwise", "mc_samples": 2}
     results = []
     for sign in (1.0, -1.0):
         net = make_net(torch.float64)
-        opt = ba.VON(
-            net.named_parameters(), num_data=50, maximize=sign < 0, **FULL, correction="elementwise", mc_samples=2
-        )
+        opt = ba.VON(net.named_parameters(), maximize=sign < 0, **options)
         for step in range(3):
-            opt.step(lambda net=net, step=step, sign=sign: sign * loss_of(net, step))
+            for _ in range(2):
+                with opt.sampled_params():
+                    opt.backward(sign * loss_of(net, step))
+            opt.step()
         results.append((weights(net), matrix_of(opt)))
     assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
