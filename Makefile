@@ -24,7 +24,9 @@ demo: $(READY)
 
 benchmark: $(READY)
 	$(BIN)/pip install --quiet -e ".[benchmark]"
+	$(BIN)/pip install --quiet --no-deps backpack-for-pytorch==1.7.1 opacus==1.6.0 einops==0.8.2 opt-einsum==3.4.0 unfoldNd==0.2.3
 	$(BIN)/python benchmarks/optimizer_step.py
+	$(BIN)/python benchmarks/curvature.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed") if sys.version_info < (3, 10) else None'

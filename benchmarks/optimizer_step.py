@@ -5,9 +5,8 @@
 Time: all contenders live in one process and take turns, round by round; the table has medians of the rounds, and the
 ratio to ``torch.optim.Adam(fused=True)``, which neither samples nor keeps a posterior. The gradient is there already:
 no forward or backward pass is timed. "blocks" is ``with opt.sampled_params(): ...`` and ``opt.step()``, "drop-in" is
-``opt.step()`` after ``opt.train()``. "compiled" is a proof that the design can be fused, not (yet) a feature: the same
-noise and the same rule, as two compiled functions over cache-sized blocks. How far its numbers are from the eager
-ones is stored too. Other load on the machine shows in all of them, most of all in those of many short parallel
+``opt.step()`` after ``opt.train()``. "compiled" is ``compile=True``; how far its numbers are from the eager ones is
+stored too. Other load on the machine shows in all of them, most of all in those of many short parallel
 operations; the load averages are in the JSON.
 
 Memory, Linux only: "state" is the optimiser's tensors. "extra" is the peak of the resident memory (``VmHWM``, reset
@@ -30,7 +29,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from functools import cache, partial
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,6 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import noise
-from bayesadam.optim.rule import advance, initial_counters
 
 HERE = Path(__file__).parent
 Shapes = Sequence[Sequence[int]]
@@ -67,74 +65,6 @@ CASES: dict[str, tuple[Shapes, int]] = {
     "transformer": (transformer(), 31),
 }
 """Shapes of the parameters, and number of rounds."""
-
-
-class CompiledVadam:
-    """Vadam for flat parameters with sampling and update compiled; explicit blocks, one sample per step.
-
-    Hyper-parameters that change are 0-d tensors, and so is the start of a block, so one kernel serves all steps and all
-    blocks. Blocks keep the noise in the cache; its only buffer is as large as a block.
-    """
-
-    def __init__(self, params: Sequence[nn.Parameter], lr: float = 1e-3) -> None:
-        self.params = params
-        self.counters: dict[str, Any] = initial_counters()
-        self.constants = {
-            "lr": lr,
-            "betas": (0.9, 0.999),
-            "num_data": NUM_DATA,
-            "temperature": 1.0,
-            "prior_mean": 0.0,
-            "prior_precision": 1.0,
-            "initial_precision": NUM_DATA,
-        }
-        names = ("mean", "exp_avg", "exp_avg_sq")
-        self.state = {p: {name: torch.zeros_like(p, requires_grad=False) for name in names} for p in params}
-        for p in params:
-            self.state[p]["mean"].copy_(p.detach())
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """Sample, and update from ``p.grad``; the weights are the mean again."""
-        kernels = compiled_kernels()
-        step = torch.tensor(self.counters["step"])
-        before = self._hyper()
-        self.counters = advance(self.counters, self.constants)
-        after = self._hyper()
-        for index, parameter in enumerate(self.params):
-            for start in range(0, parameter.numel(), noise.BLOCK):
-                block = slice(start, start + noise.BLOCK)
-                views = {name: tensor[block] for name, tensor in self.state[parameter].items()}
-                weights = parameter.detach()[block]
-                kernels["sample"](weights, views, torch.tensor(start), step, torch.tensor(index), before)
-        for parameter in self.params:
-            for start in range(0, parameter.numel(), noise.BLOCK):
-                block = slice(start, start + noise.BLOCK)
-                views = {name: tensor[block] for name, tensor in self.state[parameter].items()}
-                kernels["update"](parameter.detach()[block], views, parameter.grad[block], after)
-
-    def _hyper(self) -> dict[str, Any]:
-        return {**self.constants, **{k: torch.tensor(v, dtype=torch.float64) for k, v in self.counters.items()}}
-
-
-@cache
-def compiled_kernels() -> dict[str, Callable[..., None]]:
-    rule = ba.Vadam.rule
-
-    def sample(
-        weights: Tensor, views: Mapping[str, Tensor], start: Tensor, step: Tensor, index: Tensor, hp: Any
-    ) -> None:
-        eps = torch.empty_like(weights)
-        noise.fill_(eps, start, (0, 0, step, 0, index, noise.TRAINING), noise.Scratch())
-        sigma = rule.precision(views, hp).rsqrt()
-        weights.copy_(views["mean"] + sigma * eps)
-
-    def update(weights: Tensor, views: Mapping[str, Tensor], grad: Tensor, hp: Any) -> None:
-        curvature = rule.curvature(grad, None, views, hp)
-        rule.update_(views["mean"], views, grad.clone(), curvature, hp)
-        weights.copy_(views["mean"])
-
-    return {f.__name__: torch.compile(f, fullgraph=True, dynamic=False) for f in (sample, update)}
 
 
 def parameters(shapes: Shapes) -> list[nn.Parameter]:
@@ -171,9 +101,11 @@ def ivon_opt(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[A
     return opt, step
 
 
-def ours(method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
+def ours(
+    method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Sequence[Tensor], compile: bool = False
+) -> tuple[Any, Step]:
     extra = {"initial_precision": NUM_DATA} if method == "VadaGrad" else {}
-    opt = getattr(ba, method)(params, num_data=NUM_DATA, **extra)
+    opt = getattr(ba, method)(params, num_data=NUM_DATA, compile=compile, **extra)
     if dropin:
         opt.train()
         assign(params, grads)
@@ -187,14 +119,7 @@ def ours(method: str, dropin: bool, params: Sequence[nn.Parameter], grads: Seque
     return opt, step
 
 
-def compiled(params: Sequence[nn.Parameter], grads: Sequence[Tensor]) -> tuple[Any, Step]:
-    opt = CompiledVadam(params)
-    assign(params, grads)
-    return opt, opt.step
-
-
 REFERENCE = "Adam fused"
-COMPILED = "Vadam compiled"
 CONTENDERS: dict[str, Callable[[Sequence[nn.Parameter], Sequence[Tensor]], tuple[Any, Step]]] = {
     REFERENCE: partial(adam, "fused"),
     "Adam foreach": partial(adam, "foreach"),
@@ -204,7 +129,11 @@ CONTENDERS: dict[str, Callable[[Sequence[nn.Parameter], Sequence[Tensor]], tuple
         for method in ("Vadam", "Vprop", "VadaGrad", "IVON")
         for dropin in (False, True)
     },
-    COMPILED: compiled,
+    **{
+        f"{method} {'drop-in' if dropin else 'blocks'} compiled": partial(ours, method, dropin, compile=True)
+        for method in ("Vadam", "IVON")
+        for dropin in (False, True)
+    },
 }
 
 
@@ -280,7 +209,7 @@ def compiled_difference(steps: int = 20) -> dict[str, float]:
     first, second = parameters(shapes), parameters(shapes)
     grads = gradients(shapes)
     eager, eager_step = ours("Vadam", False, first, grads)
-    fused, fused_step = compiled(second, grads)
+    fused, fused_step = ours("Vadam", False, second, grads, compile=True)
     for _ in range(steps):
         eager_step()
         fused_step()
@@ -299,11 +228,11 @@ def cpu_name() -> str:
 
 def print_case(case: str, found: Mapping[str, Any], extra: Mapping[str, int | None]) -> None:
     print(f"\n{case}: {found['parameters']:,} parameters in {found['tensors']}, {found['rounds']} rounds")
-    print(f"{'':18}{'us':>12}{'ns/param':>10}{'ratio':>8}{'state B/param':>15}{'extra B/param':>15}")
+    print(f"{'':24}{'us':>12}{'ns/param':>10}{'ratio':>8}{'state B/param':>15}{'extra B/param':>15}")
     for name, row in found["results"].items():
         peak = extra.get(name) if case == LARGEST else None
         print(
-            f"{name:18}{row['microseconds']:12,.0f}{row['ns_per_parameter']:10.2f}{row['ratio']:8.1f}"
+            f"{name:24}{row['microseconds']:12,.0f}{row['ns_per_parameter']:10.2f}{row['ratio']:8.1f}"
             f"{row['state_bytes_per_parameter']:15.1f}"
             + ("" if peak is None else f"{peak / found['parameters']:15.2f}")
         )
@@ -336,12 +265,11 @@ def main() -> None:
     }
     extra = {name: measure_memory(name) for name in names} if LARGEST in options.cases else {}
     for case in options.cases:
-        flat = all(len(shape) == 1 for shape in CASES[case][0])
-        found = measure_time(case, [name for name in names if flat or name != COMPILED])
+        found = measure_time(case, names)
         print_case(case, found, extra)
         report["cases"][case] = found
     report["extra_peak_bytes"] = {"parameters": 10_000_000, **extra}
-    if COMPILED in names:
+    if any(name.endswith("compiled") for name in names):
         report["compiled_relative_difference"] = compiled_difference()
         print("\ncompiled against eager Vadam after 20 steps, relative:", report["compiled_relative_difference"])
     report["load_averages"].append(os.getloadavg())

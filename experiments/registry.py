@@ -7,7 +7,13 @@ from importlib import import_module
 
 from experiments.experiment import Experiment
 
-EXPERIMENTS: dict[str, str] = {"uci-table1": "experiments.uci_table1"}
+EXPERIMENTS: dict[str, str] = {
+    "uci-table1": "experiments.uci_table1",
+    "logreg-toy": "experiments.logreg_toy",
+    "logreg-usps": "experiments.logreg_usps",
+    "logreg-breast-cancer": "experiments.logreg_breast_cancer",
+    "convergence": "experiments.convergence",
+}
 """Modules with an ``EXPERIMENT`` by its name."""
 
 

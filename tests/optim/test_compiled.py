@@ -88,7 +88,7 @@ def test_equals_the_eager_run(name, case):
 
 
 def test_kernels_are_used_where_they_fit_and_only_there(monkeypatch):
-    """Whole tiles, at least two: the tail of a parameter and small ones are left to the eager code."""
+    """Two tiles or more: small parameters, and a short end of a large one, are left to the eager code."""
     sampled, updated = [], []
     sample_, update_ = compiled.sample_, compiled.update_
     monkeypatch.setattr(
@@ -98,7 +98,7 @@ def test_kernels_are_used_where_they_fit_and_only_there(monkeypatch):
         compiled, "update_", lambda w, *rest, **kw: (updated.append(w.numel()), update_(w, *rest, **kw))
     )
     run("vadam", steps=1, compile=True)
-    expected = [3 * noise.TILE, 2 * noise.TILE, 2 * noise.TILE, noise.BLOCK, 3 * noise.TILE]
+    expected = [3 * noise.TILE + 77, 100 * 100, 2 * noise.TILE, noise.BLOCK, 3 * noise.TILE + 1]
     assert sampled == updated == expected
     sampled.clear()
     run("vadam", steps=1, compile=True, dtype=torch.bfloat16)

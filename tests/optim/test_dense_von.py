@@ -635,7 +635,6 @@ def test_posterior_predicts_and_saves(tmp_path):
     assert torch.allclose(found.epistemic.flatten().double(), expected, rtol=0.12)
 
 
-@pytest.mark.xfail(strict=True, reason="continuation.py takes the marginal variances of whatever it is given")
 @pytest.mark.parametrize("make", [ba.Vadam, ba.VON], ids=["Vadam", "VON"])
 def test_a_dense_posterior_as_prior_is_refused(make):
     """Its correlations would be lost without a word; ``marginal()`` says so."""

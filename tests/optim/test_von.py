@@ -713,3 +713,41 @@ def test_parameters_without_noise_follow_their_exact_hessian_and_none_that_is_re
         assert opt.state[plain]["hessian"].tolist() == pytest.approx(expected)
         divisor = expected[0] + 0.1
         assert plain.tolist() == pytest.approx([1.0 - 0.5 * (4.0 + 0.1) / divisor] * 2)
+
+
+def test_gradients_changed_inside_the_block_are_refused(net):
+    """The curvature was taken for the gradient as it was; ``loss.backward()`` besides would count it twice."""
+    opt = ba.VON(net.named_parameters(), num_data=50, hessian="exact", correction="elementwise")
+    changes = {
+        "backward": lambda: loss_of(net).backward(),
+        "clip": lambda: torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3),
+        "clear": lambda: net.zero_grad(),
+    }
+    for change in changes.values():
+        mean = weights(net)
+        with pytest.raises(RuntimeError, match="must be left alone inside the block"), opt.sampled_params():
+            opt.backward(loss_of(net))
+            change()
+        assert torch.equal(weights(net), mean)
+    with pytest.raises(RuntimeError, match="the loss must not be backwarded"), opt.sampled_params():
+        loss_of(net).backward()
+        opt.backward(loss_of(net))
+    with opt.sampled_params():
+        opt.backward(loss_of(net))
+    torch.nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    opt.step()
+
+
+@pytest.mark.parametrize("make", [ba.Vadam, ba.VON])
+def test_backward_is_for_samples_only(net, make):
+    opt = make(net.named_parameters(), num_data=50)
+    with pytest.raises(RuntimeError, match=r"backward\(\) must be called inside sampled_params\(\)"):
+        opt.backward(loss_of(net))
+    opt.train()
+    opt.backward(loss_of(net))
+    opt.step()
+
+
+def test_the_step_of_ngvi_is_at_most_one(net):
+    with pytest.raises(ValueError, match=r"lr must be at most 1, got 1\.5"):
+        ba.NGVI(net.named_parameters(), lr=1.5, num_data=50)

@@ -112,6 +112,8 @@ class PerturbedOptimizer(Optimizer):
             )
         if isinstance(prior, int | float):
             prior, prior_precision = None, prior
+        if not isinstance(prior, DiagonalGaussian | None):
+            raise ValueError(f"prior must be a number or a DiagonalGaussian (a marginal() is one), got {prior!r}")
         defaults = {
             "lr": lr,
             "betas": betas,
@@ -274,9 +276,12 @@ class PerturbedOptimizer(Optimizer):
         and where the examples' gradients are squared it checks the loss.
 
         Raises:
-            RuntimeError: The loss was backwarded before, and must not have been.
+            RuntimeError: Called while the weights hold the mean; or the loss was backwarded before, and must not have
+                been.
             ValueError: The loss is a sum where a mean was announced, or the reverse.
         """
+        if self._sampler.weights == MEAN:
+            raise RuntimeError("backward() must be called inside sampled_params() or after train(), got a call outside")
         with torch.enable_grad():
             if self._source is None:
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -521,7 +526,10 @@ class PerturbedOptimizer(Optimizer):
     def _check_deferred(self) -> None:
         """Whether the user has left the loss to a method that differentiates it itself."""
         source = self._source
-        if source is None or not source.differentiates or source.called:
+        if source is None or not source.differentiates:
+            return
+        if source.called:
+            source.check_gradients()
             return
         if any(parameter.grad is not None for _, _, parameter in self.parameters()):
             raise RuntimeError(not_backwarded(self.param_groups[0]["hessian"]))

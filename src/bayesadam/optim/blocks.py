@@ -51,8 +51,8 @@ def blocks(parameter: Tensor, others: Sequence[Tensor], tiled: bool = False) -> 
     """Cut a parameter's local part; ``others`` are the local tensors of the same shape that go along.
 
     Flat where all of them are contiguous and the shard is one run of the full tensor; else whole rows of the first
-    axis, so that strides, views and memory formats stay as they are. ``tiled``: what is flat is cut into whole tiles of
-    noise and a shorter rest.
+    axis, so that strides, views and memory formats stay as they are. ``tiled``: flat also where one block is enough, if
+    it has two tiles of noise or more.
     """
     here = local(parameter)
     if here.numel() == 0:
@@ -69,10 +69,7 @@ def blocks(parameter: Tensor, others: Sequence[Tensor], tiled: bool = False) -> 
         total = (math.prod(full_shape),)
         for start in range(0, here.numel(), noise.BLOCK):
             stop = min(start + noise.BLOCK, here.numel())
-            cut = stop - (stop - start) % noise.TILE if tiled else stop
-            for begin, end in ((start, cut), (cut, stop)):
-                if begin < end:
-                    yield Block(begin, end, True, (end - begin,), (first + begin,), total)
+            yield Block(start, stop, True, (stop - start,), (first + start,), total)
         return
     if here.numel() <= noise.BLOCK:
         yield Block(0, here.numel(), False, tuple(here.shape), offset, full_shape, whole=True)

@@ -38,11 +38,10 @@ def available() -> bool:
 
 
 def fits(block: Block, tensors: Sequence[Tensor]) -> bool:
-    """Whether the kernels can work on a block of some tensors: whole tiles, at least two, of contiguous float32."""
+    """Whether the kernels can work on a block of some tensors: two tiles or more of contiguous float32."""
     return (
         block.flat
         and block.offset[0] % noise.TILE == 0
-        and block.shape[0] % noise.TILE == 0
         and block.shape[0] >= 2 * noise.TILE
         and all(tensor.dtype == torch.float32 and tensor.is_contiguous() for tensor in tensors)
     )
@@ -64,9 +63,9 @@ def sample_(weights: Tensor, rule: Any, views: Tensors, hp: Hyper, draw: Draw, *
     kernel = _sampling(rule, names, statics, adopt)
     numbers = [*numbers, draw.sign]
     kernel(
-        _tiles(weights),
-        _all_tiles(views),
-        _all_tiles(tensors),
+        weights,
+        views,
+        tensors,
         torch.tensor(numbers, dtype=torch.float64, device=weights.device),
         torch.tensor(draw.words, device=weights.device),
     )
@@ -106,11 +105,11 @@ def update_(
     kernel = _updating(rule, names, statics, holds_mean, curvature is not None)
     sign = 1.0 if draw is None else draw.sign
     kernel(
-        _tiles(weights),
-        _all_tiles(views),
-        _all_tiles(tensors),
-        _tiles(grad),
-        None if kept is None else _tiles(kept),
+        weights,
+        views,
+        tensors,
+        grad,
+        kept,
         torch.tensor([*first, *second, scale, factor, sign], dtype=torch.float64, device=grad.device),
         None if draw is None else torch.tensor(draw.words, device=grad.device),
     )
@@ -171,7 +170,7 @@ def _compiled(function: Any) -> Callable[..., None]:
     def call(weights: Tensor, *rest: Any) -> None:
         for part in (weights, *rest):
             for tensor in part.values() if isinstance(part, dict) else (part,):
-                if isinstance(tensor, Tensor) and tensor.ndim == 2:
+                if isinstance(tensor, Tensor) and len(tensor) >= 2 * noise.TILE:
                     mark(tensor, 0)
         kernel(weights, *rest)
 
@@ -181,10 +180,11 @@ def _compiled(function: Any) -> Callable[..., None]:
 def _eps(like: Tensor, words: Tensor) -> Tensor:
     """The standard normals of a block, as :func:`bayesadam.noise.normal` draws them."""
     tile, low, high, step, sample, index = words.unbind()
-    out = torch.empty_like(like)
+    tiles = -(-len(like) // noise.TILE)
+    out = torch.empty(tiles * noise.TILE, dtype=like.dtype, device=like.device)
     key = (low, high, step, sample, index, noise.TRAINING)
-    noise.fill_(out.view(-1), tile * noise.TILE, key, noise.Scratch())
-    return out
+    noise.fill_(out, tile * noise.TILE, key, noise.Scratch())
+    return out[: len(like)]
 
 
 def _split(hp: Hyper) -> tuple[tuple[str, ...], list[float], Tensors, tuple[Any, ...]]:
@@ -205,11 +205,3 @@ def _join(names: Sequence[str], values: Sequence[Tensor], tensors: Tensors, stat
     hp: dict[str, Any] = {**dict(zip(names, values, strict=True)), **tensors, **dict(statics)}
     hp["betas"] = (hp.pop("beta1"), hp.pop("beta2"))
     return hp
-
-
-def _tiles(tensor: Tensor) -> Tensor:
-    return tensor.view(-1, noise.TILE)
-
-
-def _all_tiles(tensors: Mapping[str, Tensor]) -> Tensors:
-    return {name: _tiles(tensor) for name, tensor in tensors.items()}

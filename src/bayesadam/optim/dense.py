@@ -19,7 +19,7 @@ from bayesadam.optim.blocks import blocks
 from bayesadam.optim.gradients import Gradients, Hidden
 from bayesadam.optim.rule import advance
 from bayesadam.optim.sampler import MEAN, Sampler
-from bayesadam.optim.sources import HessianSource, add_gradients, differentiate
+from bayesadam.optim.sources import HessianSource, differentiate
 from bayesadam.optim.state import follow, hyper
 
 if TYPE_CHECKING:
@@ -182,8 +182,7 @@ class DenseHessianSource(HessianSource):
         entries = [e for e in self.optimizer.parameters() if e[2].requires_grad]
         wanted = positions(entries).to(found.device)
         self.matrix[wanted[:, None], wanted] += found
-        self._calls += 1
-        add_gradients(parameters, grads)
+        self.add_gradients(parameters, grads)
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
         """None: a matrix does not fall into parameters."""

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.optim.checks import check
 from bayesadam.optim.newton import largest_rate
 from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor
 from bayesadam.optim.second_order import SecondOrderOptimizer
@@ -75,11 +76,16 @@ class NGVIRule:
 class NGVI(SecondOrderOptimizer):
     """Natural-gradient variational inference: a step of fixed size on the natural parameters of the posterior.
 
-    Arguments are those of :class:`VON`, but ``lr`` is the one step size of both natural parameters, in [0, 1): at 1
-    the posterior would be that of the last minibatch alone. ``betas`` are not used. The covariance is diagonal.
+    Arguments are those of :class:`VON`, but ``lr`` is the one step size of both natural parameters, in [0, 1]: at 1
+    the posterior is that of the last minibatch alone. ``betas`` are not used. The covariance is diagonal.
     """
 
     rule = NGVIRule()
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Also: the step may go as far as the target and no farther."""
+        super().check_group(group)
+        check("lr", group["lr"], "at most 1", lambda v: float(v) <= 1)
 
     def __init__(
         self,

@@ -46,6 +46,9 @@ class CurvatureSource(Protocol):
     def after_closure(self, loss: Any) -> Any:
         """Deal with what a closure returned; returns what the user gets."""
 
+    def check_gradients(self) -> None:
+        """Raise if gradients were changed since the last loss was handed over."""
+
     def covers(self, parameter: Tensor) -> bool:
         """Whether a parameter's curvature can be known."""
 
@@ -92,6 +95,9 @@ class ExampleSource:
             self.squares.check(loss)
         return loss
 
+    def check_gradients(self) -> None:
+        """See the protocol; here others may change them."""
+
     def covers(self, parameter: Tensor) -> bool:
         """See the protocol."""
         return self.squares.covers(parameter)
@@ -114,6 +120,7 @@ class HessianSource:
     def __init__(self, optimizer: PerturbedOptimizer) -> None:
         self.optimizer = optimizer
         self._sums: dict[Tensor, Tensor] = {}
+        self._written: dict[Tensor, tuple[int, int]] = {}
         self._calls = 0
 
     @property
@@ -130,7 +137,7 @@ class HessianSource:
 
     def discard(self) -> None:
         """See the protocol."""
-        self._sums, self._calls = {}, 0
+        self._sums, self._written, self._calls = {}, {}, 0
 
     def backward(self, loss: Tensor) -> None:
         """See the protocol."""
@@ -146,16 +153,37 @@ class HessianSource:
                 if value is not None:
                     value = value.detach().to(torch.promote_types(value.dtype, torch.float32))
                     self._sums[parameter] = self._sums[parameter].add_(value) if parameter in self._sums else value
+        self.add_gradients(parameters, grads)
+
+    def add_gradients(self, parameters: list[Tensor], grads: list[Tensor | None]) -> None:
+        """As ``backward`` does: to ``p.grad``."""
+        for parameter, grad in zip(parameters, grads, strict=True):
+            if grad is not None:
+                grad = grad.detach()
+                parameter.grad = grad.clone() if parameter.grad is None else parameter.grad.add_(grad)
+                self._written[parameter] = id(parameter.grad), parameter.grad._version
         self._calls += 1
-        add_gradients(parameters, grads)
+
+    def check_gradients(self) -> None:
+        """See the protocol: the curvature would not be that of the gradient any more.
+
+        Raises:
+            RuntimeError: They were.
+        """
+        for parameter, written in self._written.items():
+            grad = parameter.grad
+            if grad is None or (id(grad), grad._version) != written:
+                raise RuntimeError(
+                    f"the gradient of parameter {self.optimizer.name_of(parameter)} must be left alone inside the "
+                    "block after backward(loss), got another one: clip between block and step(), and call "
+                    "backward(loss) of the optimiser only"
+                )
 
     def after_closure(self, loss: Any) -> Any:
         """See the protocol: the loss is differentiated here, if the closure has not called ``optimizer.backward``."""
         if self.called:
             return loss
         kind = self.optimizer.param_groups[0]["hessian"]
-        if any(parameter.grad is not None for _, _, parameter in self.optimizer.parameters()):
-            raise RuntimeError(not_backwarded(kind))
         if not isinstance(loss, Tensor):
             raise TypeError(f"closure must return the loss when hessian={kind!r}, got {loss!r}")
         self.backward(loss)
@@ -198,6 +226,9 @@ def differentiate(optimizer: PerturbedOptimizer, loss: Tensor) -> tuple[list[Ten
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise RuntimeError(f"hessian must be 'reparameterized' when several processes train together, got {kind!r}")
     parameters: list[Tensor] = [p for _, _, p in optimizer.parameters() if p.requires_grad]
+    source = optimizer.source
+    if source is not None and not source.called and any(p.grad is not None for p in parameters):
+        raise RuntimeError(not_backwarded(kind))
     try:
         grads = hessian.gradients(loss, parameters)
     except RuntimeError as error:
@@ -217,11 +248,3 @@ def not_backwarded(kind: Any) -> str:
         f"the loss must not be backwarded when hessian={kind!r}, which differentiates it twice, got one that was: "
         "return it from the closure, or call optimizer.backward(loss) inside the block"
     )
-
-
-def add_gradients(parameters: list[Tensor], grads: list[Tensor | None]) -> None:
-    """As ``backward`` does: to ``p.grad``."""
-    for parameter, grad in zip(parameters, grads, strict=True):
-        if grad is not None:
-            grad = grad.detach()
-            parameter.grad = grad.clone() if parameter.grad is None else parameter.grad.add_(grad)

@@ -90,7 +90,10 @@ class VON(SecondOrderOptimizer):
         hessian: ``"exact"``: one backward pass per weight, for small models; ``"hutchinson"``: ``probes`` passes;
             ``"reparameterized"``: read off the noise at no cost, with a high variance (wants ``betas[1]`` near 1).
         covariance: ``"diagonal"``; or ``"full"``: one matrix over all weights, for up to a few thousand of them. Then
-            :meth:`posterior` is a :class:`DenseGaussian`, and parameters cannot be added or sharded.
+            :meth:`posterior` is a :class:`DenseGaussian`, and parameters cannot be added or sharded. Weights that are
+            frozen later are held at their means while others are drawn, and stay random in the posterior. With
+            ``"reparameterized"`` a sample's estimate has rank 2 and a size that grows with the gradient: it is stable
+            only where ``1 - betas[1]`` is small against ``1 / sqrt(num_data)``.
         probes: Random vectors of ``"hutchinson"`` per sample.
         correction: How the precision is kept positive where curvature is negative: ``"elementwise"``, a term of second
             order (Lin et al. 2020); ``"backtracking"``, a smaller ``1 - betas[1]`` for all weights in that step (Khan
