@@ -479,3 +479,27 @@ class TestErrors:
     def test_places_that_do_not_fit(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             normal(**BASE, shape=(4,), **arguments)
+
+
+def test_draws_ahead_of_steps_are_those_of_each_step():
+    """Forward, back, far ahead and with other small peers: always what ``normal`` gives."""
+    sizes = {3: 50, 4: 7, 9: noise.SMALL}
+    ahead = noise.Ahead(noise.Scratch())
+    for step in (0, 1, 2, 1, 70, 71, 2**32 - 1, 0):
+        for sample in range(3):
+            for index, size in sizes.items():
+                draw = ahead.draw(
+                    5, step, sample, index, device=torch.device("cpu"), sizes=lambda: sizes, until=3, steps=64
+                )
+                assert torch.equal(draw, noise.normal(5, step, sample, index, (size,)))
+
+
+def test_draws_ahead_save_calls(monkeypatch):
+    calls = []
+    many = noise.normal_many
+    monkeypatch.setattr(noise, "normal_many", lambda *args, **kwargs: (calls.append(args), many(*args, **kwargs))[1])
+    ahead = noise.Ahead(noise.Scratch())
+    for step in range(128):
+        for sample in range(2):
+            ahead.draw(5, step, sample, 0, device=torch.device("cpu"), sizes=lambda: {0: 100}, until=2, steps=64)
+    assert len(calls) == 2

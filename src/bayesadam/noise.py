@@ -213,12 +213,12 @@ def _column(values: Sequence[int], device: torch.device) -> Word:
 
 
 class Ahead:
-    """Draws of small tensors made ahead: together for all of them, and for samples to come."""
+    """Draws of small tensors made ahead: together for all of them, and for samples and steps to come."""
 
     def __init__(self, scratch: Scratch) -> None:
         self._scratch = scratch
         self._key: tuple[object, ...] = ()
-        self._samples = range(0)
+        self._steps = self._samples = range(0)
         self._draws: dict[int, Tensor] = {}
 
     def draw(
@@ -232,6 +232,7 @@ class Ahead:
         device: torch.device,
         sizes: Callable[[], Mapping[int, int]],
         until: int,
+        steps: int = 1,
     ) -> Tensor:
         """What :func:`normal` gives for a small parameter, flat and float32; valid until the next call.
 
@@ -245,9 +246,11 @@ class Ahead:
             sizes: Gives the sizes of all small parameters by index; those from ``index`` on are drawn together, as
                 many as fit into a block.
             until: Samples from ``sample`` to before this number will be asked for too.
+            steps: So many steps from ``step`` on may be asked for too, each for the same samples.
         """
-        key = (seed, step, stream, device)
-        if key != self._key or sample not in self._samples or index not in self._draws:
+        key = (seed, stream, device)
+        known = key == self._key and step in self._steps and sample in self._samples
+        if not known or index not in self._draws:
             wanted: dict[int, int] = {}
             total = 0
             for i, size in sizes().items():
@@ -257,12 +260,21 @@ class Ahead:
             room = max(1, BLOCK // 4 // total)
             self._key = ()  # an interruption must not leave the numbers of one key under another
             self._samples = range(sample, max(sample + 1, min(until, sample + room)))
-            (many,) = normal_many(
-                [seed], [step], self._samples, wanted, stream=stream, device=device, scratch=self._scratch
+            whole = sample == 0 and len(self._samples) >= until
+            count = min(steps, room // len(self._samples), 2 ** _LIMITS["step"] - step) if whole else 1
+            self._steps = range(step, step + max(1, count))
+            many = normal_many(
+                [seed] * len(self._steps),
+                self._steps,
+                self._samples,
+                wanted,
+                stream=stream,
+                device=device,
+                scratch=self._scratch,
             )
-            self._draws = dict(zip(wanted, many.split_with_sizes(list(wanted.values()), dim=1), strict=True))
+            self._draws = dict(zip(wanted, many.split_with_sizes(list(wanted.values()), dim=2), strict=True))
             self._key = key
-        return self._draws[index][sample - self._samples.start]
+        return self._draws[index][step - self._steps.start, sample - self._samples.start]
 
 
 def _checked(*coordinates: object) -> tuple[Word, ...]:

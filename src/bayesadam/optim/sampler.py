@@ -21,6 +21,9 @@ MEAN, BLOCK, TRAIN = "mean", "block", "train"
 """What the weights hold, as the groups' ``"weights"`` says: the mean, which is then authoritative (the state's follows
 it); or a sample, inside a block or after ``train()``, and then the state's mean is authoritative."""
 
+AHEAD = 64
+"""Steps for which the noise of small parameters is drawn at once, at most."""
+
 
 class Sampler:
     """Transient: which parameters hold a sample, how far, and whether others wrote to them since."""
@@ -55,6 +58,7 @@ class Sampler:
                 device=like.device,
                 sizes=partial(self._small_sizes, index, like),
                 until=group["mc_samples"] // (2 if group["antithetic"] else 1),
+                steps=AHEAD,
             )
             eps.copy_(draw.view(block.shape))
         else:
