@@ -1,13 +1,7 @@
 """What two ranks do in the distributed tests; each function runs in both processes and raises where it is wrong."""
 
-import os
-import sys
-import traceback
-import warnings
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -86,22 +80,3 @@ def sharded(rank, folder):
             assert_near(found, expected, 1e-12)
     with pytest.raises(ValueError, match=r"got a sharded parameter of shape \(3, 6\)"):
         PerExampleSquares(mlp()).mean_squares(fully_shard(mlp(), mesh=mesh)[4].weight)
-
-
-def main(rank, function, folder):
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            globals()[function](rank, folder)
-        dist.barrier()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)  # gloo's threads sometimes abort a process that winds down in the ordinary way
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,13 +1,8 @@
 """Two ranks (gloo, CPU): data parallel, FSDP2, sharded checkpoints. What they do is in workers.py."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-TESTS = Path(__file__).parents[1]
+from two_ranks import in_two_ranks
 
 
 @pytest.mark.parametrize(
@@ -23,19 +18,4 @@ TESTS = Path(__file__).parents[1]
     ],
 )
 def test_two_ranks(function, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "optim.workers", str(rank), function, str(tmp_path)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    in_two_ranks("optim.workers", function, tmp_path)

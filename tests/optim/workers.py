@@ -1,10 +1,5 @@
 """What two ranks do in the distributed tests; each function runs in both processes and raises where it is wrong."""
 
-import os
-import sys
-import traceback
-import warnings
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -200,22 +195,3 @@ def posterior_as_prior_of_a_sharded_network(rank, folder):
     opt = Method("vadam")(other.named_parameters(), prior=q)
     torch.testing.assert_close(opt.posterior().mean, q.mean)
     run(other, opt, 2, rank)
-
-
-def main(rank, function, folder):
-    torch.set_num_threads(1)
-    try:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            globals()[function](rank, folder)
-        dist.barrier()
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)  # gloo's threads sometimes abort a process that winds down in the ordinary way
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
