@@ -260,7 +260,7 @@ class Ahead:
             room = max(1, BLOCK // 4 // total)
             self._key = ()  # an interruption must not leave the numbers of one key under another
             self._samples = range(sample, max(sample + 1, min(until, sample + room)))
-            whole = sample == 0 and len(self._samples) >= until
+            whole = sample == 0 and len(self._samples) >= until and len(wanted) == len(sizes())
             count = min(steps, room // len(self._samples), 2 ** _LIMITS["step"] - step) if whole else 1
             self._steps = range(step, step + max(1, count))
             many = normal_many(

@@ -3,6 +3,7 @@
 import copy
 import warnings
 
+import numpy as np
 import pytest
 import torch
 
@@ -199,3 +200,33 @@ def test_without_a_compiler_training_goes_on_eagerly_after_one_warning(monkeypat
 def test_compile_must_be_a_boolean():
     with pytest.raises(ValueError, match="compile must be True or False, got 'yes'"):
         Method("vadam")([torch.nn.Parameter(torch.zeros(3))], compile="yes")
+
+
+def test_an_interruption_before_a_kernel_ran_keeps_weights_that_others_set(monkeypatch):
+    """While it is compiled, say: the weights are authoritative until then."""
+    net, opt = run("vadam", steps=2, compile=True)
+    with torch.no_grad():
+        for p in net.p:
+            p.fill_(7.0)
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compiled, "sample_", interrupted)
+    with pytest.raises(KeyboardInterrupt), opt.sampled_params():
+        pass
+    assert all((p == 7.0).all() for p in net.p)
+
+
+def test_numbers_of_numpy_and_schedulers_with_tensor_rates():
+    net = Quadratic()
+    opt = ba.Vadam(
+        net.parameters(), lr=torch.tensor(0.01), num_data=np.int64(50), prior_precision=np.float32(1), compile=True
+    )
+    scheduler = torch.optim.lr_scheduler.StepLR(opt, 1)
+    for step in range(2):
+        with opt.sampled_params():
+            net.loss(step).backward()
+        opt.step()
+        scheduler.step()
+    assert weights(net).isfinite().all()

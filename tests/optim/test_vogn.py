@@ -203,3 +203,70 @@ def test_unlike_vadam_the_curvature_does_not_shrink_with_the_minibatch(size):
 
     found = [curvature(list(rows)) for rows in itertools.combinations(range(12), size)]
     torch.testing.assert_close(torch.stack(found).mean(0), curvature(list(range(12))), rtol=1e-12, atol=0)
+
+
+def test_a_closure_with_a_scaled_loss_is_no_mistake():
+    """Its graph is gone when it is looked at, which tells nothing of the factor."""
+    net, opt = make()
+    x, y = data()
+
+    def closure():
+        opt.zero_grad()
+        loss = 0.5 * nll(net, x, y)
+        loss.backward()
+        return loss
+
+    opt.step(closure)
+
+
+def test_a_refused_group_changes_nothing_in_drop_in_training():
+    _, opt = make()
+    opt.train()
+    extra = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match="curvature must be of the model"):
+        opt.add_param_group({"params": [("extra", extra)]})
+    assert torch.equal(extra, torch.zeros(2))
+    opt.attach(opt._source.squares.model)
+    opt.state_dict()
+
+
+def test_examples_whose_gradients_cancel_are_unscaled_with_the_others():
+    """A gradient of zero does not show by what it was scaled."""
+    net = torch.nn.Linear(1, 2, bias=False).double()
+    net_parts = torch.nn.Sequential(net)
+    runs = []
+    for scale in (1.0, 2.0**16):
+        with torch.no_grad():
+            net.weight.fill_(0.5)
+        opt = ba.VOGN(
+            net_parts.named_parameters(), num_data=1e12, betas=(0.0, 0.0), curvature=ba.PerExampleSquares(net_parts)
+        )
+        with opt.sampled_params():
+            output = net_parts(torch.tensor([[1.0], [1.0]], dtype=torch.float64))
+            (scale * (output * torch.tensor([[1.0, 1.0], [-1.0, 1.0]])).sum(1).mean()).backward()
+        net.weight.grad /= scale
+        opt.step()
+        runs.append(opt.state[net.weight]["hessian"].clone())
+    torch.testing.assert_close(*runs, rtol=1e-12, atol=0)
+
+
+def test_a_checkpoint_of_another_method_is_refused():
+    net, opt = make()
+    other = ba.IVON(net.named_parameters(), num_data=50)
+    with pytest.raises(ValueError, match="hessian of the state_dict must be 'gauss_newton', got None"):
+        opt.load_state_dict(other.state_dict())
+
+
+def test_a_module_that_has_its_optimiser_can_be_copied_in_drop_in_training():
+    net, opt = make()
+    net.optimizer = opt
+    opt.train()
+    copied = copy.deepcopy(net)
+    x, y = data()
+    for model in (net, copied):
+        model.optimizer.train()
+        model.optimizer.zero_grad()
+        nll(model, x, y).backward()
+        model.optimizer.step()
+        model.optimizer.eval()
+    assert torch.equal(weights(net), weights(copied))

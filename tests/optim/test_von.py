@@ -751,3 +751,33 @@ def test_backward_is_for_samples_only(net, make):
 def test_the_step_of_ngvi_is_at_most_one(net):
     with pytest.raises(ValueError, match=r"lr must be at most 1, got 1\.5"):
         ba.NGVI(net.named_parameters(), lr=1.5, num_data=50)
+
+
+def test_a_refused_step_leaves_nothing_behind_in_drop_in_training(net):
+    """Back-tracking keeps the curvature: that of a refused gradient must be gone."""
+    opt = ba.VON(net.named_parameters(), num_data=50, correction="backtracking")
+    opt.train()
+    (math.inf * loss_of(net)).backward()
+    with pytest.raises(FloatingPointError, match="must be finite"):
+        opt.step()
+    for _ in range(2):
+        opt.zero_grad()
+        loss_of(net).backward()
+        opt.step()
+    assert all(value.isfinite().all() for value in opt.posterior().variance.values())
+
+
+def test_a_group_cannot_have_another_hessian(net):
+    for name, value in (("hessian", "exact"), ("covariance", "full")):
+        with pytest.raises(ValueError, match=f"{name} must be the same in all groups, got '{value}'"):
+            ba.VON([{"params": list(net.parameters()), name: value}], num_data=50)
+
+
+def test_the_scale_of_low_precision_gradients_does_not_overflow():
+    parameter = torch.nn.Parameter(torch.zeros(100, dtype=torch.float16))
+    opt = ba.Vadam([parameter], num_data=50, mc_samples=2)
+    for _ in range(2):
+        with opt.sampled_params():
+            parameter.grad = torch.full_like(parameter, 1e4)
+    opt.step()
+    assert opt.state[parameter]["exp_avg_sq"].isfinite().all()

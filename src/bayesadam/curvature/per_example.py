@@ -69,12 +69,24 @@ class PerExampleSquares:
         """Number of examples in the backward passes since the start, on this rank."""
         return self._collector.num_examples
 
+    @property
+    def started(self) -> bool:
+        """Whether backward passes are followed."""
+        return self._collector.started
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether several ranks have each a part of the examples."""
+        return any(ranks.groups(self.model, parameter) for parameter in self.model.parameters())
+
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
         """Begin with nothing: from now on, backward passes through later forward passes are followed.
 
         Args:
             after_backward: Called at the end of every backward pass, when gradients are complete.
         """
+        if "_modules" not in vars(self.model):  # of a copy that is being made, where a module has its optimiser
+            return
         self._collector.after_backward = after_backward
         self._collector.start()
         self._slots = {}

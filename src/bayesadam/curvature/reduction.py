@@ -68,7 +68,10 @@ def _own_reduction(node: Any, name: str) -> str | None:
 
 def _factor(node: Any, name: str, inputs: Sequence[Any]) -> float | None:
     """The constant factor of a product, if it is one number in (0, 1]."""
-    other = getattr(node, "_saved_other", None)
+    try:
+        other = getattr(node, "_saved_other", None)
+    except RuntimeError:  # the graph was backwarded
+        return None
     if len(inputs) != 1 or other is None or (isinstance(other, Tensor) and other.numel() != 1):
         return None
     value = float(other)

@@ -189,7 +189,8 @@ class PerturbedOptimizer(Optimizer):
 
         Raises:
             RuntimeError: A block inside a block, more blocks than ``mc_samples`` before a step, or a block while the
-                weights already hold a sample (after :meth:`train`).
+                weights already hold a sample (after :meth:`train`). At its end: a loss that was backwarded though the
+                method takes second derivatives.
         """
         count = self.param_groups[0]["mc_samples"]
         if self._open:
@@ -243,6 +244,8 @@ class PerturbedOptimizer(Optimizer):
             raise RuntimeError("train() must be called before sampled_params() or after its step(), got a call between")
         if self._sampler.weights == TRAIN:
             self._sampler.reconcile(0, allow_mean=True)
+            if self._source is not None and not self._source.started:
+                self._start_source()
             return
         self._sampler.perturb(0, TRAIN)
         self._start_source()
@@ -265,12 +268,16 @@ class PerturbedOptimizer(Optimizer):
         super().zero_grad(set_to_none)
         if self._source is not None:
             self._source.discard()
-        if not self._open and self._gradients.collected:
+        if not self._open:
+            collected = self._gradients.collected
             self._gradients.discard()
-            self.set_all("noise_step", self.param_groups[0]["noise_step"] + 1)
+            if collected:
+                self.set_all("noise_step", self.param_groups[0]["noise_step"] + 1)
 
     def backward(self, loss: Tensor) -> None:
         """Inside a block: ``loss.backward()``, and whatever else the method wants to know of a mean loss.
+
+        Methods that take second derivatives give gradients to this optimiser's parameters only.
 
         Methods that take second derivatives need it in place of ``loss.backward()``; for all others it is the same,
         and where the examples' gradients are squared it checks the loss.
@@ -303,8 +310,12 @@ class PerturbedOptimizer(Optimizer):
             The closure's loss, for several samples their mean; ``None`` without a closure.
 
         Raises:
-            RuntimeError: No sample was drawn, or not exactly ``mc_samples``; a sparse gradient.
-            FloatingPointError: A gradient that is not finite, with ``nonfinite="raise"``; nothing has changed.
+            RuntimeError: No sample was drawn, or not exactly ``mc_samples``; a sparse gradient; a gradient without the
+                curvature that the method needs.
+            FloatingPointError: A gradient or a curvature that is not finite, or a precision that would not stay
+                positive, with ``nonfinite="raise"``; nothing has changed.
+            ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
+            TypeError: The closure returned no loss to a method that differentiates it.
         """
         if self._open:
             raise RuntimeError("step() must be called outside sampled_params(), got a call inside")
@@ -435,6 +446,12 @@ class PerturbedOptimizer(Optimizer):
         Raises:
             ValueError: A state dict of another optimiser or of other parameters; nothing has changed.
         """
+        for group in state_dict["param_groups"]:
+            for name in ("hessian", "covariance"):
+                if group.get(name) != self.defaults.get(name):
+                    raise ValueError(
+                        f"{name} of the state_dict must be {self.defaults.get(name)!r}, got {group.get(name)!r}"
+                    )
         saved = [i for group in state_dict["param_groups"] for i in group["params"]]
         own = [p for group in self.param_groups for p in group["params"]]
         required = {"mean", *self.rule.state, *COUNTERS}
@@ -476,7 +493,7 @@ class PerturbedOptimizer(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("compile", False)  # not in checkpoints of version 0.1
-        self._reset()
+        self._reset(attached=vars(self).get("_attached", False))
 
     # Internals, shared with the sampler and the gradients
 

@@ -19,11 +19,18 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.optim.blocks import Block
+from bayesadam.optim.rule import initial_counters
 
 Hyper = Mapping[str, Any]
 Tensors = dict[str, Tensor]
 
 _STATICS = ("rescale_lr", "hessian", "correction")
+_PER_WEIGHT = ("prior_mean", "prior_precision", "initial_precision")
+_NUMBERS = (
+    *("lr", "num_data", "temperature", "prior_mean", "prior_precision", "initial_precision", "clip_radius"),
+    *initial_counters(),
+)
+"""What rules are told: the groups have more, which schedulers add to."""
 _MASK = 2**32 - 1
 _numbers = itertools.count()
 
@@ -193,8 +200,9 @@ def _split(hp: Hyper) -> tuple[tuple[str, ...], list[float], Tensors, tuple[Any,
     tensors = {}
     for name, value in hp.items():
         if isinstance(value, Tensor):
-            tensors[name] = value
-        elif isinstance(value, int | float) and not isinstance(value, bool):
+            if name in _PER_WEIGHT:
+                tensors[name] = value
+        elif name in _NUMBERS:
             numbers[name] = value
     statics = tuple((name, hp[name]) for name in _STATICS if name in hp)
     return tuple(numbers), list(map(float, numbers.values())), tensors, statics

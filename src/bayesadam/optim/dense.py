@@ -252,10 +252,7 @@ class DenseGradients(Gradients):
         rate, tau = 1.0 - first["betas"][1], first["temperature"]
         wanted = positions(entries).to(self._matrix.device)
         scale = torch.cat(
-            [
-                self._matrix.new_full((p.numel(),), self.unscale * self._rescaled(p, self._dense(p)))
-                for _, _, p in entries
-            ]
+            [self._matrix.new_full((p.numel(),), self.unscale * self._rescaled(p)) for _, _, p in entries]
         ).sqrt()
         current = self.sampler.hessian(entries)
         error = tau * current - scale[:, None] * self._matrix[wanted[:, None], wanted] * scale

@@ -40,11 +40,12 @@ class Gradients:
         self._curvature: dict[Tensor, Tensor] = {}
         self._norms: dict[Tensor, Tensor] = {}
         self._limit = math.inf
+        self._factor = 1.0
 
     def discard(self) -> None:
         """Forget the samples collected so far."""
         self.collected = 0
-        self._curvature, self._norms, self._limit = {}, {}, math.inf
+        self._curvature, self._norms, self._limit, self._factor = {}, {}, math.inf, 1.0
 
     def hide(self) -> Hidden:
         """Take the gradients away; returns them."""
@@ -70,21 +71,18 @@ class Gradients:
     def after_backward(self) -> None:
         """Remember the scale of the gradients, in drop-in training, where others may change it before the step."""
         for _, _, parameter in self.optimizer.trained():
-            self._norms[parameter] = torch.linalg.vector_norm(local(self._dense(parameter)))
+            self._norms[parameter] = self._norm(parameter)
 
     def collect_drop_in(self) -> None:
         """At a step in drop-in training: keep the curvature of its one sample."""
         if not self.optimizer.keeps_curvature:
             return
+        self._curvature = {}  # of a step that was refused
         source = self.optimizer.source
-        factor = 1.0 if source is None else source.gradient_factor()
+        self._factor = 1.0 if source is None else source.gradient_factor()
         for _, _, parameter in self.optimizer.trained():
-            grad = self._dense(parameter)
             if source is None or parameter not in self._norms:
-                self._norms[parameter] = torch.linalg.vector_norm(local(grad))
-            if factor != 1.0:
-                grad.mul_(factor)
-                self._norms[parameter] *= factor
+                self._norms[parameter] = self._norm(parameter)
         self._collect_curvature(1.0)
 
     def _collect_curvature(self, share: float) -> None:
@@ -107,7 +105,7 @@ class Gradients:
             grad = earlier.mul_(1.0 - share)
         parameter.grad = grad
         if grad is not None:
-            self._norms[parameter] = torch.linalg.vector_norm(local(self._dense(parameter)))
+            self._norms[parameter] = self._norm(parameter)
 
     def _add_curvature(self, group: dict[str, Any], index: int, parameter: Tensor, share: float) -> None:
         state, grad = self.optimizer.state_of(parameter, group), local(self._dense(parameter))
@@ -211,14 +209,18 @@ class Gradients:
         scale = getattr(self.optimizer, "grad_scale", None)
         return 1.0 if scale is None else 1.0 / float(scale)
 
+    def _scale(self, group: dict[str, Any]) -> float:
+        """By which ``p.grad`` must be multiplied to be the gradient of the mean loss that is minimised."""
+        return (-1.0 if group["maximize"] else 1.0) * self.unscale * self._factor
+
     def _update(self, group: dict[str, Any], index: int, parameter: nn.Parameter) -> None:
         rule, state = self.optimizer.rule, self.optimizer.state_of(parameter, group)
         weights, grad, kept = local(parameter), local(self._dense(parameter)), self._curvature.get(parameter)
         told = self._limited(group)
         counters = advance(state, hyper(told, state, {}))
         holds_mean = self.sampler.weights == MEAN or not group["perturb"]
-        factor = self._curvature_factor(parameter, grad)
-        sign = -1.0 if group["maximize"] else 1.0
+        factor = self._curvature_factor(parameter)
+        scale = self._scale(group)
         compiles = self.optimizer.compiles
         for block, views in walk(parameter, state, grad, *([] if kept is None else [kept]), tiled=compiles):
             if compiles and compiled.fits(block, [block.of(t) for t in (weights, grad)] + [*views.values()]):
@@ -228,7 +230,7 @@ class Gradients:
                     rule,
                     views,
                     block.of(grad),
-                    sign * self.unscale,
+                    scale,
                     (None if kept is None else block.of(kept), factor) if self.optimizer.keeps_curvature else None,
                     hyper(told, state, views),
                     hyper(told, counters, views),
@@ -238,7 +240,7 @@ class Gradients:
                 continue
             if holds_mean:
                 follow(views["mean"], block.of(weights))
-            value = self._block(block, grad, views["mean"], sign * self.unscale)
+            value = self._block(block, grad, views["mean"], scale)
             if kept is not None:
                 curvature: Tensor | None = block.of(kept) * factor
             elif self.optimizer.keeps_curvature:
@@ -262,10 +264,14 @@ class Gradients:
             if kept is None:
                 continue
             state = self.optimizer.state_of(parameter, group)
-            factor = self._curvature_factor(parameter, local(self._dense(parameter)))
+            factor = self._curvature_factor(parameter)
             for block, views in walk(parameter, state, kept):
                 told = hyper(group, state, views)
                 limit = float(rule.largest_rate(views, block.of(kept) * factor, told))
+                if math.isnan(limit):
+                    return self._refuse(
+                        f"the curvature of parameter {self.optimizer.name_of(parameter)} must be finite"
+                    )
                 if correction is None and not limit > rule.rate(told):
                     return self._not_positive()
                 smallest = min(smallest, limit)
@@ -290,16 +296,29 @@ class Gradients:
             "was changed (use correction='elementwise', a smaller 1 - betas[1] or a larger prior_precision)"
         )
 
-    def _curvature_factor(self, parameter: Tensor, grad: Tensor) -> float:
+    def _curvature_factor(self, parameter: Tensor) -> float:
         """By what a kept curvature must be multiplied to go with ``p.grad`` as it is now."""
         if parameter not in self._curvature:
             return 1.0
-        return (self.unscale * self._rescaled(parameter, grad)) ** self.optimizer.rule.power
+        return (self.unscale * self._rescaled(parameter)) ** self.optimizer.rule.power
 
-    def _rescaled(self, parameter: Tensor, grad: Tensor) -> float:
-        """By what factor others (unscaling, clipping) changed ``p.grad`` since the last sample was collected."""
-        before = self._norms[parameter]
-        return float(torch.linalg.vector_norm(grad) / before) if before > 0 else 1.0
+    def _rescaled(self, parameter: Tensor) -> float:
+        """By what factor others (unscaling, clipping) changed ``p.grad`` since the last sample was collected.
+
+        A gradient of zero does not tell: the others do, as it is one factor for all wherever curvature can be scaled.
+        """
+        before = float(self._norms[parameter])
+        if before > 0:
+            return float(self._norm(parameter)) / before
+        known = [p for _, _, p in self.optimizer.trained() if p in self._norms]
+        total = math.hypot(*(float(self._norms[p]) for p in known))
+        return math.hypot(*(float(self._norm(p)) for p in known)) / total if total > 0 else 1.0
+
+    def _norm(self, parameter: Tensor) -> Tensor:
+        """Of the gradient here, in float32 or wider: in float16 it overflows easily."""
+        grad = local(self._dense(parameter))
+        norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
+        return norm
 
     def _block(self, block: Block, grad: Tensor, like: Tensor, factor: float) -> Tensor:
         """A block of the gradient in the state's dtype, in a reused buffer that the rule may overwrite."""

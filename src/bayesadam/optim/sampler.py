@@ -119,9 +119,15 @@ class Sampler:
         for block, views in walk(parameter, state, tiled=compiles):
             part = block.of(weights)
             if compiles and compiled.fits(block, [part, *views.values()]):
-                self._written[parameter] = block.stop
                 draw = compiled.Draw(group, index, block, sample)
-                compiled.sample_(part, self.optimizer.rule, views, hyper(group, state, views), draw, adopt=adopt)
+                version = part._version
+                self._written[parameter] = block.stop
+                try:
+                    compiled.sample_(part, self.optimizer.rule, views, hyper(group, state, views), draw, adopt=adopt)
+                except BaseException:
+                    if part._version == version:  # interrupted before it ran: while it was compiled, say
+                        self._written[parameter] = block.start
+                    raise
                 continue
             if adopt:
                 follow(views["mean"], part)

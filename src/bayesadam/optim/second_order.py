@@ -64,6 +64,9 @@ class SecondOrderOptimizer(PerturbedOptimizer):
     def check_group(self, group: dict[str, Any]) -> None:
         """Also the options of the Hessian."""
         super().check_group(group)
+        for name in ("hessian", "covariance"):
+            if group[name] != self.defaults[name]:
+                raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
         check_hessian(group)
         if group["covariance"] not in self.covariances:
             raise ValueError(f"covariance must be one of {self.covariances}, got {group['covariance']!r}")
@@ -150,20 +153,6 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         """Also where the whole step must be seen before any of it is made."""
         first = self.param_groups[0]
         return super().keeps_curvature or first["covariance"] == "full" or first["correction"] != "elementwise"
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As every optimiser's.
-
-        Raises:
-            ValueError: Also: a state dict with another kind of Hessian or covariance; nothing has changed.
-        """
-        for group in state_dict["param_groups"]:
-            for name in ("hessian", "covariance"):
-                if group.get(name) != self.defaults[name]:
-                    raise ValueError(
-                        f"{name} of the state_dict must be {self.defaults[name]!r}, got {group.get(name)!r}"
-                    )
-        super().load_state_dict(state_dict)
 
     def _reset(self, attached: bool = False) -> None:
         super()._reset(attached)

@@ -31,6 +31,10 @@ class CurvatureSource(Protocol):
     def called(self) -> bool:
         """Whether a loss was handed over since the start."""
 
+    @property
+    def started(self) -> bool:
+        """Whether it collects."""
+
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
         """A sample is in the weights: begin with nothing, and call ``after_backward`` when gradients are complete."""
 
@@ -73,6 +77,11 @@ class ExampleSource:
         """See the protocol."""
         return self.squares.num_examples > 0
 
+    @property
+    def started(self) -> bool:
+        """See the protocol."""
+        return self.squares.started
+
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
         """See the protocol."""
         self.squares.start(after_backward)
@@ -107,7 +116,13 @@ class ExampleSource:
         return self.squares.mean_squares(parameter)
 
     def gradient_factor(self) -> float:
-        """One over the number of examples if the loss is their sum."""
+        """One over the number of examples if the loss is their sum.
+
+        Raises:
+            RuntimeError: It is their sum, in several processes, which may have different numbers of examples.
+        """
+        if self.squares.reduction == "sum" and self.squares.is_parallel:
+            raise RuntimeError("reduction must be 'mean' when several processes train together, got 'sum'")
         return 1.0 / max(1, self.squares.num_examples) if self.squares.reduction == "sum" else 1.0
 
 
@@ -127,6 +142,11 @@ class HessianSource:
     def called(self) -> bool:
         """See the protocol."""
         return self._calls > 0
+
+    @property
+    def started(self) -> bool:
+        """See the protocol: at any time."""
+        return True
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
         """See the protocol."""

@@ -64,7 +64,9 @@ class VOGN(PerturbedOptimizer):
         lr: Learning rate; not negative.
         num_data: Number of training examples, or a chosen effective number.
         curvature: Of the module that the parameters are part of. It says whether the loss is a mean or a sum over the
-            examples of a minibatch; with a sum, ``p.grad`` stays the sum and the step divides it.
+            examples of a minibatch. With a sum, ``p.grad`` is the mean's gradient after a block; in drop-in training it
+            stays the sum, and the step divides it. All backward passes of a step must go through the module, and
+            gradients must be cleared by the optimiser's ``zero_grad``, which forgets the squares too.
         betas: Decay rates of the gradient's average (momentum, 0 for none) and of the curvature's.
         **options: As :class:`PerturbedOptimizer`'s.
 
@@ -98,15 +100,16 @@ class VOGN(PerturbedOptimizer):
         Raises:
             ValueError: Also: a perturbed parameter that is not of the model that ``curvature`` was made for.
         """
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        for parameter in group["params"]:
-            if group["perturb"] and not self._source.covers(parameter):
-                self.param_groups.pop()
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        for entry in params if param_group.get("perturb", self.defaults["perturb"]) else ():
+            parameter = entry[1] if isinstance(entry, tuple) else entry
+            if not self._source.covers(parameter):
                 raise ValueError(
                     "curvature must be of the model that has all parameters, got one without a parameter of shape "
                     f"{tuple(parameter.shape)}"
                 )
+        super().add_param_group({**param_group, "params": params})
 
     def __getstate__(self) -> dict[str, Any]:
         """Also the curvature: a copy of model and optimiser together refers to the copied model."""
