@@ -894,7 +894,7 @@ def test_antithetic_needs_pairs(method, net):
 
 def test_a_bad_group_is_refused_and_not_added(method, net):
     method.skip_matrix("any group is refused: tests/optim/test_dense_von.py")
-    opt = method(net[0].parameters())
+    opt = method(net[0].parameters(), model=net)
     for group, message in [
         ({"lr": -1.0}, "lr must be"),
         ({"perturb": "no"}, "perturb must be True or False"),
