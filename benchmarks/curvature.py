@@ -21,16 +21,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import os
-import platform
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +36,7 @@ from torch.nn import functional as F
 
 import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
+from record import conditions, save
 
 HERE = Path(__file__).parent
 REFERENCE = "Adam fused"
@@ -320,16 +317,6 @@ def print_case(name: str, found: dict[str, Any]) -> None:
             print(f"{contender:14}{row['milliseconds']:10.2f}{row['ratio']:9.2f}{error}")
 
 
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("torch", "bayesadam", "backpack-for-pytorch", "opacus"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(cases()), default=list(cases()))
@@ -340,21 +327,14 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     names = list(dict.fromkeys([REFERENCE, *options.contenders]))
     report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": versions(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_averages": [os.getloadavg()],
+        **conditions("torch", "bayesadam", "backpack-for-pytorch", "opacus"),
         "cases": {},
     }
     for name in options.cases:
         report["cases"][name] = measure(cases()[name], names)
         print_case(name, report["cases"][name])
     report["load_averages"].append(os.getloadavg())
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    scratch = options.output.with_suffix(".tmp")
-    scratch.write_text(json.dumps(report, indent=1) + "\n")
-    scratch.replace(options.output)
+    save(options.output, report)
     print(f"\nwrote {options.output}")
 
 

@@ -20,17 +20,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timezone
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +35,7 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import noise
+from record import conditions, save
 
 HERE = Path(__file__).parent
 Shapes = Sequence[Sequence[int]]
@@ -220,12 +217,6 @@ def compiled_difference(steps: int = 20) -> dict[str, float]:
     return found
 
 
-def cpu_name() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
 def print_case(case: str, found: Mapping[str, Any], extra: Mapping[str, int | None]) -> None:
     print(f"\n{case}: {found['parameters']:,} parameters in {found['tensors']}, {found['rounds']} rounds")
     print(f"{'':24}{'us':>12}{'ns/param':>10}{'ratio':>8}{'state B/param':>15}{'extra B/param':>15}")
@@ -252,15 +243,7 @@ def main() -> None:
         return
     names = list(dict.fromkeys([REFERENCE, *options.contenders]))
     report: dict[str, Any] = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {
-            "python": platform.python_version(),
-            **{k: version(k) for k in ("torch", "bayesadam", "ivon-opt")},
-        },
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "load_averages": [os.getloadavg()],
+        **conditions("torch", "bayesadam", "ivon-opt"),
         "cases": {},
     }
     extra = {name: measure_memory(name) for name in names} if LARGEST in options.cases else {}
@@ -273,10 +256,7 @@ def main() -> None:
         report["compiled_relative_difference"] = compiled_difference()
         print("\ncompiled against eager Vadam after 20 steps, relative:", report["compiled_relative_difference"])
     report["load_averages"].append(os.getloadavg())
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    scratch = options.output.with_suffix(".tmp")
-    scratch.write_text(json.dumps(report, indent=1) + "\n")
-    scratch.replace(options.output)
+    save(options.output, report)
     print(f"wrote {options.output}")
 
 

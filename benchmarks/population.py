@@ -12,27 +12,21 @@ in which all take turns. "kept memory" is the same with the C library told not t
 from __future__ import annotations
 
 import ctypes
-import json
-import os
-import platform
-import shutil
 import statistics
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam import population
+from bayesadam import noise, population
+from record import conditions, save
 
 MEMBERS, ROUNDS, EPOCHS = 100, 3, 40
 SHAPES = {"boston": (364, 13, 32, 10), "power": (6889, 4, 128, 5)}
 """Training points of a fold, inputs, batch size, samples."""
-HAS_COMPILER = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
 
 
 def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, tuple[Callable[[], object], int]]:
@@ -88,7 +82,7 @@ def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, 
         "ba.Vadam, one by one": (vadam_alone, 1),
         f"population of {MEMBERS}": (lambda: together(False), MEMBERS),
     }
-    if HAS_COMPILER:
+    if noise.has_compiler():
         found[f"population of {MEMBERS}, compiled noise"] = lambda: together(True), MEMBERS
     return found
 
@@ -136,16 +130,11 @@ def measure(name: str, kept: str) -> list[dict[str, object]]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    started = conditions("torch", "bayesadam")
     rows = [row for name in SHAPES for row in measure(name, "")]
     if keep_memory():
         rows += [row for name in SHAPES for row in measure(name, ", kept memory")]
-    results = {
-        "when": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in ("torch", "bayesadam")} | {"python": platform.python_version()},
-        "rows": rows,
-    }
-    path = Path(__file__).parent / "results" / "population.json"
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    save(Path(__file__).parent / "results" / "population.json", {**started, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -8,12 +8,9 @@ maps the network over them. "sampling" is ours without the forward passes. Media
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ import ivon
 import torch
 
 import bayesadam as ba
+from record import conditions, save
 
 SAMPLES, INPUTS, ROUNDS = 64, 1024, 5
 
@@ -64,6 +62,7 @@ def contenders() -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
+    started = conditions("torch", "bayesadam", "ivon-opt")
     functions = contenders()
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for round_ in range(ROUNDS + 1):
@@ -75,16 +74,13 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     reference = medians["plain forward passes"]
     report = {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "versions": {name: version(name) for name in ("torch", "bayesadam", "ivon-opt")},
-        "threads": torch.get_num_threads(),
+        **started,
         "milliseconds": {name: round(value * 1e3, 1) for name, value in medians.items()},
         "ratio": {name: round(value / reference, 2) for name, value in medians.items()},
     }
     for name in functions:
         print(f"{name:22}{report['milliseconds'][name]:10.1f} ms{report['ratio'][name]:8.2f}")
-    path = Path(__file__).parent / "results" / "prediction.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    save(Path(__file__).parent / "results" / "prediction.json", report)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +12,10 @@ from sklearn.model_selection import KFold
 from torch import Tensor, nn
 
 import bayesadam as ba
-from bayesadam import population
+from bayesadam import noise, population
 from bayesadam.data import Standardizer
 
 Pair = tuple[Tensor, Tensor]
-HAS_COMPILER = any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
 OnEpoch = Callable[[int, list[int], population.Population], None]
 
 
@@ -102,7 +99,7 @@ def fit(
         prior_precision=prior,
         initial_precision=prior,
         nonfinite="stop",
-        compile=HAS_COMPILER,
+        compile=noise.has_compiler(),
         progress=False,
         on_epoch=on_epoch,
     )

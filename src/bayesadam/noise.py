@@ -17,6 +17,8 @@ A tensor of ``n < 4 * LANES`` elements is one tile of ``ceil(n / 4)`` lanes, so 
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
@@ -44,6 +46,11 @@ _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 _TENSORS = {"step", "sample", "index"}
+
+
+def has_compiler() -> bool:
+    """Whether what is ``compiled`` can be, on a CPU."""
+    return any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
 
 
 class Scratch:

@@ -208,7 +208,7 @@ def _map(
                     wanted, *inputs
                 )
                 return found
-        except (RuntimeError, NotImplementedError, ValueError):
+        except (RuntimeError, ValueError):
             pass
     return _loop(outputs, parameters, inputs, axes, wanted, used)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -66,22 +67,22 @@ class Form(Protocol):
         """What depends on the whole minibatch; before all others."""
 
 
-class Chunked:
+class Chunked(abc.ABC):
     """Squares what ``gradients`` makes, a chunk of examples at a time, but for biases, which are small."""
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Form`."""
         return inputs, grads
 
+    @abc.abstractmethod
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
         """See :class:`Form`."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """See :class:`Form`."""
-        raise NotImplementedError
 
     def squares(self, module: Any, inputs: Tensor, grads: Tensor, sink: Sink) -> None:
         """See :class:`Form`."""

@@ -17,13 +17,14 @@ from torch.optim import Optimizer
 
 from bayesadam.optim import attachment, compiled
 from bayesadam.optim.blocks import local
+from bayesadam.optim.checkpoints import check_state_dict, take_tensors
 from bayesadam.optim.checks import check_common, check_prior
 from bayesadam.optim.continuation import start_from
 from bayesadam.optim.gradients import Gradients
 from bayesadam.optim.rule import Rule
 from bayesadam.optim.sampler import BLOCK, MEAN, TRAIN, Sampler
-from bayesadam.optim.sources import CurvatureSource, not_backwarded
-from bayesadam.optim.state import COUNTERS, follow, full, hyper, new_state, walk
+from bayesadam.optim.sources import CurvatureSource
+from bayesadam.optim.state import follow, full, hyper, new_state, walk
 from bayesadam.posterior import DiagonalGaussian
 
 
@@ -211,7 +212,8 @@ class PerturbedOptimizer(Optimizer):
             if self._source is not None:
                 self._source.start()
             yield
-            self._check_deferred()
+            if self._source is not None:
+                self._source.check_gradients()
             valid = False  # an interruption while the means are half-updated voids all samples of this step
             self._gradients.collect(before)
             completed = valid = True
@@ -445,46 +447,16 @@ class PerturbedOptimizer(Optimizer):
 
         Raises:
             ValueError: A state dict of another optimiser or of other parameters; nothing has changed.
+            RuntimeError: Called inside a sampling block.
         """
-        for group in state_dict["param_groups"]:
-            for name in ("hessian", "covariance"):
-                if group.get(name) != self.defaults.get(name):
-                    raise ValueError(
-                        f"{name} of the state_dict must be {self.defaults.get(name)!r}, got {group.get(name)!r}"
-                    )
-        saved = [i for group in state_dict["param_groups"] for i in group["params"]]
-        own = [p for group in self.param_groups for p in group["params"]]
-        required = {"mean", *self.rule.state, *COUNTERS}
         if self._open:
             raise RuntimeError("load_state_dict() must be called outside sampled_params(), got a call inside")
-        sizes = [
-            [len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], self.param_groups)
-        ]
-        if sizes[0] != sizes[1]:
-            raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
-        for identity, parameter in zip(saved, own, strict=True):
-            entries = state_dict["state"].get(identity)
-            if entries is None:
-                continue
-            missing = required - entries.keys()
-            if missing:
-                raise ValueError(
-                    f"the state of parameter {identity!r} must have {sorted(required)}, got none for {sorted(missing)}"
-                )
-            if entries["mean"].shape != parameter.shape:
-                raise ValueError(
-                    f"the state of parameter {identity!r} must be of shape {tuple(parameter.shape)}, "
-                    f"got {tuple(entries['mean'].shape)}"
-                )
+        check_state_dict(self, state_dict)
         if self._sampler.weights != MEAN:
             self._sampler.restore()
         self._reset(attached=self._attached)
         super().load_state_dict(state_dict)
-        for identity, parameter in zip(saved, own, strict=True):
-            for name, value in state_dict["state"].get(identity, {}).items():
-                if isinstance(value, Tensor) and name not in COUNTERS:
-                    # The base class casts to the parameter's dtype and shares tensors with the state dict.
-                    self.state[parameter][name] = value.detach().to(parameter.device, copy=True)
+        take_tensors(self, state_dict)
         self._sampler.rebuild()
         self._start_source()
 
@@ -539,17 +511,6 @@ class PerturbedOptimizer(Optimizer):
     def start_rule(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
         """Set the rule's tensors to what they start with, given the mean and the prior that the state has."""
         state.update(self.rule.init(state["mean"], hyper(group, state, state)))
-
-    def _check_deferred(self) -> None:
-        """Whether the user has left the loss to a method that differentiates it itself."""
-        source = self._source
-        if source is None or not source.differentiates:
-            return
-        if source.called:
-            source.check_gradients()
-            return
-        if any(parameter.grad is not None for _, _, parameter in self.parameters()):
-            raise RuntimeError(not_backwarded(self.param_groups[0]["hessian"]))
 
     def set_all(self, name: str, value: Any) -> None:
         """Set an entry of every group."""

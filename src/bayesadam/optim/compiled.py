@@ -7,8 +7,6 @@ tiles of noise, other dtypes or layouts, a shard that begins inside a tile, no c
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -38,7 +36,7 @@ _numbers = itertools.count()
 @cache
 def available() -> bool:
     """Whether there is a compiler; warns once if there is none."""
-    if any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))):
+    if noise.has_compiler():
         return True
     warnings.warn("compile=True needs a C++ compiler, found none: going on without it", RuntimeWarning, stacklevel=2)
     return False

@@ -19,14 +19,11 @@ from bayesadam.optim.blocks import blocks
 from bayesadam.optim.gradients import Gradients, Hidden
 from bayesadam.optim.rule import advance
 from bayesadam.optim.sampler import MEAN, Sampler
-from bayesadam.optim.sources import HessianSource, differentiate
+from bayesadam.optim.sources import HessianSource
 from bayesadam.optim.state import follow, hyper
 
 if TYPE_CHECKING:
     from bayesadam.optim.base import PerturbedOptimizer
-
-MOST_WEIGHTS = 10_000
-"""The matrix of so many weights has 800 MB, and its factorisation takes half a minute."""
 
 Entry = tuple[dict[str, Any], int, nn.Parameter]
 
@@ -174,7 +171,7 @@ class DenseHessianSource(HessianSource):
 
     def backward(self, loss: Tensor) -> None:
         """See the protocol."""
-        parameters, grads = differentiate(self.optimizer, loss)
+        parameters, grads = self.differentiate(loss)
         found = hessian.matrix(grads, parameters).detach().double()
         if self.matrix is None:
             columns = width(self.optimizer.param_groups)
@@ -311,9 +308,8 @@ class DenseGradients(Gradients):
             if self.sampler.weights == MEAN or not group["perturb"]:
                 follow(state["mean"], parameter.detach())
             parts.append((state["mean"] - state.get("prior_mean", 0.0)).flatten().double())
-        sign = -1.0 if self.optimizer.param_groups[0]["maximize"] else 1.0
         grad = torch.cat([self._dense(p).detach().flatten().double() for _, _, p in entries])
-        grad = sign * self.unscale * grad
+        grad = self._scale(self.optimizer.param_groups[0]) * grad
         grad += self.optimizer.param_groups[0]["temperature"] * prior_gradient * torch.cat(parts)
         move = torch.linalg.solve(divisor, grad)
         wanted = positions(known).to(planned.device)

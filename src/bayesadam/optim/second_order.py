@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.blocks import is_sharded
 from bayesadam.optim.dense import (
-    MOST_WEIGHTS,
     DenseGradients,
     DenseHessianSource,
     DenseSampler,
@@ -20,6 +19,7 @@ from bayesadam.optim.dense import (
 from bayesadam.optim.newton import check_hessian
 from bayesadam.optim.sources import HessianSource
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
+from bayesadam.posterior.dense import MAX_WEIGHTS
 
 _SHARDED = {"hessian": "reparameterized", "covariance": "diagonal", "correction": "elementwise"}
 _SHARED_BY_A_MATRIX = ("num_data", "betas", "temperature", "maximize")
@@ -101,9 +101,9 @@ class SecondOrderOptimizer(PerturbedOptimizer):
                         )
             if full:
                 total = layout(self.param_groups)
-                if total > MOST_WEIGHTS:
+                if total > MAX_WEIGHTS:
                     raise ValueError(
-                        f"covariance must be 'diagonal' above {MOST_WEIGHTS:,} weights, got 'full' for {total:,}"
+                        f"covariance must be 'diagonal' above {MAX_WEIGHTS:,} weights, got 'full' for {total:,}"
                     )
         except ValueError:
             self.param_groups.pop()

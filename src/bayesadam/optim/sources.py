@@ -28,10 +28,6 @@ class CurvatureSource(Protocol):
     hint: str
 
     @property
-    def called(self) -> bool:
-        """Whether a loss was handed over since the start."""
-
-    @property
     def started(self) -> bool:
         """Whether it collects."""
 
@@ -51,7 +47,7 @@ class CurvatureSource(Protocol):
         """Deal with what a closure returned; returns what the user gets."""
 
     def check_gradients(self) -> None:
-        """Raise if gradients were changed since the last loss was handed over."""
+        """At the end of a block: raise if its gradients are not those that the curvature goes with."""
 
     def covers(self, parameter: Tensor) -> bool:
         """Whether a parameter's curvature can be known."""
@@ -71,11 +67,6 @@ class ExampleSource:
 
     def __init__(self, squares: PerExampleSquares) -> None:
         self.squares = squares
-
-    @property
-    def called(self) -> bool:
-        """See the protocol."""
-        return self.squares.num_examples > 0
 
     @property
     def started(self) -> bool:
@@ -105,7 +96,7 @@ class ExampleSource:
         return loss
 
     def check_gradients(self) -> None:
-        """See the protocol; here others may change them."""
+        """See the protocol; here the user makes them, and may change them."""
 
     def covers(self, parameter: Tensor) -> bool:
         """See the protocol."""
@@ -139,11 +130,6 @@ class HessianSource:
         self._calls = 0
 
     @property
-    def called(self) -> bool:
-        """See the protocol."""
-        return self._calls > 0
-
-    @property
     def started(self) -> bool:
         """See the protocol: at any time."""
         return True
@@ -161,7 +147,7 @@ class HessianSource:
 
     def backward(self, loss: Tensor) -> None:
         """See the protocol."""
-        parameters, grads = differentiate(self.optimizer, loss)
+        parameters, grads = self.differentiate(loss)
         first = self.optimizer.param_groups[0]
         if first["hessian"] == "exact":
             diagonals = hessian.diagonal(grads, parameters)
@@ -175,6 +161,33 @@ class HessianSource:
                     self._sums[parameter] = self._sums[parameter].add_(value) if parameter in self._sums else value
         self.add_gradients(parameters, grads)
 
+    def differentiate(self, loss: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
+        """The trainable parameters and the gradients of a loss there, to be differentiated again.
+
+        Raises:
+            RuntimeError: The loss was backwarded before, or the process is one of several that train together.
+        """
+        import torch.distributed as distributed
+
+        if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+            raise RuntimeError(
+                f"hessian must be 'reparameterized' when several processes train together, got {self._kind!r}"
+            )
+        if self._calls == 0 and self._has_gradients():
+            raise RuntimeError(self._backwarded)
+        parameters: list[Tensor] = [p for _, _, p in self.optimizer.parameters() if p.requires_grad]
+        try:
+            grads = hessian.gradients(loss, parameters)
+        except RuntimeError as error:
+            if "second time" not in str(error):
+                raise
+            raise RuntimeError(self._backwarded) from None
+        for parameter, grad in zip(parameters, grads, strict=True):
+            if grad is not None and grad.is_sparse:
+                name = self.optimizer.name_of(parameter)
+                raise RuntimeError(f"the gradient of parameter {name} must be dense, got a sparse one")
+        return parameters, grads
+
     def add_gradients(self, parameters: list[Tensor], grads: list[Tensor | None]) -> None:
         """As ``backward`` does: to ``p.grad``."""
         for parameter, grad in zip(parameters, grads, strict=True):
@@ -185,11 +198,13 @@ class HessianSource:
         self._calls += 1
 
     def check_gradients(self) -> None:
-        """See the protocol: the curvature would not be that of the gradient any more.
+        """See the protocol.
 
         Raises:
-            RuntimeError: They were.
+            RuntimeError: They were made or changed by others.
         """
+        if self._calls == 0 and self._has_gradients():
+            raise RuntimeError(self._backwarded)
         for parameter, written in self._written.items():
             grad = parameter.grad
             if grad is None or (id(grad), grad._version) != written:
@@ -201,11 +216,10 @@ class HessianSource:
 
     def after_closure(self, loss: Any) -> Any:
         """See the protocol: the loss is differentiated here, if the closure has not called ``optimizer.backward``."""
-        if self.called:
+        if self._calls > 0:
             return loss
-        kind = self.optimizer.param_groups[0]["hessian"]
         if not isinstance(loss, Tensor):
-            raise TypeError(f"closure must return the loss when hessian={kind!r}, got {loss!r}")
+            raise TypeError(f"closure must return the loss when hessian={self._kind!r}, got {loss!r}")
         self.backward(loss)
         return loss.detach()
 
@@ -221,6 +235,22 @@ class HessianSource:
         """The loss is a mean."""
         return 1.0
 
+    @property
+    def _kind(self) -> str:
+        kind: str = self.optimizer.param_groups[0]["hessian"]
+        return kind
+
+    @property
+    def _backwarded(self) -> str:
+        """What to tell who called ``backward``."""
+        return (
+            f"the loss must not be backwarded when hessian={self._kind!r}, which differentiates it twice, got one that "
+            "was: return it from the closure, or call optimizer.backward(loss) inside the block"
+        )
+
+    def _has_gradients(self) -> bool:
+        return any(parameter.grad is not None for _, _, parameter in self.optimizer.parameters())
+
     def _probe(self, parameters: list[Tensor], number: int) -> list[Tensor]:
         """Random signs, drawn like all noise from the seed and the numbers of step, sample and parameter."""
         first = self.optimizer.param_groups[0]
@@ -232,39 +262,3 @@ class HessianSource:
             draw = noise.normal(first["seed"], first["noise_step"], key, indices[p], p.shape, stream=noise.PROBES)
             signs.append(torch.where(draw.signbit(), -1.0, 1.0).to(p))
         return signs
-
-
-def differentiate(optimizer: PerturbedOptimizer, loss: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
-    """The trainable parameters and the gradients of a loss there, to be differentiated again.
-
-    Raises:
-        RuntimeError: The loss was backwarded before, or the process is one of several that train together.
-    """
-    import torch.distributed as distributed
-
-    kind = optimizer.param_groups[0]["hessian"]
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise RuntimeError(f"hessian must be 'reparameterized' when several processes train together, got {kind!r}")
-    parameters: list[Tensor] = [p for _, _, p in optimizer.parameters() if p.requires_grad]
-    source = optimizer.source
-    if source is not None and not source.called and any(p.grad is not None for p in parameters):
-        raise RuntimeError(not_backwarded(kind))
-    try:
-        grads = hessian.gradients(loss, parameters)
-    except RuntimeError as error:
-        if "second time" not in str(error):
-            raise
-        raise RuntimeError(not_backwarded(kind)) from None
-    for parameter, grad in zip(parameters, grads, strict=True):
-        if grad is not None and grad.is_sparse:
-            name = optimizer.name_of(parameter)
-            raise RuntimeError(f"the gradient of parameter {name} must be dense, got a sparse one")
-    return parameters, grads
-
-
-def not_backwarded(kind: Any) -> str:
-    """What to tell who called ``backward``."""
-    return (
-        f"the loss must not be backwarded when hessian={kind!r}, which differentiates it twice, got one that was: "
-        "return it from the closure, or call optimizer.backward(loss) inside the block"
-    )

@@ -1,0 +1,47 @@
+"""What every benchmark's JSON says of the machine, and how it is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def conditions(*packages: str) -> dict[str, Any]:
+    """Date, versions, processor, threads and the load at this moment."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in packages}},
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_averages": [os.getloadavg()],
+    }
+
+
+def save(path: Path, report: Mapping[str, Any]) -> None:
+    """Write the report completely or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(".tmp")
+    scratch.write_text(json.dumps(report, indent=1) + "\n")
+    scratch.replace(path)
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _cpu_name() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())

@@ -1,0 +1,60 @@
+"""State dicts: refusing those of others before anything changes, and taking tensors as they were saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from bayesadam.optim.state import COUNTERS
+
+if TYPE_CHECKING:
+    from bayesadam.optim.base import PerturbedOptimizer
+
+
+def check_state_dict(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) -> None:
+    """See that a state dict is of an optimiser of this kind over parameters like these.
+
+    Raises:
+        ValueError: It is of another one.
+    """
+    for group in state_dict["param_groups"]:
+        for name in ("hessian", "covariance"):
+            own = optimizer.defaults.get(name)
+            if group.get(name) != own:
+                raise ValueError(f"{name} of the state_dict must be {own!r}, got {group.get(name)!r}")
+    sizes = [
+        [len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], optimizer.param_groups)
+    ]
+    if sizes[0] != sizes[1]:
+        raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
+    required = {"mean", *optimizer.rule.state, *COUNTERS}
+    for identity, parameter in pairs(optimizer, state_dict):
+        entries = state_dict["state"].get(identity)
+        if entries is None:
+            continue
+        missing = required - entries.keys()
+        if missing:
+            raise ValueError(
+                f"the state of parameter {identity!r} must have {sorted(required)}, got none for {sorted(missing)}"
+            )
+        if entries["mean"].shape != parameter.shape:
+            raise ValueError(
+                f"the state of parameter {identity!r} must be of shape {tuple(parameter.shape)}, "
+                f"got {tuple(entries['mean'].shape)}"
+            )
+
+
+def take_tensors(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) -> None:
+    """Copy the saved tensors: torch casts them to the parameter's dtype, and shares them with the state dict."""
+    for identity, parameter in pairs(optimizer, state_dict):
+        for name, value in state_dict["state"].get(identity, {}).items():
+            if isinstance(value, Tensor) and name not in COUNTERS:
+                optimizer.state[parameter][name] = value.detach().to(parameter.device, copy=True)
+
+
+def pairs(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
+    """What the state dict calls each parameter (a number or a name), and the parameter."""
+    saved = [identity for group in state_dict["param_groups"] for identity in group["params"]]
+    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return list(zip(saved, own, strict=True))
