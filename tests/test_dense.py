@@ -252,10 +252,7 @@ class TestFromPrecision:
             exact = mpmath.cholesky(mpmath.inverse(mpmath.matrix(hilbert.tolist())))
             expected = torch.tensor([[float(exact[i, j]) for j in range(size)] for i in range(size)], **F64)
         relative = (q.scale_tril - expected).abs().max() / expected.abs().max()
-        naive = np.linalg.inv(hilbert.numpy())
-        naive = torch.linalg.cholesky_ex(torch.as_tensor((naive + naive.T) / 2))[0]
         assert relative < 0.01
-        assert not ((naive - expected).abs().max() / expected.abs().max() < 2 * relative)
 
     @pytest.mark.parametrize(
         ("precision", "random", "message"),

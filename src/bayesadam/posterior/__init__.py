@@ -4,3 +4,4 @@ from bayesadam.posterior.base import Posterior as Posterior
 from bayesadam.posterior.base import load_posterior as load_posterior
 from bayesadam.posterior.dense import DenseGaussian as DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian as DiagonalGaussian
+from bayesadam.posterior.network import NetworkDistribution as NetworkDistribution

@@ -7,16 +7,18 @@ import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior import io
+from bayesadam.posterior.network import NetworkDistribution
 
 
-class Posterior(abc.ABC):
-    """A distribution over named weights.
+class Posterior(NetworkDistribution):
+    """A distribution over named weights; buffers, a batch norm's statistics say, may be among them.
 
     Attributes:
         mean: The mean of every weight tensor, by the name that ``named_parameters()`` gives it.
@@ -54,50 +56,45 @@ class Posterior(abc.ABC):
         """Write one safetensors file: no pickle, written to a temporary name and renamed when complete."""
         io.save_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
 
-    def match(self, model: nn.Module) -> dict[str, nn.Parameter]:
-        """The model's parameters that this posterior covers, by name.
+    def match(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's parameters and buffers that this posterior covers, by name.
 
         Raises:
             ValueError: The model's trainable parameters have other names or shapes; the first difference is named.
         """
         parameters = dict(model.named_parameters())
+        tensors: dict[str, Tensor] = {**dict(model.named_buffers()), **parameters}
         for name, mean in self.mean.items():
-            if name not in parameters:
+            if name not in tensors:
                 raise ValueError(
                     f"the model must have a parameter {name!r} as the posterior does, got none of that name"
                 )
-            if parameters[name].shape != mean.shape:
+            if tensors[name].shape != mean.shape:
                 raise ValueError(
                     f"the model's parameter {name!r} must be of the posterior's shape {tuple(mean.shape)}, "
-                    f"got {tuple(parameters[name].shape)}"
+                    f"got {tuple(tensors[name].shape)}"
                 )
         for name, parameter in parameters.items():
             if parameter.requires_grad and name not in self.mean:
                 raise ValueError(f"the posterior must cover the model's trainable parameter {name!r}, got no such name")
-        return {name: parameters[name] for name in self.mean}
+        return {name: tensors[name] for name in self.mean}
 
     @contextmanager
-    def applied(self, model: nn.Module, sample: int | None = None, *, seed: int = 0) -> Iterator[None]:
-        """Inside, the model's weights are one posterior sample, or the mean; after, they are what they were.
-
-        Args:
-            model: Its trainable parameters must be those of the posterior. Written in place.
-            sample: Number of the sample, counted from 0: ``sample(n, seed=seed)[name][sample]``. ``None``: the mean.
-            seed: Of the samples.
+    def draws(self, model: nn.Module, seed: int = 0, *, until: int = 0) -> Iterator[Callable[[int | None], None]]:
+        """See the base class; the weights are written in place.
 
         Raises:
-            ValueError: The model does not match.
+            ValueError: The model's trainable parameters are not those of the posterior.
         """
-        parameters = self.match(model)
-        write = self.writer(seed)
-        before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
+        tensors = self.match(model)
+        write = self.writer(seed, until=until)
+        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         try:
-            write(parameters, sample)
-            yield
+            yield partial(write, tensors)
         finally:
             with torch.no_grad():
-                for name, parameter in parameters.items():
-                    parameter.copy_(before[name])
+                for name, tensor in tensors.items():
+                    tensor.copy_(before[name])
             torch.clear_autocast_cache()
 
 

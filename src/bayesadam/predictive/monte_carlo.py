@@ -1,4 +1,4 @@
-"""The outputs of a network at posterior samples: one loop over samples, the weights written in place."""
+"""The outputs of an uncertain network at samples of it: one loop over the samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.posterior import Posterior
+from bayesadam.posterior import NetworkDistribution
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
@@ -20,7 +20,7 @@ GROUP_BYTES = 2**28
 @torch.no_grad()
 def outputs_at_samples(
     model: nn.Module,
-    posterior: Posterior,
+    posterior: NetworkDistribution,
     inputs: Any,
     numbers: Sequence[int] | None,
     *,
@@ -30,23 +30,22 @@ def outputs_at_samples(
     progress: bool | None,
 ) -> Tensor:
     """Outputs ``(S, N, ...)`` at samples number ``numbers``, or ``(1, N, ...)`` at the mean if they are ``None``."""
-    parameters = posterior.match(model)
-    device = next(iter(parameters.values())).device
+    device = next(model.parameters(), torch.empty(0)).device
     single = isinstance(inputs, Tensor | Mapping | tuple)
     batches: Iterable[Any] = [inputs] if single else inputs
-    write = posterior.writer(seed, until=0 if numbers is None else len(numbers))
     forward = _Forward(model, output, batch_size)
     parts = []
     samples = [None] if numbers is None else numbers
     total = operator.length_hint(batches) * len(samples) or None
     with (
-        _left_as_it_was(model, parameters),
+        _in_eval_mode(model),
+        posterior.draws(model, seed, until=0 if numbers is None else len(numbers)) as put,
         progress_bar("predicting", total, progress, shown=not single) as advance,
     ):
         for group in _groups(batches, device, single):
             outputs = []
             for number in samples:
-                write(parameters, number)
+                put(number)
                 chunks = []
                 for batch in group:
                     chunks.append(forward(batch))
@@ -112,19 +111,15 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 
 
 @contextmanager
-def _left_as_it_was(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
-    """Eval mode inside; every module's mode and every weight restored after."""
+def _in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; every module's mode is restored after."""
     modes = [(module, module.training) for module in model.modules()]
-    before = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     try:
         model.eval()
         yield
     finally:
-        for name, parameter in parameters.items():
-            parameter.copy_(before[name])
         for module, mode in modes:
             module.training = mode
-        torch.clear_autocast_cache()
 
 
 def _groups(batches: Iterable[Any], device: torch.device, single: bool) -> Iterator[list[Any]]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
-from bayesadam.posterior import Posterior
+from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.result import Predictive, from_outputs
 
@@ -18,7 +18,7 @@ METHODS = ("monte_carlo", "mean")
 
 def predict(
     model: nn.Module,
-    posterior: Posterior,
+    posterior: NetworkDistribution,
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
     *,
     likelihood: Likelihood,
@@ -36,7 +36,8 @@ def predict(
 
     Args:
         model: Its trainable parameters must be those of the posterior.
-        posterior: Over the model's weights.
+        posterior: Over the model's weights; or another distribution over what it computes, as
+            :class:`bayesadam.MCDropout`.
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that gives batches of
             any of these. Of a batch that is a list or tuple, as ``(inputs, targets)``, only the first entry is used.
             Everything is moved to the model's device.
