@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
     from bayesadam.posterior import DiagonalGaussian
     from bayesadam.predictive import RegressionPredictive
+    from bayesadam.pruning import PruningCurve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's palette."""
 _GREY = "#555555"
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
+_REMOVED = (0, 50, 80, 90, 95, 98, 99, 99.5, 99.9, 99.95, 99.99)
+_SCORES = {"rmse": "RMSE", "nll": "negative log-likelihood (nats)"}
 
 
 def regression_band(axes: Axes, x: Tensor, prediction: RegressionPredictive, data: tuple[Tensor, Tensor]) -> Axes:
@@ -110,4 +113,39 @@ def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> A
         )
     axes.axvline(0, color=_GREY, lw=1, ls=":")
     axes.set(xlabel="signal-to-noise |mean| / sd (dB)", ylabel="density of weights")
+    return axes
+
+
+def pruning(axes: Axes, curves: Mapping[str, PruningCurve], score: str = "accuracy") -> Axes:
+    """A score against the share of weights removed, by method.
+
+    The share of the weights that are left is on a logarithmic axis, so that 90% and 99.9% are far apart. A level that
+    leaves no weight has no place on it.
+
+    Args:
+        axes: To draw into.
+        curves: By name of the method.
+        score: One of the curves' scores.
+    """
+    shares = []
+    for i, (name, curve) in enumerate(curves.items()):
+        levels = sorted(zip(curve.fractions, curve.scores[score], strict=True))
+        drawn = [(1.0 - fraction, value) for fraction, value in levels if fraction < 1.0]
+        shares += [share for share, _ in drawn]
+        axes.plot(
+            *zip(*drawn, strict=True),
+            color=COLOURS[i % len(COLOURS)],
+            ls=_STYLES[i % len(_STYLES)],
+            marker=_MARKERS[i % len(_MARKERS)],
+            ms=6,
+            mec="white",
+            mew=0.7,
+            lw=1.8,
+            label=name,
+        )
+    least = min(shares)
+    ticks = [percent for percent in _REMOVED if 1.0 - percent / 100 >= 0.95 * least]
+    axes.set(xscale="log", xlabel="weights removed", ylabel=_SCORES.get(score, score), xlim=(1.1, 0.9 * least))
+    axes.set_xticks([1.0 - percent / 100 for percent in ticks], [f"{percent:g}%" for percent in ticks])
+    axes.minorticks_off()
     return axes

@@ -4,4 +4,8 @@ from bayesadam.posterior.base import Posterior as Posterior
 from bayesadam.posterior.base import load_posterior as load_posterior
 from bayesadam.posterior.dense import DenseGaussian as DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian as DiagonalGaussian
+from bayesadam.posterior.low_rank import LowRankGaussian as LowRankGaussian
+from bayesadam.posterior.mixture import Mixture as Mixture
+from bayesadam.posterior.mixture import ensemble as ensemble
 from bayesadam.posterior.network import NetworkDistribution as NetworkDistribution
+from bayesadam.posterior.partial import PartialGaussian as PartialGaussian

@@ -28,12 +28,22 @@ class Posterior(NetworkDistribution):
     mean: dict[str, Tensor]
     hyperparameters: dict[str, Any]
 
-    @abc.abstractmethod
     def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
-        """Samples number ``first`` to ``first + count - 1``: tensors with a leading axis of ``count``.
+        """Samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
 
-        Sample ``i`` depends on ``(seed, i)`` only, so chunks of samples are the same as all at once.
+        Sample ``i`` depends on ``(seed, i)`` only: not on ``count``, nor on what was drawn before, nor on any global
+        generator.
+
+        Raises:
+            ValueError: ``count`` below 1, or a seed or number out of the range of :func:`bayesadam.noise.normal`.
         """
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count!r}")
+        draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
+        write = self.writer(seed, until=first + count)
+        for i in range(count):
+            write({name: draw[i] for name, draw in draws.items()}, first + i)
+        return draws
 
     @abc.abstractmethod
     def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
@@ -106,10 +116,7 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
         ValueError: A file that is truncated, foreign, damaged, or written by a newer version of the library.
     """
     kind, tensors, hyperparameters = io.load_tensors(path)
-    classes = Posterior.__subclasses__()
-    for cls in classes:
-        classes += cls.__subclasses__()
-    kinds = {cls.__name__: cls for cls in classes if not inspect.isabstract(cls)}
+    kinds = posterior_kinds()
     if kind not in kinds:
         raise ValueError(
             f"the posterior file must be of a kind in {sorted(kinds)}, got {kind!r} in {os.fspath(path)!r}"
@@ -118,3 +125,11 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
         return kinds[kind].from_tensors(tensors, hyperparameters)
     except (KeyError, ValueError) as error:
         raise ValueError(f"the posterior file must hold a valid {kind}, got {os.fspath(path)!r} ({error})") from None
+
+
+def posterior_kinds() -> dict[str, type[Posterior]]:
+    """Every kind of posterior that can be loaded, by the name that its files have."""
+    classes = Posterior.__subclasses__()
+    for cls in classes:
+        classes += cls.__subclasses__()
+    return {cls.__name__: cls for cls in classes if not inspect.isabstract(cls)}

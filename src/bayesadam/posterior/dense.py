@@ -192,17 +192,21 @@ class DenseGaussian(GaussianPosterior):
         """The same means and marginal variances, without the correlations."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
-    def prune(self, fraction: float) -> DenseGaussian:
-        """A copy in which the given fraction of all weights, those of smallest signal-to-noise, is exactly zero.
+    def prune(self, fraction: float, *, by: str = "signal_to_noise") -> DenseGaussian:
+        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
 
         The threshold is global, over all tensors together, and on the marginal standard deviations. Mean, row and
         column of a pruned weight become 0. Nothing is conditioned on that: the others keep their means and their
         covariance, also where they are correlated with a pruned weight. Weights pruned before count among the fraction.
 
+        Args:
+            fraction: ``round(fraction * num_weights)`` go.
+            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
+
         Raises:
-            ValueError: ``fraction`` outside [0, 1].
+            ValueError: ``fraction`` outside [0, 1], or another ``by``.
         """
-        kept = self._kept(fraction)
+        kept = self._kept(fraction, by)
         rows = torch.cat([keep.flatten() for keep in kept.values()]).unsqueeze(1)
         return self.from_scale_tril(
             {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()},

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.functional import gaussian
@@ -53,6 +53,25 @@ class DiagonalGaussian(GaussianPosterior):
         self.variance = dict(variance)
         self.hyperparameters = dict(hyperparameters or {})
 
+    @classmethod
+    def point_mass(
+        cls, weights: nn.Module | Mapping[str, Tensor], hyperparameters: Mapping[str, Any] | None = None
+    ) -> DiagonalGaussian:
+        """Weights without uncertainty: a trained network as a posterior. Its variances are zeros that take no memory.
+
+        Args:
+            weights: A network, whose trainable parameters are copied as they are now; or weights by name, which are
+                kept, not copied.
+            hyperparameters: As for the class.
+
+        Raises:
+            ValueError: No weights, or values that are not finite.
+        """
+        if isinstance(weights, nn.Module):
+            weights = {name: p.detach().clone() for name, p in weights.named_parameters() if p.requires_grad}
+        variance = {name: value.new_zeros(()).expand_as(value) for name, value in weights.items()}
+        return cls(weights, variance, hyperparameters)
+
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Standard deviations of the named tensors' weights, ``(D,)`` in float64."""
         return torch.cat([self.variance[name].double().flatten() for name in names]).sqrt()
@@ -61,19 +80,19 @@ class DiagonalGaussian(GaussianPosterior):
         """A function that writes samples in place, block by block, without memory of their size; see the base class."""
         scratch = noise.Scratch()
         ahead = noise.Ahead(scratch)
-        std = {name: variance.sqrt() for name, variance in self.variance.items()}
+        std = {name: variance.sqrt() for name, variance in self.variance.items() if variance.any()}
         device = next(iter(self.mean.values())).device
         small = {
             index: mean.numel()
-            for index, mean in enumerate(self.mean.values())
-            if 0 < mean.numel() <= noise.SMALL and mean.device == device
+            for index, (name, mean) in enumerate(self.mean.items())
+            if name in std and mean.numel() <= noise.SMALL and mean.device == device
         }
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             for index, (name, mean) in enumerate(self.mean.items()):
                 target = targets[name].detach()
-                if number is None:
+                if number is None or name not in std:
                     target.copy_(mean)
                     continue
                 direct = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
@@ -135,16 +154,20 @@ class DiagonalGaussian(GaussianPosterior):
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
         )
 
-    def prune(self, fraction: float) -> DiagonalGaussian:
-        """A copy in which the given fraction of all weights, those of smallest signal-to-noise, is exactly zero.
+    def prune(self, fraction: float, *, by: str = "signal_to_noise") -> DiagonalGaussian:
+        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
 
         The threshold is global, over all tensors together; mean and variance of a pruned weight become 0. Weights
         pruned before count among the fraction.
 
+        Args:
+            fraction: ``round(fraction * num_weights)`` go.
+            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
+
         Raises:
-            ValueError: ``fraction`` outside [0, 1].
+            ValueError: ``fraction`` outside [0, 1], or another ``by``.
         """
-        kept = self._kept(fraction)
+        kept = self._kept(fraction, by)
         mean = {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()}
         variance = {name: torch.where(kept[name], value, 0.0) for name, value in self.variance.items()}
         return DiagonalGaussian(mean, variance, {**self.hyperparameters, "pruned_fraction": fraction})

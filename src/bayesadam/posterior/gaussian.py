@@ -12,6 +12,9 @@ from torch import Tensor
 from bayesadam.functional import gaussian
 from bayesadam.posterior.base import Posterior
 
+PRUNING = ("signal_to_noise", "magnitude")
+"""What weights can be ranked by."""
+
 
 class GaussianPosterior(Posterior):
     """A Gaussian over named weights; a weight of variance 0 is a point mass.
@@ -37,22 +40,20 @@ class GaussianPosterior(Posterior):
         Where the weights are independent, its diagonal ``(D,)``: the standard deviations. In float64.
         """
 
-    def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
-        """Samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
+    @abc.abstractmethod
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log density of weights, of all of them together, in float64.
 
-        Sample ``i`` depends on ``(seed, i)`` only: not on ``count``, nor on what was drawn before, nor on any global
-        generator.
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
-        Raises:
-            ValueError: ``count`` below 1, or a seed or number out of the range of :func:`bayesadam.noise.normal`.
+        Returns:
+            A tensor of the leading axes' shape.
         """
-        if count < 1:
-            raise ValueError(f"count must be at least 1, got {count!r}")
-        draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
-        write = self.writer(seed, until=first + count)
-        for i in range(count):
-            write({name: draw[i] for name, draw in draws.items()}, first + i)
-        return draws
+
+    @abc.abstractmethod
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GaussianPosterior:
+        """The same posterior on another device, or with means in another floating dtype."""
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
@@ -83,14 +84,33 @@ class GaussianPosterior(Posterior):
             for name, mean in self.mean.items()
         }
 
-    def _kept(self, fraction: float) -> dict[str, Tensor]:
-        """Where weights are left when the fraction of smallest signal-to-noise, over all tensors together, goes."""
-        if not 0 <= fraction <= 1:
-            raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-        ratio = torch.cat([snr.flatten() for snr in self.signal_to_noise().values()])
-        keep = torch.ones_like(ratio, dtype=torch.bool)
-        keep[ratio.argsort(stable=True)[: round(fraction * ratio.numel())]] = False
-        return self._split(keep)
+    def pruning_order(self, by: str = "signal_to_noise") -> Tensor:
+        """Numbers of all weights in the order in which pruning takes them, the weakest first; ``(D,)``.
+
+        The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row; of equally weak
+        ones the first goes first.
+
+        Args:
+            by: ``"signal_to_noise"`` or ``"magnitude"``, the absolute value of the mean.
+
+        Raises:
+            ValueError: ``by`` is neither.
+        """
+        if by not in PRUNING:
+            raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
+        scores = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
+        return torch.cat([score.flatten() for score in scores.values()]).argsort(stable=True)
+
+    def mask(self, numbers: Tensor) -> dict[str, Tensor]:
+        """Where the weights of these numbers are, by name; they are numbered as in :meth:`pruning_order`."""
+        flat = torch.zeros(self.num_weights, dtype=torch.bool, device=numbers.device)
+        flat[numbers] = True
+        return self._split(flat)
+
+    def _kept(self, fraction: float, by: str = "signal_to_noise") -> dict[str, Tensor]:
+        """Where weights are left when the fraction of the weakest, over all tensors together, goes."""
+        check_fraction("fraction", fraction)
+        return self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """The parts of a flat tensor of all weights, by name and in their shapes."""
@@ -141,3 +161,9 @@ def check_mean(name: str, value: Tensor) -> None:
         raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
     if not value.isfinite().all():
         raise ValueError(f"mean of {name!r} must be finite, got inf or nan")
+
+
+def check_fraction(name: str, value: float) -> None:
+    """A share of the weights."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be in [0, 1], got {value!r}")

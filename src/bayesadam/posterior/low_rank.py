@@ -1,0 +1,247 @@
+"""The Gaussian whose covariance is a diagonal plus a matrix of low rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.functional import gaussian
+from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
+from bayesadam.posterior.gaussian import GaussianPosterior
+
+_STEP = 1
+"""Of the factors' noise; 0 is the weights'."""
+
+
+class LowRankGaussian(GaussianPosterior):
+    """A Gaussian over all weights together, with covariance ``diag(d) + sum_r f_r f_r'``.
+
+    Nothing of the size of the covariance is formed, so that it serves networks of any size. A weight whose ``d`` and
+    factors are all 0 is a point mass, as in :class:`DiagonalGaussian`. Where only ``d`` is 0, the weight moves with the
+    factors alone: it is sampled like any other, but the distribution may then lie in a subspace, where it has no
+    density. So ``log_prob``, ``entropy`` and ``kl_divergence`` are refused.
+
+    Args:
+        mean: Mean of every weight tensor by name. Kept, not copied.
+        diagonal: ``d``, by the same names, of the same shapes and devices; finite and not negative.
+        factors: ``f``, by the same names: finite, ``(R, *shape)`` with the same ``R`` for all. 0 is possible.
+        hyperparameters: JSON values that say how the posterior was found.
+
+    Attributes:
+        rank: ``R``.
+        variance: Marginal variance of every weight by name, ``d + sum_r f_r^2``, in float64.
+
+    Raises:
+        ValueError: Names or shapes that differ, or values that make no Gaussian.
+    """
+
+    def __init__(
+        self,
+        mean: Mapping[str, Tensor],
+        diagonal: Mapping[str, Tensor],
+        factors: Mapping[str, Tensor],
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        independent = DiagonalGaussian(mean, diagonal)
+        if list(mean) != list(factors):
+            raise ValueError(f"factors must have the names of mean {list(mean)}, got {list(factors)}")
+        self.rank = next(len(factor) if factor.ndim else 0 for factor in factors.values())
+        for name, factor in factors.items():
+            if factor.shape != (self.rank, *mean[name].shape):
+                raise ValueError(
+                    f"factors of {name!r} must be of shape {(self.rank, *mean[name].shape)}, got {tuple(factor.shape)}"
+                )
+            if not factor.is_floating_point():
+                raise ValueError(f"factors of {name!r} must be a floating-point tensor, got dtype {factor.dtype}")
+            if not factor.isfinite().all():
+                raise ValueError(f"factors of {name!r} must be finite, got inf or nan")
+        self.mean = independent.mean
+        self.diagonal = independent.variance
+        self.factors = dict(factors)
+        self.variance = {n: d.double() + factors[n].double().square().sum(0) for n, d in diagonal.items()}
+        self.hyperparameters = dict(hyperparameters or {})
+
+    def _scale(self, names: Iterable[str]) -> Tensor:
+        """Cholesky factor of the covariance of a small network's weights; see the base class.
+
+        Raises:
+            ValueError: More than ``MAX_WEIGHTS`` weights, or no density.
+        """
+        if self.num_weights > MAX_WEIGHTS:
+            raise ValueError(
+                f"a LowRankGaussian must have at most {MAX_WEIGHTS:,} weights for the divergence from or to a "
+                f"posterior with correlations, got {self.num_weights:,}"
+            )
+        self._check_density()
+        names = list(names)
+        spread = torch.cat([self.diagonal[name].double().flatten() for name in names]).sqrt()
+        factors = torch.cat([self._matrix(name).double() for name in names], 1)
+        return gaussian.cholesky_of_rows(torch.cat([spread.diag(), factors.T], 1))
+
+    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes ``mean + sum_r f_r z_r + sqrt(d) eps`` in place; see the base class.
+
+        ``eps`` is what :class:`DiagonalGaussian` draws. One buffer of the weights' size is kept.
+        """
+        center = {name: mean.clone(memory_format=torch.contiguous_format) for name, mean in self.mean.items()}
+        factors = {name: self._matrix(name) for name in self.factors}
+        write_around = DiagonalGaussian(center, self.diagonal).writer(seed, until=until)
+        ahead = noise.Ahead(noise.Scratch())
+        device = next(iter(center.values())).device
+
+        def coordinates(number: int) -> Tensor:
+            if not self.rank:
+                return torch.empty(0, device=device)
+            sizes = {0: self.rank}
+            key = (seed, _STEP, number, 0)
+            return ahead.draw(*key, stream=noise.POSTERIOR, device=device, sizes=lambda: sizes, until=until)
+
+        @torch.no_grad()
+        def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            for name, mean in self.mean.items():
+                center[name].copy_(mean)
+            if number is not None:
+                z = coordinates(number)
+                for name, factor in factors.items():
+                    center[name] += (z.to(factor) @ factor).view(center[name].shape)
+            write_around(targets, number)
+
+        return write
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log density of weights, of all of them together, in float64; ``O(D R^2)`` for ``D`` weights.
+
+        By the Woodbury identity and the matrix determinant lemma, from a QR decomposition (see :meth:`_whitened`).
+
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
+
+        Returns:
+            A tensor of the leading axes' shape.
+
+        Raises:
+            ValueError: Other names or shapes, or a weight that only moves with the factors.
+        """
+        self._check_theta(theta)
+        spread, q, r = self._whitened()
+        residual = self._flat(theta) - self._flat(self.mean)
+        leading = residual.shape[:-1]
+        residual = residual.reshape(-1, len(spread)).T
+        point = (spread == 0).unsqueeze(1)
+        far = residual.isinf() | (point & (residual != 0))
+        white = torch.where(far | point, 0.0, residual) / torch.where(point, 1.0, spread.unsqueeze(1))
+        white = torch.cat([white, white.new_zeros(self.rank, white.shape[1])])
+        white = white - q @ (q.T @ white)
+        independent = gaussian.log_prob(torch.zeros_like(spread), torch.zeros_like(spread), spread.square()).sum()
+        density = independent - 0.5 * white.square().sum(0) - r.diagonal().abs().log().sum()
+        return torch.where(far.any(0), -torch.inf, density).view(leading)
+
+    def entropy(self) -> Tensor:
+        """Differential entropy in nats of the weights that are random; 0-d float64.
+
+        Raises:
+            ValueError: A weight only moves with the factors.
+        """
+        _, _, r = self._whitened()
+        return sum_all(gaussian.entropy(d) for d in self.diagonal.values()) + r.diagonal().abs().log().sum().cpu()
+
+    def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+
+        From a prior of independent weights it is that of the marginals plus the total correlation
+        ``0.5 (sum_i log variance_i - log det covariance)``, and costs ``O(D R^2)``.
+
+        Args:
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
+                with the same names and shapes; if its weights are correlated, ``MAX_WEIGHTS`` of them at most.
+
+        Raises:
+            ValueError: A precision that is not positive, a posterior over other weights, too many of them for this
+                prior, or a weight that only moves with the factors.
+        """
+        if isinstance(prior, GaussianPosterior) and not isinstance(prior, DiagonalGaussian):
+            return super().kl_divergence(prior)
+        return self.marginal().kl_divergence(prior) + self._total_correlation()
+
+    def marginal(self) -> DiagonalGaussian:
+        """The same means and marginal variances, without the correlations."""
+        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+
+    def prune(self, fraction: float, *, by: str = "signal_to_noise") -> LowRankGaussian:
+        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
+
+        The threshold is global, over all tensors together, and on the marginal standard deviations. Mean, diagonal and
+        factors of a pruned weight become 0. Nothing is conditioned on that: the others keep their means and their
+        covariance. Weights pruned before count among the fraction.
+
+        Args:
+            fraction: ``round(fraction * num_weights)`` go.
+            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
+
+        Raises:
+            ValueError: ``fraction`` outside [0, 1], or another ``by``.
+        """
+        kept = self._kept(fraction, by)
+        mean, diagonal, factors = (
+            {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
+            for part in (self.mean, self.diagonal, self.factors)
+        )
+        return LowRankGaussian(mean, diagonal, factors, {**self.hyperparameters, "pruned_fraction": fraction})
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRankGaussian:
+        """The same posterior on another device or in another floating dtype."""
+        mean, diagonal, factors = (
+            {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
+            for part in (self.mean, self.diagonal, self.factors)
+        )
+        return LowRankGaussian(mean, diagonal, factors, self.hyperparameters)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``{"mean/<name>": ..., "diagonal/<name>": ..., "factors/<name>": ...}``."""
+        kinds = ("mean", "diagonal", "factors")
+        return {f"{kind}/{name}": v for kind in kinds for name, v in getattr(self, kind).items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
+        """The inverse of :meth:`tensors`."""
+        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "diagonal": {}, "factors": {}}
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            # In memory of its own: alignment decides the order of sums, and so the bits, of samples.
+            parts[kind][name] = value.clone() if kind == "factors" else value
+        return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters)
+
+    def _matrix(self, name: str) -> Tensor:
+        """One tensor's factors as ``(R, weights)``."""
+        return self.factors[name].reshape(self.rank, self.mean[name].numel())
+
+    def _whitened(self) -> tuple[Tensor, Tensor, Tensor]:
+        """``sqrt(d)``, ``(D,)``, and ``Q R``, the QR decomposition of ``F' / sqrt(d)`` above the identity.
+
+        With ``b`` the residual divided by ``sqrt(d)`` above zeros, ``b' (I - Q Q') b`` is the quadratic form of the
+        inverse covariance, without the difference of large numbers in Woodbury's; and
+        ``log det covariance = sum log d + 2 sum log |R_rr|``.
+        """
+        self._check_density()
+        spread = self._flat(self.diagonal).sqrt()
+        factors = self._flat(self.factors)
+        rows = factors / torch.where(spread == 0, 1.0, spread)
+        q, r = torch.linalg.qr(torch.cat([rows, torch.eye(self.rank, dtype=rows.dtype, device=rows.device)], 1).T)
+        return spread, q, r
+
+    def _total_correlation(self) -> Tensor:
+        """``KL(q || product of its marginals)``, 0-d float64 on the CPU, never negative."""
+        spread, _, r = self._whitened()
+        factors = self._flat(self.factors)
+        ratio = factors.square().sum(0) / torch.where(spread == 0, 1.0, spread).square()
+        return (0.5 * ratio.log1p().sum() - r.diagonal().abs().log().sum()).clamp_min(0.0).cpu()
+
+    def _check_density(self) -> None:
+        for name, diagonal in self.diagonal.items():
+            if ((diagonal == 0) & (self.variance[name] > 0)).any():
+                raise ValueError(f"diagonal of {name!r} must be positive where factors are not 0 for a density, got 0")

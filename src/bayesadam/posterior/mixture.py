@@ -1,0 +1,224 @@
+"""Equal mixtures of posteriors, and ensembles of trained networks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.posterior.base import Posterior, posterior_kinds
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior
+
+_WORD = 2**64 - 1
+
+
+class Mixture(Posterior):
+    """An equal mixture of posteriors over the same weights.
+
+    Sample number ``i`` is a sample of component ``i % K``, that component's number ``i // K``: so ``K`` samples of an
+    ensemble are its members, each once, and of a multiple of ``K`` samples each component has its share. Every
+    component draws from a seed of its own, a hash of the mixture's seed and the component's number: no two share noise,
+    not those of mixtures within a mixture either.
+
+    The mean is one of weights, of networks that may have nothing in common but their architecture (hidden units in
+    another order are another member): it may be looked at, but is not put into a network, not by
+    ``predict(method="mean")`` either.
+
+    Args:
+        components: Gaussian posteriors, or mixtures, over weights of the same names and shapes. Kept, not copied.
+        hyperparameters: JSON values that say how the mixture was found; those of the components are added as
+            ``"components"``.
+
+    Raises:
+        ValueError: No components, ones of another kind, or over different weights.
+    """
+
+    def __init__(
+        self,
+        components: Iterable[GaussianPosterior | Mixture],
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.components = tuple(components)
+        if not self.components:
+            raise ValueError("components must have at least one posterior, got none")
+        for number, q in enumerate(self.components):
+            if not isinstance(q, GaussianPosterior | Mixture):
+                raise ValueError(f"components must be Gaussian posteriors or mixtures, got {type(q).__name__}")
+            shapes, first = _shapes(q), _shapes(self.components[0])
+            if shapes != first:
+                name = next(name for name in {**first, **shapes} if shapes.get(name) != first.get(name))
+                raise ValueError(
+                    f"components must be over the same weights, got {name!r} of shape {first.get(name)} in component 0 "
+                    f"and {shapes.get(name)} in component {number}"
+                )
+        told = [q.hyperparameters for q in self.components]
+        self.hyperparameters = {**(hyperparameters or {}), "components": told}
+
+    def __repr__(self) -> str:
+        return f"Mixture({len(self.components)} components, the first {self.components[0]!r})"
+
+    @cached_property
+    def mean(self) -> dict[str, Tensor]:  # type: ignore[override]
+        """Average of the components' means, by name; formed when first asked for."""
+        return _average([q.mean for q in self.components])
+
+    @cached_property
+    def variance(self) -> dict[str, Tensor]:
+        """Total variance of every weight, by name: the average variance, plus the variance of the means."""
+        within = _average([q.variance for q in self.components])
+        for name, value in within.items():
+            means = torch.stack([q.mean[name].double().to(value.device) for q in self.components])
+            within[name] = (value + (means - means.mean(0)).square().mean(0)).to(value.dtype)
+        return within
+
+    def match(self, model: nn.Module) -> dict[str, Tensor]:
+        """The model's parameters and buffers that the components cover, by name; see the base class."""
+        return self.components[0].match(model)
+
+    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes samples in place; see the base class.
+
+        Raises:
+            ValueError: A seed out of range; in the function, a number below 0, or none.
+        """
+        if not 0 <= seed <= _WORD:
+            raise ValueError(f"seed must be an integer in [0, 2**64), got {seed!r}")
+        count = len(self.components)
+        writers = [
+            q.writer(_component_seed(seed, number), until=max(0, -(-(until - number) // count)))
+            for number, q in enumerate(self.components)
+        ]
+
+        def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            if number is None:
+                raise ValueError(
+                    "the number of a mixture's sample must be given (the mean of its components' weights is no "
+                    f"network of it; use method='monte_carlo'), got {number!r}"
+                )
+            if number < 0:
+                raise ValueError(f"sample must be an integer of at least 0, got {number!r}")
+            writers[number % count](targets, number // count)
+
+        return write
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """``log (1/K sum_k q_k(theta))`` of all weights together, in float64.
+
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
+
+        Returns:
+            A tensor of the leading axes' shape.
+
+        Raises:
+            ValueError: The components differ in which weights are random: their densities then have no common measure.
+        """
+        point = {name: value == 0 for name, value in self.components[0].variance.items()}
+        for number, q in enumerate(self.components):
+            for name, value in q.variance.items():
+                if not torch.equal(value == 0, point[name].to(value.device)):
+                    raise ValueError(
+                        "components must have the same point masses for a density, "
+                        f"got others in {name!r} of component {number}"
+                    )
+        terms = [q.log_prob(theta) for q in self.components]
+        return torch.stack([term.to(terms[0].device) for term in terms]).logsumexp(0) - math.log(len(terms))
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Mixture:
+        """The same mixture on another device or in another floating dtype; see the components' ``to``."""
+        return Mixture([q.to(device, dtype) for q in self.components], self.hyperparameters)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``{"<number>/<kind>/<key>": ...}`` with the keys of every component's own tensors."""
+        return {
+            f"{number}/{type(q).__name__}/{key}": value
+            for number, q in enumerate(self.components)
+            for key, value in q.tensors().items()
+        }
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Mixture:
+        """The inverse of :meth:`tensors`."""
+        parts: dict[tuple[str, str], dict[str, Tensor]] = {}
+        for key, value in tensors.items():
+            number, kind, rest = key.split("/", 2)
+            parts.setdefault((number, kind), {})[rest] = value
+        if [number for number, _ in parts] != [str(i) for i in range(len(parts))]:
+            raise ValueError(f"components must be numbered from 0, each of one kind, got {list(parts)}")
+        kinds, told = posterior_kinds(), hyperparameters["components"]
+        components: list[Any] = [
+            kinds[kind].from_tensors(part, of) for ((_, kind), part), of in zip(parts.items(), told, strict=True)
+        ]
+        return cls(components, hyperparameters)
+
+
+def ensemble(models: Iterable[nn.Module], hyperparameters: Mapping[str, Any] | None = None) -> Mixture:
+    """A deep ensemble (Lakshminarayanan et al. 2017): trained networks as an equal mixture of point masses.
+
+    ``predict`` with ``mc_samples`` of the number of networks, or a multiple, is exactly the average of the networks'
+    predictive distributions (section 2.4 there); with other numbers the first ones count once more.
+
+    Args:
+        models: Of one architecture, trained from different initial values. What is trainable in any is copied, and so
+            is what else differs: frozen parameters, and floating-point buffers as a batch norm's running statistics.
+            What is equal in all is left to the model that is given to ``predict``. All are moved to the first one's
+            device; their modes do not matter.
+        hyperparameters: JSON values that say how the networks were trained.
+
+    Raises:
+        ValueError: No models, ones whose parameters or buffers have other names, shapes or dtypes, buffers of whole
+            numbers that differ (except ``num_batches_tracked``), or weights that are not finite.
+    """
+    models = list(models)
+    if not models:
+        raise ValueError("models must have at least one network, got none")
+    states = [{**dict(model.named_parameters()), **dict(model.named_buffers())} for model in models]
+    kinds = [{name: (tuple(value.shape), value.dtype) for name, value in state.items()} for state in states]
+    for number, kind in enumerate(kinds):
+        for name in {**kinds[0], **kind}:
+            if kind.get(name) != kinds[0].get(name):
+                raise ValueError(
+                    f"models must be of one architecture, got {name!r} {kinds[0].get(name)} in model 0 and "
+                    f"{kind.get(name)} in model {number}"
+                )
+    members: list[dict[str, Tensor]] = [{} for _ in states]
+    for name, first in states[0].items():
+        values = [state[name].detach().to(first.device) for state in states]
+        trainable = any(state[name].requires_grad for state in states)
+        if trainable or not all(torch.equal(value, values[0]) for value in values):
+            if first.is_floating_point():
+                for member, value in zip(members, values, strict=True):
+                    member[name] = value.clone()
+            elif name.rpartition(".")[2] != "num_batches_tracked":
+                raise ValueError(f"models must agree in what is not floating-point, got {name!r} that differs")
+    return Mixture([DiagonalGaussian.point_mass(member) for member in members], hyperparameters)
+
+
+def _shapes(posterior: GaussianPosterior | Mixture) -> dict[str, tuple[int, ...]]:
+    while isinstance(posterior, Mixture):
+        posterior = posterior.components[0]
+    return {name: tuple(mean.shape) for name, mean in posterior.mean.items()}
+
+
+def _average(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Of tensors by name, computed in float64, in the first one's dtype and device."""
+    average = {}
+    for name, first in parts[0].items():
+        total = torch.zeros_like(first, dtype=torch.float64)
+        for part in parts:
+            total += part[name].to(total)
+        average[name] = (total / len(parts)).to(first.dtype)
+    return average
+
+
+def _component_seed(seed: int, number: int) -> int:
+    """By SplitMix64 (Steele, Lea and Flood 2014), every step of which is a bijection: of one seed, no two are equal."""
+    word = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _WORD
+    word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _WORD
+    word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _WORD
+    return word ^ word >> 31

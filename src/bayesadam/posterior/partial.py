@@ -1,0 +1,185 @@
+"""A Gaussian over some weight tensors of a network, while all others are fixed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.functional import gaussian
+from bayesadam.posterior.dense import MAX_WEIGHTS, DenseGaussian
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
+
+KINDS: dict[str, type[DenseGaussian] | type[DiagonalGaussian]] = {
+    "DenseGaussian": DenseGaussian,
+    "DiagonalGaussian": DiagonalGaussian,
+}
+
+
+class PartialGaussian(GaussianPosterior):
+    """The last layer of a large network with a full covariance, say, and point masses for everything before it.
+
+    Nothing is kept for the fixed weights but their values: they have the variance 0, are never moved by sampling, and
+    add nothing to the entropy and the KL divergence; ``log_prob`` is minus infinity unless they are at their values.
+
+    Args:
+        random: Of the weights that are random.
+        fixed: Values of the other weight tensors by name. Kept, not copied.
+        order: The names of both in the order that ``mean`` is to have, those of ``random`` in their own order; default
+            ``random`` first. It does not change the samples.
+        hyperparameters: JSON values that say how the posterior was found; default those of ``random``.
+
+    Attributes:
+        random: As given.
+        fixed: As given, in the order of ``mean``.
+        variance: Marginal variance of every weight by name; 0 where it is fixed.
+
+    Raises:
+        ValueError: Another kind of posterior, names that are in both, an order that is not of these names, or values
+            that are not finite.
+    """
+
+    def __init__(
+        self,
+        random: DenseGaussian | DiagonalGaussian,
+        fixed: Mapping[str, Tensor],
+        order: Sequence[str] | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(random, DenseGaussian | DiagonalGaussian):
+            raise ValueError(f"random must be one of {list(KINDS)}, got {type(random).__name__}")
+        both = {**random.mean, **fixed}
+        for name, value in fixed.items():
+            if name in random.mean:
+                raise ValueError(f"fixed must only have weights that are not random, got {name!r}")
+            check_mean(name, value)
+        order = list(both if order is None else order)
+        if sorted(order) != sorted(both):
+            raise ValueError(f"order must have the names {sorted(both)}, got {sorted(order)}")
+        if [name for name in order if name in random.mean] != list(random.mean):
+            raise ValueError(f"order must keep the order of the random weights {list(random.mean)}, got {order}")
+        self.random = random
+        self.fixed = {name: fixed[name] for name in order if name in fixed}
+        self.mean = {name: both[name] for name in order}
+        # Zeros that take no memory.
+        nothing = {name: value.new_zeros(()).expand(value.shape) for name, value in self.fixed.items()}
+        self.variance = {name: {**random.variance, **nothing}[name] for name in order}
+        self.hyperparameters = dict(random.hyperparameters if hyperparameters is None else hyperparameters)
+
+    def __repr__(self) -> str:
+        return f"PartialGaussian({self.random!r}, {self.num_weights - self.random.num_weights:,} weights fixed)"
+
+    def _scale(self, names: Iterable[str]) -> Tensor:
+        """See the base class; rows and columns of fixed weights are zero.
+
+        Raises:
+            ValueError: A matrix over too many weights.
+        """
+        names = list(names)
+        moved = [name for name in names if name in self.random.mean]
+        sizes = [self.mean[name].numel() for name in names]
+        where = torch.cat(
+            [torch.full((n,), name in self.random.mean) for name, n in zip(names, sizes, strict=True)]
+        ).to(next(iter(self.random.mean.values())).device)
+        part = self.random._scale(moved) if moved else torch.zeros(0, dtype=torch.float64, device=where.device)
+        if part.ndim == 1:
+            return torch.zeros(len(where), dtype=torch.float64, device=where.device).masked_scatter_(where, part)
+        if len(where) > MAX_WEIGHTS:
+            raise ValueError(f"names must have at most {MAX_WEIGHTS:,} weights for a matrix, got {len(where):,}")
+        whole = torch.zeros(len(where), len(where), dtype=torch.float64, device=where.device)
+        return whole.masked_scatter_(where.unsqueeze(1) & where, part)
+
+    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes samples of the random weights, and the values of the others; see the base class."""
+        write_random = self.random.writer(seed, until=until)
+
+        @torch.no_grad()
+        def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            for name, value in self.fixed.items():
+                targets[name].detach().copy_(value)
+            write_random(targets, number)
+
+        return write
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log density of the random weights, in float64; minus infinity where a fixed one is not at its value.
+
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
+
+        Returns:
+            A tensor of the leading axes' shape.
+        """
+        self._check_theta(theta)
+        density = self.random.log_prob({name: theta[name] for name in self.random.mean})
+        for name, value in self.fixed.items():
+            away = (theta[name] != value).reshape(*density.shape, -1).any(-1)
+            density = density.masked_fill(away.to(density.device), -torch.inf)
+        return density
+
+    def entropy(self) -> Tensor:
+        """Differential entropy in nats of the random weights; 0-d float64."""
+        return self.random.entropy()
+
+    def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+
+        Args:
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
+                with the same names and shapes, of which the marginal one of the random weights counts. Infinite where
+                a weight is fixed in both, at different values.
+
+        Raises:
+            ValueError: A precision that is not positive, or a posterior over other weights.
+        """
+        self._check_prior(prior)
+        if not isinstance(prior, GaussianPosterior):
+            return self.random.kl_divergence(prior)
+        for name, value in self.fixed.items():
+            elsewhere = prior.mean[name].to(value.device) != value
+            if (elsewhere & (prior.variance[name].to(value.device) == 0)).any():
+                return torch.tensor(torch.inf, dtype=torch.float64)
+        names = self.random.mean
+        mean, scale = self.random._flat(self.random.mean), self.random._scale(names)
+        prior_mean, prior_scale = self.random._flat(prior.mean).to(mean.device), prior._scale(names).to(mean.device)
+        return gaussian.dense_kl_divergence(mean, scale, prior_mean, prior_scale).cpu()
+
+    def marginal(self) -> DiagonalGaussian:
+        """The same means and marginal variances, without the correlations."""
+        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PartialGaussian:
+        """The same posterior on another device, or with means in another floating dtype."""
+        fixed = {name: value.to(device=device, dtype=dtype) for name, value in self.fixed.items()}
+        return PartialGaussian(self.random.to(device, dtype), fixed, list(self.mean), self.hyperparameters)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``{"fixed/<name>": ..., "random/<kind>/<its own keys>": ...}``, the means in the order of ``mean``."""
+        prefix = f"random/{type(self.random).__name__}/"
+        stored = {f"fixed/{name}": value for name, value in self.fixed.items()}
+        stored.update((prefix + key, value) for key, value in self.random.tensors().items())
+        means = [f"fixed/{name}" if name in self.fixed else f"{prefix}mean/{name}" for name in self.mean]
+        return {key: stored[key] for key in dict.fromkeys([*means, *stored])}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
+        """The inverse of :meth:`tensors`."""
+        fixed, parts, order, kinds = {}, {}, [], set()
+        for key, value in tensors.items():
+            part, _, rest = key.partition("/")
+            if part == "fixed":
+                fixed[rest] = value
+                order.append(rest)
+                continue
+            if part != "random":
+                raise KeyError(key)
+            kind, _, inner = rest.partition("/")
+            kinds.add(kind)
+            parts[inner] = value
+            if inner.startswith("mean/"):
+                order.append(inner.removeprefix("mean/"))
+        (kind,) = kinds
+        return cls(KINDS[kind].from_tensors(parts, hyperparameters), fixed, order, hyperparameters)

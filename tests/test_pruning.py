@@ -1,0 +1,218 @@
+"""Pruning by magnitude, and pruning curves: against networks pruned by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam import metrics, plots
+from bayesadam.posterior import LowRankGaussian
+from bayesadam.pruning import FRACTIONS, PruningCurve, pruning_curve
+
+LEVELS = [0.0, 0.3, 0.9, 1.0]
+
+
+def draw(shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
+
+
+@pytest.fixture
+def q(model):
+    mean = {n: draw(p.shape, i) for i, (n, p) in enumerate(model.named_parameters())}
+    return ba.DiagonalGaussian(mean, {n: draw(m.shape, 9).exp() for n, m in mean.items()})
+
+
+@pytest.fixture
+def data():
+    return draw((40, 5), 3), torch.arange(40) % 3
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors.values()])
+
+
+class TestMagnitude:
+    @pytest.mark.parametrize("fraction", [0.0, 0.123, 0.5, 0.999, 1.0])
+    def test_the_smallest_means_are_zero(self, q, fraction):
+        pruned = q.prune(fraction, by="magnitude")
+        gone = flat(pruned.variance) == 0
+        assert gone.sum() == round(fraction * q.num_weights)
+        assert torch.equal(flat(pruned.mean), torch.where(gone, 0.0, flat(q.mean)))
+        magnitudes = flat(q.mean).abs()
+        assert not gone.any() or gone.all() or magnitudes[gone].max() <= magnitudes[~gone].min()
+
+    def test_is_another_ranking_than_signal_to_noise(self):
+        q = ba.DiagonalGaussian({"w": torch.tensor([-1.0, 3.0])}, {"w": torch.tensor([0.01, 100.0])})
+        assert q.prune(0.5, by="magnitude").mean["w"].tolist() == [0.0, 3.0]
+        assert q.prune(0.5).mean["w"].tolist() == [-1.0, 0.0]
+
+    def test_of_equal_weights_the_first_go(self):
+        q = ba.DiagonalGaussian.point_mass({"a": torch.ones(2, 2), "b": -torch.ones(6)})
+        assert q.pruning_order("magnitude").tolist() == [*range(10)]
+        assert flat(q.prune(0.3, by="magnitude").mean).tolist() == [0.0] * 3 + [1.0] + [-1.0] * 6
+        assert {n: m.tolist() for n, m in q.mask(torch.tensor([1, 4])).items()} == {
+            "a": [[False, True], [False, False]],
+            "b": [True] + [False] * 5,
+        }
+
+    def test_errors(self, q):
+        with pytest.raises(ValueError, match=r"^by must be one of \('signal_to_noise', 'magnitude'\), got 'size'$"):
+            q.prune(0.5, by="size")
+
+
+@pytest.mark.parametrize("method", ["mean", "monte_carlo"])
+@pytest.mark.parametrize("by", ["signal_to_noise", "magnitude"])
+class TestAgainstPrunedPosteriors:
+    def test_classification(self, model, q, data, by, method):
+        x, y = data
+        options = {"method": method, "mc_samples": 3, "seed": 5}
+        curve = pruning_curve(model, q, x, y, likelihood=ba.Categorical(), fractions=LEVELS, by=by, **options)
+        assert curve.fractions == LEVELS
+        assert curve.remaining == [147, 103, 15, 0]
+        assert list(curve.scores) == ["accuracy", "nll"]
+        for level, accuracy, nll in zip(LEVELS, *curve.scores.values(), strict=True):
+            found = ba.predict(model, q.prune(level, by=by), x, likelihood=ba.Categorical(), **options)
+            assert accuracy == metrics.accuracy(found.probs, y)
+            assert nll == metrics.nll(found, y)
+        assert curve.scores["nll"][-1] == pytest.approx(math.log(3))
+
+    def test_regression(self, model, q, data, by, method):
+        x, y = data[0], draw((40, 3), 4)
+        options = {"method": method, "mc_samples": 3, "seed": 5}
+        curve = pruning_curve(model, q, x, y, likelihood=ba.Gaussian(), fractions=LEVELS, by=by, **options)
+        assert list(curve.scores) == ["rmse", "nll"]
+        for level, rmse, nll in zip(LEVELS, *curve.scores.values(), strict=True):
+            found = ba.predict(model, q.prune(level, by=by), x, likelihood=ba.Gaussian(), **options)
+            assert (rmse, nll) == (metrics.rmse(found.mean, y), metrics.nll(found, y))
+
+
+class TestCurve:
+    def test_other_posteriors(self, model, q, data):
+        low = LowRankGaussian(q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()})
+        dense = ba.DenseGaussian(q.mean, flat(q.variance).double().diag())
+        x, y = data
+        for posterior, pruned in ((low, low.prune(0.5)), (dense, dense.prune(0.5))):
+            options = {"likelihood": ba.Categorical(), "method": "monte_carlo", "mc_samples": 4}
+            curve = pruning_curve(model, posterior, x, y, fractions=[0.5], **options)
+            expected = metrics.nll(ba.predict(model, pruned, x, **options), y)
+            assert curve.scores["nll"] == [pytest.approx(expected, rel=1e-5)]
+
+    def test_a_trained_network_by_magnitude(self, model, data):
+        x, y = data
+        q = ba.DiagonalGaussian.point_mass(model)
+        curve = pruning_curve(model, q, x, y, likelihood=ba.Categorical(), fractions=[0.0, 0.5], by="magnitude")
+        with torch.no_grad():
+            weights = nn.utils.parameters_to_vector(model.parameters())
+            before = weights.clone()
+            assert curve.scores["accuracy"][0] == metrics.accuracy(model(x).softmax(-1), y)
+            weights[weights.abs().argsort()[: round(0.5 * 147)]] = 0.0
+            nn.utils.vector_to_parameters(weights, model.parameters())
+            assert curve.scores["accuracy"][1] == metrics.accuracy(model(x).softmax(-1), y)
+        assert not torch.equal(weights, before)
+
+    def test_sorts_once(self, model, q, data, monkeypatch):
+        calls, original = [], torch.Tensor.argsort
+        monkeypatch.setattr(torch.Tensor, "argsort", lambda *a, **k: calls.append(1) or original(*a, **k))
+        curve = pruning_curve(model, q, *data, likelihood=ba.Categorical())
+        assert len(calls) == 1
+        assert len(curve.scores["nll"]) == len(FRACTIONS) == 19
+
+    def test_levels_of_the_paper(self):
+        assert list(FRACTIONS[:3]) == [0.0, 0.1, 0.2]
+        assert list(FRACTIONS[9:]) == [0.9, 0.95, 0.96, 0.97, 0.98, 0.99, 0.992, 0.995, 0.997, 0.999]
+
+    def test_evaluate(self, model, q, data):
+        x, _ = data
+
+        def evaluate(pruned):
+            found = ba.predict(model, pruned, x, likelihood=ba.Categorical(), method="mean")
+            with pruned.applied(model, 1):
+                left = sum(int((p != 0).sum()) for p in model.parameters())
+            return {"entropy": found.entropy.mean(), "left": left}
+
+        curve = pruning_curve(model, q, evaluate=evaluate, fractions=LEVELS)
+        assert list(curve.scores) == ["entropy", "left"]
+        assert curve.scores["left"] == curve.remaining
+        assert all(type(value) is float for values in curve.scores.values() for value in values)
+
+    def test_loaders_and_outputs(self, model, q, data):
+        x, y = data
+        options = {"likelihood": ba.Categorical(), "fractions": LEVELS}
+        expected = pruning_curve(model, q, x, y, **options).scores
+        loader = DataLoader(TensorDataset(x, y), batch_size=7)
+        wrapped = nn.Sequential(model)
+        wrapped.forward = lambda x: {"logits": model(x)}
+        names = {f"0.{n}": m for n, m in q.mean.items()}
+        renamed = ba.DiagonalGaussian(names, {f"0.{n}": v for n, v in q.variance.items()})
+        for found in (
+            pruning_curve(model, q, loader, y, **options),
+            pruning_curve(model, q, x, y, batch_size=9, **options),
+            pruning_curve(wrapped, renamed, x, y, output=lambda out: out["logits"], **options),
+        ):
+            assert found.scores["accuracy"] == expected["accuracy"]
+            assert found.scores["nll"] == pytest.approx(expected["nll"], rel=1e-6)
+
+    def test_the_model_is_what_it_was(self, model, q, data):
+        before = {n: v.clone() for n, v in model.state_dict().items()}
+        pruning_curve(model, q, *data, likelihood=ba.Categorical(), fractions=LEVELS)
+        assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items())
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            (
+                {"targets": None},
+                r"^inputs, targets and likelihood must all be given without evaluate, got \['inputs', 'likelihood'\]$",
+            ),
+            (
+                {"evaluate": lambda pruned: {}},
+                r"^inputs, targets and likelihood must not be given with evaluate, got \['inputs', 'targets', "
+                r"'likelihood'\]$",
+            ),
+            ({"fractions": []}, "^fractions must have at least one level, got none$"),
+            ({"fractions": [0.5, 1.5]}, r"^every fraction must be in \[0, 1\], got 1.5$"),
+            ({"by": "size"}, "^by must be one of .*, got 'size'$"),
+            ({"method": "median"}, "^method must be one of .*, got 'median'$"),
+        ],
+    )
+    def test_errors(self, model, q, data, changes, message):
+        arguments = {"inputs": data[0], "targets": data[1], "likelihood": ba.Categorical(), **changes}
+        with pytest.raises(ValueError, match=message):
+            pruning_curve(model, q, **arguments)
+
+
+class TestPlot:
+    @pytest.fixture
+    def axes(self):
+        return pytest.importorskip("matplotlib.figure").Figure().subplots()
+
+    def test_points_and_ticks(self, axes):
+        curves = {
+            "one": PruningCurve([0.9, 0.0, 0.99, 1.0], [10, 100, 1, 0], {"accuracy": [0.8, 0.9, 0.5, 0.1]}),
+            "two": PruningCurve([0.0, 0.999], [100, 0], {"accuracy": [0.7, 0.6]}),
+        }
+        assert plots.pruning(axes, curves) is axes
+        np.testing.assert_allclose(axes.lines[0].get_xydata(), [[1.0, 0.9], [0.1, 0.8], [0.01, 0.5]])
+        np.testing.assert_allclose(axes.lines[1].get_xydata(), [[1.0, 0.7], [0.001, 0.6]])
+        assert axes.get_xscale() == "log"
+        assert axes.xaxis_inverted()
+        texts = dict(zip(axes.get_xticks(), [t.get_text() for t in axes.get_xticklabels()], strict=True))
+        assert [*texts.values()] == ["0%", "50%", "80%", "90%", "95%", "98%", "99%", "99.5%", "99.9%"]
+        np.testing.assert_allclose([*texts], [1, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.001])
+        assert axes.get_legend_handles_labels()[1] == ["one", "two"]
+        assert axes.get_ylabel() == "accuracy"
+
+    def test_another_score(self, axes):
+        plots.pruning(axes, {"one": PruningCurve([0.0, 0.5], [2, 1], {"nll": [1.0, 2.0]})}, "nll")
+        assert axes.get_ylabel() == "negative log-likelihood (nats)"
+        np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.0, 2.0])

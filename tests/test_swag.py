@@ -1,0 +1,236 @@
+"""SWAG: against a naive computation from the stored weights, resuming, and batch norm."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.posterior import LowRankGaussian
+from bayesadam.swag import SWAG
+
+F64 = {"dtype": torch.float64}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4, **F64), nn.BatchNorm1d(4, **F64), nn.Linear(4, 2, **F64))
+
+
+def walk(model, steps, seed=0):
+    """Moves the weights at random; gives where they have been, flat."""
+    places = []
+    for step in range(steps):
+        with torch.no_grad():
+            for i, p in enumerate(model.parameters()):
+                p += 0.1 * draw(*p.shape, seed=seed + 100 * step + i)
+        places.append(nn.utils.parameters_to_vector(model.parameters()).detach().clone())
+        yield torch.stack(places)
+
+
+def naive(places, rank, scale):
+    """Maddox et al. 2019, Algorithm 1 and section 3.3, with all weights at hand."""
+    mean = places.mean(0)
+    diagonal = (places**2).mean(0) - mean**2
+    deviations = torch.stack([places[i] - places[: i + 1].mean(0) for i in range(len(places))])[-rank:]
+    return mean, scale * (diagonal.diag() + deviations.T @ deviations / (len(deviations) - 1))
+
+
+def flat(tensors, *leading):
+    return torch.cat([t.double().reshape(*leading, math.prod(t.shape[len(leading) :])) for t in tensors.values()], -1)
+
+
+def covariance(q):
+    f = flat(q.factors, q.rank)
+    return flat(q.diagonal).diag() + f.T @ f
+
+
+def close(a, b, **tolerances):
+    torch.testing.assert_close(a, b, **(tolerances or {"rtol": 1e-11, "atol": 1e-13}))
+
+
+def assert_same(a, b):
+    assert list(a) == list(b)
+    assert all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+@pytest.mark.parametrize("steps", [2, 3, 5, 6, 12])
+@pytest.mark.parametrize("scale", [0.5, 1.3])
+def test_is_the_papers_gaussian(model, steps, scale):
+    swag = SWAG(model, rank=5)
+    for places in walk(model, steps):  # noqa: B007
+        swag.collect()
+    q = swag.posterior(scale=scale)
+    mean, expected = naive(places, 5, scale)
+    close(flat(q.mean), mean)
+    close(covariance(q), expected)
+    assert type(q) is LowRankGaussian
+    assert q.rank == min(steps, 5)
+    assert q.hyperparameters == {"method": "swag", "rank": 5, "count": steps, "scale": scale}
+    assert repr(swag) == f"SWAG(rank=5, {steps} collected)"
+
+
+def test_the_default_scale_is_the_papers(model):
+    swag = SWAG(model)
+    for places in walk(model, 25):  # noqa: B007
+        swag.collect()
+    assert swag.rank == 20
+    close(covariance(swag.posterior()), naive(places, 20, 0.5)[1])
+
+
+def test_rank_zero_is_swag_diagonal(model):
+    swag = SWAG(model, rank=0)
+    for places in walk(model, 4):  # noqa: B007
+        swag.collect()
+    q = swag.posterior(scale=1.0)
+    assert q.rank == 0
+    close(flat(q.variance), places.var(0, correction=0))
+
+
+def test_small_variances_of_large_weights():
+    model = nn.Linear(1, 1, bias=False)
+    swag = SWAG(model)
+    values = [1000.0 + k * 2.0**-12 for k in (0, 1, 0, 3, 2)]
+    for value in values:
+        nn.init.constant_(model.weight, value)
+        swag.collect()
+    q = swag.posterior(scale=1.0)
+    assert q.mean["weight"].dtype == torch.float32
+    expected = torch.tensor(values, **F64).var(correction=0).item()
+    assert q.diagonal["weight"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_weights_that_never_move_are_point_masses(model):
+    swag = SWAG(model)
+    for _ in range(3):
+        with torch.no_grad():
+            model[0].weight += 0.1
+        swag.collect()
+    q = swag.posterior()
+    moved = {name for name, variance in q.variance.items() if variance.any()}
+    assert moved == {"0.weight"}
+    assert torch.equal(q.sample(1)["2.bias"][0], model[2].bias)
+
+
+def test_is_a_copy_and_can_go_on(model):
+    swag = SWAG(model, rank=3)
+    walked = walk(model, 8)
+    for _ in range(4):
+        next(walked)
+        swag.collect()
+    q = swag.posterior()
+    before = copy.deepcopy(q.tensors())
+    places = next(walked)
+    swag.collect()
+    assert_same(q.tensors(), before)
+    close(covariance(swag.posterior()), naive(places, 3, 0.5)[1])
+
+
+def test_frozen_parameters_are_left_out(model):
+    model[0].requires_grad_(False)
+    swag = SWAG(model)
+    for _ in walk(model, 2):
+        swag.collect()
+    assert list(swag.posterior().mean) == ["1.weight", "1.bias", "2.weight", "2.bias"]
+
+
+@pytest.mark.parametrize("collected", [0, 1, 4])
+def test_resumes(model, collected, tmp_path):
+    swag, walked = SWAG(model, rank=3), walk(model, 9)
+    for _ in range(collected):
+        next(walked)
+        swag.collect()
+    torch.save(swag.state_dict(), tmp_path / "state.pt")
+    resumed = SWAG(model, rank=3)
+    resumed.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    for _ in range(3):
+        next(walked)
+        swag.collect()
+        resumed.collect()
+    assert resumed.count == collected + 3
+    assert_same(resumed.posterior().tensors(), swag.posterior().tensors())
+
+
+def test_a_loaded_state_is_a_copy(model):
+    swag = SWAG(model, rank=3)
+    for _ in walk(model, 3):
+        swag.collect()
+    other = SWAG(model, rank=3)
+    other.load_state_dict(swag.state_dict())
+    before = copy.deepcopy(swag.posterior().tensors())
+    next(walk(model, 1, seed=7))
+    other.collect()
+    assert_same(swag.posterior().tensors(), before)
+
+
+def test_batch_norm_of_the_mean_network(model):
+    x = draw(32, 3, seed=5)
+    swag = SWAG(model)
+    for _ in walk(model, 4):
+        swag.collect()
+    q = swag.posterior()
+    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
+    with q.applied(model):
+        update_bn(DataLoader(TensorDataset(x), batch_size=32), model)
+    assert_same({n: p.detach() for n, p in model.named_parameters()}, weights)
+    hidden = nn.functional.linear(x, q.mean["0.weight"], q.mean["0.bias"])
+    close(model[1].running_mean, hidden.mean(0))
+    close(model[1].running_var, hidden.var(0))
+    found = ba.predict(model, q, x, likelihood=ba.Gaussian(), method="mean").mean
+    normal = (hidden - hidden.mean(0)) / (hidden.var(0) + model[1].eps).sqrt()
+    expected = (normal * q.mean["1.weight"] + q.mean["1.bias"]) @ q.mean["2.weight"].T + q.mean["2.bias"]
+    close(found, expected)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("rank", [1, -1, 2.0])
+    def test_rank(self, model, rank):
+        with pytest.raises(ValueError, match=rf"^rank must be 0 or a whole number of at least 2, got {rank}$"):
+            SWAG(model, rank=rank)
+
+    def test_nothing_to_collect(self, model):
+        with pytest.raises(ValueError, match="^model must have a trainable parameter, got none$"):
+            SWAG(model.requires_grad_(False))
+
+    @pytest.mark.parametrize("count", [0, 1])
+    def test_too_few_collections(self, model, count):
+        swag = SWAG(model)
+        for _ in walk(model, count):
+            swag.collect()
+        with pytest.raises(RuntimeError, match=f"^collect must have been called at least twice, got {count} times$"):
+            swag.posterior()
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, math.inf, math.nan])
+    def test_scale(self, model, scale):
+        with pytest.raises(ValueError, match=f"^scale must be a positive, finite number, got {scale}$"):
+            SWAG(model).posterior(scale=scale)
+
+    def test_weights_that_are_not_finite_change_nothing(self, model):
+        swag = SWAG(model)
+        for _ in walk(model, 3):
+            swag.collect()
+        before = copy.deepcopy(swag.posterior().tensors())
+        nn.init.constant_(model[2].bias, math.nan)
+        with pytest.raises(ValueError, match="^the weights of '2.bias' must be finite, got inf or nan$"):
+            swag.collect()
+        assert_same(swag.posterior().tensors(), before)
+
+    def test_states_of_others(self, model):
+        swag, other = SWAG(model, rank=3), nn.Linear(2, 2)
+        for _ in walk(model, 3):
+            swag.collect()
+        with pytest.raises(ValueError, match="^rank must be that of the state, 3, got 4$"):
+            SWAG(model, rank=4).load_state_dict(swag.state_dict())
+        loading = SWAG(other, rank=3)
+        with pytest.raises(ValueError, match="^the state must be of the model's parameters .*'weight': "):
+            loading.load_state_dict(swag.state_dict())
+        assert loading.count == 0
