@@ -1,0 +1,136 @@
+"""What an iteration of Bayes by Backprop costs: forward, KL, backward and step, beside one of plain Adam.
+
+    python benchmarks/variational.py       # prints the table, writes results/variational.json
+
+The network is 784-400-400-10 at batch 128; all contenders, peers too, are trained by ``torch.optim.Adam(fused=True)``,
+live in one process and take turns, round by round. The table has medians of the rounds, and the ratio to the plain
+network. "compiled" is ``compile=True``. Peers that are not installed are left out; they pin old versions of others:
+``pip install --no-deps bayesian-torch==0.5.0 torchbnn==1.2``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bayesadam as ba
+from bayesadam import priors
+from bayesadam.objectives import nelbo
+from bayesadam.variational import variational
+from record import conditions, save
+
+BATCH, NUM_DATA = 128, 60_000
+LAYERS = [(784, 400), (400, 400), (400, 10)]
+REFERENCE = "plain"
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def network(layer: Callable[[int, int], nn.Module] = nn.Linear) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*[m for i, o in LAYERS for m in (layer(i, o), nn.ReLU())][:-1])
+
+
+def plain() -> tuple[nn.Module, Loss]:
+    net = network()
+    return net, lambda x, y: nn.functional.cross_entropy(net(x), y)
+
+
+def ours(prior: Any = 1.0, **options: Any) -> Callable[[], tuple[nn.Module, Loss]]:
+    def make() -> tuple[nn.Module, Loss]:
+        net, likelihood = variational(network(), prior, **options), ba.Categorical()
+        return net, lambda x, y: nelbo(net, x, y, likelihood=likelihood, num_data=NUM_DATA)
+
+    return make
+
+
+def bayesian_torch(kind: str) -> Callable[[], tuple[nn.Module, Loss]]:
+    def make() -> tuple[nn.Module, Loss]:
+        from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+
+        net = network()
+        moments = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "posterior_rho_init": -3.0}
+        dnn_to_bnn(net, {**moments, "type": kind, "moped_enable": False})
+        return net, lambda x, y: nn.functional.cross_entropy(net(x), y) + get_kl_loss(net) / NUM_DATA
+
+    return make
+
+
+def torchbnn() -> tuple[nn.Module, Loss]:
+    import torchbnn as bnn
+
+    net = network(lambda i, o: bnn.BayesLinear(prior_mu=0, prior_sigma=1.0, in_features=i, out_features=o))
+    divergence = bnn.BKLLoss(reduction="sum", last_layer_only=False)
+    return net, lambda x, y: nn.functional.cross_entropy(net(x), y) + divergence(net).sum() / NUM_DATA
+
+
+CONTENDERS: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
+    REFERENCE: plain,
+    "shared": ours(),
+    "shared, compiled": ours(compile=True),
+    "shared, scale mixture": ours(priors.ScaleMixture(0.75, 1.0, 0.0025)),
+    "shared, scale mixture, compiled": ours(priors.ScaleMixture(0.75, 1.0, 0.0025), compile=True),
+    "local": ours(estimator="local"),
+    "flipout, compiled": ours(estimator="flipout", compile=True),
+    "bayesian-torch": bayesian_torch("Reparameterization"),
+    "bayesian-torch flipout": bayesian_torch("Flipout"),
+    "torchbnn": torchbnn,
+}
+
+
+def iterations() -> dict[str, Callable[[], None]]:
+    x, y = torch.randn(BATCH, 784), torch.randint(10, (BATCH,))
+
+    def iteration(make: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[], None]:
+        net, loss = make()
+        optimizer = torch.optim.Adam(net.parameters(), fused=True)
+
+        def run() -> None:
+            optimizer.zero_grad()
+            loss(x, y).backward()
+            optimizer.step()
+
+        return run
+
+    result = {}
+    for name, make in CONTENDERS.items():
+        try:
+            result[name] = iteration(make)
+        except ImportError as error:
+            print(f"{name}: left out, {error}")
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=41)
+    rounds = parser.parse_args().rounds
+    started = conditions("torch", "bayesadam", "bayesian-torch", "torchbnn")
+    functions = iterations()
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for round_ in range(rounds + 2):
+        for name, function in functions.items():
+            begin = time.perf_counter()
+            function()
+            if round_ > 1:
+                seconds[name].append(time.perf_counter() - begin)
+    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    report = {
+        **started,
+        "rounds": rounds,
+        "milliseconds": {name: round(value * 1e3, 2) for name, value in medians.items()},
+        "ratio": {name: round(value / medians[REFERENCE], 2) for name, value in medians.items()},
+    }
+    for name in functions:
+        print(f"{name:34}{report['milliseconds'][name]:8.2f} ms{report['ratio'][name]:8.2f}")
+    save(Path(__file__).parent / "results" / "variational.json", report)
+
+
+if __name__ == "__main__":
+    main()

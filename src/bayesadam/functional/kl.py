@@ -1,0 +1,151 @@
+"""Divergences and log densities of weights, summed, with their gradients computed along with them.
+
+The gradient of each sum is one or two passes over memory instead of autograd's many. Rows are summed in the dtype of
+the weights, since a float64 copy costs more than the arithmetic, and the rows' sums in float64. ``std`` is positive.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LOG_2PI = math.log(2.0 * math.pi)
+
+
+def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_std: float | Tensor) -> Tensor:
+    """``KL(N(mean, std^2) || N(prior_mean, prior_std^2))`` in nats, summed over all weights; 0-d float64.
+
+    Differentiable in all that are tensors. The prior's are numbers, 0-d, or of the weights' shape (methods section 4).
+    """
+    with torch.no_grad():
+        one = isinstance(prior_log_std, float) or prior_log_std.ndim == 0
+        precision = math.exp(-2.0 * prior_log_std) if isinstance(prior_log_std, float) else (-2.0 * prior_log_std).exp()
+        shift = mean - prior_mean
+        if one:
+            log_ratio = prior_log_std * std.numel() - _sum(std.log())
+            squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))
+        else:
+            log_ratio = _sum(prior_log_std - std.log())
+            squares = _sum(precision * (shift.square() + std.square()))
+        total = log_ratio + 0.5 * (squares - std.numel())
+        pairs: list[tuple[Tensor, Tensor]] = []
+        if isinstance(prior_log_std, Tensor) and prior_log_std.requires_grad:
+            square = shift.square().addcmul_(std, std)
+            pairs.append((prior_log_std, (1.0 - precision * square).sum_to_size(prior_log_std.shape)))
+        slope = shift.mul_(precision)
+        if isinstance(prior_mean, Tensor) and prior_mean.requires_grad:
+            pairs.append((prior_mean, -slope.sum_to_size(prior_mean.shape)))
+        if _wanted(mean, std):
+            pairs += [(mean, slope), (std, (std * precision).sub_(std.reciprocal()))]
+    return with_gradients(total, *pairs)
+
+
+def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
+    """``KL(N(mean, std^2) || Laplace(0, scale))`` in nats, summed over all weights; 0-d float64.
+
+    By ``E|w| = std sqrt(2 / pi) exp(-z^2) + mean erf(z)`` with ``z = mean / (sqrt(2) std)``.
+    """
+    with torch.no_grad():
+        ratio = (mean / std).mul_(math.sqrt(0.5))
+        sign = torch.erf(ratio)
+        bell = ratio.square_().neg_().exp_().mul_(math.sqrt(2.0 / math.pi))
+        size = (mean * sign).addcmul_(std, bell)
+        constant = math.log(2.0 * scale) - 0.5 * (LOG_2PI + 1.0)
+        total = _sum(size) / scale - _sum(std.log()) + constant * std.numel()
+        pairs = []
+        if _wanted(mean, std):
+            pairs = [(mean, sign.div_(scale)), (std, bell.div_(scale).sub_(std.reciprocal()))]
+    return with_gradients(total, *pairs)
+
+
+def scale_mixture_log_prob(value: Tensor, weight: float, wide: float, narrow: float) -> Tensor:
+    """``log(weight N(value | 0, wide^2) + (1 - weight) N(value | 0, narrow^2))``, summed; 0-d float64.
+
+    Blundell et al. 2015, eq. 7, by ``logaddexp``: finite wherever the square of a value is.
+    """
+    with torch.no_grad():
+        first, second = mixture_terms(value, weight, wide, narrow)
+        peak = torch.maximum(first, second)
+        gap = first.sub_(second)
+        # PyTorch's logaddexp and log1p take several times as long; what log1p would keep is lost in the next addition,
+        # and what is beyond 80 is nothing.
+        ratio = torch.abs(gap, out=second).clamp_max_(80.0).neg_().exp_()
+        total = _sum(peak.add_(ratio.add_(1.0).log_()))
+        if not _wanted(value):
+            return total
+        # -value (share / wide^2 + (1 - share) / narrow^2)
+        slope = gap.clamp_max_(80.0).sigmoid_().mul_(narrow**-2 - wide**-2).sub_(narrow**-2).mul_(value)
+    return with_gradients(total, (value, slope))
+
+
+def mixture_terms(value: Tensor, weight: float, wide: float, narrow: float) -> tuple[Tensor, Tensor]:
+    """Log of each part of a scale mixture, element-wise."""
+    square = value.square()
+    first = square.mul(-0.5 / wide**2).add_(math.log(weight / wide) - 0.5 * LOG_2PI)
+    second = square.mul_(-0.5 / narrow**2).add_(math.log((1.0 - weight) / narrow) - 0.5 * LOG_2PI)
+    return first, second
+
+
+def gaussian_log_prob(theta: Tensor, std: Tensor, eps: Tensor, *, path_only: bool) -> Tensor:
+    """``log N(theta | mean, std^2)`` at ``theta = mean + std * eps``, summed; 0-d float64.
+
+    Args:
+        theta: The sample, which depends on mean and standard deviation.
+        std: Standard deviations.
+        eps: The standard normals that the sample was made of.
+        path_only: Differentiate by way of the sample only and not in ``mean`` and ``std`` themselves, whose terms are
+            0 in expectation ("sticking the landing", Roeder et al. 2017). Otherwise the derivatives of both ways
+            cancel but for ``-1 / std``.
+    """
+    with torch.no_grad():
+        total = -0.5 * _sum_of_squares(eps) - _sum(std.log()) - 0.5 * LOG_2PI * eps.numel()
+        pairs = []
+        if path_only and _wanted(theta):
+            pairs = [(theta, (eps / std).neg_().to(theta.dtype))]
+        elif not path_only and _wanted(std):
+            pairs = [(std, std.reciprocal().neg_())]
+    return with_gradients(total, *pairs)
+
+
+def with_gradients(total: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
+    """``total`` as a function of tensors, the first of every pair, whose derivatives are the second."""
+    if not pairs:
+        return total
+    inputs, gradients = zip(*pairs, strict=True)
+    result: Tensor = _Known.apply(total, gradients, *inputs)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Known(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, gradients: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+        ctx.save_for_backward(*gradients)
+        return total.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[2:]
+        return None, None, *(s * grad if n else None for s, n in zip(ctx.saved_tensors, needed, strict=True))
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    if tensor.ndim > 1:
+        tensor = tensor.sum(-1)
+    return tensor.sum(dtype=torch.float64)
+
+
+def _sum_of_squares(tensor: Tensor) -> Tensor:
+    if tensor.ndim < 2:
+        return _sum(tensor.square())
+    norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
+    return norms.double().square_().sum()
+
+
+def _wanted(*tensors: Tensor) -> bool:
+    """Whether a gradient may be asked for; they are off in general only in the block this is called in."""
+    return any(tensor.requires_grad for tensor in tensors)

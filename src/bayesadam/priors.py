@@ -1,0 +1,240 @@
+"""Priors over the weights of a network, for variational inference by gradients.
+
+A prior is a module, so that what it learns is trained with the rest. Weights are independent under all of them; sums
+are over all weights, in nats and float64. Log densities and divergences can be differentiated.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.functional import kl
+from bayesadam.posterior import DiagonalGaussian
+
+
+class Prior(nn.Module, abc.ABC):
+    """``p(weights)``, a product over weights.
+
+    Attributes:
+        closed_form: Whether the KL divergence of a Gaussian from this prior has a closed form.
+    """
+
+    closed_form: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def log_density(self, value: Tensor, name: str = "") -> Tensor:
+        """``log p`` of every weight of a tensor, element-wise, with any leading axes; ``name`` is the parameter's."""
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """``log p`` of weights by name, summed over all; 0-d float64."""
+        return torch.stack([self._log_prob(value, name) for name, value in theta.items()]).sum()
+
+    def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
+        """``KL(N(mean, std^2) || p)`` summed over all weights, never a mean; 0-d float64.
+
+        Args:
+            mean: Means by name.
+            std: Standard deviations, positive; same names and shapes.
+
+        Raises:
+            ValueError: There is no closed form.
+        """
+        if not self.closed_form:
+            raise ValueError(f"kl must be 'sampled' with a prior without a closed form, got {type(self).__name__}")
+        return torch.stack([self._divergence(mean[name], std[name], name) for name in mean]).sum()
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise ``ValueError`` if the prior is not one over these weights."""
+
+    def _log_prob(self, value: Tensor, name: str) -> Tensor:
+        return self.log_density(value, name).sum(dtype=torch.float64)
+
+    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
+        raise NotImplementedError  # of a prior with a closed form
+
+
+class Gaussian(Prior):
+    """``N(mean, 1 / precision)`` for every weight.
+
+    Raises:
+        ValueError: A precision that is not positive and finite, or a mean that is not finite.
+    """
+
+    def __init__(self, precision: float = 1.0, mean: float = 0.0) -> None:
+        super().__init__()
+        self.precision = _positive("precision", precision)
+        self.mean = _finite("mean", mean)
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"precision={self.precision}, mean={self.mean}"
+
+    def log_density(self, value: Tensor, name: str = "") -> Tensor:
+        """See the base class."""
+        constant = 0.5 * (math.log(self.precision) - kl.LOG_2PI)
+        return (value - self.mean).square() * (-0.5 * self.precision) + constant
+
+    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
+        return kl.gaussian(mean, std, self.mean, -0.5 * math.log(self.precision))
+
+
+class ScaleMixture(Prior):
+    """``pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)`` for every weight (Blundell et al. 2015, eq. 7).
+
+    A wide and a narrow Gaussian: most weights are pulled to zero, the others left alone.
+
+    Args:
+        pi: Share of the first Gaussian, in (0, 1).
+        sigma1: Standard deviation of the first, wide one.
+        sigma2: Standard deviation of the second one, smaller.
+
+    Raises:
+        ValueError: A number out of its range.
+    """
+
+    closed_form = False
+
+    def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6.0)) -> None:
+        super().__init__()
+        if not 0 < pi < 1:
+            raise ValueError(f"pi must be in (0, 1), got {pi!r}")
+        self.pi = float(pi)
+        self.sigma1 = _positive("sigma1", sigma1)
+        self.sigma2 = _positive("sigma2", sigma2)
+        if sigma2 >= sigma1:
+            raise ValueError(f"sigma2 must be smaller than sigma1={sigma1!r}, got {sigma2!r}")
+
+    def extra_repr(self) -> str:
+        """The arguments."""
+        return f"pi={self.pi}, sigma1={self.sigma1}, sigma2={self.sigma2}"
+
+    def log_density(self, value: Tensor, name: str = "") -> Tensor:
+        """See the base class."""
+        return torch.logaddexp(*kl.mixture_terms(value, self.pi, self.sigma1, self.sigma2))
+
+    def _log_prob(self, value: Tensor, name: str) -> Tensor:
+        return kl.scale_mixture_log_prob(value, self.pi, self.sigma1, self.sigma2)
+
+
+class Laplace(Prior):
+    """``exp(-|w| / scale) / (2 scale)`` for every weight; its standard deviation is ``sqrt(2) scale``.
+
+    Raises:
+        ValueError: A scale that is not positive and finite.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = _positive("scale", scale)
+
+    def extra_repr(self) -> str:
+        """The argument."""
+        return f"scale={self.scale}"
+
+    def log_density(self, value: Tensor, name: str = "") -> Tensor:
+        """See the base class."""
+        return value.abs() * (-1.0 / self.scale) - math.log(2.0 * self.scale)
+
+    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
+        return kl.laplace(mean, std, self.scale)
+
+
+class LearnedGaussian(Prior):
+    """One Gaussian for all weights, whose mean and standard deviation are learned with the rest.
+
+    Hinton and van Camp 1993, section 5. The optimum is the mean of the posterior means, and the mean of
+    ``variance + (mean - prior mean)^2`` for the variance.
+
+    Args:
+        mean: To start from.
+        std: To start from.
+
+    Raises:
+        ValueError: A standard deviation that is not positive and finite, or a mean that is not finite.
+    """
+
+    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.tensor(_finite("mean", mean)))
+        self.log_std = nn.Parameter(torch.tensor(math.log(_positive("std", std))))
+
+    def log_density(self, value: Tensor, name: str = "") -> Tensor:
+        """See the base class."""
+        scaled = (value - self.mean) * (-self.log_std).exp()
+        return -0.5 * scaled.square() - self.log_std - 0.5 * kl.LOG_2PI
+
+    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
+        return kl.gaussian(mean, std, self.mean, self.log_std)
+
+
+class FromPosterior(Prior):
+    """A posterior as the prior: to go on learning from other data.
+
+    Args:
+        posterior: Over at least the weights that will be random, none of them a point mass.
+    """
+
+    def __init__(self, posterior: DiagonalGaussian) -> None:
+        super().__init__()
+        self._names = {name: number for number, name in enumerate(posterior.mean)}
+        for name, number in self._names.items():
+            self.register_buffer(f"mean{number}", posterior.mean[name].detach().clone(), persistent=False)
+            log_std = 0.5 * posterior.variance[name].detach().log()
+            self.register_buffer(f"log_std{number}", log_std, persistent=False)
+
+    def check(self, weights: Mapping[str, Tensor]) -> None:
+        """Raise ``ValueError`` unless the posterior has these weights, of these shapes and all random."""
+        for name, weight in weights.items():
+            if name not in self._names:
+                raise ValueError(f"prior must have the weights {name!r}, got none of that name")
+            mean, log_std = self._moments(name)
+            if mean.shape != weight.shape:
+                raise ValueError(f"prior of {name!r} must be of shape {tuple(weight.shape)}, got {tuple(mean.shape)}")
+            if not log_std.isfinite().all():
+                raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
+
+    def log_density(self, value: Tensor, name: str = "") -> Tensor:
+        """See the base class."""
+        mean, log_std = self._moments(name)
+        scaled = (value - mean) * (-log_std).exp()
+        return -0.5 * scaled.square() - log_std - 0.5 * kl.LOG_2PI
+
+    def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
+        return kl.gaussian(mean, std, *self._moments(name))
+
+    def _moments(self, name: str) -> tuple[Tensor, Tensor]:
+        number = self._names[name]
+        return self.get_buffer(f"mean{number}"), self.get_buffer(f"log_std{number}")
+
+
+def as_prior(prior: float | Prior | DiagonalGaussian) -> Prior:
+    """A prior itself; a number: the precision of a Gaussian around 0; or a posterior to continue from.
+
+    Raises:
+        ValueError: Anything else, or a precision that is not positive and finite.
+    """
+    if isinstance(prior, Prior):
+        return prior
+    if isinstance(prior, DiagonalGaussian):
+        return FromPosterior(prior)
+    if isinstance(prior, int | float) and not isinstance(prior, bool):
+        return Gaussian(_positive("prior", prior))
+    raise ValueError(f"prior must be a precision, one of bayesadam.priors or a DiagonalGaussian, got {prior!r}")
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    return float(value)
+
+
+def _finite(name: str, value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be finite, got {value!r}")
+    return float(value)

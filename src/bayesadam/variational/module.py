@@ -1,0 +1,312 @@
+"""``variational``: any network with a Gaussian posterior over its weights, trained by any PyTorch optimiser.
+
+Bayes by Backprop (Blundell et al. 2015, section 3.2): ``weights = mu + softplus(rho) * eps``, and ordinary gradients
+in ``mu`` and ``rho`` of ``f = log q(weights) - log p(weights) + nll(weights)``::
+
+    d_mu  = df/dweights + df/dmu
+    d_rho = df/dweights * eps / (1 + exp(-rho)) + df/drho
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.functional import kl as divergences
+from bayesadam.functional.reparameterized import inverse_softplus, softplus
+from bayesadam.optim import compiled
+from bayesadam.optim.checks import check
+from bayesadam.posterior import DiagonalGaussian
+from bayesadam.priors import Prior, as_prior
+from bayesadam.variational.draws import Draw, Noise
+from bayesadam.variational.estimators import ESTIMATORS
+
+InitialStd = float | Mapping[str, float | Tensor] | Callable[[str, nn.Parameter], float | Tensor]
+
+_MASK = 2**32 - 1
+
+
+class VariationalModule(nn.Module):
+    """A network whose weights are random; :func:`variational` makes one.
+
+    The parameters of ``model`` are the means: between forward passes they always hold the mean, weights from before
+    are kept, and tied weights stay tied. ``rho`` has one parameter for every random one, ``prior`` what the prior
+    learns; ``parameters()`` has all of them, for an optimiser.
+
+    In training mode every forward pass draws its own weights; in evaluation mode it uses the means, like dropout.
+    Inside :meth:`common_draw` everything uses one draw, whatever the mode. The noise is a function of the seed, the
+    number of the draw (which the state dict has, so that a resumed run is bit-identical; copies go on with the same
+    numbers) and the position of the parameter in ``model.named_parameters()``. Data-parallel ranks draw the same if
+    they agree on the seed; with a seed for every rank, the average of their gradients is less noisy.
+
+    A module inside the model that computes again in the backward pass what it did in the forward pass (activation
+    checkpointing) would find the means there: such models are not supported.
+
+    Attributes:
+        model: The network.
+        prior: Over the random weights.
+        estimator: ``"shared"``, ``"local"`` or ``"flipout"``.
+        closed_form: Whether the KL divergence is the closed form, and not sampled.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prior: float | Prior | DiagonalGaussian = 1.0,
+        *,
+        initial_std: InitialStd = 0.05,
+        estimator: str = "shared",
+        kl: str | None = None,
+        sticking_the_landing: bool = False,
+        select: Callable[[str], bool] | None = None,
+        seed: int = 0,
+        compile: bool = False,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model must be a torch.nn.Module, got {model!r}")
+        if estimator not in ESTIMATORS:
+            raise ValueError(f"estimator must be one of {tuple(ESTIMATORS)}, got {estimator!r}")
+        if kl not in (None, "closed_form", "sampled"):
+            raise ValueError(f"kl must be 'closed_form', 'sampled' or None, got {kl!r}")
+        check("seed", seed, "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
+        for option, value in (("sticking_the_landing", sticking_the_landing), ("compile", compile)):
+            check(option, value, "True or False", lambda v: isinstance(v, bool))
+        prior = as_prior(prior)
+        if kl == "closed_form" and not prior.closed_form:
+            raise ValueError(
+                f"kl must be 'sampled' with a prior without a closed form, got {kl!r} with {type(prior).__name__}"
+            )
+        closed_form = prior.closed_form if kl is None else kl == "closed_form"
+        if sticking_the_landing and closed_form:
+            raise ValueError("sticking_the_landing must be False unless kl='sampled', got True")
+        indices = {}
+        for index, (name, parameter) in enumerate(model.named_parameters()):
+            if parameter.requires_grad and (select is None or select(name)):
+                if not parameter.is_floating_point():
+                    raise ValueError(f"parameter {name!r} must be real to be random, got dtype {parameter.dtype}")
+                indices[name] = index
+        if not indices:
+            raise ValueError("model must have a trainable parameter that is selected, got none")
+        means = {name: parameter for name, parameter in model.named_parameters() if name in indices}
+        prior.check(means)
+        start = {name: _initial_rho(name, parameter, initial_std) for name, parameter in means.items()}
+        self.model = model
+        self.prior = prior
+        self.rho = nn.Module()
+        for name, rho in start.items():
+            self.rho.register_parameter(_escaped(name), nn.Parameter(rho))
+        self.estimator = estimator
+        self.closed_form = closed_form
+        self.sticking_the_landing = sticking_the_landing
+        self.seed = seed
+        self.compiles = compile
+        self._indices = indices
+        self._number = 0
+        self._draw: Draw | None = None
+        self._noise = Noise()
+
+    def extra_repr(self) -> str:
+        """How gradients are estimated, and of how much."""
+        kind = "closed_form" if self.closed_form else "sampled"
+        return f"estimator={self.estimator!r}, kl={kind!r}, random={len(self._indices)}, seed={self.seed}"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model at sampled weights in training mode or inside :meth:`common_draw`; else at the mean.
+
+        Raises:
+            RuntimeError: A weight is used in a way that the estimator ``"local"`` or ``"flipout"`` is not right for.
+        """
+        draw = self._draw
+        if draw is None:
+            if not self.training:
+                return self.model(*args, **kwargs)
+            draw = self._new_draw(mirrored=False)
+        return ESTIMATORS[self.estimator](self.model, draw, args, kwargs)
+
+    @contextmanager
+    def common_draw(self, *, mirrored: bool = False) -> Iterator[None]:
+        """Inside, all forward passes and :meth:`kl_divergence` use one and the same sample, whatever the mode.
+
+        With the estimators ``"local"`` and ``"flipout"`` it is the noise that is the same.
+
+        Args:
+            mirrored: Use the last draw again with the opposite sign of all noise: an antithetic pair.
+
+        Raises:
+            RuntimeError: One inside another, or nothing to mirror.
+        """
+        if self._draw is not None:
+            raise RuntimeError("common_draw() must not be nested, got a block inside a block")
+        if mirrored and self._number == 0:
+            raise RuntimeError("common_draw(mirrored=True) must follow a draw, got none before it")
+        self._draw = self._new_draw(mirrored=mirrored)
+        try:
+            yield
+        finally:
+            self._draw = None
+
+    def kl_divergence(self) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable.
+
+        A closed form, or ``log q - log p`` at one sample (its expectation): at that of the forward passes inside
+        :meth:`common_draw`; outside it makes a draw of its own. The estimators ``"local"`` and ``"flipout"`` do not
+        have one sample for all data points: the KL divergence then has a sample to itself, inside too.
+        """
+        if self.closed_form and self._draw is None:
+            means, rho = self._means(), self._rhos()
+            return self.prior.kl_divergence(
+                {name: means[name].to(value.dtype) for name, value in rho.items()},
+                {name: softplus(value) for name, value in rho.items()},
+            )
+        draw = self._draw or self._new_draw(mirrored=False)
+        names = list(self._indices)
+        if self.closed_form:
+            return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
+        theta = {name: draw.theta(name) for name in names}
+        log_q = [
+            divergences.gaussian_log_prob(theta[n], draw.std(n), draw.eps(n), path_only=self.sticking_the_landing)
+            for n in names
+        ]
+        return torch.stack(log_q).sum() - self.prior.log_prob(theta)
+
+    def posterior(self) -> DiagonalGaussian:
+        """The posterior as it stands, by the model's names: copies, in float32 or wider.
+
+        It covers the random parameters, and with variance 0 those that are trained without noise.
+        """
+        rho = self._rhos()
+        mean, variance = {}, {}
+        for name, parameter in self.model.named_parameters():
+            if name in rho:
+                mean[name] = parameter.detach().to(rho[name].dtype, copy=True)
+                variance[name] = softplus(rho[name].detach()).square()
+            elif parameter.requires_grad:
+                mean[name] = parameter.detach().to(_wide(parameter.dtype), copy=True)
+                variance[name] = torch.zeros_like(mean[name])
+        settings = {"estimator": self.estimator, "kl": "closed_form" if self.closed_form else "sampled"}
+        prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"
+        return DiagonalGaussian(
+            mean, variance, {"method": "BayesByBackprop", "prior": prior, "seed": self.seed, **settings}
+        )
+
+    def get_extra_state(self) -> Tensor:
+        """Where the noise goes on: low and high half of the seed, and number of the next draw."""
+        return torch.tensor([self.seed & _MASK, self.seed >> 32, self._number])
+
+    def set_extra_state(self, state: Any) -> None:
+        """The inverse of :meth:`get_extra_state`."""
+        low, high, self._number = state.tolist()
+        self.seed = low | high << 32
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_draw": None}
+
+    def _new_draw(self, *, mirrored: bool) -> Draw:
+        if not mirrored:
+            self._number += 1
+        return Draw(
+            self._means(),
+            self._rhos(),
+            self._indices,
+            source=self._noise,
+            seed=self.seed,
+            number=self._number - 1,
+            sign=-1.0 if mirrored else 1.0,
+            compile=self.compiles and compiled.available(),
+        )
+
+    def _means(self) -> dict[str, Tensor]:
+        return {name: parameter for name, parameter in self.model.named_parameters() if name in self._indices}
+
+    def _rhos(self) -> dict[str, Tensor]:
+        return {name: self.rho.get_parameter(_escaped(name)) for name in self._indices}
+
+
+def variational(
+    model: nn.Module,
+    prior: float | Prior | DiagonalGaussian = 1.0,
+    *,
+    initial_std: InitialStd = 0.05,
+    estimator: str = "shared",
+    kl: str | None = None,
+    sticking_the_landing: bool = False,
+    select: Callable[[str], bool] | None = None,
+    seed: int = 0,
+    compile: bool = False,
+) -> VariationalModule:
+    """Make a network variational: every trainable weight gets an independent Gaussian around its value.
+
+    Train ``net = variational(model)`` with any optimiser over ``net.parameters()`` and the loss
+    :func:`bayesadam.nelbo`; ``net.posterior()`` then goes with ``model`` into :func:`bayesadam.predict`.
+
+    Args:
+        model: Any network; it becomes a part of the result and is not copied. Parameters that are frozen at this
+            moment never become random.
+        prior: One of :mod:`bayesadam.priors`; a number, the precision of a Gaussian prior; or a posterior to continue
+            from (the weights stay what they are).
+        initial_std: Standard deviation of the posterior at the start: a number, numbers or tensors by name, or a
+            function of a parameter's name and the parameter.
+        estimator: ``"shared"``: one weight sample for all data points of a forward pass, right for any model.
+            ``"local"``: local reparameterisation (Kingma et al. 2015): linear and convolution layers draw their
+            outputs, independent for every data point, which makes gradients less noisy and costs a second pass through
+            the layer; positions that share weights (those of a convolution) are drawn independently too, as is usual.
+            ``"flipout"``: for the same layers, the sample's deviation from the mean with random signs for every data
+            point (a row of the first axis; Wen et al. 2018). Whatever is no linear or convolution layer has the shared
+            sample. A weight that is used twice in one pass is refused by ``"local"``, and by ``"flipout"`` unless
+            the numbers of data points agree.
+        kl: ``"closed_form"``, ``"sampled"``, or ``None``: the closed form if the prior has one.
+        sticking_the_landing: Leave out those terms of a sampled KL's gradient that are 0 in expectation (Roeder et
+            al. 2017): without noise where the posterior is exact.
+        select: Which parameters are random, by name; the others are trained without noise.
+        seed: Of the noise.
+        compile: Draw the noise of large parameters by a compiled kernel: several times faster, the same up to rounding.
+            The first draw takes some seconds more, and it needs the compiler that ``torch.compile`` needs.
+
+    Raises:
+        ValueError: An option out of its range, no closed form for this prior, no parameter that is random, or a
+            posterior as prior that is not over these weights.
+    """
+    return VariationalModule(
+        model,
+        prior,
+        initial_std=initial_std,
+        estimator=estimator,
+        kl=kl,
+        sticking_the_landing=sticking_the_landing,
+        select=select,
+        seed=seed,
+        compile=compile,
+    )
+
+
+def _initial_rho(name: str, parameter: nn.Parameter, initial_std: InitialStd) -> Tensor:
+    if callable(initial_std):
+        std = initial_std(name, parameter)
+    elif isinstance(initial_std, Mapping):
+        if name not in initial_std:
+            raise ValueError(f"initial_std must have the random parameter {name!r}, got none of that name")
+        std = initial_std[name]
+    else:
+        std = initial_std
+    value = torch.as_tensor(std, dtype=torch.float64)
+    if not ((value > 0) & (value < math.inf)).all():
+        raise ValueError(f"initial_std of {name!r} must be positive and finite, got {std!r}")
+    rho = torch.empty_like(parameter, dtype=_wide(parameter.dtype), requires_grad=False)
+    with torch.no_grad():
+        return rho.copy_(inverse_softplus(value).expand_as(parameter))
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """At least float32: steps of ``rho`` are lost in less."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
+
+
+def _escaped(name: str) -> str:
+    """A name that a module's parameter may have."""
+    return name.replace(".", "/")

@@ -1,0 +1,303 @@
+"""Objectives: the loss against its formula, minibatch weights, and the ELBO against closed forms."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import bayesadam as ba
+from bayesadam import noise, priors
+from bayesadam.objectives import elbo, kl_warmup, kl_weights, nelbo
+from bayesadam.variational import variational
+
+LIKELIHOOD = ba.Gaussian(noise_precision=4.0)
+
+
+def regression(count=12, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 3, dtype=torch.float64, generator=generator)
+    return x, torch.randn(count, 1, dtype=torch.float64, generator=generator)
+
+
+def linear(seed=1):
+    torch.manual_seed(seed)
+    return nn.Linear(3, 1).double()
+
+
+def sampled(net, number, sign=1.0):
+    """Weights of a draw, by the definition."""
+    theta = {}
+    for index, (name, mean) in enumerate(net.model.named_parameters()):
+        eps = noise.normal(net.seed, number, 0, index, mean.shape, dtype=torch.float64)
+        theta[name] = mean + sign * nn.functional.softplus(net.rho.get_parameter(name.replace(".", "/"))) * eps
+    return theta
+
+
+def term(net, x, y, number, weight, num_data, sign=1.0):
+    """One sample's part of the loss, by the definition."""
+    theta = sampled(net, number, sign)
+    nll = LIKELIHOOD.nll(torch.func.functional_call(net.model, theta, x), y)
+    if net.closed_form:
+        divergence = net.posterior().kl_divergence(net.prior.precision)
+    else:
+        divergence = -net.prior.log_prob(theta)
+        for name, value in theta.items():
+            mean = dict(net.model.named_parameters())[name]
+            std = nn.functional.softplus(net.rho.get_parameter(name))
+            divergence = divergence + torch.distributions.Normal(mean, std).log_prob(value).sum()
+    return (nll + weight * divergence / num_data).item()
+
+
+@pytest.mark.parametrize("prior", [2.0, priors.ScaleMixture(0.6, 1.0, 0.1)])
+@pytest.mark.parametrize("antithetic", [False, True])
+def test_the_loss_is_the_mean_over_samples_of_both_terms(prior, antithetic):
+    x, y = regression()
+    net = variational(linear(), prior, initial_std=0.3, seed=4)
+    loss = nelbo(
+        net,
+        x,
+        y,
+        likelihood=LIKELIHOOD,
+        num_data=50,
+        mc_samples=4,
+        antithetic=antithetic,
+        kl_weight=0.7,
+        temperature=0.5,
+    )
+    draws = [(0, 1.0), (0, -1.0), (1, 1.0), (1, -1.0)] if antithetic else [(n, 1.0) for n in range(4)]
+    expected = [term(net, x, y, number, 0.35, 50, sign) for number, sign in draws]
+    assert loss.shape == ()
+    assert loss.item() == pytest.approx(sum(expected) / 4, rel=1e-12)
+
+
+def test_antithetic_pairs_are_exact_for_what_is_linear_in_the_weights():
+    x, _ = regression()
+    net = variational(linear(), initial_std=0.5)
+    with net.common_draw():
+        first = net(x)
+    with net.common_draw(mirrored=True):
+        second = net(x)
+    torch.testing.assert_close((first + second) / 2, net.model(x), rtol=1e-13, atol=1e-13)
+    assert (first - second).abs().min() > 1e-3
+
+
+def test_it_samples_in_evaluation_mode_and_without_weight_there_is_no_divergence():
+    x, y = regression()
+    net = variational(linear(), initial_std=0.5).eval()
+    loss = nelbo(net, x, y, likelihood=LIKELIHOOD, num_data=50, kl_weight=0.0)
+    theta = sampled(net, 0)
+    assert loss.item() == pytest.approx(
+        LIKELIHOOD.nll(torch.func.functional_call(net.model, theta, x), y).item(), rel=1e-12
+    )
+    net.rho.get_parameter("weight").data.fill_(-math.inf)  # an infinite divergence
+    assert nelbo(net, x, y, likelihood=LIKELIHOOD, num_data=50, temperature=0.0).isfinite()
+
+
+class Named(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = linear()
+
+    def forward(self, features, scale):
+        return {"prediction": self.inner(features) * scale}
+
+
+def test_inputs_may_be_a_tuple_or_a_dict_and_output_takes_the_tensor_out():
+    x, y = regression()
+    options = {"likelihood": LIKELIHOOD, "num_data": 12, "output": lambda out: out["prediction"]}
+    losses = [
+        nelbo(variational(Named(), seed=3), inputs, y, **options).item()
+        for inputs in ((x, 2.0), {"features": x, "scale": 2.0})
+    ]
+    assert losses[0] == losses[1]
+    plain = nelbo(variational(Named(), seed=3), (x, 1.0), y, **options).item()
+    assert plain != losses[0]
+    with pytest.raises(TypeError, match="output must be given for a network that returns no tensor .* got dict"):
+        nelbo(variational(Named()), (x, 1.0), y, likelihood=LIKELIHOOD, num_data=12)
+
+
+def test_wrapped_networks():
+    x, y = regression()
+
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+        def forward(self, x):
+            return self.module(x)
+
+    losses = [
+        nelbo(wrap(variational(linear(), priors.ScaleMixture())), x, y, likelihood=LIKELIHOOD, num_data=12).item()
+        for wrap in (lambda net: net, Wrapper)
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize("num_batches", [1, 2, 3, 10, 64, 1000, 5000, 100_000])
+@pytest.mark.parametrize("schedule", ["uniform", "blundell"])
+def test_weights_of_minibatches_sum_to_one(num_batches, schedule):
+    weights = kl_weights(num_batches, schedule)
+    assert weights.dtype == torch.float64
+    assert weights.shape == (num_batches,)
+    assert weights.isfinite().all()
+    assert (weights >= 0).all()
+    assert weights.sum().item() == pytest.approx(1.0, abs=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 60))
+def test_blundell_weights_by_whole_numbers(num_batches):
+    expected = [2 ** (num_batches - i) / (2**num_batches - 1) for i in range(1, num_batches + 1)]
+    torch.testing.assert_close(
+        kl_weights(num_batches, "blundell"), torch.tensor(expected, dtype=torch.float64), rtol=1e-13, atol=0
+    )
+
+
+@pytest.mark.parametrize("schedule", ["uniform", "blundell"])
+@pytest.mark.parametrize("count", [12, 10])
+def test_an_epoch_of_minibatches_is_the_whole_objective(schedule, count):
+    """F_i = pi_i KL + sum of the minibatch's nll, for equal minibatches and for a smaller last one."""
+    x, y = regression(count)
+    net = variational(linear(), initial_std=0.3)
+    net.rho.get_parameter("weight").data.fill_(-60.0)  # next to no noise, so that all draws agree
+    net.rho.get_parameter("bias").data.fill_(-60.0)
+    batches = list(zip(x.split(4), y.split(4), strict=True))
+    shares = kl_weights(len(batches), schedule).tolist()
+    total = 0.0
+    for (inputs, target), share in zip(batches, shares, strict=True):
+        weight = share * count / len(target)
+        if count == 12:
+            assert weight == pytest.approx(len(batches) * share)
+        loss = nelbo(net, inputs, target, likelihood=LIKELIHOOD, num_data=count, kl_weight=weight)
+        total += len(target) * loss.item()
+    divergence = net.posterior().kl_divergence(1.0).item()
+    expected = divergence + count * LIKELIHOOD.nll(net.model(x), y).item()
+    assert divergence > 10
+    assert total == pytest.approx(expected, rel=1e-12)
+
+
+def test_warmup():
+    assert [kl_warmup(step, 4) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def exact_elbo(q, x, y, divergence):
+    """Of a linear network with a Gaussian likelihood: ``E (y - f)^2`` is that at the mean plus ``Var f``."""
+    with torch.no_grad():
+        f = x @ q.mean["weight"].T + q.mean["bias"]
+        variance = x.square() @ q.variance["weight"].T + q.variance["bias"]
+        expected = LIKELIHOOD.log_prob(f, y) - 0.5 * 4.0 * variance[:, 0]
+    return expected.sum().item() - divergence
+
+
+def gaussian_posterior(zero=False):
+    generator = torch.Generator().manual_seed(2)
+    mean = {"weight": torch.randn(1, 3, generator=generator).double(), "bias": torch.tensor([0.3]).double()}
+    variance = {"weight": torch.tensor([[0.04, 0.0 if zero else 0.02, 0.01]]).double(), "bias": torch.tensor([0.05])}
+    return ba.DiagonalGaussian(mean, {name: value.double() for name, value in variance.items()})
+
+
+@pytest.mark.parametrize("prior", [3.0, priors.Gaussian(3.0), "posterior"])
+def test_elbo_against_the_closed_form(prior):
+    x, y = regression()
+    q = gaussian_posterior()
+    if prior == "posterior":
+        prior = ba.DiagonalGaussian(q.mean, {name: torch.full_like(m, 0.5) for name, m in q.mean.items()})
+        divergence = q.kl_divergence(prior).item()
+    else:
+        divergence = q.kl_divergence(3.0).item()
+    exact = exact_elbo(q, x, y, divergence)
+    values = torch.stack(
+        [elbo(linear(), q, x, y, likelihood=LIKELIHOOD, prior=prior, mc_samples=100, seed=seed) for seed in range(8)]
+    )
+    error = values.std().item() / math.sqrt(len(values))
+    assert values.dtype == torch.float64
+    assert abs(values.mean().item() - exact) < 3.5 * error
+    assert 3.5 * error < 0.03 * abs(exact)
+
+
+@pytest.mark.parametrize("prior", [3.0, priors.Gaussian(3.0), priors.Laplace(0.4), priors.ScaleMixture(0.6, 1.0, 0.1)])
+def test_elbo_is_the_mean_log_likelihood_of_the_samples_less_the_divergence(prior):
+    x, y = regression()
+    q = gaussian_posterior()
+    theta = q.sample(30, seed=5)
+    model, expected, sampled = linear(), 0.0, 0.0
+    for s in range(30):
+        part = {name: value[s] for name, value in theta.items()}
+        expected += LIKELIHOOD.log_prob(torch.func.functional_call(model, part, x), y).sum().item() / 30
+        if isinstance(prior, priors.ScaleMixture):
+            sampled += (q.log_prob(part) - prior.log_prob(part)).item() / 30
+    if isinstance(prior, priors.Laplace):
+        sampled = prior.kl_divergence(q.mean, {name: v.sqrt() for name, v in q.variance.items()}).item()
+    elif not isinstance(prior, priors.ScaleMixture):
+        sampled = q.kl_divergence(3.0).item()
+    got = elbo(model, q, x, y, likelihood=LIKELIHOOD, prior=prior, mc_samples=30, seed=5)
+    assert got.item() == pytest.approx(expected - sampled, rel=1e-10)
+
+
+def test_point_masses_have_no_divergence():
+    x, y = regression()
+    q = gaussian_posterior(zero=True)
+    values = [
+        elbo(linear(), q, x, y, likelihood=LIKELIHOOD, prior=prior, mc_samples=500).item()
+        for prior in (3.0, priors.Gaussian(3.0))
+    ]
+    assert values[0] == pytest.approx(values[1], abs=0.3)
+    frozen = ba.DiagonalGaussian(q.mean, {**q.variance, "bias": torch.zeros(1).double()})
+    both = [elbo(linear(), frozen, x, y, likelihood=LIKELIHOOD, prior=p).item() for p in (3.0, priors.Gaussian(3.0))]
+    assert abs(both[0] - both[1]) < 1.0
+
+
+def test_elbo_of_a_part_of_the_data_and_of_a_dense_posterior():
+    x, y = regression()
+    q = gaussian_posterior()
+    whole = elbo(linear(), q, x, y, likelihood=LIKELIHOOD, prior=3.0).item()
+    scaled = elbo(linear(), q, x, y, likelihood=LIKELIHOOD, prior=3.0, num_data=24).item()
+    divergence = q.kl_divergence(3.0).item()
+    assert scaled + divergence == pytest.approx(2 * (whole + divergence), rel=1e-10)
+    flat = torch.cat([q.variance[name].flatten() for name in q.mean])
+    dense = ba.DenseGaussian(q.mean, flat.diag())
+    exact = exact_elbo(q, x, y, divergence)
+    for prior in (3.0, priors.Gaussian(3.0)):
+        value = elbo(linear(), dense, x, y, likelihood=LIKELIHOOD, prior=prior, mc_samples=500).item()
+        assert value == pytest.approx(exact, rel=0.03)
+
+
+def call(**options):
+    x, y = regression()
+    return nelbo(variational(linear()), x, y, **{"likelihood": LIKELIHOOD, "num_data": 12, **options})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: call(mc_samples=0), "mc_samples must be a whole number of at least 1, got 0"),
+        (lambda: call(mc_samples=1.5), "mc_samples must be a whole number of at least 1, got 1.5"),
+        (lambda: call(mc_samples=3, antithetic=True), "mc_samples must be even when antithetic=True, got 3"),
+        (lambda: call(num_data=0), "num_data must be a positive, finite number, got 0"),
+        (lambda: call(kl_weight=-1.0), r"kl_weight must be finite and not negative, got -1\.0"),
+        (lambda: call(temperature=math.inf), "temperature must be finite and not negative, got inf"),
+        (
+            lambda: nelbo(linear(), *regression(), likelihood=LIKELIHOOD, num_data=12),
+            "net must be made by bayesadam.variational, got Linear",
+        ),
+        (lambda: kl_weights(0), "num_batches must be a whole number of at least 1, got 0"),
+        (lambda: kl_weights(3, "linear"), r"schedule must be one of \('uniform', 'blundell'\), got 'linear'"),
+        (lambda: kl_warmup(0, 0), "steps must be a whole number of at least 1, got 0"),
+        (lambda: kl_warmup(-1, 3), "step must not be negative, got -1"),
+        (
+            lambda: elbo(linear(), gaussian_posterior(), *regression(), likelihood=LIKELIHOOD, prior=1.0, mc_samples=0),
+            "mc_samples must be a whole number of at least 1, got 0",
+        ),
+        (
+            lambda: elbo(linear(), gaussian_posterior(), *regression(), likelihood=LIKELIHOOD, prior=1.0, num_data=-1),
+            "num_data must be a positive, finite number, got -1",
+        ),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

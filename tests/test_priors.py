@@ -1,0 +1,243 @@
+"""Priors: densities and divergences against high precision, quadrature and brute force."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bayesadam import DiagonalGaussian, priors
+
+FIXED = {
+    "gaussian": priors.Gaussian(precision=2.5, mean=0.3),
+    "mixture": priors.ScaleMixture(0.7, 1.3, 0.2),
+    "laplace": priors.Laplace(0.6),
+    "learned": priors.LearnedGaussian(mean=-0.2, std=0.8).double(),
+    "posterior": priors.FromPosterior(
+        DiagonalGaussian(
+            {"w": torch.tensor([[0.1, -2.0, 0.4]]).double()}, {"w": torch.tensor([[0.5, 1.5, 0.1]]).double()}
+        )
+    ),
+}
+CLOSED = [name for name, prior in FIXED.items() if prior.closed_form]
+
+
+def normal_log_density(x, mean, std):
+    return -(mpmath.mpf(x - mean) ** 2) / (2 * mpmath.mpf(std) ** 2) - mpmath.log(std) - mpmath.log(2 * mpmath.pi) / 2
+
+
+def mixture_log_density(x, pi, sigma1, sigma2):
+    parts = [mpmath.exp(normal_log_density(x, 0, s)) * p for p, s in ((pi, sigma1), (1 - mpmath.mpf(pi), sigma2))]
+    return mpmath.log(sum(parts))
+
+
+def reference(name, x, position=0):
+    """``log p(x)`` in high precision."""
+    if name == "gaussian":
+        return normal_log_density(x, 0.3, 2.5**-0.5)
+    if name == "mixture":
+        return mixture_log_density(x, 0.7, 1.3, 0.2)
+    if name == "laplace":
+        return -abs(mpmath.mpf(x)) / mpmath.mpf(0.6) - mpmath.log(1.2)
+    if name == "learned":
+        return normal_log_density(x, -0.2, 0.8)
+    return normal_log_density(x, (0.1, -2.0, 0.4)[position], (0.5, 1.5, 0.1)[position] ** 0.5)
+
+
+def quadrature_kl(name, mean, std, position):
+    """``KL(N(mean, std^2) || p)`` by numerical integration, cut where a Laplace density has its corner."""
+
+    def integrand(x):
+        log_q = normal_log_density(x, mean, std)
+        return mpmath.exp(log_q) * (log_q - reference(name, x, position))
+
+    points = sorted([mean - 12 * std, mean - 4 * std, mean, mean + 4 * std, mean + 12 * std, 0.0])
+    return float(mpmath.quad(integrand, points))
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_log_densities_and_their_sum(name):
+    value = torch.tensor([[0.7, -1.1, 0.05]], dtype=torch.float64)
+    expected = [float(reference(name, x, i)) for i, x in enumerate(value[0].tolist())]
+    torch.testing.assert_close(
+        FIXED[name].log_density(value, "w")[0].detach(), torch.tensor(expected).double(), rtol=1e-7, atol=1e-7
+    )
+    total = FIXED[name].log_prob({"w": value})
+    assert total.dtype == torch.float64
+    assert total.shape == ()
+    assert total.item() == pytest.approx(sum(expected), rel=1e-7)
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_log_prob_adds_up_all_tensors_and_leading_axes_broadcast(name):
+    value = torch.randn(4, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    prior = FIXED[name]
+    assert prior.log_density(value, "w").shape == (4, 1, 3)
+    if name != "posterior":
+        parts = [prior.log_prob({"w": part}) for part in value]
+        assert prior.log_prob(dict(zip("abcd", value, strict=True))).item() == pytest.approx(sum(parts).item())
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_gradients_of_log_prob(name):
+    value = torch.tensor([[0.7, -1.1, 0.05]], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda v: FIXED[name].log_prob({"w": v}), value)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_closed_form_divergence_against_quadrature(name):
+    mean = torch.tensor([[0.4, -1.5, 0.0]], dtype=torch.float64)
+    std = torch.tensor([[0.3, 1.2, 0.05]], dtype=torch.float64)
+    expected = sum(
+        quadrature_kl(name, m, s, i) for i, (m, s) in enumerate(zip(mean[0].tolist(), std[0].tolist(), strict=True))
+    )
+    got = FIXED[name].kl_divergence({"w": mean}, {"w": std})
+    assert got.dtype == torch.float64
+    assert got.item() == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_gradients_of_the_divergence(name):
+    generator = torch.Generator().manual_seed(1)
+    mean = torch.randn(1, 3, dtype=torch.float64, generator=generator).requires_grad_()
+    std = torch.rand(1, 3, dtype=torch.float64, generator=generator).add_(0.1).requires_grad_()
+    learned = tuple(p for p in FIXED[name].parameters())
+    assert torch.autograd.gradcheck(
+        lambda m, s, *_: FIXED[name].kl_divergence({"w": m}, {"w": s}), (mean, std, *learned)
+    )
+
+
+@pytest.mark.parametrize("name", CLOSED)
+def test_the_sampled_divergence_is_the_closed_form_on_average(name):
+    mean, std = torch.tensor([[0.4, -1.5, 0.1]]).double(), torch.tensor([[0.3, 1.2, 0.2]]).double()
+    eps = torch.randn(200_000, 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    theta = mean + std * eps
+    log_q = torch.distributions.Normal(mean, std).log_prob(theta)
+    terms = (log_q - FIXED[name].log_density(theta, "w")).detach().sum((1, 2))
+    exact = FIXED[name].kl_divergence({"w": mean}, {"w": std}).item()
+    error = terms.std().item() / math.sqrt(len(terms))
+    assert abs(terms.mean().item() - exact) < 3.5 * error
+    assert 3.5 * error < 0.01 * exact
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("sigmas", [0.0, 1.0, 50.0, 400.0])
+def test_scale_mixture_far_out(dtype, sigmas):
+    mpmath.mp.dps = 50
+    prior = priors.ScaleMixture(0.75, 1.0, 0.0025)
+    for scale in (1.0, 0.0025):
+        value = torch.full((2,), sigmas * scale, dtype=dtype, requires_grad=True)
+        exact = value[0].item()
+        total = prior.log_prob({"w": value})
+        expected = float(2 * mixture_log_density(exact, 0.75, 1.0, 0.0025))
+        tolerance = 3e-6 if dtype == torch.float32 else 1e-14
+        assert total.item() == pytest.approx(expected, rel=tolerance)
+        assert 2 * prior.log_density(value)[0].item() == pytest.approx(expected, rel=tolerance)
+        total.backward()
+        slope = float(mpmath.diff(lambda x: mixture_log_density(x, 0.75, 1.0, 0.0025), mpmath.mpf(exact)))
+        np.testing.assert_allclose(value.grad.numpy(), slope, rtol=2e-4 if dtype == torch.float32 else 1e-8, atol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(-3, 3),
+    st.floats(1e-4, 3),
+    st.floats(1e-3, 1e3),
+    st.floats(-2, 2),
+)
+def test_gaussian_divergence_is_that_of_posteriors(mean, std, precision, center):
+    mean, std = torch.full((2, 3), mean).double(), torch.full((2, 3), std).double()
+    got = priors.Gaussian(precision, center).kl_divergence({"w": mean}, {"w": std})
+    q = DiagonalGaussian({"w": mean}, {"w": std.square()})
+    p = DiagonalGaussian({"w": torch.full_like(mean, center)}, {"w": torch.full_like(mean, 1 / precision)})
+    torch.testing.assert_close(got, q.kl_divergence(p), rtol=1e-9, atol=1e-9)
+    again = priors.FromPosterior(p).kl_divergence({"w": mean}, {"w": std})
+    torch.testing.assert_close(got, again, rtol=1e-9, atol=1e-9)
+
+
+def test_sums_are_taken_in_float64():
+    std = torch.full((4096, 1024), 0.5)
+    mean = torch.full_like(std, 0.1)
+    exact = {
+        "gaussian": 0.5 * (0.25 + 0.01 - 1 - math.log(0.25)),
+        "laplace": priors.Laplace().kl_divergence({"w": mean[:1, :1].double()}, {"w": std[:1, :1].double()}).item(),
+    }
+    for name, prior in (("gaussian", priors.Gaussian()), ("laplace", priors.Laplace())):
+        total = prior.kl_divergence({"w": mean}, {"w": std}).item()
+        assert total == pytest.approx(exact[name] * std.numel(), rel=1e-6)
+
+
+def test_the_learned_gaussian_settles_at_its_optimum():
+    generator = torch.Generator().manual_seed(5)
+    mean = {"a": torch.randn(6, 4, dtype=torch.float64, generator=generator) + 0.7, "b": torch.zeros(3).double()}
+    std = {name: torch.full_like(value, 0.4) for name, value in mean.items()}
+    prior = priors.LearnedGaussian().double()
+    optimizer = torch.optim.LBFGS(prior.parameters(), max_iter=100, tolerance_grad=1e-12, tolerance_change=0)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = prior.kl_divergence(mean, std)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    flat = torch.cat([value.flatten() for value in mean.values()])
+    assert prior.mean.item() == pytest.approx(flat.mean().item(), abs=1e-8)
+    variance = (0.4**2 + (flat - flat.mean()).square()).mean()
+    assert prior.log_std.exp().square().item() == pytest.approx(variance.item(), rel=1e-8)
+
+
+def test_prior_from_a_number_a_prior_or_a_posterior():
+    assert priors.as_prior(4.0).precision == 4.0
+    assert priors.as_prior(FIXED["laplace"]) is FIXED["laplace"]
+    q = DiagonalGaussian({"w": torch.zeros(2)}, {"w": torch.ones(2)})
+    assert isinstance(priors.as_prior(q), priors.FromPosterior)
+    for bad in ("gaussian", None, True):
+        with pytest.raises(ValueError, match="prior must be a precision, one of bayesadam.priors"):
+            priors.as_prior(bad)
+    with pytest.raises(ValueError, match="prior must be positive and finite, got -1"):
+        priors.as_prior(-1)
+
+
+def test_the_numbers_show():
+    assert repr(priors.ScaleMixture(0.75, 1.0, 0.0025)) == "ScaleMixture(pi=0.75, sigma1=1.0, sigma2=0.0025)"
+    assert repr(priors.Gaussian(2.0)) == "Gaussian(precision=2.0, mean=0.0)"
+    assert repr(priors.Laplace(2.0)) == "Laplace(scale=2.0)"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: priors.Gaussian(0.0), r"precision must be positive and finite, got 0\.0"),
+        (lambda: priors.Gaussian(math.inf), "precision must be positive and finite, got inf"),
+        (lambda: priors.Gaussian(1.0, math.nan), "mean must be finite, got nan"),
+        (lambda: priors.ScaleMixture(1.0, 1.0, 0.1), r"pi must be in \(0, 1\), got 1\.0"),
+        (lambda: priors.ScaleMixture(0.5, -1.0, 0.1), r"sigma1 must be positive and finite, got -1\.0"),
+        (lambda: priors.ScaleMixture(0.5, 1.0, 0.0), r"sigma2 must be positive and finite, got 0\.0"),
+        (lambda: priors.ScaleMixture(0.5, 1.0, 2.0), r"sigma2 must be smaller than sigma1=1\.0, got 2\.0"),
+        (lambda: priors.Laplace(-2.0), r"scale must be positive and finite, got -2\.0"),
+        (lambda: priors.LearnedGaussian(std=0.0), r"std must be positive and finite, got 0\.0"),
+        (lambda: priors.LearnedGaussian(mean=math.inf), "mean must be finite, got inf"),
+        (
+            lambda: priors.ScaleMixture().kl_divergence({"w": torch.zeros(1)}, {"w": torch.ones(1)}),
+            "kl must be 'sampled' with a prior without a closed form, got ScaleMixture",
+        ),
+        (lambda: FIXED["posterior"].check({"v": torch.zeros(1)}), "prior must have the weights 'v', got none"),
+        (
+            lambda: FIXED["posterior"].check({"w": torch.zeros(3)}),
+            r"prior of 'w' must be of shape \(3,\), got \(1, 3\)",
+        ),
+        (
+            lambda: priors.FromPosterior(DiagonalGaussian({"w": torch.zeros(1)}, {"w": torch.zeros(1)})).check(
+                {"w": torch.zeros(1)}
+            ),
+            r"prior of 'w' must have positive variances, got 0",
+        ),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
