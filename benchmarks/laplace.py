@@ -1,0 +1,183 @@
+"""Laplace approximations beside laplace-torch: the same curvatures and predictions, and what they cost.
+
+    python benchmarks/laplace.py       # prints the tables, writes results/laplace.json
+
+The peer and what it needs, without their own requirements (some are pinned, and torch is not to be changed)::
+
+    pip install --no-deps laplace-torch==0.3 curvlinops-for-pytorch==3.0.1 asdfghjkl==0.1a5 asdl==0.1.5 \
+        torchmetrics==1.9.0 lightning-utilities==0.15.3 linear_operator==0.6.1 einconv==0.1.0 jaxtyping==0.3.11 \
+        backpack-for-pytorch==1.7.1 einops==0.8.2 opt-einsum==3.4.0 unfoldNd==0.2.3
+
+Small: 5-30-30-3, 300 points, for classification and regression (noise 0.3). Large: 784-400-400-10, 512 points. Fits and
+linearised predictions (for classification with the probit approximation) take turns; medians, except of what runs once.
+"difference" is the largest one, relative to the largest value. The peer's backend is its default unless named; for the
+diagonal of the large network that gets batches of 32: the Jacobians of all 512 points take 10 GB, and copies are made.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import itertools
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.laplace import Laplace
+from record import conditions, save
+
+ROUNDS, PRIOR, NOISE = 3, 2.0, 0.3
+PACKAGES = ("torch", "bayesadam", "laplace-torch", "curvlinops-for-pytorch", "backpack-for-pytorch")
+
+
+def peer_module() -> Any:
+    """The peer, whose module has the name of this file."""
+    here = sys.path.pop(0)
+    try:
+        return importlib.import_module("laplace")
+    finally:
+        sys.path.insert(0, here)
+
+
+def network(*widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    pairs = itertools.pairwise(widths)
+    return nn.Sequential(*[m for i, o in pairs for m in (nn.Linear(i, o), nn.ReLU())][:-1])
+
+
+def problem(kind: str, net: nn.Sequential, count: int) -> tuple[Tensor, Tensor, ba.likelihoods.Likelihood]:
+    """Inputs, targets that the network fits roughly, and the likelihood."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, net[0].in_features, generator=generator)
+    with torch.no_grad():
+        output = net(x)
+    output = output + NOISE * torch.randn(output.shape, generator=generator)
+    return (x, output, ba.Gaussian(NOISE**-2)) if kind == "regression" else (x, output.argmax(-1), ba.Categorical())
+
+
+class Case:
+    """One structure, fitted by both."""
+
+    def __init__(
+        self,
+        kind: str,
+        structure: str,
+        net: nn.Sequential,
+        count: int,
+        backend: str | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        self.kind, self.structure, self.net, self.backend = kind, structure, net, backend
+        self.x, self.y, self.likelihood = problem(kind, net, count)
+        self.loader = DataLoader(TensorDataset(self.x, self.y), batch_size=batch_size or count)
+
+    def ours(self) -> Laplace:
+        """Fit."""
+        return Laplace(self.net, (self.x, self.y), likelihood=self.likelihood, structure=self.structure)
+
+    def theirs(self) -> Any:
+        """Fit, by the peer."""
+        peer = peer_module()
+        options: dict[str, Any] = {"sigma_noise": NOISE} if self.kind == "regression" else {}
+        if self.backend:
+            options["backend"] = getattr(importlib.import_module("laplace.curvature"), self.backend)
+        fitted = peer.Laplace(
+            copy.deepcopy(self.net),  # it leaves hooks
+            self.kind,
+            subset_of_weights="last_layer" if self.structure == "last_layer" else "all",
+            hessian_structure="diag" if self.structure == "diagonal" else "full",
+            prior_precision=PRIOR,
+            **options,
+        )
+        fitted.fit(self.loader)
+        return fitted
+
+    def our_prediction(self, fitted: Laplace) -> Tensor:
+        """Probabilities, or the variances of the outputs."""
+        link = {} if self.kind == "regression" else {"link": "probit"}
+        posterior = fitted.posterior(PRIOR)
+        found = ba.predict(self.net, posterior, self.x, likelihood=self.likelihood, method="linearized", **link)
+        return found.epistemic if self.kind == "regression" else found.probs
+
+    def their_prediction(self, fitted: Any) -> Tensor:
+        """The same, by the peer."""
+        if self.kind == "regression":
+            return fitted(self.x, pred_type="glm")[1].diagonal(dim1=-2, dim2=-1)
+        return fitted(self.x, pred_type="glm", link_approx="probit")
+
+    def compare(self, rounds: int, *, predict: bool = True) -> dict[str, Any]:
+        """Times of both in seconds, and differences."""
+        seconds: dict[str, list[float]] = {}
+
+        def timed(name: str, function: Callable[[], Any]) -> Any:
+            begin = time.perf_counter()
+            result = function()
+            seconds.setdefault(name, []).append(time.perf_counter() - begin)
+            return result
+
+        for number in range(rounds + (rounds > 1)):
+            if number == 1:
+                seconds.clear()
+            ours, theirs = timed("our fit", self.ours), timed("their fit", self.theirs)
+            if predict:
+                prediction = timed("our prediction", lambda fitted=ours: self.our_prediction(fitted))
+                their_prediction = timed("their prediction", lambda fitted=theirs: self.their_prediction(fitted))
+        curvature = ours.curvature
+        flat = torch.cat([v.flatten() for v in curvature.values()]) if isinstance(curvature, dict) else curvature
+        factor = theirs._H_factor if self.kind == "regression" else 1.0
+        evidence, their_evidence = ours.log_marginal_likelihood(PRIOR), float(theirs.log_marginal_likelihood())
+        return {
+            "seconds": {name: round(statistics.median(values), 4) for name, values in seconds.items()},
+            "difference of curvature": _difference(flat, factor * theirs.H.detach()),
+            "difference of evidence": float(f"{abs(evidence / their_evidence - 1):.1e}"),
+            **({"difference of prediction": _difference(prediction, their_prediction.detach())} if predict else {}),
+        }
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    return float(f"{(ours - theirs).abs().max() / theirs.abs().max():.1e}")
+
+
+def cases() -> dict[str, Callable[[], dict[str, Any]]]:
+    """What is compared, by name."""
+    found: dict[str, Callable[[], dict[str, Any]]] = {}
+    for kind in ("classification", "regression"):
+        net = network(5, 30, 30, 3)
+        for structure in ("diagonal", "full", "last_layer"):
+            case = Case(kind, structure, net, 300)
+            found[f"small {kind}, {structure}"] = lambda case=case: case.compare(ROUNDS)
+    net = network(784, 400, 400, 10)
+    backpack = Case("classification", "diagonal", net, 512, "BackPackGGN")
+    found["large classification, diagonal, BackPACK"] = lambda: backpack.compare(1, predict=False)
+    last = Case("classification", "last_layer", net, 512)
+    found["large classification, last_layer"] = lambda: last.compare(1)
+    default = Case("classification", "diagonal", net, 512, batch_size=32)
+    found["large classification, diagonal"] = lambda: default.compare(1, predict=False)
+    return found
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    report: dict[str, Any] = {**conditions(*PACKAGES), "cases": {}}
+    columns = ("our fit", "their fit", "our prediction", "their prediction")
+    heads = [f"{head:>17}" for head in (*columns, "curvature", "evidence", "prediction")]
+    print(f"{'seconds, and relative differences':42}" + "".join(heads))
+    for name, compare in cases().items():
+        result = report["cases"][name] = compare()
+        numbers = [result["seconds"].get(column) for column in columns]
+        numbers += [result.get(f"difference of {what}") for what in ("curvature", "evidence", "prediction")]
+        print(f"{name:42}" + "".join(f"{'-' if n is None else f'{n:.3g}':>17}" for n in numbers), flush=True)
+        save(Path(__file__).parent / "results" / "laplace.json", report)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Second derivatives of log-likelihoods with respect to a network's outputs, as factors ``S`` with ``H = S S'``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def softmax_factor(logits: Tensor) -> Tensor:
+    """``S = diag(sqrt p) - p sqrt(p)'`` of ``H = diag(p) - p p'`` with ``p = softmax(logits)``.
+
+    Where one class has all the probability, ``1 - p`` of that class has no correct digit left; what counts in ``S S'``
+    are then the other columns, which have all of theirs.
+
+    Args:
+        logits: ``(..., C)``.
+
+    Returns:
+        ``(..., C, C)``.
+    """
+    probs, roots = logits.softmax(-1), (0.5 * logits.log_softmax(-1)).exp()
+    return torch.diag_embed(roots) - probs.unsqueeze(-1) * roots.unsqueeze(-2)
+
+
+def logistic_scale(logits: Tensor) -> Tensor:
+    """``sqrt(p (1 - p))`` with ``p = sigmoid(logits)``, element-wise; not 0 before its logarithm is out of range."""
+    return (0.5 * (functional.logsigmoid(logits) + functional.logsigmoid(-logits))).exp()

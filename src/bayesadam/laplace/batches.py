@@ -1,0 +1,56 @@
+"""Going through data: a pair of inputs and targets in runs of rows, or a loader of such pairs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.predictive.batches import count_rows, map_tensors, take_rows
+
+Data = tuple[Any, Tensor] | Iterable[Any]
+ROWS = 512
+"""Of a pair, in one pass."""
+
+
+def batches(data: Data, device: torch.device | None, batch_size: int | None = None) -> Iterator[tuple[Any, Tensor]]:
+    """Inputs and targets on the device.
+
+    Args:
+        data: A tuple ``(inputs, targets)``, or an iterable of such pairs.
+        device: ``None``: where they are.
+        batch_size: Rows of a tuple in one batch; of a loader its own batches are taken.
+
+    Raises:
+        ValueError: A batch that is no pair, or whose inputs have another number of rows than the targets.
+    """
+    single = isinstance(data, tuple)
+    for pair in [data] if single else data:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Tensor):
+            raise ValueError(f"data must give pairs of inputs and a tensor of targets, got {_described(pair)}")
+        inputs, target = pair
+        if isinstance(inputs, list):  # the default collate function makes lists of tuples
+            inputs = tuple(inputs)
+        count = count_rows(inputs)
+        if target.ndim == 0 or len(target) != count:
+            raise ValueError(f"targets must have as many rows as the inputs, {count}, got shape {tuple(target.shape)}")
+        step = (batch_size or ROWS) if single else max(1, count)
+        for start in range(0, count, step):
+            part = take_rows(inputs, count, start, start + step)
+            yield map_tensors(part, lambda tensor: tensor.to(device=device)), target[start : start + step].to(device)
+
+
+def length(data: Data, batch_size: int | None = None) -> int | None:
+    """Number of batches, if it is known."""
+    if isinstance(data, tuple):
+        return -(-count_rows(data[0]) // (batch_size or ROWS))
+    return operator.length_hint(data) or None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {[type(item).__name__ for item in value]}"
+    return type(value).__name__

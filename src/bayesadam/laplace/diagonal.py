@@ -1,0 +1,52 @@
+"""The diagonal of the curvature, from squared gradients of examples that are never kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.laplace.network import Network, columns
+
+
+class DiagonalSum:
+    """``sum_n diag(J_n' H_n J_n)``: one backward pass for each column of the factor of ``H``, and its square summed.
+
+    A pass for every column costs a forward pass too; its gradients are squared by :class:`PerExampleSquares`, so that
+    nothing is as large as examples times weights.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.squares = PerExampleSquares(network.model, reduction="sum")
+        self.squares.start()
+
+    def add(self, inputs: Any, target: Tensor) -> Tensor:
+        """Add a batch; returns its outputs, detached."""
+        with torch.enable_grad():
+            output = self.network(inputs)
+            vectors = columns(self.network.factor(output, target), output)
+            for number, vector in enumerate(vectors):
+                if number:  # the hooks follow one backward pass through each forward pass
+                    output = self.network(inputs)
+                self._forget_gradients()
+                torch.autograd.backward(output, vector)
+        return output.detach()
+
+    def result(self) -> dict[str, Tensor]:
+        """The sum by name; 0 where the outputs do not depend on a weight. Copies, float32 or wider."""
+        found = {}
+        for name, parameter in self.network.trainable.items():
+            mean = self.squares.mean_squares(parameter)
+            found[name] = torch.zeros_like(parameter) if mean is None else mean * self.squares.num_examples
+        return found
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        self.squares.stop()
+
+    def _forget_gradients(self) -> None:
+        for parameter in self.network.model.parameters():
+            parameter.grad = None

@@ -1,0 +1,102 @@
+"""The whole curvature of a small model, from the Jacobians of its examples."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from bayesadam.laplace.network import Network, columns
+from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.predictive.batches import call, count_rows, has_rows, map_tensors, take_rows, tensors_of
+
+CHUNK = 2**22
+"""Numbers in one batch of Jacobians, about."""
+
+
+class FullSum:
+    """``sum_n J_n' H_n J_n`` over all trainable weights, in float64.
+
+    Raises:
+        ValueError: Too many weights.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.parameters = network.trainable
+        size = sum(p.numel() for p in self.parameters.values())
+        check_size("full", size, "'last_layer' or 'diagonal'")
+        device = next(iter(self.parameters.values())).device
+        self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
+
+    def add(self, inputs: Any, target: Tensor) -> Tensor:
+        """Add a batch; returns its outputs, detached."""
+        with torch.no_grad():
+            output = self.network(inputs)
+        vectors = torch.stack(list(columns(self.network.factor(output, target), output)), dim=1)
+        step = max(1, CHUNK // (vectors.shape[1] * len(self.matrix)))
+        for start in range(0, len(output), step):
+            part = take_rows(inputs, len(output), start, start + step)
+            pulled = self._pulled(part, vectors[start : start + step])
+            pulled = pulled.reshape(-1, len(self.matrix)).double()
+            self.matrix.addmm_(pulled.T, pulled)
+        return output
+
+    def result(self) -> Tensor:
+        """``(D, D)``, the weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
+        return self.matrix
+
+    def close(self) -> None:
+        """Nothing is to be undone."""
+
+    def _pulled(self, inputs: Any, vectors: Tensor) -> Tensor:
+        """``J_n' v`` for the vectors ``(N, R, ...)`` of every example: ``(N, R, D)``."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of operations that are mapped one by one
+                return self._by_map(inputs, vectors)
+        except (RuntimeError, ValueError):  # some modules cannot be mapped: recurrent ones, say
+            return self._by_loop(inputs, vectors)
+
+    def _by_map(self, inputs: Any, vectors: Tensor) -> Tensor:
+        count = count_rows(inputs)
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+
+        def pulled(vectors: Tensor, rows: list[Tensor]) -> Tensor:
+            """Of one example."""
+            left = iter(rows)
+            example = map_tensors(inputs, lambda t: next(left).unsqueeze(0) if has_rows(t, count) else t)
+
+            def output(weights: dict[str, Tensor]) -> Tensor:
+                return call(self.network.model, example, self.network.output, weights)
+
+            gradients = vmap(vjp(output, weights)[1])(vectors.unsqueeze(1))[0]
+            return torch.cat([gradients[name].flatten(1) for name in weights], dim=1)
+
+        found: Tensor = vmap(pulled)(vectors, [t for t in tensors_of(inputs) if has_rows(t, count)])
+        return found
+
+    def _by_loop(self, inputs: Any, vectors: Tensor) -> Tensor:
+        parameters = list(self.parameters.values())
+        found = []
+        for number, each in enumerate(vectors):
+            with torch.enable_grad():
+                output = self.network(take_rows(inputs, len(vectors), number, number + 1))
+            for vector in each:
+                gradients = torch.autograd.grad(
+                    output, parameters, vector[None], retain_graph=True, allow_unused=True, materialize_grads=True
+                )
+                found.append(torch.cat([gradient.flatten() for gradient in gradients]))
+        return torch.stack(found).view(*vectors.shape[:2], -1)
+
+
+def check_size(structure: str, size: int, other: str) -> None:
+    """Raise ``ValueError`` if a dense matrix over this many weights is out of the question."""
+    if size > MAX_WEIGHTS:
+        raise ValueError(
+            f"structure must be {other} where a matrix would have more than {MAX_WEIGHTS:,} rows, got {structure!r} "
+            f"for {size:,} weights, which is {size**2 * 8 / 1e9:,.1f} GB"
+        )

@@ -1,0 +1,140 @@
+"""The whole curvature of one linear layer, from its inputs and from the curvature of the likelihood at its outputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.laplace.full import check_size
+from bayesadam.laplace.network import Network, columns
+from bayesadam.likelihoods import Categorical
+
+
+class LastLayerSum:
+    """``sum_n J_n' H_n J_n`` over the weight and the bias of one linear layer, in float64.
+
+    For an example whose layer had the inputs ``a`` (with a 1 for the bias) and the Hessian ``H`` at the layer's
+    outputs, it is the Kronecker product of ``H`` and ``a a'``; no gradient of a weight is formed. What comes after the
+    layer is differentiated, so that any linear layer may be taken.
+
+    Args:
+        network: What is looked at.
+        name: Of the layer; default the last ``nn.Linear`` of ``model.named_modules()``.
+
+    Raises:
+        ValueError: There is no such layer, it has too many weights, a parameter of it is frozen or shared.
+    """
+
+    def __init__(self, network: Network, name: str | None) -> None:
+        self.network = network
+        self.name, self.layer = _find(network.model, name)
+        prefix = f"{self.name}." if self.name else ""
+        own = {f"{prefix}{key}": parameter for key, parameter in self.layer.named_parameters()}
+        everywhere = [id(p) for _, p in network.model.named_parameters(remove_duplicate=False)]
+        for key, parameter in own.items():
+            if not parameter.requires_grad or everywhere.count(id(parameter)) > 1:
+                state = "shared with another module" if parameter.requires_grad else "frozen"
+                raise ValueError(f"last_layer must have trainable parameters of its own, got {key!r}, which is {state}")
+        self.names = list(own)
+        size = sum(parameter.numel() for parameter in own.values())
+        check_size("last_layer", size, "'diagonal'")
+        self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
+        self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._handle = self.layer.register_forward_hook(self._capture)
+
+    def add(self, inputs: Any, target: Tensor) -> Tensor:
+        """Add a batch; returns its outputs, detached.
+
+        Raises:
+            ValueError: The layer was not called once, or the outputs do not depend on it.
+        """
+        self._calls.clear()
+        with torch.enable_grad():
+            output = self.network(inputs)
+        if len(self._calls) != 1:
+            raise ValueError(
+                f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
+            )
+        features, leaf, returned = self._calls.pop()
+        if output is returned and isinstance(self.network.likelihood, Categorical):  # positions are data points
+            ends = output.detach().flatten(0, -2)
+            self.network.likelihood.check(output, target)
+            factor = self.network.factor(ends, target.flatten())
+            self._add_products(features.flatten(0, -2).double(), factor[:, 0].double())
+            return output.detach()
+        vectors = columns(self.network.factor(output, target), output)
+        try:
+            pulled = [torch.autograd.grad(output, leaf, vector, retain_graph=True)[0] for vector in vectors]
+        except RuntimeError as error:
+            if "used in the graph" not in str(error) and "require grad" not in str(error):
+                raise
+            raise ValueError(f"last_layer must have a part in the model's outputs, got {self.name!r}") from None
+        factor = torch.stack(pulled, dim=-1).double()
+        if leaf.ndim == 2:
+            self._add_products(features.double(), factor)
+        else:
+            self._add_sums(features.double(), factor)
+        return output.detach()
+
+    def result(self) -> Tensor:
+        """``(D, D)``, the layer's weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
+        return self.matrix
+
+    def close(self) -> None:
+        """Take the hook off the layer."""
+        self._handle.remove()
+
+    def _capture(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Cut the graph behind the layer, so that only what comes after it is differentiated."""
+        leaf = output.detach().requires_grad_()
+        returned = leaf.clone()  # which may be changed in place, as a leaf may not
+        self._calls.append((args[0].detach(), leaf, returned))
+        return returned
+
+    def _add_products(self, features: Tensor, factor: Tensor) -> None:
+        """For features ``(N, F)``, and factors ``(N, K, R)`` of the Hessian at the layer's outputs."""
+        outputs, width = self.layer.weight.shape
+        hessian = factor @ factor.mT
+        biases = outputs * width if len(self.names) > 1 else None
+        for i in range(outputs):
+            for j in range(i + 1):
+                weighted = features * hessian[:, i, j, None]
+                block, total = weighted.T @ features, weighted.sum(0)
+                for k, m in {(i, j), (j, i)}:
+                    rows = slice(k * width, (k + 1) * width)
+                    self.matrix[rows, m * width : (m + 1) * width] += block
+                    if biases is not None:
+                        self.matrix[rows, biases + m] += total
+                        self.matrix[biases + m, rows] += total
+                        self.matrix[biases + k, biases + m] += hessian[:, i, j].sum()
+
+    def _add_sums(self, features: Tensor, factor: Tensor) -> None:
+        """For features ``(N, ..., F)`` at several positions, whose gradients add up before they are squared."""
+        features, factor = features.flatten(1, -2), factor.flatten(1, -3)
+        pulled = [torch.einsum("npkr,npf->nrkf", factor, features).flatten(2)]
+        if len(self.names) > 1:
+            pulled.append(factor.sum(1).mT)
+        vectors = torch.cat(pulled, dim=-1).flatten(0, 1)
+        self.matrix.addmm_(vectors.T, vectors)
+
+
+def _find(model: nn.Module, name: str | None) -> tuple[str, nn.Linear]:
+    layers = {key: module for key, module in model.named_modules() if _is_plain(module)}
+    if name is None:
+        if not layers:
+            raise ValueError("model must have an nn.Linear for structure='last_layer', got none")
+        name = list(layers)[-1]
+    if name not in layers:
+        raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(layers)}, got {name!r}")
+    layer = layers[name]
+    assert isinstance(layer, nn.Linear)
+    return name, layer
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Whether a module is a linear layer whose weight is a parameter, and not computed from others."""
+    own = {key for key, parameter in module._parameters.items() if parameter is not None}
+    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return plain and "weight" in own and own <= {"weight", "bias"}
