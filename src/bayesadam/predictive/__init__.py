@@ -1,5 +1,7 @@
 """Posterior, network and inputs to a predictive distribution with epistemic and aleatoric parts."""
 
+from bayesadam.predictive.gaussian import GaussianLogitsPredictive as GaussianLogitsPredictive
+from bayesadam.predictive.gaussian import GaussianPredictive as GaussianPredictive
 from bayesadam.predictive.predict import predict as predict
 from bayesadam.predictive.result import ClassificationPredictive as ClassificationPredictive
 from bayesadam.predictive.result import RegressionPredictive as RegressionPredictive

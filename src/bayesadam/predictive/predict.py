@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from bayesadam import noise
 from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
+from bayesadam.predictive.linearized import linearized_outputs
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.result import Predictive, from_outputs
 
-METHODS = ("monte_carlo", "mean")
+METHODS = ("monte_carlo", "linearized", "mean")
 
 
 def predict(
@@ -25,6 +29,7 @@ def predict(
     mc_samples: int = 64,
     seed: int = 0,
     method: str = "monte_carlo",
+    link: str | None = None,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
     progress: bool | None = None,
@@ -42,21 +47,31 @@ def predict(
             any of these. Of a batch that is a list or tuple, as ``(inputs, targets)``, only the first entry is used.
             Everything is moved to the model's device.
         likelihood: What the output means; it decides whether the result is for regression or classification.
-        mc_samples: Posterior samples.
+        mc_samples: Posterior samples; draws of the logits if linearised.
         seed: Sample ``i`` depends on ``(seed, i)`` only: not on batches or chunks, nor on any global generator.
-        method: ``"monte_carlo"``: the mixture over samples; ``"mean"``: the network at the posterior's mean alone.
+        method: ``"monte_carlo"``: the mixture over samples. ``"linearized"``: the network is replaced by its tangent at
+            the posterior's mean, whose outputs are Gaussian without sampling (Kessler et al. 2018; Foong et al. 2019;
+            Immer et al. 2021); for Gaussian posteriors, and every data point by itself. What a data point has to do
+            with the others of its batch is not seen. The log variance that a network gives is taken at the mean.
+            ``"mean"``: the network at the posterior's mean alone.
+        link: From Gaussian logits to probabilities, for ``method="linearized"`` and classification:
+            ``"monte_carlo"`` (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
         output: Takes the output tensor, data points along its first axis, out of what the model returns.
         batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
             tuple or dict has the rows; tensors of another length are passed whole.
         progress: Show a progress bar; default for loaders in a terminal.
 
     Returns:
-        A :class:`RegressionPredictive` or a :class:`ClassificationPredictive`; it keeps the outputs of all samples.
+        A :class:`RegressionPredictive` or a :class:`ClassificationPredictive`; it keeps the outputs of all samples. If
+        linearised it is their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which keep the
+        covariance of a data point's outputs.
 
     Raises:
-        ValueError: An unknown method, a likelihood that is not bayesadam's, a model that does not match the posterior,
-            an empty loader, or a number out of range.
+        ValueError: An unknown method or link, a link without use, a likelihood that is not bayesadam's, a model that
+            does not match the posterior, a posterior that the method is not for, an empty loader, or a number out of
+            range.
         TypeError: The model returns no tensor and ``output`` is not given.
+        RuntimeError: Linearised, a model whose output does not depend on the weights by differentiable operations.
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
@@ -65,6 +80,29 @@ def predict(
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if not isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood):
         raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
+    if link is not None:
+        if link not in LINKS:
+            raise ValueError(f"link must be one of {LINKS}, got {link!r}")
+        if method != "linearized" or isinstance(likelihood, RegressionLikelihood):
+            raise ValueError(
+                "link must be given for method='linearized' and classification only, "
+                f"got {link!r} for {method!r} and {type(likelihood).__name__}"
+            )
+    if method == "linearized":
+        noise.normal(seed, 0, mc_samples - 1, 0, (0,))  # refuses a seed out of range before the model runs
+        outputs, covariance = linearized_outputs(
+            model,
+            posterior,
+            inputs,
+            partial(uncertain_part, likelihood),
+            output=output,
+            batch_size=batch_size,
+            progress=progress,
+        )
+        with torch.no_grad():
+            return from_gaussian(
+                outputs, covariance, likelihood, link=link or "monte_carlo", mc_samples=mc_samples, seed=seed
+            )
     numbers = range(mc_samples) if method == "monte_carlo" else None
     outputs = outputs_at_samples(
         model, posterior, inputs, numbers, seed=seed, output=output, batch_size=batch_size, progress=progress

@@ -63,9 +63,7 @@ class RegressionPredictive:
         Raises:
             ValueError: A probability outside (0, 1).
         """
-        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.means.device)
-        if not ((levels > 0) & (levels < 1)).all():
-            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
+        levels = self._levels(probabilities)
         means, scales = self.means.double(), self.variances.double().sqrt()
         found = torch.stack([_mixture_quantile(level, means, scales) for level in levels.flatten()])
         return found.view(*levels.shape, *self.mean.shape).to(self.means.dtype)
@@ -75,6 +73,12 @@ class RegressionPredictive:
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
         return RegressionPredictive(shift + scale * self.means, scale.square() * self.variances)
+
+    def _levels(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.means.device)
+        if not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
+        return levels
 
     def _log_densities(self, target: Tensor) -> Tensor:
         if target.shape != self.mean.shape:

@@ -1,0 +1,147 @@
+"""The inputs of a prediction: one batch or many, tensors or collections of them, in chunks of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+Output = Callable[[Any], Tensor]
+
+
+def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
+    """The batches, and whether the inputs are a single one."""
+    single = isinstance(inputs, Tensor | Mapping | tuple)
+    return [inputs] if single else inputs, single
+
+
+def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: int) -> Iterator[list[Any]]:
+    """Batches without their targets, on the device, collected until they have ``limit`` bytes."""
+    group: list[Any] = []
+    size = 0
+    for batch in batches:
+        if not single and isinstance(batch, list | tuple):
+            batch = batch[0]
+            if isinstance(batch, list):  # the default collate function makes lists of tuples
+                batch = tuple(batch)
+        group.append(map_tensors(batch, lambda tensor: tensor.to(device)))
+        size += sum(t.numel() * t.element_size() for t in tensors_of(batch))
+        if size >= limit:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def no_batches() -> ValueError:
+    """The error for a loader without batches."""
+    return ValueError("inputs must have at least one batch, got an empty loader")
+
+
+def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
+    """The output tensor of the model, with other tensors in the place of its own if given.
+
+    Raises:
+        TypeError: There is none.
+    """
+    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
+    args = () if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
+    result = model(*args, **kwargs) if tensors is None else functional_call(model, dict(tensors), args, kwargs)
+    if output is not None:
+        result = output(result)
+    if not isinstance(result, Tensor):
+        raise TypeError(
+            "output must be given for a model that returns no tensor (output=lambda out: out.logits, say), "
+            f"got {type(result).__name__}"
+        )
+    return result
+
+
+class Chunked:
+    """A function of a batch, in chunks of rows that are halved for good when memory runs out.
+
+    Args:
+        function: Gives tensors that have the rows along their first axis.
+        rows: Of a chunk, to start with; ``None``: all.
+    """
+
+    def __init__(self, function: Callable[[Any], tuple[Tensor, ...]], rows: int | None) -> None:
+        self.function = function
+        self.rows = rows
+
+    def __call__(self, batch: Any) -> tuple[Tensor, ...]:
+        """What the function gives for the whole batch."""
+        if self.rows is None:
+            try:
+                return self.function(batch)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                self.rows = max(1, count_rows(batch) // 2)
+        total = count_rows(batch)
+        parts: list[tuple[Tensor, ...]] = []
+        start = 0
+        while start < total or not parts:
+            stop = min(start + self.rows, total)
+            try:
+                parts.append(self.function(take_rows(batch, total, start, stop)))
+                start = stop
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or self.rows == 1:
+                    raise
+                self.rows //= 2
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the error says so; on the CPU it is an ordinary one, whose words depend on the system."""
+    words = ("can't allocate memory", "not enough memory", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in words)
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside; every module's mode is restored after."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """The tensors of a batch, in the order of :func:`map_tensors`."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else [batch]
+    return [value for value in values if isinstance(value, Tensor)]
+
+
+def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with the function applied to its tensors."""
+
+    def apply(value: Any) -> Any:
+        return function(value) if isinstance(value, Tensor) else value
+
+    if isinstance(batch, Mapping):
+        return {key: apply(value) for key, value in batch.items()}
+    return tuple(map(apply, batch)) if isinstance(batch, tuple) else apply(batch)
+
+
+def has_rows(tensor: Tensor, total: int) -> bool:
+    """Whether a tensor of a batch has its rows; others are passed whole."""
+    return tensor.ndim > 0 and len(tensor) == total
+
+
+def take_rows(batch: Any, total: int, start: int, stop: int) -> Any:
+    """Rows of a batch that has ``total`` of them."""
+    return map_tensors(batch, lambda tensor: tensor[start:stop] if has_rows(tensor, total) else tensor)
+
+
+def count_rows(batch: Any) -> int:
+    """Rows of the first tensor that has any."""
+    return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), 1)

@@ -1,0 +1,141 @@
+"""What the covariance of the weights makes of a Jacobian: ``J Sigma J'``, tensor by tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import singledispatch
+
+import torch
+from torch import Tensor
+
+from bayesadam.curvature.observe import without_autocast
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, NetworkDistribution
+from bayesadam.posterior.low_rank import LowRankGaussian
+from bayesadam.posterior.partial import PartialGaussian
+
+
+@dataclass(frozen=True)
+class WeightCovariance:
+    """``Sigma = diag(variance) + F F'`` over named weight tensors; tensors without variance are left out.
+
+    Attributes:
+        variance: By name, of the weights' shapes.
+        factor: The rows of ``F`` that belong to a tensor's weights, by name, ``(number of weights, R)``.
+    """
+
+    variance: Mapping[str, Tensor]
+    factor: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        for name in ("variance", "factor"):
+            kept = {key: value for key, value in getattr(self, name).items() if value.any()}
+            object.__setattr__(self, name, kept)
+
+    @property
+    def names(self) -> list[str]:
+        """The tensors that have any random weight."""
+        return list({**self.variance, **self.factor})
+
+    def size_of(self, name: str) -> int:
+        """Number of weights of a tensor."""
+        return self.variance[name].numel() if name in self.variance else len(self.factor[name])
+
+    def to(self, device: torch.device) -> WeightCovariance:
+        """The same on another device."""
+        parts = ({name: t.to(device) for name, t in part.items()} for part in (self.variance, self.factor))
+        return WeightCovariance(*parts)
+
+
+@singledispatch
+def weight_covariance(posterior: NetworkDistribution) -> WeightCovariance:
+    """The covariance of a Gaussian posterior.
+
+    Raises:
+        ValueError: It is no Gaussian over weights.
+    """
+    raise ValueError(
+        "posterior must be a Gaussian over the weights for method='linearized' (use 'monte_carlo'), "
+        f"got {type(posterior).__name__}"
+    )
+
+
+@weight_covariance.register
+def _(posterior: DiagonalGaussian) -> WeightCovariance:
+    return WeightCovariance(posterior.variance, {})
+
+
+@weight_covariance.register
+def _(posterior: DenseGaussian) -> WeightCovariance:
+    rows = torch.split(posterior.scale_tril, [mean.numel() for mean in posterior.mean.values()])
+    return WeightCovariance({}, dict(zip(posterior.mean, rows, strict=True)))
+
+
+@weight_covariance.register
+def _(posterior: LowRankGaussian) -> WeightCovariance:
+    return WeightCovariance(posterior.diagonal, {name: f.reshape(len(f), -1).T for name, f in posterior.factors.items()})
+
+
+@weight_covariance.register
+def _(posterior: PartialGaussian) -> WeightCovariance:
+    return weight_covariance(posterior.random)
+
+
+class OutputCovariance:
+    """``J Sigma J'`` of the outputs of some data points, added up over the tensors that ``J`` is about.
+
+    Args:
+        weights: On the device of the outputs.
+        count: Data points ``n``.
+        outputs: Outputs ``K`` of each.
+        like: Gives device and dtype, float32 or wider. Where the covariance has a factor it is that of the factor: what
+            the posterior knows well is a small difference of what it does not.
+    """
+
+    def __init__(self, weights: WeightCovariance, count: int, outputs: int, like: Tensor) -> None:
+        self.weights = weights
+        self.total = like.new_zeros(count, outputs, outputs)
+        factor = next(iter(weights.factor.values()), like.new_zeros(0, 0))
+        self.projected = torch.zeros(
+            count, outputs, factor.shape[1], dtype=torch.promote_types(factor.dtype, like.dtype), device=like.device
+        )
+
+    def add(self, name: str, rows: Tensor, part: slice = slice(None)) -> None:
+        """Add what one tensor's weights contribute to some data points.
+
+        Args:
+            name: Of the tensor.
+            rows: Derivatives of the outputs, ``(n, K, number of weights)``.
+            part: Which data points.
+        """
+        if name in self.weights.factor:
+            self.projected[part] += rows.to(self.projected.dtype) @ self.weights.factor[name].to(self.projected.dtype)
+        if name in self.weights.variance:
+            scaled = rows.to(self.total.dtype) * self.weights.variance[name].sqrt().flatten().to(self.total.dtype)
+            self.total[part] += scaled @ scaled.mT
+
+    def add_layer(self, grads: Tensor, variance: Tensor) -> None:
+        """Add what independent outputs of a layer contribute.
+
+        Args:
+            grads: Derivatives of the outputs with respect to those of the layer, ``(n, K, width)``.
+            variance: Of the layer's outputs, given its inputs, ``(n, width)``.
+        """
+        scaled = (grads * variance.sqrt().unsqueeze(1)).to(self.total.dtype)
+        self.total.baddbmm_(scaled, scaled.mT)
+
+    def add_moved(self, grads: Tensor, moved: Tensor, columns: slice) -> None:
+        """Add what some columns of the factor contribute through a layer.
+
+        Args:
+            grads: As for :meth:`add_layer`.
+            moved: What the columns ``R'``, taken as changes of the layer's weights, do to its outputs:
+                ``(n, width, R')``.
+            columns: Which columns.
+        """
+        self.projected[..., columns] += grads.to(self.projected.dtype) @ moved.to(self.projected.dtype)
+
+    def value(self) -> Tensor:
+        """``(n, K, K)``, symmetric and positive semi-definite to rounding."""
+        with without_autocast([self.total]):
+            return torch.baddbmm(self.total.to(self.projected.dtype), self.projected, self.projected.mT)

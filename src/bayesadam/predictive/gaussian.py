@@ -1,0 +1,269 @@
+"""Predictive distributions of networks whose outputs are Gaussian, data point by data point."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.curvature.observe import without_autocast
+from bayesadam.curvature.totals import chunks
+from bayesadam.likelihoods import ClassificationLikelihood, RegressionLikelihood
+from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
+
+LINKS = ("monte_carlo", "probit")
+
+BLOCK = 1024
+"""Numbers that are drawn together: enough for the cost of a draw, and not many more than a few data points need."""
+
+
+class GaussianPredictive(RegressionPredictive):
+    """A Gaussian for every data point; how data points depend on each other is not known.
+
+    Args:
+        mean: ``(N,)`` or ``(N, D)``, in the units of the targets.
+        epistemic: What the uncertain weights make of it: the covariance of a data point's outputs, ``(N, D, D)`` (with
+            ``D = 1`` for a mean ``(N,)``); or the variances alone, of the mean's shape, and then the outputs of a data
+            point are independent.
+        aleatoric: Variance of the noise, independent over the outputs; of the mean's shape or broadcasting to it.
+    """
+
+    def __init__(self, mean: Tensor, epistemic: Tensor, aleatoric: Tensor) -> None:
+        self.epistemic_covariance = None if epistemic.shape == mean.shape else epistemic
+        self._epistemic = epistemic if self.epistemic_covariance is None else _diagonal(epistemic, mean)
+        self._aleatoric = aleatoric.expand(mean.shape)
+        super().__init__(mean.unsqueeze(0), (self._epistemic + self._aleatoric).unsqueeze(0))
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Predictive mean, ``(N,)`` or ``(N, D)``."""
+        return self.means[0]
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance of the network's prediction over the posterior: what more data would remove."""
+        return self._epistemic
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Variance of the noise: what more data would not remove."""
+        return self._aleatoric
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Total variance: epistemic and aleatoric."""
+        return self.variances[0]
+
+    @cached_property
+    def covariance(self) -> Tensor:
+        """Total covariance of the outputs of a data point, ``(N, D, D)``; its diagonal is ``variance``."""
+        if self.epistemic_covariance is None:
+            return torch.diag_embed(_rows(self.variance))
+        return self.epistemic_covariance + torch.diag_embed(_rows(self.aleatoric))
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Log density of every data point, of its outputs together, ``(N,)``, in nats."""
+        independent = self._log_densities(target)[0]
+        if self.epistemic_covariance is None or target.ndim == 1:
+            return independent
+        factor: Tensor = torch.linalg.cholesky(self.covariance.double())
+        residual = _rows(target - self.mean).double().unsqueeze(-1)
+        white: Tensor = torch.linalg.solve_triangular(factor, residual, upper=False)
+        terms = white.squeeze(-1).square() + math.log(2.0 * math.pi) + 2.0 * factor.diagonal(dim1=-2, dim2=-1).log()
+        return (-0.5 * terms.sum(-1)).to(independent.dtype)
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """Not known.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise _not_joint()
+
+    def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        """Quantiles, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
+
+        Raises:
+            ValueError: A probability outside (0, 1).
+        """
+        levels = self._levels(probabilities)
+        z: Tensor = torch.special.ndtri(levels)
+        z = z.view(*levels.shape, *[1] * self.mean.ndim)
+        return (self.mean.double() + z * self.variance.double().sqrt()).to(self.mean.dtype)
+
+    def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianPredictive:
+        """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
+        scale = torch.as_tensor(std, dtype=self.mean.dtype, device=self.mean.device).expand(self.mean.shape)
+        shift = torch.as_tensor(mean, dtype=self.mean.dtype, device=self.mean.device)
+        if self.epistemic_covariance is None:
+            epistemic = scale.square() * self.epistemic
+        else:
+            factors = _rows(scale)
+            epistemic = factors.unsqueeze(2) * self.epistemic_covariance * factors.unsqueeze(1)
+        return GaussianPredictive(shift + scale * self.mean, epistemic, scale.square() * self.aleatoric)
+
+
+class GaussianLogitsPredictive(ClassificationPredictive):
+    """Classes of data points whose logits are Gaussian; how data points depend on each other is not known.
+
+    Args:
+        logits: Their mean, ``(N, ...)`` as the likelihood takes them.
+        covariance: Of the logits of a data point, all ``K`` of them in their order, ``(N, K, K)``; or their variances
+            alone, of the logits' shape, and then they are independent.
+        likelihood: What the logits mean.
+        link: From Gaussian logits to probabilities. ``"monte_carlo"``: by ``mc_samples`` draws of the logits;
+            ``"probit"``: ``softmax(m / sqrt(1 + pi/8 v))``, or the sigmoid of it, with the variances ``v`` alone
+            (MacKay 1992, "The evidence framework applied to classification networks"; element by element for several
+            classes). Its one component is the prediction itself, so that there is no mutual information.
+        mc_samples: Draws.
+        seed: Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only. It is not one network at all data points.
+
+    Attributes:
+        logits: As given.
+        covariance: As given.
+        link: As given.
+    """
+
+    def __init__(
+        self,
+        logits: Tensor,
+        covariance: Tensor,
+        likelihood: ClassificationLikelihood,
+        *,
+        link: str = "monte_carlo",
+        mc_samples: int = 64,
+        seed: int = 0,
+    ) -> None:
+        self.logits = logits
+        self.covariance = covariance
+        self.link = link
+        variance = covariance if covariance.shape == logits.shape else _diagonal(covariance, logits)
+        if link == "probit":
+            draws = (logits / (1.0 + math.pi / 8.0 * variance).sqrt()).unsqueeze(0)
+        else:
+            draws = standard_normals(mc_samples, logits, seed)
+            if covariance.shape == logits.shape:
+                draws = draws * variance.sqrt()
+            else:
+                factor = square_root(covariance).to(logits.dtype)
+                with without_autocast([factor]):
+                    moved = torch.einsum("snk,nlk->snl", draws.view(mc_samples, *factor.shape[:2]), factor)
+                draws = moved.view_as(draws)
+            draws = logits + draws
+        log_probs = likelihood.log_probs(draws)
+        super().__init__(log_probs, binary=log_probs.ndim > draws.ndim)
+
+    @cached_property
+    def mutual_information(self) -> Tensor:
+        """``H[mean p] - mean H[p]`` in nats, ``(N,)``: the epistemic part of the entropy, never negative (BALD).
+
+        Raises:
+            ValueError: The probit approximation, which does not tell.
+        """
+        if self.link == "probit":
+            raise ValueError("link must be 'monte_carlo' for the mutual information, got 'probit'")
+        return super().mutual_information
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """Not known.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise _not_joint()
+
+
+def from_gaussian(
+    outputs: Tensor,
+    covariance: Tensor,
+    likelihood: RegressionLikelihood | ClassificationLikelihood,
+    *,
+    link: str,
+    mc_samples: int,
+    seed: int,
+) -> Predictive:
+    """The predictive of Gaussian network outputs, at least in float32.
+
+    Args:
+        outputs: Their mean ``(N, ...)``.
+        covariance: Of what :func:`uncertain_part` takes out of them: a covariance ``(N, K, K)`` or variances.
+        likelihood: What the outputs mean.
+        link: See :class:`GaussianLogitsPredictive`, for classification, as ``mc_samples`` and ``seed``.
+        mc_samples: See ``link``.
+        seed: See ``link``.
+    """
+    outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    covariance = covariance.to(outputs.dtype)
+    if isinstance(likelihood, RegressionLikelihood):
+        mean, aleatoric = likelihood.moments(outputs)
+        return GaussianPredictive(mean, covariance, aleatoric)
+    return GaussianLogitsPredictive(outputs, covariance, likelihood, link=link, mc_samples=mc_samples, seed=seed)
+
+
+def uncertain_part(likelihood: RegressionLikelihood | ClassificationLikelihood, outputs: Tensor) -> Tensor:
+    """What is Gaussian of the outputs ``(N, ...)``: the mean of ``y`` (the noise is that at the mean), or logits."""
+    if isinstance(likelihood, RegressionLikelihood):
+        return likelihood.mean_and_log_variance(outputs)[0]
+    return outputs
+
+
+def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
+    """Standard normals ``(samples, *like.shape)``: number ``i`` at row ``n`` depends on ``(seed, i, n)`` only."""
+    width = max(1, like[:1].numel())
+    # In blocks of rows that are always whole: the length of a draw is part of what it depends on.
+    size = width * max(1, BLOCK // width)
+    blocks = -(-like.numel() // size)
+    draws = like.new_empty(samples, blocks * size)
+    scratch = noise.Scratch()
+    for part in chunks(blocks, size, noise.BLOCK):
+        sizes = dict.fromkeys(range(part.start, part.stop), size)
+        for numbers in chunks(samples, len(sizes) * size, noise.BLOCK):
+            # Step 0 is what posterior samples of the weights use.
+            made = noise.normal_many(
+                [seed],
+                [1],
+                range(numbers.start, numbers.stop),
+                sizes,
+                stream=noise.POSTERIOR,
+                device=like.device,
+                scratch=scratch,
+            )
+            draws[numbers, part.start * size : part.stop * size] = made[0]
+    return draws[:, : like.numel()].reshape(samples, *like.shape)
+
+
+def square_root(covariance: Tensor) -> Tensor:
+    """``L`` with ``L L' = covariance`` for matrices ``(N, K, K)`` that may be singular, in float64.
+
+    Lower triangular where the Cholesky decomposition succeeds, and symmetric where it does not. Rows of outputs whose
+    variance is zero are exactly zero.
+    """
+    matrix = covariance.double()
+    certain = matrix.diagonal(dim1=-2, dim2=-1) <= 0
+    beside = certain.unsqueeze(1) | certain.unsqueeze(2)
+    matrix = matrix.masked_fill(beside, 0.0) + torch.diag_embed(certain.double())
+    root: Tensor
+    root, failed = torch.linalg.cholesky_ex(matrix)
+    if failed.any():
+        values, vectors = torch.linalg.eigh(matrix[failed > 0])
+        root[failed > 0] = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(1)) @ vectors.mT
+    return root.masked_fill(beside, 0.0)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """``(N, D)``, whatever the axes of the outputs."""
+    return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)
+
+
+def _diagonal(covariance: Tensor, like: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=-2, dim2=-1).reshape(like.shape)
+
+
+def _not_joint() -> ValueError:
+    return ValueError(
+        "method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by itself"
+    )

@@ -1,0 +1,107 @@
+"""Jacobians of any network: its derivatives with respect to the random weights, mapped over the data points."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from bayesadam.curvature.observe import without_autocast
+from bayesadam.predictive.batches import count_rows, has_rows, is_out_of_memory, map_tensors, take_rows, tensors_of
+from bayesadam.predictive.covariance import OutputCovariance
+from bayesadam.predictive.network import MeanNetwork
+
+
+class Jacobians:
+    """Full Jacobians of the data points of a chunk, for as many tensors at once as fit into memory.
+
+    Args:
+        network: At the mean.
+        batch: With one data point, at which the network is looked at.
+        limit: Bytes of a Jacobian.
+    """
+
+    def __init__(self, network: MeanNetwork, batch: Any, limit: int) -> None:
+        self.network = network
+        outputs, self.saved_bytes = network.look(batch)
+        self.groups = _groups(network, limit // outputs)
+        self.mapped = True
+
+    def bytes_each(self, outputs: int) -> int:
+        """Memory that the Jacobian of one data point takes, and the backward passes to it."""
+        largest = max(sum(self.network.bytes_of(name) for name in names) for names in self.groups)
+        return outputs * (largest + self.saved_bytes)
+
+    def add_to(self, covariance: OutputCovariance, batch: Any) -> None:
+        """Add all contributions of a chunk of data points."""
+        outputs = covariance.total.shape[1]
+        for names in self.groups:
+            for name, rows in self._rows(batch, names, outputs):
+                with without_autocast([rows]):
+                    covariance.add(name, rows.flatten(2))
+
+    def _rows(self, batch: Any, names: list[str], outputs: int) -> Iterator[tuple[str, Tensor]]:
+        if self.mapped:
+            try:
+                return iter(self._by_map(batch, names, outputs).items())
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                self.mapped = False  # something that cannot be mapped: control flow, .item(), a custom function
+        return iter(self._by_loop(batch, names, outputs).items())
+
+    def _by_map(self, batch: Any, names: list[str], outputs: int) -> dict[str, Tensor]:
+        total = count_rows(batch)
+        tensors = {name: tensor.detach() for name, tensor in self.network.tensors.items()}
+        random = {name: tensors.pop(name) for name in names}
+        basis = torch.eye(outputs, device=next(iter(random.values())).device)
+
+        def jacobian(rows: list[Tensor]) -> dict[str, Tensor]:
+            left = iter(rows)
+            example = map_tensors(batch, lambda t: next(left).unsqueeze(0) if has_rows(t, total) else t)
+            pulled = vjp(lambda free: self.network.parts(example, {**tensors, **free}).reshape(-1), random)
+            (gradients,) = vmap(pulled[1])(basis.to(pulled[0].dtype))
+            return dict(gradients)
+
+        rows = [tensor for tensor in tensors_of(batch) if has_rows(tensor, total)]
+        with sdpa_kernel(SDPBackend.MATH):  # the fused ones are not mapped but called data point by data point
+            return dict(vmap(jacobian)(rows))
+
+    def _by_loop(self, batch: Any, names: list[str], outputs: int) -> dict[str, Tensor]:
+        total = count_rows(batch)
+        random = [self.network.tensors[name] for name in names]
+        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        for row in range(total):
+            values = self.network.graph(take_rows(batch, total, row, row + 1))
+            for k, basis in enumerate(torch.eye(outputs, dtype=values.dtype, device=values.device)):
+                gradients = torch.autograd.grad(
+                    values,
+                    random,
+                    basis.view_as(values),
+                    retain_graph=k + 1 < outputs,
+                    allow_unused=True,
+                    materialize_grads=True,
+                )
+                for name, gradient in zip(names, gradients, strict=True):
+                    found[name].append(gradient)
+        return {
+            name: torch.stack(gradients).view(total, outputs, *gradients[0].shape) for name, gradients in found.items()
+        }
+
+
+def _groups(network: MeanNetwork, limit: int) -> list[list[str]]:
+    """The random tensors, in runs of at most so many bytes if a tensor is not larger itself."""
+    groups: list[list[str]] = []
+    size = 0
+    for name in network.names:
+        each = network.bytes_of(name)
+        if not groups or size + each > limit:
+            groups.append([])
+            size = 0
+        groups[-1].append(name)
+        size += each
+    return groups

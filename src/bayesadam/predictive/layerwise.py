@@ -1,0 +1,232 @@
+"""Jacobians layer by layer: one backward pass per output for all data points, and closed forms in the layers.
+
+A linear layer with inputs ``a`` and output gradients ``b_k`` (of the network's output ``k``), without positions, and
+with independent weights of variance ``V`` and ``v`` adds to the covariance of outputs ``k`` and ``l`` at a data point
+
+    ``sum_o b_k[o] b_l[o] (sum_i V[o, i] a[i]^2 + v[o])``
+
+so that nothing of the size of its weights is made for a data point; nor for correlated weights, of which each column of
+the factor is taken as a change of the weights. In all other layers the derivatives with respect to their weights are
+made, for some data points at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from bayesadam.curvature.layers import Form
+from bayesadam.curvature.observe import without_autocast
+from bayesadam.curvature.registry import form_of
+from bayesadam.curvature.totals import Scratch, chunks
+from bayesadam.functional.curvature import wide
+from bayesadam.predictive.batches import count_rows
+from bayesadam.predictive.covariance import OutputCovariance
+from bayesadam.predictive.network import MeanNetwork
+
+
+class NotLayerwiseError(Exception):
+    """The network's random weights are used in a way that has no closed form."""
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A module whose own parameters are random, and their full names by those that the module has for them."""
+
+    module: nn.Module
+    form: Form
+    names: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a layer; the edge is where the gradient of its output arrives, whatever happens to that in place."""
+
+    layer: _Layer
+    inputs: Tensor
+    edge: GradientEdge
+    shape: torch.Size
+
+
+class Layerwise:
+    """Contributions to the covariance, for networks in which closed forms are seen to give autograd's gradient.
+
+    Args:
+        network: At the mean.
+        batch: With one data point, at which the network is looked at.
+        limit: Bytes of derivatives of a layer that are made at once.
+
+    Raises:
+        NotLayerwiseError: Random weights outside layers with a closed form; or a layer that is not called exactly once,
+            or whose first axis is not that of the data points, or whose weights are used in other ways, too.
+    """
+
+    def __init__(self, network: MeanNetwork, batch: Any, limit: int) -> None:
+        self.network = network
+        self.limit = limit
+        self.scratch = Scratch()
+        self.layers = list(_layers(network))
+        found, calls = self._graph(batch)
+        self.output_bytes = sum(call.shape.numel() for call in calls) * wide(found.dtype).itemsize
+        _, self.saved_bytes = network.look(batch)
+        self._compare(found, calls)
+
+    def bytes_each(self, outputs: int) -> int:
+        """Memory that the graph and the output gradients of one data point take."""
+        return outputs * self.output_bytes + self.saved_bytes
+
+    def add_to(self, covariance: OutputCovariance, batch: Any) -> None:
+        """Add all contributions of a chunk of data points.
+
+        Raises:
+            NotLayerwiseError: As for the class, or rows that are not data points; then nothing has been added.
+        """
+        found, calls = self._graph(batch)
+        count = count_rows(batch)
+        outputs = found.numel() // count
+        grads = [found.new_empty(count, outputs, *call.shape[1:], dtype=wide(found.dtype)) for call in calls]
+        for k in range(outputs):
+            basis = found.new_zeros(count, outputs)
+            basis[:, k] = 1.0
+            arrived = _gradients(found, calls, basis.view_as(found), retain=True)
+            for into, grad in zip(grads, arrived, strict=True):
+                into[:, k] = 0.0 if grad is None else grad
+        self._check_rows(found, calls, grads)
+        with without_autocast([found]):
+            for call, grad in zip(calls, grads, strict=True):
+                self._add(covariance, call, grad)
+
+    def _add(self, covariance: OutputCovariance, call: _Call, grads: Tensor) -> None:
+        layer, inputs = call.layer, _widened(call.inputs)
+        if isinstance(layer.module, nn.Linear) and inputs.ndim == 2:
+            self._add_linear(covariance, layer, inputs, grads)
+            return
+        weights = sum(covariance.weights.size_of(name) for name in layer.names.values())
+        for part in chunks(len(inputs), grads.shape[1] * weights * grads.element_size(), self.limit):
+            rows: dict[str, list[Tensor]] = {local: [] for local in layer.names}
+            for k in range(grads.shape[1]):
+                for local, made in self._closed(layer, inputs[part], grads[part, k]).items():
+                    rows[local].append(made.flatten(1).clone())
+            for local, name in layer.names.items():
+                covariance.add(name, torch.stack(rows[local], dim=1), part)
+
+    def _add_linear(self, covariance: OutputCovariance, layer: _Layer, inputs: Tensor, grads: Tensor) -> None:
+        """Without derivatives with respect to the weights: by what they do to the layer's outputs."""
+        count, _, width = grads.shape
+        variance, factor = (
+            {local: known[name] for local, name in layer.names.items() if name in known}
+            for known in (covariance.weights.variance, covariance.weights.factor)
+        )
+        if variance:
+            spread = grads.new_zeros(count, width)
+            if "weight" in variance:
+                spread.addmm_(inputs.square(), variance["weight"].to(grads.dtype).mT)
+            if "bias" in variance:
+                spread += variance["bias"]
+            covariance.add_layer(grads, spread)
+        if not factor:
+            return
+        dtype, rank = covariance.projected.dtype, covariance.projected.shape[2]
+        for columns in chunks(rank, count * width * dtype.itemsize, self.limit):
+            moved = torch.zeros(count, width, columns.stop - columns.start, dtype=dtype, device=grads.device)
+            if "weight" in factor:
+                changes = factor["weight"][:, columns].to(dtype).view(width, inputs.shape[1], -1)
+                moved += (inputs.to(dtype) @ changes.transpose(0, 1).flatten(1)).view(moved.shape)
+            if "bias" in factor:
+                moved += factor["bias"][:, columns]
+            covariance.add_moved(grads, moved, columns)
+
+    def _closed(self, layer: _Layer, inputs: Tensor, grads: Tensor) -> dict[str, Tensor]:
+        return layer.form.gradients(layer.module, inputs, grads, list(layer.names), self.scratch)
+
+    def _graph(self, batch: Any) -> tuple[Tensor, list[_Call]]:
+        calls: list[_Call] = []
+        with _recorded(self.layers, calls):
+            found = self.network.graph(batch)
+        count = count_rows(batch)
+        if sorted(id(call.layer) for call in calls) != sorted(map(id, self.layers)):
+            raise NotLayerwiseError
+        for call in calls:
+            axes = call.layer.form.least_axes(call.layer.module)
+            if not (call.inputs.ndim >= axes and len(call.inputs) == call.shape[0] == count):
+                raise NotLayerwiseError
+        return found, calls
+
+    def _check_rows(self, found: Tensor, calls: list[_Call], grads: list[Tensor]) -> None:
+        """Row ``n`` in a layer must be data point ``n``: other weights of the data points, one pass, must say the same.
+
+        A layer may be given as many rows as there are data points by chance: words that are packed together, say.
+        """
+        count, outputs = grads[0].shape[:2]
+        weights = torch.arange(1, count + 1, device=found.device).cos().to(found.dtype)
+        direction = weights.unsqueeze(1).expand(count, outputs).reshape(found.shape)
+        for grad, arrived in zip(grads, _gradients(found, calls, direction, retain=False), strict=True):
+            expected = grad.sum(1) * weights.view(-1, *[1] * (grad.ndim - 2))
+            got = torch.zeros_like(expected) if arrived is None else arrived.to(expected.dtype)
+            if not torch.dist(expected, got) <= torch.finfo(found.dtype).eps ** 0.5 * grad.norm():
+                raise NotLayerwiseError
+
+    def _compare(self, found: Tensor, calls: list[_Call]) -> None:
+        """The closed forms against autograd, in one direction of the outputs."""
+        direction = torch.arange(1, found.numel() + 1, device=found.device).cos().to(found.dtype).view_as(found)
+        for call, grad in zip(calls, _gradients(found, calls, direction, retain=True), strict=True):
+            names = call.layer.names
+            tensors = [self.network.tensors[name] for name in names.values()]
+            exact = torch.autograd.grad(
+                found, tensors, direction, retain_graph=True, allow_unused=True, materialize_grads=True
+            )
+            grad = torch.zeros(call.shape, device=found.device, dtype=found.dtype) if grad is None else grad
+            tolerance = torch.finfo(grad.dtype).eps ** 0.5
+            with without_autocast([grad]):
+                closed = self._closed(call.layer, _widened(call.inputs), _widened(grad))
+            for local, expected in zip(names, exact, strict=True):
+                expected = _widened(expected)
+                if not torch.dist(closed[local][0], expected) <= tolerance * expected.norm():
+                    raise NotLayerwiseError
+
+
+def _layers(network: MeanNetwork) -> Iterator[_Layer]:
+    wanted = set(network.names)
+    for path, module in network.model.named_modules():
+        own = {local: f"{path}.{local}" if path else local for local in module._parameters}
+        names = {local: name for local, name in own.items() if name in wanted}
+        form = form_of(module)
+        if names and form is not None:
+            wanted -= set(names.values())
+            yield _Layer(module, form, names)
+    if wanted:
+        raise NotLayerwiseError
+
+
+@contextmanager
+def _recorded(layers: list[_Layer], calls: list[_Call]) -> Iterator[None]:
+    """Inside, calls of the layers are put into the list."""
+
+    def hook_of(layer: _Layer) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
+            if not output.requires_grad:
+                raise NotLayerwiseError
+            inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
+            calls.append(_Call(layer, inputs.detach(), get_gradient_edge(output), output.shape))
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in layers:
+            stack.callback(layer.module.register_forward_hook(hook_of(layer), with_kwargs=True).remove)
+        yield
+
+
+def _gradients(found: Tensor, calls: list[_Call], direction: Tensor, *, retain: bool) -> tuple[Tensor | None, ...]:
+    edges = [call.edge for call in calls]
+    return torch.autograd.grad(found, edges, direction, retain_graph=retain, allow_unused=True)
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor

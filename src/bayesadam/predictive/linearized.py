@@ -1,0 +1,120 @@
+"""The network linearised at the posterior's mean: Gaussian outputs ``N(f(x, mean), J Sigma J')``.
+
+J is the Jacobian of the outputs with respect to the weights (Kessler et al. 2018; Foong et al. 2019, arXiv 1906.11537,
+eq. 4; Immer et al. 2021, arXiv 2008.08400, eqs. 7 and 8).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.functional.curvature import wide
+from bayesadam.posterior import NetworkDistribution
+from bayesadam.predictive.batches import (
+    Chunked,
+    Output,
+    as_batches,
+    count_rows,
+    groups,
+    in_eval_mode,
+    map_tensors,
+    no_batches,
+    take_rows,
+)
+from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
+from bayesadam.predictive.jacobian import Jacobians
+from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
+from bayesadam.predictive.network import MeanNetwork
+from bayesadam.progress import progress_bar
+
+CHUNK_BYTES = 2**26
+"""Jacobians, and what is kept for them, are computed for as many data points at once as fit into this."""
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def linearized_outputs(
+    model: nn.Module,
+    posterior: NetworkDistribution,
+    inputs: Any,
+    part: Callable[[Tensor], Tensor],
+    *,
+    output: Output | None,
+    batch_size: int | None,
+    progress: bool | None,
+) -> tuple[Tensor, Tensor]:
+    """Outputs ``(N, ...)`` at the mean, and the covariance ``(N, K, K)`` of the ``K`` numbers in ``part`` of each.
+
+    Raises:
+        ValueError: A posterior that is no Gaussian, or does not match the model.
+        RuntimeError: The output does not depend on the random weights by differentiable operations.
+    """
+    device = next(model.parameters(), torch.empty(0)).device
+    weights = weight_covariance(posterior)
+    batches, single = as_batches(inputs)
+    found: list[tuple[Tensor, ...]] = []
+    with (
+        in_eval_mode(model),
+        posterior.draws(model) as put,
+        progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
+    ):
+        put(None)
+        network = MeanNetwork(model, weights.names, output, part)
+        linearize = Chunked(_Linearized(network, weights.to(device)), batch_size)
+        for group in groups(batches, device, single, 0):
+            # An inference tensor cannot be part of a graph.
+            plain = (map_tensors(batch, lambda t: t.clone() if t.is_inference() else t) for batch in group)
+            found += map(linearize, plain)
+            advance()
+    if not found:
+        raise no_batches()
+    outputs, covariance = (torch.cat(tensors) for tensors in zip(*found, strict=True))
+    return outputs, covariance
+
+
+class _Linearized:
+    """From a batch to the outputs and their covariance."""
+
+    def __init__(self, network: MeanNetwork, weights: WeightCovariance) -> None:
+        self.network = network
+        self.weights = weights
+        self.engine: Layerwise | Jacobians | None = None
+
+    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
+        outputs = self.network.outputs(batch)
+        wanted = self.network.part(outputs)
+        total, width = count_rows(batch), wanted[:1].numel()
+        if wanted.shape[:1] != (total,):
+            raise ValueError(
+                f"output must have the {total} rows of the inputs along its first axis, got {tuple(wanted.shape)}"
+            )
+        like = wanted.new_empty((), dtype=wide(wanted.dtype))
+        covariances = [like.new_zeros(0, width, width)]
+        if not self.weights.names:
+            return outputs, like.new_zeros(total, width, width)
+        start = 0
+        while start < total:
+            if self.engine is None:
+                self.engine = self._engine(take_rows(batch, total, start, start + 1))
+            stop = min(total, start + max(1, CHUNK_BYTES // self.engine.bytes_each(width)))
+            covariance = OutputCovariance(self.weights, stop - start, width, like)
+            chunk = take_rows(batch, total, start, stop)
+            try:
+                self.engine.add_to(covariance, chunk)
+            except NotLayerwiseError:  # control flow that depends on the data
+                self.engine = Jacobians(self.network, take_rows(batch, total, start, start + 1), CHUNK_BYTES)
+                continue
+            covariances.append(covariance.value())
+            start = stop
+        return outputs, torch.cat(covariances)
+
+    def _engine(self, row: Any) -> Layerwise | Jacobians:
+        try:
+            return Layerwise(self.network, row, CHUNK_BYTES)
+        except NotLayerwiseError:
+            return Jacobians(self.network, row, CHUNK_BYTES)

@@ -1,0 +1,82 @@
+"""A network at the posterior's mean as a function of its weights, and a first look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.predictive.batches import Output, call
+
+
+class MeanNetwork:
+    """The model as it is: its tensors must be at the posterior's mean already.
+
+    Args:
+        model: In eval mode.
+        names: Of the tensors that are random.
+        output: See :func:`bayesadam.predict`.
+        part: Of the output, what is wanted: ``(n, ...)``.
+
+    Attributes:
+        tensors: All parameters and buffers by name, detached; those that are random require gradients.
+    """
+
+    def __init__(
+        self, model: nn.Module, names: list[str], output: Output | None, part: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.model = model
+        self.names = names
+        self.output = output
+        self.part = part
+        named = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+        self.tensors = {name: tensor.detach() for name, tensor in named.items()}
+        for name in names:
+            self.tensors[name].requires_grad_()
+
+    def bytes_of(self, name: str) -> int:
+        """Memory of a tensor."""
+        return self.tensors[name].numel() * self.tensors[name].element_size()
+
+    def look(self, batch: Any) -> tuple[int, int]:
+        """How many numbers are wanted of a batch, and the bytes that its graph keeps beside the model's own tensors.
+
+        Raises:
+            RuntimeError: As :meth:`graph`.
+        """
+        own = {tensor.untyped_storage().data_ptr() for tensor in self.tensors.values()}
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor.detach()
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            found = self.graph(batch)
+        return found.numel(), sum(size for address, size in sizes.items() if address not in own)
+
+    def outputs(self, batch: Any) -> Tensor:
+        """The whole output, by the model itself."""
+        return call(self.model, batch, self.output)
+
+    def parts(self, batch: Any, tensors: dict[str, Tensor]) -> Tensor:
+        """The wanted part of the output as a function of the tensors."""
+        return self.part(call(self.model, batch, self.output, tensors))
+
+    def graph(self, batch: Any) -> Tensor:
+        """The wanted part with a graph from the random tensors, ``(n, ...)``.
+
+        Raises:
+            RuntimeError: There is none.
+        """
+        with torch.enable_grad():
+            found = self.parts(batch, self.tensors)
+        if not found.requires_grad:
+            raise RuntimeError(
+                "the model's output must be differentiable with respect to the random weights for "
+                "method='linearized', got one that does not depend on them"
+            )
+        return found

@@ -1,0 +1,1227 @@
+"""The linearised predictive: against closed forms and slow loops, for every network, posterior and way to compute."""
+
+import io
+import itertools
+import math
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import integrate, special, stats
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.posterior.low_rank import LowRankGaussian
+from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.predictive import GaussianLogitsPredictive, GaussianPredictive, jacobian, layerwise, linearized
+from bayesadam.predictive.gaussian import square_root, standard_normals
+from test_predictive import (
+    OUT_OF_MEMORY,
+    Halves,
+    Network,
+    assert_unchanged,
+    close,
+    draw,
+    raise_,
+    snapshot,
+    trained_part,
+)
+
+BOUND = 4.5
+F64 = {"dtype": torch.float64}
+LOOSE = {"rtol": 1e-10, "atol": 1e-10}
+
+
+def linearize(model, q, x, likelihood=None, **options):
+    return ba.predict(model, q, x, likelihood=likelihood or ba.Gaussian(2.0), method="linearized", **options)
+
+
+def means_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def diagonal(model, scale=0.3, seed=0):
+    mean = means_of(model)
+    return ba.DiagonalGaussian(
+        mean, {n: scale * draw(*m.shape, seed=seed + len(n)).exp().to(m) for n, m in mean.items()}
+    )
+
+
+def spd(size, seed=0):
+    a = draw(size, size, seed=seed)
+    return a @ a.T / size + 0.1 * torch.eye(size, **F64)
+
+
+def dense(model, seed=0):
+    mean = means_of(model)
+    return ba.DenseGaussian(mean, spd(sum(m.numel() for m in mean.values()), seed))
+
+
+def low_rank(model, rank=3):
+    q = diagonal(model)
+    return LowRankGaussian(q.mean, q.variance, {n: draw(rank, *m.shape, seed=len(n)).to(m) for n, m in q.mean.items()})
+
+
+def split(model):
+    """The means, and those of the last third of the tensors."""
+    mean = means_of(model)
+    names = list(mean)[-max(1, len(mean) // 3) :]
+    return {n: m for n, m in mean.items() if n not in names}, {n: mean[n] for n in names}
+
+
+def partial_dense(model):
+    fixed, last = split(model)
+    return PartialGaussian(ba.DenseGaussian(last, spd(sum(m.numel() for m in last.values()))), fixed)
+
+
+def partial_diagonal(model):
+    fixed, last = split(model)
+    return PartialGaussian(ba.DiagonalGaussian(last, {n: draw(*m.shape).exp() for n, m in last.items()}), fixed)
+
+
+def some_point_masses(model):
+    """Whole tensors and single weights."""
+    q = diagonal(model)
+    variance = {
+        n: torch.where(draw(*v.shape, seed=3) > 0, v, 0) * (i % 3 != 1) for i, (n, v) in enumerate(q.variance.items())
+    }
+    return ba.DiagonalGaussian(q.mean, variance)
+
+
+POSTERIORS = (diagonal, some_point_masses, dense, low_rank, partial_dense, partial_diagonal)
+
+
+def full_covariance(q):
+    if isinstance(q, ba.DenseGaussian):
+        return q.covariance
+    if isinstance(q, PartialGaussian):
+        size = q.num_weights
+        whole, at = torch.zeros(size, size, **F64), 0
+        index = {}
+        for name, mean in q.mean.items():
+            index[name] = torch.arange(at, at + mean.numel())
+            at += mean.numel()
+        rows = torch.cat([index[name] for name in q.random.mean])
+        whole[rows[:, None], rows] = full_covariance(q.random)
+        return whole
+    flat = torch.cat(
+        [v.double().flatten() for v in (q.diagonal if isinstance(q, LowRankGaussian) else q.variance).values()]
+    )
+    matrix = flat.diag()
+    if isinstance(q, LowRankGaussian):
+        for r in range(q.rank):
+            f = torch.cat([t[r].double().flatten() for t in q.factors.values()])
+            matrix += torch.outer(f, f)
+    return matrix
+
+
+def reference(model, q, rows, part=lambda z: z):
+    """Mean and covariance of the outputs by two loops over data points and outputs."""
+    model.eval()
+    sigma, found = full_covariance(q), []
+    for row in rows:
+        out = part(model(*row)).flatten()
+        weights = [dict(model.named_parameters())[name] for name in q.mean]
+        j = torch.stack(
+            [
+                torch.cat(
+                    [g.flatten() for g in torch.autograd.grad(o, weights, retain_graph=True, materialize_grads=True)]
+                )
+                for o in out
+            ]
+        )
+        found.append(j.double() @ sigma @ j.double().T)
+    model.train()
+    return torch.stack(found)
+
+
+class Attention(nn.Module):
+    """One pre-norm block with an embedding, on tokens."""
+
+    def __init__(self, outputs=2):
+        super().__init__()
+        self.tokens, self.norm, self.last = nn.Embedding(7, 4), nn.LayerNorm(4), nn.Linear(4, outputs)
+        self.q, self.k, self.v = (nn.Linear(4, 4, bias=b) for b in (True, False, True))
+        self.up, self.down, self.norm2 = nn.Linear(4, 6), nn.Linear(6, 4), nn.LayerNorm(4)
+
+    def forward(self, x):
+        h = self.tokens(x)
+        n = self.norm(h)
+        h = h + F.scaled_dot_product_attention(self.q(n), self.k(n), self.v(n))
+        h = h + self.down(F.gelu(self.up(self.norm2(h))))
+        return self.last(h.mean(1))
+
+
+class Positions(Attention):
+    """Learned positions, looked up once for all data points."""
+
+    def __init__(self):
+        super().__init__()
+        self.positions = nn.Embedding(3, 4)
+
+    def forward(self, x):
+        h = self.tokens(x) + self.positions(torch.arange(3))
+        return self.last(self.norm(h).mean(1))
+
+
+class Twice(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(torch.tanh(self.a(x)))))
+
+
+class Elsewhere(Twice):
+    """A weight that its layer is not alone to use."""
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)) @ self.a.weight)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 2)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.c(torch.tanh(self.b(torch.tanh(self.a(x)))))
+
+
+class InPlace(nn.Module):
+    """Outputs of layers that are changed after the call."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.a(x).sigmoid_()
+        return self.b(h).mul_(2.0).add_(1.0)
+
+
+class Squeezed(Twice):
+    """Without a batch axis where there is one data point."""
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)).squeeze())
+
+
+class Raw(nn.Module):
+    """A parameter of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.a = nn.Parameter(torch.ones(3)), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.a(self.scale * x)
+
+
+class Branch(Raw):
+    """Control flow that depends on values: not to be mapped."""
+
+    def forward(self, x):
+        if not x.isfinite().all():
+            raise ValueError("x")
+        return super().forward(x)
+
+
+class Custom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 3 * x**2 * grad
+
+
+class CustomFunction(Raw):
+    def forward(self, x):
+        return self.a(Custom.apply(self.scale * x))
+
+
+class Sequence(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)).mean(1))
+
+
+class SequenceFirst(Sequence):
+    """As many positions as data points, which the layer sees along its first axis."""
+
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x.transpose(0, 1))).mean(0))
+
+
+def conv_net():
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1),
+        nn.BatchNorm2d(3),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(3, 3, 2, groups=3, bias=False),
+        nn.GroupNorm(1, 3),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(3, 2),
+    )
+
+
+def mlp(sizes=(3, 4, 5, 2)):
+    layers = [m for i, o in itertools.pairwise(sizes) for m in (nn.Linear(i, o), nn.Tanh())]
+    return nn.Sequential(*layers[:-1])
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=True)
+    return nn.Sequential(layer, nn.Flatten(), nn.Linear(12, 2))
+
+
+TOKENS = torch.randint(7, (5, 3), generator=torch.Generator().manual_seed(1))
+NETWORKS = {
+    "MLP": (mlp, draw(5, 3), "layers"),
+    "ReLU in place": (
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)),
+        draw(5, 3),
+        "layers",
+    ),
+    "one output": (lambda: mlp((3, 4, 1)), draw(5, 3), "layers"),
+    "no output axis": (lambda: nn.Sequential(mlp((3, 4, 1)), nn.Flatten(0)), draw(5, 3), "layers"),
+    "sequence": (Sequence, draw(5, 4, 3), "layers"),
+    "CNN": (conv_net, draw(5, 1, 8, 8), "layers"),
+    "attention": (Attention, TOKENS, "layers"),
+    "positions": (Positions, TOKENS, "map"),
+    "as many positions as data points": (Positions, TOKENS[:3], "map"),
+    "sequence first": (SequenceFirst, draw(5, 5, 3), "map"),
+    "encoder": (encoder, draw(5, 3, 4), "map"),
+    "called twice": (Twice, draw(5, 3), "map"),
+    "used elsewhere": (Elsewhere, draw(5, 3), "map"),
+    "tied": (Tied, draw(5, 3), "map"),
+    "changed in place": (InPlace, draw(5, 3), "layers"),
+    "squeezed": (Squeezed, draw(5, 3), "map"),
+    "own parameter": (Raw, draw(5, 3), "map"),
+    "control flow": (Branch, draw(5, 3), "loop"),
+    "custom function": (CustomFunction, draw(5, 3), "loop"),
+}
+
+
+def network(name):
+    make, x, _ = NETWORKS[name]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = make().double()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+    return model, x
+
+
+@pytest.fixture
+def ways(monkeypatch):
+    """How the covariances were computed, in order."""
+    seen = []
+    for cls, method, way in (
+        (layerwise.Layerwise, "add_to", "layers"),
+        (jacobian.Jacobians, "_by_map", "map"),
+        (jacobian.Jacobians, "_by_loop", "loop"),
+    ):
+        original = getattr(cls, method)
+
+        def spy(self, *args, original=original, way=way):
+            found = original(self, *args)
+            seen.append(way)
+            return found
+
+        monkeypatch.setattr(cls, method, spy)
+    return seen
+
+
+def only(monkeypatch, way):
+    if way != "layers":
+        monkeypatch.setattr(layerwise.Layerwise, "__init__", lambda *args: raise_(layerwise.NotLayerwiseError()))
+    if way == "loop":
+        monkeypatch.setattr(jacobian.Jacobians, "_by_map", lambda *args: raise_(RuntimeError("vmap")))
+
+
+class TestAgainstSlowLoops:
+    @pytest.mark.parametrize("name", NETWORKS)
+    @pytest.mark.parametrize("posterior", POSTERIORS)
+    def test_covariance(self, name, posterior, ways):
+        model, x = network(name)
+        q = posterior(model)
+        prediction = linearize(model, q, x)
+        expected = reference(model, q, [(row[None],) for row in x])
+        close(prediction.epistemic_covariance, expected, **LOOSE)
+        assert expected.diagonal(dim1=1, dim2=2).min() > 0
+        if posterior in (diagonal, dense, low_rank):
+            assert set(ways) == {NETWORKS[name][2]}
+
+    @pytest.mark.parametrize("way", ["map", "loop"])
+    @pytest.mark.parametrize("name", ["MLP", "CNN", "attention", "no output axis"])
+    @pytest.mark.parametrize("posterior", POSTERIORS)
+    def test_the_ways_agree(self, name, way, posterior, monkeypatch, ways):
+        model, x = network(name)
+        q = posterior(model)
+        expected = linearize(model, q, x).epistemic_covariance
+        assert set(ways) == {"layers"}
+        only(monkeypatch, way)
+        close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
+        assert set(ways[1:]) == {way} if way == "map" else set(ways) == {"layers", "loop"}
+
+    @pytest.mark.parametrize("name", NETWORKS)
+    def test_outputs_are_those_at_the_mean(self, name):
+        """The posterior's, not what the model happens to have."""
+        model, x = network(name)
+        q = diagonal(model)
+        expected = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), method="mean")
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(-2.0)
+        prediction = linearize(model, q, x)
+        close(prediction.mean, expected.mean)
+        assert prediction.mean.shape == expected.mean.shape
+        close(prediction.aleatoric, expected.aleatoric)
+
+    @settings(max_examples=25, deadline=None)
+    @given(st.data())
+    def test_any_shape_batch_and_memory(self, data):
+        sizes = data.draw(st.lists(st.integers(1, 5), min_size=2, max_size=4))
+        count, positions = data.draw(st.integers(1, 6)), data.draw(st.integers(0, 2))
+        model = mlp(sizes).double()
+        if positions:
+            model = nn.Sequential(model, nn.Flatten())
+        q = data.draw(st.sampled_from(POSTERIORS))(model)
+        x = draw(count, *[positions] * (positions > 0), sizes[0])
+        expected = reference(model, q, [(row[None],) for row in x])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linearized, "CHUNK_BYTES", data.draw(st.sampled_from([1, 100, 1000, 2**26])))
+            only(patch, data.draw(st.sampled_from(["layers", "map", "loop"])))
+            batch_size = data.draw(st.sampled_from([None, 1, 2, 5]))
+            close(linearize(model, q, x, batch_size=batch_size).epistemic_covariance, expected, **LOOSE)
+
+
+class TestLinearModels:
+    """Linear in the weights: the linearised predictive is exact."""
+
+    X = draw(6, 3, seed=9)
+
+    @pytest.mark.parametrize("outputs", [1, 3])
+    @pytest.mark.parametrize("posterior", POSTERIORS)
+    def test_closed_form(self, outputs, posterior):
+        model, noise = nn.Linear(3, outputs, **F64), torch.arange(1.0, outputs + 1)
+        q = posterior(model)
+        prediction = linearize(model, q, self.X, ba.Gaussian(noise))
+        eye = torch.eye(outputs, **F64)
+        parts = [{"weight": torch.kron(eye, x[None]), "bias": eye} for x in self.X]
+        j = torch.stack([torch.cat([part[name] for name in q.mean], 1) for part in parts])
+        epistemic = j @ full_covariance(q) @ j.mT
+        mean = self.X @ q.mean["weight"].T + q.mean["bias"]
+        covariance = epistemic + (1 / noise).diag()
+        close(prediction.mean, mean)
+        close(prediction.epistemic_covariance, epistemic)
+        close(prediction.covariance, covariance, rtol=1e-7, atol=1e-7)  # the noise is kept in float32
+        close(prediction.epistemic, epistemic.diagonal(dim1=1, dim2=2))
+        close(prediction.variance, prediction.covariance.diagonal(dim1=1, dim2=2))
+        y = draw(6, outputs, seed=4)
+        exact = torch.distributions.MultivariateNormal(mean, prediction.covariance).log_prob(y)
+        close(prediction.log_prob(y), exact)
+        assert prediction.mean.dtype == prediction.variance.dtype == torch.float64
+
+    def test_bayesian_linear_regression(self):
+        """With known noise: mean ``x' m`` and variance ``x' Lambda^-1 x + noise`` (methods, section 1)."""
+        x, y, noise, prior = draw(20, 3), draw(20, seed=1), 1.0, 2.0
+        precision = x.T @ x / noise + prior * torch.eye(3, **F64)
+        m = torch.linalg.solve(precision, x.T @ y / noise)
+        q = ba.DenseGaussian.from_precision({"weight": m[None]}, precision)
+        model = nn.Linear(3, 1, bias=False, **F64)
+        prediction = linearize(model, q, self.X, ba.Gaussian(1 / noise))
+        variance = (self.X * torch.linalg.solve(precision, self.X.T).T).sum(1) + noise
+        close(prediction.mean[:, 0], self.X @ m)
+        close(prediction.variance[:, 0], variance)
+        close(prediction.quantile(0.9)[:, 0], self.X @ m + stats.norm.ppf(0.9) * variance.sqrt())
+
+    def test_what_is_known_well_is_not_lost_in_float32(self, monkeypatch):
+        """Two weights with standard deviations of 3e4 whose combination by the input has one of 1e-3."""
+        x, a = torch.tensor([[1.0, 0.75]]), 1e5 / 3
+        scale_tril = torch.tensor([[a, 0.0], [(1e-3 - a) / 0.75, 1e-3]], **F64)
+        q = ba.DenseGaussian.from_scale_tril({"weight": torch.zeros(1, 2)}, scale_tril)
+        model = nn.Linear(2, 1, bias=False)
+        exact = torch.tensor([[1e-6 * (1 + 0.75**2)]])
+        close(linearize(model, q, x).epistemic, exact, rtol=1e-6, atol=0)
+        only(monkeypatch, "map")
+        close(linearize(model, q, x).epistemic, exact, rtol=1e-6, atol=0)
+
+    def test_heteroscedastic(self):
+        """The mean is linearised; the noise is that at the mean of the weights."""
+        model = nn.Linear(3, 4, **F64)
+        q = dense(model)
+        prediction = linearize(model, q, self.X, ba.HeteroscedasticGaussian())
+        out = self.X @ q.mean["weight"].T + q.mean["bias"]
+        close(prediction.mean, out[:, :2])
+        close(prediction.aleatoric, out[:, 2:].exp())
+        expected = reference(model, q, [(row[None],) for row in self.X], lambda z: z[:, :2])
+        close(prediction.epistemic_covariance, expected)
+
+    def test_monte_carlo_agrees_where_weights_hardly_vary(self):
+        with torch.random.fork_rng():
+            torch.manual_seed(2)
+            model = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+        q = diagonal(model, scale=1e-6)
+        samples = 2000
+        sampled = ba.predict(model, q, self.X, likelihood=ba.Gaussian(), mc_samples=samples)
+        exact = linearize(model, q, self.X, ba.Gaussian())
+        z = (sampled.mean - exact.mean) / (exact.epistemic / samples).sqrt()
+        assert z.abs().max() < BOUND
+        z = (sampled.epistemic / exact.epistemic - 1) * math.sqrt((samples - 1) / 2)
+        assert z.abs().max() < BOUND
+        assert ((sampled.epistemic / (1.3 * exact.epistemic) - 1) * math.sqrt((samples - 1) / 2)).abs().min() > BOUND
+
+    @pytest.mark.parametrize(
+        "likelihood", [ba.Gaussian(), ba.HeteroscedasticGaussian(), ba.Categorical(), ba.Bernoulli()]
+    )
+    def test_point_masses_are_the_network_at_the_mean(self, likelihood):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        mean = means_of(model)
+        q = ba.DiagonalGaussian(mean, {n: torch.zeros_like(m) for n, m in mean.items()})
+        x = self.X.float()
+        exact = ba.predict(model, q, x, likelihood=likelihood, method="mean")
+        found = linearize(model, q, x, likelihood, mc_samples=3)
+        if isinstance(found, ba.RegressionPredictive):
+            assert found.mean.equal(exact.mean)
+            assert found.variance.equal(exact.variance)
+            assert not found.epistemic.any()
+        else:
+            assert found.log_probs.equal(exact.log_probs.expand(3, *exact.log_probs.shape[1:]))
+            probit = linearize(model, q, x, likelihood, link="probit")
+            assert probit.log_probs.equal(exact.log_probs)
+
+
+class TestClassification:
+    def problem(self, classes, count=6):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, classes)).double()
+        with torch.no_grad():
+            for i, p in enumerate(model.parameters()):
+                p.copy_(draw(*p.shape, seed=i))
+        x = draw(count, 3, seed=9)
+        q = dense(model)
+        return model, q, x, model(x).detach(), reference(model, q, [(row[None],) for row in x])
+
+    @pytest.mark.parametrize("classes", [2, 4])
+    def test_probit(self, classes):
+        model, q, x, m, c = self.problem(classes)
+        prediction = linearize(model, q, x, ba.Categorical(), link="probit")
+        scaled = m / (1 + math.pi / 8 * c.diagonal(dim1=1, dim2=2)).sqrt()
+        close(prediction.probs, special.softmax(scaled.numpy(), axis=-1), **LOOSE)
+        p = prediction.probs.numpy()
+        close(prediction.entropy, stats.entropy(p, axis=-1))
+        y = torch.arange(6) % classes
+        close(prediction.log_prob(y), np.log(p[np.arange(6), y]))
+        close(prediction.logits, m, **LOOSE)
+        close(prediction.covariance, c, **LOOSE)
+
+    @pytest.mark.parametrize("axis", [True, False])
+    def test_probit_of_labels(self, axis):
+        model, q, x, m, c = self.problem(2 if axis else 1)
+        output = None if axis else (lambda out: out.squeeze(-1))
+        prediction = linearize(model, q, x, ba.Bernoulli(), link="probit", output=output)
+        scaled = m / (1 + math.pi / 8 * c.diagonal(dim1=1, dim2=2)).sqrt()
+        close(prediction.probs, special.expit(scaled.numpy()).reshape(prediction.probs.shape), **LOOSE)
+        assert prediction.probs.shape == ((6, 2) if axis else (6,))
+
+    def test_the_probit_link_does_not_tell_the_mutual_information(self):
+        model, q, x, *_ = self.problem(3)
+        prediction = linearize(model, q, x, ba.Categorical(), link="probit")
+        with pytest.raises(ValueError, match=r"^link must be 'monte_carlo' for the mutual information, got 'probit'$"):
+            _ = prediction.mutual_information
+
+    @pytest.mark.parametrize("covariance", [True, False])
+    def test_draws_of_the_logits_have_their_mean_and_covariance(self, covariance):
+        """A million draws of three logits; what they are shows in differences of log probabilities."""
+        n = samples = 1000
+        c = spd(3) if covariance else torch.tensor([0.5, 1.0, 2.0], **F64).diag()
+        logits = draw(n, 3)
+        given = c.expand(n, 3, 3) if covariance else c.diagonal().expand(n, 3)
+        prediction = GaussianLogitsPredictive(logits, given, ba.Categorical(), mc_samples=samples, seed=3)
+        contrast = torch.tensor([[1.0, -1.0, 0.0], [0.0, 1.0, -1.0], [1.0, 0.5, -1.5]], **F64)
+        found = prediction.log_probs @ contrast.T
+        variance = (contrast @ c @ contrast.T).diagonal()
+        error = (found - logits @ contrast.T) / variance.sqrt()
+        assert ((error.sum((0, 1)) / math.sqrt(n * samples)).abs() < BOUND).all()
+        z = (error.square() - 1).sum((0, 1)) / math.sqrt(2 * n * samples)
+        assert (z.abs() < BOUND).all()
+        assert (((1.01 * error.square()) - 1).sum((0, 1)) / math.sqrt(2 * n * samples) > BOUND).all()
+        for shift in (error[1:] * error[:-1], error[:, 1:] * error[:, :-1]):  # independent draws and data points
+            assert ((shift.sum((0, 1)) / math.sqrt(shift[..., 0].numel())).abs() < BOUND).all()
+
+    def test_monte_carlo_against_integration(self):
+        model, q, x, m, c = self.problem(2)
+        samples = 5000
+        prediction = linearize(model, q, x, ba.Categorical(), mc_samples=samples)
+        for i in range(len(x)):
+            mean = (m[i, 1] - m[i, 0]).item()
+            std = math.sqrt(c[i, 0, 0] + c[i, 1, 1] - 2 * c[i, 0, 1])
+
+            def moment(power, mean=mean, std=std):
+                def weight(t):
+                    return special.expit(mean + std * t) ** power * stats.norm.pdf(t)
+
+                return integrate.quad(weight, -12, 12, epsabs=1e-9)[0]
+
+            spread = math.sqrt((moment(2) - moment(1) ** 2) / samples)
+            assert abs(prediction.probs[i, 1].item() - moment(1)) < BOUND * spread
+
+    def test_mutual_information_and_density_come_from_the_draws(self):
+        model, q, x, *_ = self.problem(3)
+        prediction = linearize(model, q, x, ba.Categorical(), mc_samples=5)
+        plain = ba.ClassificationPredictive(prediction.log_probs)
+        assert prediction.log_probs.shape == (5, 6, 3)
+        assert prediction.mutual_information.equal(plain.mutual_information)
+        assert prediction.mutual_information.min() > 0
+        y = torch.arange(6) % 3
+        assert prediction.log_prob(y).equal(plain.log_prob(y))
+
+    def test_a_draw_depends_on_seed_number_and_data_point_only(self):
+        like = draw(2500, 3)
+        whole = standard_normals(9, like, 5)
+        assert standard_normals(4, like[:700], 5).equal(whole[:4, :700])
+        assert standard_normals(2, like[:1], 5).equal(whole[:2, :1])
+        assert not standard_normals(9, like, 6).equal(whole)
+        assert len(whole.unique()) > 0.999 * whole.numel()
+        assert standard_normals(2, draw(3, 4000), 0).shape == (2, 3, 4000)
+
+    def test_draws_are_not_those_of_the_weights(self):
+        q = ba.DiagonalGaussian({"w": torch.zeros(8)}, {"w": torch.ones(8)})
+        weights, draws = q.sample(1, seed=3)["w"], standard_normals(1, torch.zeros(8, 1), 3).flatten()
+        assert not torch.isin(weights, draws).any()
+
+    def test_in_batches_the_draws_are_the_same(self):
+        model, q, x, *_ = self.problem(3)
+        whole = linearize(model, q, x, ba.Categorical(), mc_samples=5, seed=2)
+        for inputs, options in ((x, {"batch_size": 2}), (DataLoader(x, 4), {}), (list(x.split(1)), {})):
+            close(
+                linearize(model, q, inputs, ba.Categorical(), mc_samples=5, seed=2, **options).log_probs,
+                whole.log_probs,
+                **LOOSE,
+            )
+        assert not linearize(model, q, x, ba.Categorical(), mc_samples=5).log_probs.equal(whole.log_probs)
+
+    def test_several_points_of_one_input(self):
+        """Tokens, say: ``(N, T, C)`` logits."""
+        model = nn.Sequential(nn.Linear(3, 6), nn.Unflatten(1, (2, 3))).double()
+        q, x = dense(model), draw(4, 3)
+        prediction = linearize(model, q, x, ba.Categorical(), mc_samples=7)
+        assert prediction.log_probs.shape == (7, 4, 2, 3)
+        assert prediction.log_prob(torch.zeros(4, 2, dtype=torch.long)).shape == (4, 2)
+        close(prediction.covariance, reference(model, q, [(row[None],) for row in x]))
+        mean = x @ q.mean["0.weight"].T + q.mean["0.bias"]
+        close(prediction.logits, mean.view(4, 2, 3))
+        variance = prediction.covariance.diagonal(dim1=1, dim2=2).view(4, 2, 3)
+        probit = linearize(model, q, x, ba.Categorical(), link="probit")
+        close(probit.log_probs[0], (mean.view(4, 2, 3) / (1 + math.pi / 8 * variance).sqrt()).log_softmax(-1))
+
+
+class TestSquareRoot:
+    @settings(max_examples=50, deadline=None)
+    @given(st.integers(1, 6), st.integers(0, 6), st.integers(0, 100))
+    def test_of_any_rank(self, size, rank, seed):
+        rows = draw(3, size, rank, seed=seed)
+        rows[0, :1] = 0.0  # an output that is certain
+        matrix = rows @ rows.mT
+        root = square_root(matrix)
+        close(root @ root.mT, matrix, rtol=1e-7, atol=1e-7)
+        assert not root[0, 0].any()
+        assert root.isfinite().all()
+
+    def test_of_zero_is_zero(self):
+        assert not square_root(torch.zeros(2, 3, 3)).any()
+
+    def test_of_a_matrix_that_rounding_made_indefinite(self):
+        matrix = torch.tensor([[[1.0, 1.0], [1.0, 1.0 - 1e-9]], [[1.0, 0.5], [0.5, 1.0]]], **F64)
+        root = square_root(matrix)
+        close(root @ root.mT, matrix, rtol=0, atol=1e-8)
+        close(root[1], torch.linalg.cholesky(matrix[1]))
+
+
+def gaussian(n=4, d=3, shape=None):
+    covariance = torch.stack([spd(d, seed=i) for i in range(n)])
+    return GaussianPredictive(draw(*(shape or (n, d))), covariance, draw(d if shape is None else 1, seed=5).exp())
+
+
+class TestGaussianPredictive:
+    def test_is_a_regression_predictive_of_one_component(self):
+        prediction = gaussian()
+        assert isinstance(prediction, ba.RegressionPredictive)
+        plain = ba.RegressionPredictive(prediction.means, prediction.variances)
+        close(prediction.variance, prediction.epistemic + prediction.aleatoric)
+        close(plain.variance, prediction.variance)
+        levels = [1e-6, 0.3, 0.5, 0.975]
+        close(prediction.quantile(levels), plain.quantile(levels))
+        assert prediction.quantile(0.3).shape == (4, 3)
+        close(prediction.quantile(0.3), prediction.quantile([0.3])[0])
+        assert ba.metrics.crps(prediction.mean, prediction.variance, draw(4, 3, seed=8)) > 0
+
+    @pytest.mark.parametrize("level", [0.0, 1.0, math.nan])
+    def test_refuses_levels(self, level):
+        with pytest.raises(ValueError, match=r"^probabilities must be in \(0, 1\), got "):
+            gaussian().quantile(level)
+
+    def test_log_prob_uses_the_whole_covariance(self):
+        prediction, y = gaussian(), draw(4, 3, seed=8)
+        for i in range(4):
+            covariance = spd(3, seed=i) + prediction.aleatoric[i].diag()
+            exact = stats.multivariate_normal.logpdf(y[i].numpy(), prediction.mean[i].numpy(), covariance.numpy())
+            close(prediction.log_prob(y)[i], exact)
+        assert (prediction.log_prob(y) - ba.RegressionPredictive.log_prob(prediction, y)).abs().max() > 0.1
+        assert ba.metrics.log_likelihood(prediction, y) == prediction.log_prob(y).mean().item()
+
+    def test_without_covariances_outputs_are_independent(self):
+        mean, epistemic, aleatoric = draw(4, 3), draw(4, 3, seed=1).exp(), torch.tensor(0.5, **F64)
+        prediction, y = GaussianPredictive(mean, epistemic, aleatoric), draw(4, 3, seed=8)
+        exact = stats.norm.logpdf(y.numpy(), mean.numpy(), (epistemic + 0.5).sqrt().numpy()).sum(1)
+        close(prediction.log_prob(y), exact)
+        close(prediction.covariance, torch.diag_embed(epistemic + 0.5))
+        assert prediction.epistemic_covariance is None
+        close(prediction.epistemic, epistemic)
+        with_zeros = GaussianPredictive(mean, torch.diag_embed(epistemic), aleatoric)
+        close(with_zeros.log_prob(y), exact)
+        rescaled = prediction.rescale(1.0, 2.0)
+        close(rescaled.epistemic, 4 * epistemic)
+        close(rescaled.aleatoric, torch.full((4, 3), 2.0, **F64))
+
+    def test_without_an_output_axis(self):
+        prediction = GaussianPredictive(draw(4), draw(4, 1, 1).exp(), torch.tensor(0.5, **F64))
+        close(prediction.variance, draw(4, 1, 1).exp().flatten() + 0.5)
+        assert prediction.covariance.shape == (4, 1, 1)
+        y = draw(4, seed=8)
+        close(prediction.log_prob(y), stats.norm.logpdf(y, prediction.mean, prediction.variance.sqrt()))
+        close(prediction.rescale(1.0, 3.0).variance, 9 * prediction.variance)
+        close(GaussianPredictive(draw(4), prediction.epistemic, prediction.aleatoric).covariance, prediction.covariance)
+
+    @pytest.mark.parametrize("std", [3.0, torch.tensor([0.1, 7.0, 2.0], **F64)])
+    def test_rescale(self, std):
+        prediction, shift = gaussian(), torch.tensor([5.0, -2.0, 0.0], **F64)
+        rescaled = prediction.rescale(shift, std)
+        assert isinstance(rescaled, GaussianPredictive)
+        scale = torch.as_tensor(std, **F64).expand(3)
+        close(rescaled.mean, shift + scale * prediction.mean)
+        close(rescaled.covariance, scale[:, None] * prediction.covariance * scale)
+        close(rescaled.aleatoric, scale**2 * prediction.aleatoric)
+        y = draw(4, 3, seed=8)
+        close(rescaled.log_prob(shift + scale * y), prediction.log_prob(y) - scale.log().sum())
+
+    def test_far_targets_in_float32(self):
+        prediction = GaussianPredictive(torch.zeros(1, 2), 0.01 * torch.eye(2)[None], torch.tensor(1e-4))
+        exact = 2 * stats.norm.logpdf(100, 0, math.sqrt(0.0101))
+        assert prediction.log_prob(torch.full((1, 2), 100.0)).item() == pytest.approx(exact, rel=1e-6)
+
+    def test_data_points_together_are_refused(self):
+        message = (
+            r"^method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by it"
+        )
+        with pytest.raises(ValueError, match=message):
+            gaussian().joint_log_likelihood(draw(4, 3))
+        logits = GaussianLogitsPredictive(draw(4, 3), draw(4, 3).exp(), ba.Categorical())
+        with pytest.raises(ValueError, match=message):
+            ba.metrics.joint_log_likelihood(logits, torch.zeros(4, dtype=torch.long))
+
+    def test_refuses_targets_that_would_broadcast(self):
+        with pytest.raises(ValueError, match=r"^target must be of shape \(4, 3\), got \(4, 1\)$"):
+            gaussian().log_prob(draw(4, 1))
+
+    def test_plots_take_it(self):
+        plots = pytest.importorskip("bayesadam.plots")
+        figure = pytest.importorskip("matplotlib.figure").Figure()
+        prediction = GaussianPredictive(draw(9, 1), draw(9, 1).exp(), torch.tensor(0.5, **F64))
+        axes = plots.regression_band(figure.subplots(), torch.arange(9.0), prediction, (draw(3), draw(3)))
+        assert axes.get_xlabel() == "x"
+
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = mlp((2, 3, 2))
+
+    def forward(self, a, b, shift=0.0):
+        return self.net(a + b) + shift
+
+
+class TestInputs:
+    A, B = draw(7, 2), draw(7, 2, seed=1)
+
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.parametrize("batch_size", [None, 3])
+    @pytest.mark.parametrize(
+        "inputs",
+        [
+            lambda a, b: (a, b),
+            lambda a, b: {"b": b, "a": a},
+            lambda a, b: (a, b, torch.tensor(0.0)),
+            lambda a, b: (a, b, torch.zeros(1, 2)),
+            lambda a, b: {"a": a, "b": b, "shift": 0.0},
+            lambda a, b: [{"a": a[:4], "b": b[:4]}, {"a": a[4:], "b": b[4:]}],
+            lambda a, b: ((x, None) for x in zip(a.split(4), b.split(4), strict=True)),
+            lambda a, b: DataLoader([((x, y), 0) for x, y in zip(a, b, strict=True)], 4),
+        ],
+    )
+    def test_several_inputs(self, inputs, batch_size, way, monkeypatch):
+        model = Sum().double()
+        q = diagonal(model)
+        expected = reference(model, q, [(a[None], b[None]) for a, b in zip(self.A, self.B, strict=True)])
+        only(monkeypatch, way)
+        found = linearize(model, q, inputs(self.A, self.B), batch_size=batch_size)
+        close(found.epistemic_covariance, expected, **LOOSE)
+
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    def test_output_takes_the_tensor_out(self, way, monkeypatch):
+        class Wrapped(Sum):
+            def forward(self, a, b):
+                return {"logits": super().forward(a, b), "loss": None}
+
+        model = Wrapped().double()
+        q = diagonal(model)
+        only(monkeypatch, way)
+        found = linearize(model, q, (self.A, self.B), output=lambda out: out["logits"])
+        monkeypatch.undo()
+        plain = Sum().double()
+        plain.load_state_dict(model.state_dict())
+        close(found.epistemic_covariance, linearize(plain, q, (self.A, self.B)).epistemic_covariance, **LOOSE)
+        with pytest.raises(TypeError, match="^output must be given for a model that returns no tensor"):
+            linearize(model, q, (self.A, self.B))
+
+    def test_an_output_with_other_rows_is_refused(self):
+        model = nn.Sequential(nn.Linear(2, 2), nn.Flatten(0)).double()
+        with pytest.raises(
+            ValueError, match=r"^output must have the 7 rows of the inputs along its first axis, got \(14,\)$"
+        ):
+            linearize(model, diagonal(model), self.A)
+
+    @pytest.mark.parametrize("inputs", [[], iter(())])
+    def test_an_empty_loader(self, inputs):
+        with pytest.raises(ValueError, match="^inputs must have at least one batch, got an empty loader$"):
+            linearize(Network(), trained_part(Network()), inputs)
+
+    def test_no_data_points(self):
+        model = nn.Linear(2, 3)
+        prediction = linearize(model, diagonal(model), torch.zeros(0, 2), ba.Categorical())
+        assert prediction.probs.shape == (0, 3)
+
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 0.05)])
+    def test_dtypes(self, dtype, tolerance, way, monkeypatch):
+        model = mlp((2, 6, 3)).to(dtype)
+        for p in model.parameters():
+            p.data.copy_(draw(*p.shape))
+        only(monkeypatch, way)
+        q = diagonal(model.float(), scale=0.1)
+        exact = linearize(model.double(), q.to(dtype=torch.float64), self.A, ba.Categorical(), mc_samples=9)
+        found = linearize(model.to(dtype), q, self.A.to(dtype), ba.Categorical(), mc_samples=9)
+        assert found.log_probs.dtype == found.covariance.dtype == torch.float32
+        close(found.covariance.double(), exact.covariance, rtol=tolerance, atol=tolerance)
+        close(found.log_probs.double(), exact.log_probs, rtol=2 * tolerance, atol=2 * tolerance)
+
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.filterwarnings("ignore:.*lazily initialized")
+    def test_autocast(self, way, monkeypatch):
+        model = mlp((2, 6, 3))
+        q, x = diagonal(model), self.A.float()
+        exact = linearize(model, q, x).epistemic_covariance
+        only(monkeypatch, way)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = linearize(model, q, x).epistemic_covariance
+        assert found.dtype == torch.float32
+        close(found, exact, rtol=0.05, atol=0.05 * exact.max().item())
+        assert not found.equal(exact)
+
+    def test_autocast_is_for_the_network_only(self):
+        """The derivatives of a linear layer are its inputs, which have all their digits."""
+        model, x = nn.Linear(2, 3), self.A.float()
+        q = diagonal(model)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = linearize(model, q, x).epistemic
+            other = linearize(model, q, x.unsqueeze(1), output=lambda out: out.squeeze(1)).epistemic
+            logits = linearize(model, q, x, ba.Categorical(), mc_samples=9).log_probs
+        close(found, x.square() @ q.variance["weight"].T + q.variance["bias"], rtol=1e-5, atol=1e-6)
+        close(other, found, rtol=1e-5, atol=1e-6)
+        with torch.autocast("cpu", torch.bfloat16):
+            mean = model(x).float()
+        spread = (found.sqrt() * standard_normals(9, mean, 0)).detach()
+        close(logits, (mean.detach() + spread).log_softmax(-1), rtol=1e-5, atol=1e-5)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("limit", [1, 5000])
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.parametrize("name", ["MLP", "CNN", "attention"])
+    def test_chunks_change_nothing(self, name, way, limit, monkeypatch):
+        model, x = network(name)
+        x = x[:3]
+        q = diagonal(model)
+        expected = linearize(model, q, x).epistemic_covariance
+        only(monkeypatch, way)
+        monkeypatch.setattr(linearized, "CHUNK_BYTES", limit)
+        close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
+
+    @pytest.mark.parametrize("posterior", [diagonal, dense, low_rank])
+    @pytest.mark.parametrize("name", ["MLP", "CNN", "sequence"])
+    def test_data_points_one_by_one_in_a_layer(self, name, posterior, monkeypatch):
+        """And columns of the factor."""
+        model, x = network(name)
+        q = posterior(model)
+        expected = linearize(model, q, x).epistemic_covariance
+        original = layerwise.chunks
+        monkeypatch.setattr(layerwise, "chunks", lambda count, size, limit: original(count, size, 1))
+        close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
+
+    def test_full_jacobians_are_bounded(self, monkeypatch):
+        """Rows of the Jacobian that exist at once, over data points and tensors."""
+        model = mlp((10, 20, 20, 3))
+        sizes = []
+        original = jacobian.Jacobians._by_map
+
+        def spy(self, batch, names, outputs):
+            found = original(self, batch, names, outputs)
+            sizes.append(sum(rows.numel() * rows.element_size() for rows in found.values()))
+            return found
+
+        only(monkeypatch, "map")
+        monkeypatch.setattr(jacobian.Jacobians, "_by_map", spy)
+        x = draw(20, 10).float()
+        for limit in (2**13, 2**15, 2**17):
+            sizes.clear()
+            monkeypatch.setattr(linearized, "CHUNK_BYTES", limit)
+            linearize(model, diagonal(model), x)
+            assert max(sizes) <= limit
+            assert len(sizes) > 1
+        per_tensor = 3 * 4 * 400  # the largest tensor's, of one data point
+        sizes.clear()
+        monkeypatch.setattr(linearized, "CHUNK_BYTES", 1)
+        linearize(model, diagonal(model), x)
+        assert max(sizes) <= per_tensor
+
+    def test_derivatives_of_layers_are_bounded(self, monkeypatch):
+        model, x = network("CNN")
+        sizes = []
+        original = linearized.OutputCovariance.add
+
+        def spy(self, name, rows, *part):
+            sizes.append(rows.numel() * rows.element_size())
+            original(self, name, rows, *part)
+
+        monkeypatch.setattr(linearized.OutputCovariance, "add", spy)
+        x = x.repeat(4, 1, 1, 1)
+        for limit in (2**12, 2**14):
+            sizes.clear()
+            monkeypatch.setattr(linearized, "CHUNK_BYTES", limit)
+            linearize(model, diagonal(model), x)
+            assert max(sizes) <= limit
+        assert len(sizes) > 10
+
+    @pytest.mark.parametrize("way", ["layers", "map"])
+    def test_graphs_are_bounded(self, way, monkeypatch):
+        """A network of two weights and large activations: what the backward passes keep counts."""
+
+        class Wide(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a = nn.Linear(1, 1)
+
+            def forward(self, x):
+                rows.append(len(x))
+                h = self.a(x).expand(-1, 1000).exp()
+                return torch.stack([h.mean(1), h.square().mean(1)], 1)
+
+        rows, sizes = [], []
+        original = jacobian.Jacobians._by_map
+
+        def spy(self, batch, *args):
+            sizes.append(len(batch))
+            return original(self, batch, *args)
+
+        model = Wide()
+        only(monkeypatch, way)
+        monkeypatch.setattr(jacobian.Jacobians, "_by_map", spy)
+        monkeypatch.setattr(linearized, "CHUNK_BYTES", 2**17)
+        linearize(model, diagonal(model), torch.ones(100, 1))
+        assert rows[0] == 100  # the plain forward pass
+        found = rows[1:] if way == "layers" else sizes
+        assert 2**17 // (4 * 4000) // (1 + (way == "map")) <= max(found) <= 2**17 // 4000 // (1 + (way == "map"))
+
+    def test_weights_are_not_part_of_a_graph(self, monkeypatch):
+        rows = []
+        model = mlp((2, 10, 400, 1))
+        model.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+        monkeypatch.setattr(linearized, "CHUNK_BYTES", 2**17)
+        linearize(model, diagonal(model), torch.ones(100, 2))
+        assert max(rows[1:]) >= 2**17 // (4 * 4 * 400)
+
+    def test_derivatives_of_a_layer_with_many_weights_are_bounded(self, monkeypatch):
+        sizes = []
+        original = linearized.OutputCovariance.add
+
+        def spy(self, name, rows, *part):
+            sizes.append(rows.numel() * rows.element_size())
+            original(self, name, rows, *part)
+
+        monkeypatch.setattr(linearized.OutputCovariance, "add", spy)
+        monkeypatch.setattr(linearized, "CHUNK_BYTES", 2**17)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Flatten(), nn.Linear(128, 1))
+        linearize(model, diagonal(model), torch.ones(20, 2, 64))
+        assert 2**16 < max(sizes) <= 2**17
+
+    @pytest.mark.parametrize("posterior", [diagonal, dense, low_rank])
+    def test_linear_layers_make_no_derivatives_of_weights(self, posterior, monkeypatch):
+        monkeypatch.setattr(linearized.OutputCovariance, "add", lambda *args: raise_(AssertionError()))
+        model, x = network("MLP")
+        linearize(model, posterior(model), x)
+
+    def test_nothing_is_differentiated_that_is_certain(self, monkeypatch):
+        """Neither for tensors of variance 0, nor for the layers before the first that is random."""
+        seen = []
+        original = linearized.MeanNetwork.__init__
+
+        def spy(self, model, names, *args):
+            seen.append(names)
+            original(self, model, names, *args)
+
+        monkeypatch.setattr(linearized.MeanNetwork, "__init__", spy)
+        model, x = network("MLP")
+        for q in (partial_dense(model), partial_diagonal(model)):
+            linearize(model, q, x)
+            assert seen.pop() == ["4.weight", "4.bias"]
+        q = some_point_masses(model)
+        linearize(model, q, x)
+        assert seen.pop() == [name for name, v in q.variance.items() if v.any()] != list(q.mean)
+
+    @pytest.mark.parametrize("error", OUT_OF_MEMORY.values(), ids=OUT_OF_MEMORY)
+    @pytest.mark.parametrize("way", ["layers", "map"])
+    def test_memory_that_runs_out_halves_the_rows(self, error, way, monkeypatch):
+        class Limited(nn.Linear):
+            def forward(self, x):
+                if len(x) > 4:
+                    error()
+                return super().forward(x)
+
+        model, x = Limited(2, 2, **F64), draw(23, 2)
+        q = diagonal(model)
+        only(monkeypatch, way)
+        expected = reference(nn.Linear(2, 2, **F64), q, [(row[None],) for row in x])
+        close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
+        with pytest.raises(RuntimeError, match="memory"):
+            linearize(
+                Halves(0, error), ba.DiagonalGaussian(means_of(Halves(0, error)), means_of(Halves(0, error))), x[:, 0]
+            )
+
+    def test_memory_that_runs_out_in_a_jacobian_is_not_a_reason_to_loop(self, monkeypatch, ways):
+        model, x = network("own parameter")
+        original = jacobian.Jacobians._by_map
+
+        def limited(self, batch, *args):
+            if len(batch) > 2:
+                OUT_OF_MEMORY["accelerator"]()
+            return original(self, batch, *args)
+
+        expected = linearize(model, diagonal(model), x).epistemic_covariance
+        monkeypatch.setattr(jacobian.Jacobians, "_by_map", limited)
+        close(linearize(model, diagonal(model), x).epistemic_covariance, expected, **LOOSE)
+        assert set(ways) == {"map"}
+
+    def test_control_flow_that_comes_later(self, ways):
+        """The first data points go through closed forms; then a layer is called twice."""
+
+        class Later(Twice):
+            def forward(self, x):
+                h = self.a(x)
+                if x.max() > 10:
+                    h = self.a(h)
+                return self.b(h)
+
+        model = Later().double()
+        q, x = diagonal(model), draw(6, 3)
+        x[4] = 20.0
+        expected = reference(model, q, [(row[None],) for row in x])
+        found = linearize(model, q, list(x.split(1)))
+        close(found.epistemic_covariance, expected, rtol=1e-10, atol=1e-8)
+        assert ways == ["layers"] * 4 + ["loop"] * 2
+
+    @pytest.mark.parametrize("last", [1.0, -1.0])
+    def test_rows_of_a_layer_that_are_not_data_points(self, last, ways):
+        """Only some positions go into the layer: one of the first data point, two of the second; maybe three of three.
+
+        Then nothing but the gradients of single data points tells.
+        """
+
+        class Packed(Twice):
+            def forward(self, x):
+                used = x[..., 0] > 0
+                h = torch.zeros(*x.shape[:2], 3, **F64).index_put((used,), self.a(x[used]))
+                return self.b(h.sum(1))
+
+        model, x = Packed().double(), draw(3, 2, 3)
+        x[..., 0] = torch.tensor([[1.0, -1.0], [2.0, 1.0], [-1.0, last]])
+        q = diagonal(model)
+        expected = reference(model, q, [(row[None],) for row in x])
+        close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
+        assert ways == ["loop"]
+        close(linearize(model, q, list(x.split(1))).epistemic_covariance, expected, **LOOSE)
+
+
+class TestLeavesNoTrace:
+    X = draw(6, 3, dtype=torch.float32)
+
+    def test_model_and_inputs(self):
+        model = Network()
+        before = snapshot(model)
+        hooks = [len(m._forward_hooks) for m in model.modules()]
+        x = self.X.clone().requires_grad_()
+        one = linearize(model, trained_part(model), x, ba.Gaussian(learned=True))
+        assert_unchanged(model, before)
+        assert [len(m._forward_hooks) for m in model.modules()] == hooks
+        assert x.grad is None
+        tensors = (one.mean, one.variance, one.covariance, one.aleatoric, one.log_prob(torch.zeros(6, 1)))
+        assert not any(tensor.requires_grad for tensor in tensors)
+        assert one.variance.equal(linearize(model, trained_part(model), self.X, ba.Gaussian(learned=True)).variance)
+
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.parametrize("at", [1, 2, 3, 4])
+    def test_after_an_error(self, way, at, monkeypatch):
+        model = Network(lambda m: raise_(KeyboardInterrupt()) if m.calls == at else None)
+        before = snapshot(model)
+        only(monkeypatch, way)
+        with pytest.raises(KeyboardInterrupt):
+            linearize(model, trained_part(model), list(self.X.split(2)))
+        assert_unchanged(model, before)
+        assert not any(m._forward_hooks for m in model.modules())
+
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+    def test_in_any_gradient_mode(self, mode, way, monkeypatch):
+        model, x = network("MLP")
+        q = diagonal(model)
+        expected = reference(model, q, [(row[None],) for row in x])
+        only(monkeypatch, way)
+        with mode():
+            before = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+            prediction = linearize(model, q, x * 1.0)
+            assert before == (torch.is_grad_enabled(), torch.is_inference_mode_enabled())
+            close(prediction.epistemic_covariance, expected, **LOOSE)
+            assert prediction.log_prob(torch.zeros(5, 2, **F64)).isfinite().all()
+
+    def test_global_generators_are_untouched(self):
+        model = Network()
+        before = torch.get_rng_state()
+        linearize(model, trained_part(model), self.X, ba.Bernoulli())
+        assert torch.get_rng_state().equal(before)
+
+    def test_frozen_weights_and_those_before_them(self):
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+        model[0].requires_grad_(False)
+        q = ba.DiagonalGaussian(
+            {n: m for n, m in means_of(model).items() if n[0] == "2"},
+            {n: m.exp() for n, m in means_of(model).items() if n[0] == "2"},
+        )
+        x = draw(5, 3)
+        close(linearize(model, q, x).epistemic_covariance, reference(model, q, [(row[None],) for row in x]), **LOOSE)
+
+
+class TestOptions:
+    X = draw(6, 3, dtype=torch.float32)
+
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (
+                {"link": "probit"},
+                r"^link must be given for method='linearized' and classification only, got 'probit' for",
+            ),
+            (
+                {"method": "mean", "link": "monte_carlo", "likelihood": ba.Bernoulli()},
+                "^link must be given for method='line",
+            ),
+            (
+                {"method": "monte_carlo", "link": "probit", "likelihood": ba.Bernoulli()},
+                "^link must be given for method=",
+            ),
+            (
+                {"link": "logit", "likelihood": ba.Bernoulli()},
+                r"^link must be one of \('monte_carlo', 'probit'\), got 'logit'",
+            ),
+            ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
+            ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),
+            ({"seed": -1, "likelihood": ba.Bernoulli()}, "^seed must be "),
+            ({"likelihood": nn.MSELoss()}, "^likelihood must be one of bayesadam's, got MSELoss"),
+        ],
+    )
+    def test_refused_before_the_model_runs(self, options, message):
+        model = Network()
+        before = snapshot(model)
+        options = {"method": "linearized", "likelihood": ba.Gaussian(), **options}
+        with pytest.raises(ValueError, match=message):
+            ba.predict(model, trained_part(model), self.X, **options)
+        assert model.calls == 0
+        assert_unchanged(model, before)
+
+    def test_other_distributions(self):
+        class Other(ba.Posterior):
+            mean, hyperparameters = {}, {}
+            sample = writer = tensors = from_tensors = None
+
+        message = (
+            r"^posterior must be a Gaussian over the weights for method='linearized' \(use 'monte_carlo'\), got Other$"
+        )
+        model = Network()
+        with pytest.raises(ValueError, match=message):
+            linearize(model, Other(), self.X)
+        assert model.calls == 0
+
+    def test_a_posterior_of_another_model(self):
+        model = Network()
+        with pytest.raises(ValueError, match="^the model must have a parameter '0.weight' as the posterior does"):
+            linearize(model, diagonal(mlp()), self.X)
+
+    def test_a_model_that_cuts_its_graph(self):
+        class Detached(nn.Linear):
+            def forward(self, x):
+                return super().forward(x).detach()
+
+        model = Detached(3, 1)
+        message = (
+            r"^the model's output must be differentiable with respect to the random weights for method='linearized'"
+        )
+        with pytest.raises(RuntimeError, match=message):
+            linearize(model, diagonal(model), self.X)
+
+    def test_weights_that_are_not_used_add_nothing(self):
+        class Unused(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+            def forward(self, x):
+                return self.a(x)
+
+        model = Unused().double()
+        x = draw(4, 3)
+        q = diagonal(model)
+        close(linearize(model, q, x).epistemic_covariance, reference(model, q, [(row[None],) for row in x]), **LOOSE)
+
+    def test_progress(self, capsys, monkeypatch):
+        monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+        model = mlp((3, 1))
+        loader = DataLoader(TensorDataset(self.X, self.X), 2)
+        linearize(model, diagonal(model), loader, progress=True)
+        assert "100%" in stream.getvalue()
