@@ -32,7 +32,7 @@ def test_all_units_end_with_curves_and_the_report_has_the_papers_numbers(tmp_pat
     summary = runner.run(experiment, jobs=1, runs=tmp_path / "runs")
     assert summary.failed == {}
     results = finished(experiment.units(), Store.of(experiment, tmp_path / "runs"))
-    assert set(results) == {"vadam-m1-s1", "vogn-m1-s1", "vadam-m128-s2", "vogn-m128-s2"}
+    assert set(results) == {f"{method}-{size}" for method in ("bbb", "vadam", "vogn") for size in ("m1-s1", "m128-s2")}
     for result in results.values():
         for metric in ("joint", "pointwise"):
             curves = result.result[metric]
@@ -42,12 +42,21 @@ def test_all_units_end_with_curves_and_the_report_has_the_papers_numbers(tmp_pat
             assert curves["median"][-1] == pytest.approx((low + high) / 2, rel=1e-3)
     report = experiment.report(results)
     text = report.tables[0].markdown()
-    assert "| 1, 1 | BBVI | - | 3.13 | - | - | 1.81 | - |" in text
+    assert "| 1, 1 | BBVI | - | 3.13 | - | - | 1.81 | - |" in text  # too short a run for ours
     assert set(report.figures) == {"curves"}
+    lines = report.figures["curves"].axes[0].lines
+    assert [len(line.get_xdata()) for line in lines] == [6, 6] * 3  # ours and the paper's, of three methods
+
+
+def test_bbvi_is_that_of_the_paper():
+    unit = next(unit for unit in Convergence().units() if unit.key == "bbb-m1-s16")
+    expected = {"method": "bbb", "lr": 0.001, "betas": [0.9, 0.999], "prior_precision": 1.0, "initial_precision": 1.0}
+    assert unit.config == {**unit.config, **expected, "batch_size": 1, "mc_samples": 16}
 
 
 def test_at_the_start_the_losses_are_those_of_guessing_and_training_lowers_them():
-    config = {**Short("").units()[0].config, "batch_size": 64, "mc_samples": 4, "lr": 0.02, "iterations": 400}
+    units = {unit.key: unit for unit in Short("").units()}
+    config = {**units["vadam-m1-s1"].config, "batch_size": 64, "mc_samples": 4, "lr": 0.02, "iterations": 400}
     found = losses(config, lambda *_: None)
     assert found["joint"].shape == (2, 40)
     assert (found["pointwise"][:, -5:].mean(1) < 0.75).all()

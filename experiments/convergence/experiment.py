@@ -13,6 +13,7 @@ SETTINGS = ((1, 1), (1, 16), (128, 16))
 """Minibatch size and samples per step."""
 
 METHODS: dict[str, dict[str, Any]] = {
+    "bbb": {"lr": 0.001, "betas": [0.9, 0.999]},
     "vadam": {"lr": 0.001, "betas": [0.9, 0.999]},
     "vogn": {"lr": 0.001, "betas": [0.0, 0.999]},
 }

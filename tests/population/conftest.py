@@ -89,7 +89,7 @@ class Alone:
             self.opt = torch.optim.Adam([p for _, p in weights + learned], **options)
         else:
             groups = [{"params": weights}] + ([{"params": learned, "perturb": False}] if learned else [])
-            make = OPTIMIZERS.get(method, method)
+            make = {**OPTIMIZERS, "bbb": population.BayesByBackprop}.get(method, method)
             told = {"curvature": PerExampleSquares(self.model)} if method == "vogn" else {}
             self.opt = make(groups, **{"num_data": len(x), "seed": seed, **told, **options})
         rates = [group["lr"] for group in self.opt.param_groups]

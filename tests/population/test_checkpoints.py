@@ -67,7 +67,7 @@ class TestCheckpoint:
                 assert found[:2] == due[:2]
                 torch.testing.assert_close(found[2], due[2], rtol=0, atol=0)
 
-    @pytest.mark.parametrize("method", ["ivon", "adam", "vadagrad"])
+    @pytest.mark.parametrize("method", ["ivon", "bbb", "adam", "vadagrad"])
     def test_other_methods_with_learned_noise_and_a_schedule(self, tmp_path, method):
         def run(**more):
             return train(

@@ -299,7 +299,7 @@ LIKELIHOODS = {
 
 
 class TestLikelihoods:
-    @pytest.mark.parametrize("method", ["vadam", "ivon", "adam"])
+    @pytest.mark.parametrize("method", ["vadam", "ivon", "bbb", "adam"])
     @pytest.mark.parametrize("name", LIKELIHOODS)
     def test_equals_the_likelihood_alone(self, name, method):
         likelihood, make, targets = LIKELIHOODS[name]
@@ -334,7 +334,7 @@ def earlier():
     return nets.posteriors
 
 
-@pytest.mark.parametrize("method", ["vadam", "vprop", "ivon"])
+@pytest.mark.parametrize("method", ["vadam", "vprop", "ivon", "bbb"])
 class TestPriors:
     DATA = regression(seed=100)
 

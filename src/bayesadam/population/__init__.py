@@ -13,3 +13,4 @@ from bayesadam.population.networks import initialize as initialize
 from bayesadam.population.population import Population as Population
 from bayesadam.population.train import METHODS as METHODS
 from bayesadam.population.train import train as train
+from bayesadam.population.variational import BayesByBackprop as BayesByBackprop

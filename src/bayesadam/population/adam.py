@@ -1,4 +1,4 @@
-"""Plain Adam as a rule: for deep ensembles, and for objectives that sample by themselves."""
+"""Plain Adam as a rule: for deep ensembles, and for what else is trained by gradients."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ class AdamRule:
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
         """One step; see the class."""
-        average, average_sq = state["exp_avg"], state["exp_avg_sq"]
         add_scaled_(grad, mean, hp["weight_decay"])
-        blend_(average, grad, 1.0 - hp["betas"][0])
-        blend_(average_sq, grad.square_(), 1.0 - hp["betas"][1])
-        denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], mean), out=grad).sqrt_()
-        denominator.add_(factor(hp["eps"], mean))
-        add_scaled_(mean, average / denominator, -hp["lr"] / (1.0 - hp["beta1_product"]))
+        adam_(mean, grad, state["exp_avg"], state["exp_avg_sq"], hp)
+
+
+def adam_(values: Tensor, grad: Tensor, average: Tensor, average_sq: Tensor, hp: Hyper) -> None:
+    """Adam's step on ``values`` and both averages in place; ``grad`` is used up as scratch."""
+    blend_(average, grad, 1.0 - hp["betas"][0])
+    blend_(average_sq, grad.square_(), 1.0 - hp["betas"][1])
+    denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], values), out=grad).sqrt_()
+    denominator.add_(factor(hp["eps"], values))
+    add_scaled_(values, average / denominator, -hp["lr"] / (1.0 - hp["beta1_product"]))

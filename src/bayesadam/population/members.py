@@ -17,9 +17,11 @@ from bayesadam.optim.rule import Rule, initial_counters
 from bayesadam.optim.state import hyper
 from bayesadam.population.adam import AdamRule
 from bayesadam.population.layout import Layout
+from bayesadam.population.variational import BayesByBackprop
 from bayesadam.posterior import DiagonalGaussian
 
-METHODS = (*OPTIMIZERS, "adam")
+_PERTURBED: dict[str, type[PerturbedOptimizer]] = {**OPTIMIZERS, "bbb": BayesByBackprop}
+METHODS = (*_PERTURBED, "adam")
 Hyper = dict[str, Any]
 
 _ADAM = ("lr", "betas", "eps", "weight_decay")
@@ -112,8 +114,8 @@ def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
     """The class of a method's optimiser; ``None`` for Adam."""
     if method == "adam":
         return None
-    if isinstance(method, str) and method in OPTIMIZERS:
-        return OPTIMIZERS[method]
+    if isinstance(method, str) and method in _PERTURBED:
+        return _PERTURBED[method]
     if isinstance(method, type) and issubclass(method, PerturbedOptimizer) and hasattr(method, "rule"):
         return method
     raise ValueError(f"method must be one of {METHODS} or a subclass of PerturbedOptimizer with a rule, got {method!r}")

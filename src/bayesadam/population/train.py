@@ -69,7 +69,8 @@ def train(
         epochs: Times that every member sees its data; each in a new order.
         batch_size: Data points per minibatch; the last one of an epoch may be smaller. From the size of the data on
             it is one minibatch of all data, as they stand.
-        method: One of ``METHODS``: an optimiser of the library, or ``"adam"`` for point estimates. Or a subclass of
+        method: One of ``METHODS``: an optimiser of the library, ``"bbb"`` for Bayes by Backprop
+            (:class:`bayesadam.population.BayesByBackprop`), or ``"adam"`` for point estimates. Or a subclass of
             :class:`bayesadam.optim.PerturbedOptimizer` with a rule of its own.
         seed: Of the noise and the order of the data: one per member, or the first one, others following by 1.
         validation: Held-out data, as ``data``. Its mean negative log predictive density is recorded every epoch.
