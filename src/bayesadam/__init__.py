@@ -2,11 +2,22 @@
 
 from bayesadam import data as data
 from bayesadam import metrics as metrics
+from bayesadam import priors as priors
 from bayesadam.curvature import PerExampleSquares as PerExampleSquares
+from bayesadam.dropout import MCDropout as MCDropout
+from bayesadam.laplace import Laplace as Laplace
+from bayesadam.laplace import LaplaceTuning as LaplaceTuning
+from bayesadam.laplace import badam as badam
+from bayesadam.laplace import laplace as laplace
+from bayesadam.laplace import tune_laplace as tune_laplace
 from bayesadam.likelihoods import Bernoulli as Bernoulli
 from bayesadam.likelihoods import Categorical as Categorical
 from bayesadam.likelihoods import Gaussian as Gaussian
 from bayesadam.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
+from bayesadam.objectives import elbo as elbo
+from bayesadam.objectives import kl_warmup as kl_warmup
+from bayesadam.objectives import kl_weights as kl_weights
+from bayesadam.objectives import nelbo as nelbo
 from bayesadam.optim import IVON as IVON
 from bayesadam.optim import NGVI as NGVI
 from bayesadam.optim import VAN as VAN
@@ -21,10 +32,19 @@ from bayesadam.optim import Vprop as Vprop
 from bayesadam.optim import polynomial_decay as polynomial_decay
 from bayesadam.posterior import DenseGaussian as DenseGaussian
 from bayesadam.posterior import DiagonalGaussian as DiagonalGaussian
+from bayesadam.posterior import LowRankGaussian as LowRankGaussian
+from bayesadam.posterior import Mixture as Mixture
+from bayesadam.posterior import NetworkDistribution as NetworkDistribution
+from bayesadam.posterior import PartialGaussian as PartialGaussian
 from bayesadam.posterior import Posterior as Posterior
+from bayesadam.posterior import ensemble as ensemble
 from bayesadam.posterior import load_posterior as load_posterior
 from bayesadam.predictive import ClassificationPredictive as ClassificationPredictive
 from bayesadam.predictive import RegressionPredictive as RegressionPredictive
 from bayesadam.predictive import predict as predict
+from bayesadam.pruning import PruningCurve as PruningCurve
+from bayesadam.pruning import pruning_curve as pruning_curve
+from bayesadam.swag import SWAG as SWAG
+from bayesadam.variational import variational as variational
 
 __version__ = "0.1.0"
