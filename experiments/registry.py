@@ -13,6 +13,9 @@ EXPERIMENTS: dict[str, str] = {
     "logreg-usps": "experiments.logreg_usps",
     "logreg-breast-cancer": "experiments.logreg_breast_cancer",
     "convergence": "experiments.convergence",
+    "toy-regression": "experiments.toy_regression",
+    "mnist-pruning": "experiments.mnist_pruning",
+    "mnist-bbb": "experiments.mnist_bbb",
 }
 """Modules with an ``EXPERIMENT`` by its name."""
 

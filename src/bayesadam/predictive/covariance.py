@@ -73,7 +73,8 @@ def _(posterior: DenseGaussian) -> WeightCovariance:
 
 @weight_covariance.register
 def _(posterior: LowRankGaussian) -> WeightCovariance:
-    return WeightCovariance(posterior.diagonal, {name: f.reshape(len(f), -1).T for name, f in posterior.factors.items()})
+    rows = {name: f.reshape(len(f), posterior.mean[name].numel()) for name, f in posterior.factors.items()}
+    return WeightCovariance(posterior.diagonal, {name: factor.T for name, factor in rows.items()})
 
 
 @weight_covariance.register

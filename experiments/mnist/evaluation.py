@@ -1,0 +1,41 @@
+"""What is measured of a trained network: errors, calibration, and whether it knows what is no digit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+import bayesadam as ba
+from experiments.mnist.training import LIKELIHOOD, Trained
+
+
+def predictive(trained: Trained, x: Tensor, **options: Any) -> ba.ClassificationPredictive:
+    """Of images ``(n, 784)``, in batches, with the options of :func:`bayesadam.predict`."""
+    found = ba.predict(trained.model, trained.distribution, x, likelihood=LIKELIHOOD, batch_size=1000, **options)
+    assert isinstance(found, ba.ClassificationPredictive)
+    return found
+
+
+def scores(
+    found: ba.ClassificationPredictive, y: Tensor, outside: ba.ClassificationPredictive | None = None
+) -> dict[str, float]:
+    """Error in per cent, NLL in nats, ECE with 15 bins; and the AUROC of entropy, and of mutual information.
+
+    Args:
+        found: Predictive of the images.
+        y: Labels ``(n,)``.
+        outside: Predictive of images that are no digits.
+    """
+    result = {
+        "error": 100.0 * (1.0 - ba.metrics.accuracy(found.probs, y)),
+        "nll": ba.metrics.nll(found, y),
+        "ece": ba.metrics.expected_calibration_error(found.probs, y),
+    }
+    if outside is not None:
+        result["auroc"] = ba.metrics.ood_auroc(found.entropy, outside.entropy)
+        if len(found.log_probs) > 1:
+            result["auroc_mutual_information"] = ba.metrics.ood_auroc(
+                found.mutual_information, outside.mutual_information
+            )
+    return result

@@ -1,0 +1,57 @@
+"""Units: every candidate setting on one validation split; then, of each method, the best with several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.experiment import Context, Experiment, Report, Unit
+from experiments.mnist_bbb.report import report
+from experiments.mnist_bbb.settings import CANDIDATES, COSTS, PROTOCOL
+from experiments.results import Result
+
+
+class MNIST(Experiment):
+    """Equal budgets: the same number of candidates, epochs and minibatches for all. Arguments shorten it for tests."""
+
+    name = "mnist-bbb"
+    title = "MNIST: errors, calibration, and images that are no digits"
+    source = "Blundell et al. 2015, Table 1, with the weight-perturbed optimisers beside it"
+
+    def __init__(
+        self, candidates: Mapping[str, Sequence[Mapping[str, Any]]] = CANDIDATES, seeds: int = 2, **protocol: Any
+    ) -> None:
+        self._candidates, self._seeds = candidates, seeds
+        self._protocol = {**PROTOCOL, **protocol}
+
+    def units(self) -> list[Unit]:
+        """See the module."""
+        found = []
+        for name, candidates in self._candidates.items():
+            cost = COSTS.get(name, 1.0)
+            keys = [f"search-{name}-{number}" for number in range(len(candidates))]
+            found += [
+                Unit(key, {**self._protocol, "seed": 0, "part": "search", **candidate}, cost)
+                for key, candidate in zip(keys, candidates, strict=True)
+            ]
+            found += [
+                Unit(f"final-{name}-{seed}", {**self._protocol, "seed": seed, "part": "final"}, cost, tuple(keys))
+                for seed in range(self._seeds)
+            ]
+        return found
+
+    def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
+        """Train and score one network."""
+        from experiments.mnist_bbb.protocol import final, search
+
+        if unit.config["part"] == "search":
+            return search(unit.config, context.progress)
+        best = min(context.results, key=lambda key: context.results[key]["validation"]["nll"])
+        return {"chosen": best, **final({**unit.config, **context.results[best]["setting"]}, context.progress)}
+
+    def report(self, results: Mapping[str, Result]) -> Report:
+        """Tables and a figure, beside the paper's errors."""
+        return report(results, self._candidates)
+
+
+EXPERIMENT = MNIST()

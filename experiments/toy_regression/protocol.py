@@ -1,0 +1,229 @@
+"""The data, a fit by every method, and what is kept of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import bayesadam as ba
+from experiments.experiment import Progress
+
+Pair = tuple[Tensor, Tensor]
+Predict = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Inputs ``(n, 1)`` to mean, variance of the function, and variance of the noise, each ``(n,)``."""
+
+
+def truth(x: Tensor) -> Tensor:
+    """The function without noise."""
+    return x + 0.3 * torch.sin(2 * math.pi * x) + 0.3 * torch.sin(4 * math.pi * x)
+
+
+def observed(x: Tensor, generator: torch.Generator) -> Tensor:
+    """With noise of standard deviation 0.02 inside the sines and outside of them."""
+    noise = 0.02 * torch.randn(x.shape, generator=generator)
+    return truth(x + noise)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Inputs and targets ``(n, 1)``: 200 on a grid to train on, 200 others to tune on, 1,000 to test on."""
+
+    train: Pair
+    validation: Pair
+    test: Pair
+
+    @classmethod
+    def draw(cls, seed: int) -> Problem:
+        """Everything is in [0, 0.5)."""
+        generator = torch.Generator().manual_seed(seed)
+        grid = torch.arange(200)[:, None] / 400
+        inputs = [grid, *(0.5 * torch.rand(count, 1, generator=generator) for count in (200, 1000))]
+        return cls(*((x, observed(x, generator)) for x in inputs))
+
+
+def panel(problem: Problem, predict: Predict, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores, and the curves on [-0.5, 1.2)."""
+    x, y = problem.test
+    mean, function, noise = predict(x)
+    nll = nn.functional.gaussian_nll_loss(mean, y[:, 0], function + noise, full=True)
+    grid = -0.5 + 1.7 * torch.arange(400)[:, None] / 400
+    center, spread, noise = predict(grid)
+    inside = (grid[:, 0] >= 0) & (grid[:, 0] < 0.5)
+    near = ~inside & (grid[:, 0] >= -0.25) & (grid[:, 0] < 0.75)
+    covered = (truth(grid)[:, 0] - center).abs() <= 2 * spread.sqrt()
+    return {
+        **found,
+        "rmse": (mean - y[:, 0]).square().mean().sqrt(),
+        "nll": nll,
+        "sd_inside": spread[inside].sqrt().mean(),
+        "sd_near": spread[near].sqrt().mean(),
+        "sd_far": spread[~inside & ~near].sqrt().mean(),
+        "covered_inside": covered[inside].double().mean(),
+        "covered_outside": covered[~inside].double().mean(),
+        "x": grid[:, 0],
+        "mean": center,
+        "sd": spread.sqrt(),
+        "total_sd": (spread + noise).sqrt(),
+        "train": [values[:, 0] for values in problem.train],
+    }
+
+
+def network(config: Mapping[str, Any]) -> nn.Sequential:
+    """Two hidden layers of tanh, as in the authors' code, and Xavier's first weights."""
+    torch.manual_seed(config["seed"])
+    hidden, rate = config["hidden"], config.get("dropout", 0.0)
+    layers: list[nn.Module] = []
+    for inputs in (1, hidden):
+        layers += [nn.Linear(inputs, hidden), nn.Tanh(), *([nn.Dropout(rate)] if rate else [])]
+    model = nn.Sequential(*layers, nn.Linear(hidden, 1))
+    for module in model:
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_uniform_(module.weight)
+            nn.init.zeros_(module.bias)
+    return model
+
+
+def minibatches(problem: Problem, config: Mapping[str, Any], progress: Progress) -> Iterator[Pair]:
+    """Each from a new permutation of the training data."""
+    generator = torch.Generator().manual_seed(config["seed"])
+    x, y = problem.train
+    for step in range(config["steps"]):
+        rows = torch.randperm(len(x), generator=generator)[: config["batch_size"]]
+        yield x[rows], y[rows]
+        if step % 100 == 0:
+            progress(step, config["steps"])
+
+
+def gp(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
+    """A Gaussian process with a squared exponential kernel, its hyper-parameters by marginal likelihood."""
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    kernel = ConstantKernel(1.0) * RBF(0.2) + WhiteKernel(0.01)
+    process = GaussianProcessRegressor(
+        kernel, n_restarts_optimizer=config["restarts"], random_state=config["seed"], normalize_y=True
+    )
+    x, y = problem.train
+    process.fit(x.numpy(), y[:, 0].numpy())
+    noise = process.kernel_.k2.noise_level * float(y.var(correction=0))
+
+    def predict(inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, sd = (torch.as_tensor(values) for values in process.predict(inputs.numpy(), return_std=True))
+        return mean, (sd.square() - noise).clamp_min(0.0), torch.full_like(mean, noise)
+
+    return predict, {"noise_sd": math.sqrt(noise), "kernel": str(process.kernel_)}
+
+
+def _mean_squared_error(
+    problem: Problem, config: Mapping[str, Any], progress: Progress
+) -> tuple[nn.Sequential, torch.optim.Optimizer]:
+    """The paper's loss: mean squared error, and half the squared norm of the weights times ``l2``."""
+    model = network(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], weight_decay=config["l2"])
+    for x, y in minibatches(problem, config, progress):
+        optimizer.zero_grad()
+        torch.autograd.backward(nn.functional.mse_loss(model(x), y))
+        optimizer.step()
+    return model.eval(), optimizer
+
+
+def badam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
+    """Linearised; the number of pseudo-observations is the one that validation data like best."""
+    model, optimizer = _mean_squared_error(problem, config, progress)
+    noise = _residual_variance(problem, lambda x: model(x).detach()[:, 0])
+    likelihood = ba.Gaussian(1.0 / noise)
+    tuned = ba.tune_laplace(
+        partial(ba.badam, optimizer, model),
+        model,
+        problem.validation,
+        likelihood=likelihood,
+        num_data=config["num_data"],
+        prior_precision=[0.0],
+        method="linearized",
+        progress=False,
+    )
+    found = {"noise_sd": math.sqrt(noise), "num_data": tuned.chosen["num_data"]}
+    return _predictor(model, tuned.posterior, likelihood, method="linearized"), found
+
+
+def mc_dropout(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
+    """Dropout after both hidden layers, at test time too."""
+    model, _ = _mean_squared_error(problem, config, progress)
+    masks = ba.MCDropout(model)
+    found = _predictor(model, masks, ba.Gaussian(1.0))
+    noise = _residual_variance(problem, lambda x: found(x)[0])
+    return _predictor(model, masks, ba.Gaussian(1.0 / noise)), {"noise_sd": math.sqrt(noise)}
+
+
+def bbb(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
+    """Bayes by Backprop with local reparameterisation; the noise is learned."""
+    model, likelihood = network(config), ba.Gaussian(100.0, learned=True)
+    net = ba.variational(
+        model,
+        ba.priors.Gaussian(config["prior_precision"]),
+        initial_std=config["initial_std"],
+        estimator="local",
+        seed=config["seed"],
+    )
+    optimizer = torch.optim.Adam([*net.parameters(), *likelihood.parameters()], lr=config["lr"])
+    for x, y in minibatches(problem, config, progress):
+        optimizer.zero_grad()
+        loss = ba.nelbo(net, x, y, likelihood=likelihood, num_data=len(problem.train[0]))
+        torch.autograd.backward(loss)
+        optimizer.step()
+    return _predictor(model, net.posterior(), likelihood), {"noise_sd": likelihood.noise_precision.rsqrt()}
+
+
+def vadam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
+    """Vadam; the noise is learned, without being perturbed."""
+    model, likelihood = network(config), ba.Gaussian(100.0, learned=True)
+    optimizer = ba.Vadam(
+        [
+            {"params": list(model.named_parameters())},
+            {"params": list(likelihood.named_parameters(prefix="likelihood")), "perturb": False},
+        ],
+        lr=config["lr"],
+        num_data=len(problem.train[0]),
+        prior_precision=config["prior_precision"],
+        initial_precision=config["initial_precision"],
+        seed=config["seed"],
+    )
+    optimizer.train()
+    for x, y in minibatches(problem, config, progress):
+        optimizer.zero_grad()
+        torch.autograd.backward(likelihood.nll(model(x), y))
+        optimizer.step()
+    optimizer.eval()
+    posterior = optimizer.posterior(model)
+    return _predictor(model, posterior, likelihood), {"noise_sd": likelihood.noise_precision.rsqrt()}
+
+
+def _residual_variance(problem: Problem, mean: Callable[[Tensor], Tensor]) -> float:
+    x, y = problem.train
+    return float((y[:, 0] - mean(x)).square().mean())
+
+
+def _predictor(
+    model: nn.Module, distribution: ba.NetworkDistribution, likelihood: ba.Gaussian, method: str = "monte_carlo"
+) -> Predict:
+    def predict(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        found = ba.predict(model, distribution, x, likelihood=likelihood, method=method, mc_samples=500)
+        assert isinstance(found, ba.RegressionPredictive)
+        return found.mean[:, 0], found.epistemic[:, 0], found.aleatoric[:, 0]
+
+    return predict
+
+
+METHODS: Mapping[str, Callable[[Problem, Mapping[str, Any], Progress], tuple[Predict, dict[str, Any]]]] = {
+    "gp": gp,
+    "badam": badam,
+    "mc-dropout": mc_dropout,
+    "bbb": bbb,
+    "vadam": vadam,
+}
