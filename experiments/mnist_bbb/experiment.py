@@ -7,12 +7,12 @@ from typing import Any
 
 from experiments.experiment import Context, Experiment, Report, Unit
 from experiments.mnist_bbb.report import report
-from experiments.mnist_bbb.settings import CANDIDATES, COSTS, PROTOCOL
+from experiments.mnist_bbb.settings import CANDIDATES, COSTS, PROTOCOL, SEEDS
 from experiments.results import Result
 
 
 class MNIST(Experiment):
-    """Equal budgets: the same number of candidates, epochs and minibatches for all. Arguments shorten it for tests."""
+    """The same epochs and minibatches for all. Arguments shorten it for tests."""
 
     name = "mnist-bbb"
     title = "MNIST: errors, calibration, and images that are no digits"
@@ -28,15 +28,19 @@ class MNIST(Experiment):
         """See the module."""
         found = []
         for name, candidates in self._candidates.items():
-            cost = COSTS.get(name, 1.0)
-            keys = [f"search-{name}-{number}" for number in range(len(candidates))]
+            cost, seeds = COSTS.get(name, 3.0), min(self._seeds, SEEDS.get(name, self._seeds))
+            searched = candidates if len(candidates) > 1 else ()
+            keys = [f"search-{name}-{number}" for number in range(len(searched))]
             found += [
                 Unit(key, {**self._protocol, "seed": 0, "part": "search", **candidate}, cost)
-                for key, candidate in zip(keys, candidates, strict=True)
+                for key, candidate in zip(keys, searched, strict=True)
             ]
+            own = {} if searched else candidates[0]
             found += [
-                Unit(f"final-{name}-{seed}", {**self._protocol, "seed": seed, "part": "final"}, cost, tuple(keys))
-                for seed in range(self._seeds)
+                Unit(
+                    f"final-{name}-{seed}", {**self._protocol, "seed": seed, "part": "final", **own}, cost, tuple(keys)
+                )
+                for seed in range(seeds)
             ]
         return found
 
@@ -46,8 +50,9 @@ class MNIST(Experiment):
 
         if unit.config["part"] == "search":
             return search(unit.config, context.progress)
-        best = min(context.results, key=lambda key: context.results[key]["validation"]["nll"])
-        return {"chosen": best, **final({**unit.config, **context.results[best]["setting"]}, context.progress)}
+        best = min(context.results, key=lambda key: context.results[key]["validation"]["nll"], default=None)
+        chosen = context.results[best]["setting"] if best else {}
+        return {"chosen": best, **final({**unit.config, **chosen}, context.progress)}
 
     def report(self, results: Mapping[str, Result]) -> Report:
         """Tables and a figure, beside the paper's errors."""

@@ -136,6 +136,8 @@ def _figure(finals: Mapping[str, Sequence[Mapping[str, Any]]], paper: Mapping[st
             axis.plot([sum(values) / len(values)] * 2, [place - 0.25, place + 0.25], color=BLUE, lw=2)
             if metric == "error" and name in paper:
                 axis.plot(paper[name], place, "D", color=GREY, mfc="white", markersize=6)
+        if metric in ("nll", "ece"):
+            axis.set_xscale("log")
         _style(axis, label)
     axes[0].set_yticks(range(len(finals)), [METHODS[name][0] for name in finals])
     axes[0].invert_yaxis()

@@ -162,8 +162,8 @@ def mc_dropout(problem: Problem, config: Mapping[str, Any], progress: Progress) 
 
 
 def bbb(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """Bayes by Backprop with local reparameterisation; the noise is learned."""
-    model, likelihood = network(config), ba.Gaussian(100.0, learned=True)
+    """Bayes by Backprop with local reparameterisation."""
+    model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
     net = ba.variational(
         model,
         ba.priors.Gaussian(config["prior_precision"]),
@@ -171,23 +171,20 @@ def bbb(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tupl
         estimator="local",
         seed=config["seed"],
     )
-    optimizer = torch.optim.Adam([*net.parameters(), *likelihood.parameters()], lr=config["lr"])
+    optimizer = torch.optim.Adam(net.parameters(), lr=config["lr"])
     for x, y in minibatches(problem, config, progress):
         optimizer.zero_grad()
         loss = ba.nelbo(net, x, y, likelihood=likelihood, num_data=len(problem.train[0]))
         torch.autograd.backward(loss)
         optimizer.step()
-    return _predictor(model, net.posterior(), likelihood), {"noise_sd": likelihood.noise_precision.rsqrt()}
+    return _predictor(model, net.posterior(), likelihood), {"noise_sd": config["noise_sd"]}
 
 
 def vadam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """Vadam; the noise is learned, without being perturbed."""
-    model, likelihood = network(config), ba.Gaussian(100.0, learned=True)
+    """Vadam."""
+    model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
     optimizer = ba.Vadam(
-        [
-            {"params": list(model.named_parameters())},
-            {"params": list(likelihood.named_parameters(prefix="likelihood")), "perturb": False},
-        ],
+        model.named_parameters(),
         lr=config["lr"],
         num_data=len(problem.train[0]),
         prior_precision=config["prior_precision"],
@@ -200,8 +197,7 @@ def vadam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tu
         torch.autograd.backward(likelihood.nll(model(x), y))
         optimizer.step()
     optimizer.eval()
-    posterior = optimizer.posterior(model)
-    return _predictor(model, posterior, likelihood), {"noise_sd": likelihood.noise_precision.rsqrt()}
+    return _predictor(model, optimizer.posterior(model), likelihood), {"noise_sd": config["noise_sd"]}
 
 
 def _residual_variance(problem: Problem, mean: Callable[[Tensor], Tensor]) -> float:

@@ -40,11 +40,14 @@ from bayesadam.posterior import Posterior as Posterior
 from bayesadam.posterior import ensemble as ensemble
 from bayesadam.posterior import load_posterior as load_posterior
 from bayesadam.predictive import ClassificationPredictive as ClassificationPredictive
+from bayesadam.predictive import GaussianLogitsPredictive as GaussianLogitsPredictive
+from bayesadam.predictive import GaussianPredictive as GaussianPredictive
 from bayesadam.predictive import RegressionPredictive as RegressionPredictive
 from bayesadam.predictive import predict as predict
 from bayesadam.pruning import PruningCurve as PruningCurve
 from bayesadam.pruning import pruning_curve as pruning_curve
 from bayesadam.swag import SWAG as SWAG
+from bayesadam.variational import VariationalModule as VariationalModule
 from bayesadam.variational import variational as variational
 
 __version__ = "0.1.0"
