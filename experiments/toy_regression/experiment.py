@@ -13,10 +13,16 @@ PROTOCOL = {"seed": 0, "hidden": 50, "batch_size": 128, "steps": 12_000}
 
 METHODS: dict[str, dict[str, Any]] = {
     "gp": {"restarts": 2},
-    "badam": {"lr": 0.001, "l2": 1e-4, "num_data": [10**exponent for exponent in range(2, 10)]},
+    "badam": {"lr": 0.001, "l2": 1e-4, "num_data": [round(10 ** (k / 2)) for k in range(4, 19)]},
     "mc-dropout": {"lr": 0.003, "l2": 1e-6, "dropout": 0.01},
-    "bbb": {"lr": 0.003, "prior_precision": 1.0, "initial_std": 0.02, "noise_sd": 0.065},
-    "vadam": {"lr": 0.003, "prior_precision": 1.0, "initial_precision": 2500.0, "noise_sd": 0.065},
+    "bbb": {"lr": 0.003, "prior_precision": 1.0, "initial_std": 0.02, "noise_sd": 0.065, "temperature": 0.1},
+    "vadam": {
+        "lr": 0.003,
+        "prior_precision": 1.0,
+        "initial_precision": 2500.0,
+        "noise_sd": 0.065,
+        "temperature": 0.1,
+    },
 }
 """The noise of the last two is given: what the residuals of the first two are."""
 
