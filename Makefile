@@ -25,8 +25,13 @@ demo: $(READY)
 benchmark: $(READY)
 	$(BIN)/pip install --quiet -e ".[benchmark]"
 	$(BIN)/pip install --quiet --no-deps backpack-for-pytorch==1.7.1 opacus==1.6.0 einops==0.8.2 opt-einsum==3.4.0 unfoldNd==0.2.3
+	$(BIN)/pip install --quiet --no-deps bayesian-torch==0.5.0 torchbnn==1.2 laplace-torch==0.3 curvlinops-for-pytorch==3.0.1 \
+		asdfghjkl==0.1a5 asdl==0.1.5 torchmetrics==1.9.0 lightning-utilities==0.15.3 linear_operator==0.6.1 \
+		einconv==0.1.0 jaxtyping==0.3.11
 	$(BIN)/python benchmarks/optimizer_step.py
 	$(BIN)/python benchmarks/curvature.py
+	$(BIN)/python benchmarks/variational.py
+	$(BIN)/python benchmarks/laplace.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed") if sys.version_info < (3, 10) else None'
