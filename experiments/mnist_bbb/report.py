@@ -98,12 +98,9 @@ def _mean_network(finals: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
 
 def _search(results: Mapping[str, Result], candidates: Mapping[str, Sequence[Any]]) -> Table:
     rows: list[list[Cell]] = []
-    for name in candidates:
-        found = {
-            key: r.result
-            for key, r in results.items()
-            if key.startswith("search-") and key.removeprefix("search-").rpartition("-")[0] == name
-        }
+    for name, tried in candidates.items():
+        keys = [f"search-{name}-{number}" for number in range(len(tried))]
+        found = {key: results[key].result for key in keys if key in results}
         best = min(found, key=lambda key: found[key]["validation"]["nll"], default=None)
         for key, result in found.items():
             settings = result["setting"]["options"] | {k: v for k, v in result["setting"].items() if k == "dropout"}

@@ -146,9 +146,9 @@ def badam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tu
     model, optimizer = _mean_squared_error(problem, config, progress)
     noise = _residual_variance(problem, lambda x: model(x).detach()[:, 0])
     likelihood = ba.Gaussian(1.0 / noise)
-    make = partial(ba.badam, optimizer, model, prior_precision=0.0)
+    make = partial(ba.badam, optimizer, model)
     tuned = ba.tune_laplace(
-        partial(ba.badam, optimizer, model),
+        make,
         model,
         problem.validation,
         likelihood=likelihood,
@@ -159,7 +159,7 @@ def badam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tu
     )
     chosen = min(row["num_data"] for row in tuned.table if row["score"] <= tuned.score + MARGIN)
     found = {"noise_sd": math.sqrt(noise), "num_data": chosen, "validation": [dict(row) for row in tuned.table]}
-    return _predictor(model, make(num_data=chosen), likelihood, method="linearized"), found
+    return _predictor(model, make(num_data=chosen, prior_precision=0.0), likelihood, method="linearized"), found
 
 
 def mc_dropout(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:

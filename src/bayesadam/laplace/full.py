@@ -11,7 +11,7 @@ from torch.func import vjp, vmap
 
 from bayesadam.laplace.network import Network, columns
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.predictive.batches import call, count_rows, has_rows, map_tensors, take_rows, tensors_of
+from bayesadam.predictive.batches import call, count_rows, examples, take_rows
 
 CHUNK = 2**22
 """Numbers in one batch of Jacobians, about."""
@@ -62,21 +62,20 @@ class FullSum:
             return self._by_loop(inputs, vectors)
 
     def _by_map(self, inputs: Any, vectors: Tensor) -> Tensor:
-        count = count_rows(inputs)
+        all_rows, example = examples(inputs, count_rows(inputs))
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
 
         def pulled(vectors: Tensor, rows: list[Tensor]) -> Tensor:
             """Of one example."""
-            left = iter(rows)
-            example = map_tensors(inputs, lambda t: next(left).unsqueeze(0) if has_rows(t, count) else t)
+            batch_of_one = example(rows)
 
             def output(weights: dict[str, Tensor]) -> Tensor:
-                return call(self.network.model, example, self.network.output, weights)
+                return call(self.network.model, batch_of_one, self.network.output, weights)
 
             gradients = vmap(vjp(output, weights)[1])(vectors.unsqueeze(1))[0]
             return torch.cat([gradients[name].flatten(1) for name in weights], dim=1)
 
-        found: Tensor = vmap(pulled)(vectors, [t for t in tensors_of(inputs) if has_rows(t, count)])
+        found: Tensor = vmap(pulled)(vectors, all_rows)
         return found
 
     def _by_loop(self, inputs: Any, vectors: Tensor) -> Tensor:

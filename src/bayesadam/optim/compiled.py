@@ -128,9 +128,9 @@ def _sampling(rule: Any, names: tuple[str, ...], statics: tuple[Any, ...], adopt
         if adopt:
             mean.copy_(weights)
         sigma = rule.precision(views, _join(names, values, tensors, statics)).rsqrt_()
-        weights.copy_(torch.addcmul(mean, sigma, _eps(weights, words) * sign.to(sigma.dtype)))
+        weights.copy_(torch.addcmul(mean, sigma, normals(weights, words) * sign.to(sigma.dtype)))
 
-    return _compiled(sample)
+    return compile_kernel(sample)
 
 
 @cache
@@ -157,16 +157,16 @@ def _updating(
         if given:
             curvature = None if kept is None else kept * factor.to(kept.dtype)
         else:
-            eps = None if words is None else _eps(grad, words) * sign.to(grad.dtype)
+            eps = None if words is None else normals(grad, words) * sign.to(grad.dtype)
             curvature = rule.curvature(value, eps, views, before)
         rule.update_(mean, views, value, curvature, after)
         if holds_mean:
             weights.copy_(mean)
 
-    return _compiled(update)
+    return compile_kernel(update)
 
 
-def _compiled(function: Any) -> Callable[..., None]:
+def compile_kernel(function: Any) -> Callable[..., None]:
     """Compile a kernel on its own: kernels with the same code would share one limit on how often it is compiled."""
     function.__code__ = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     kernel: Any = torch.compile(function, fullgraph=True)
@@ -182,7 +182,7 @@ def _compiled(function: Any) -> Callable[..., None]:
     return call
 
 
-def _eps(like: Tensor, words: Tensor) -> Tensor:
+def normals(like: Tensor, words: Tensor) -> Tensor:
     """The standard normals of a block, as :func:`bayesadam.noise.normal` draws them."""
     tile, low, high, step, sample, index = words.unbind()
     tiles = -(-len(like) // noise.TILE)

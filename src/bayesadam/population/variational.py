@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bayesadam.functional.reparameterized import inverse_softplus
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.optim.checks import check
 from bayesadam.optim.rule import Hyper, Scalar, State, add_prior_gradient_, add_scaled_, factor
@@ -36,8 +37,7 @@ class BayesByBackpropRule:
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Averages 0, and ``rho`` where ``1 / sigma^2`` is the initial precision."""
         sigma = torch.zeros_like(mean).add_(factor(_root(hp["initial_precision"]), mean)).reciprocal_()
-        rho = torch.expm1(-sigma).neg_().log_().add_(sigma)  # log(e^sigma - 1), which overflows
-        return {"rho": rho, **{name: torch.zeros_like(mean) for name in self.state[1:]}}
+        return {"rho": inverse_softplus(sigma), **{name: torch.zeros_like(mean) for name in self.state[1:]}}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``1 / sigma^2``."""

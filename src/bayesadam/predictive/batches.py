@@ -142,6 +142,16 @@ def take_rows(batch: Any, total: int, start: int, stop: int) -> Any:
     return map_tensors(batch, lambda tensor: tensor[start:stop] if has_rows(tensor, total) else tensor)
 
 
+def examples(batch: Any, total: int) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
+    """For ``vmap``: a batch's tensors with its ``total`` rows, and a function from one row of each to a batch of it."""
+
+    def example(rows: list[Tensor]) -> Any:
+        left = iter(rows)
+        return map_tensors(batch, lambda tensor: next(left).unsqueeze(0) if has_rows(tensor, total) else tensor)
+
+    return [tensor for tensor in tensors_of(batch) if has_rows(tensor, total)], example
+
+
 def count_rows(batch: Any) -> int:
     """Rows of the first tensor that has any."""
     return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), 1)

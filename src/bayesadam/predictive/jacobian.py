@@ -11,7 +11,7 @@ from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bayesadam.curvature.observe import without_autocast
-from bayesadam.predictive.batches import count_rows, has_rows, is_out_of_memory, map_tensors, take_rows, tensors_of
+from bayesadam.predictive.batches import count_rows, examples, is_out_of_memory, take_rows
 from bayesadam.predictive.covariance import OutputCovariance
 from bayesadam.predictive.network import MeanNetwork
 
@@ -55,21 +55,19 @@ class Jacobians:
         return iter(self._by_loop(batch, names, outputs).items())
 
     def _by_map(self, batch: Any, names: list[str], outputs: int) -> dict[str, Tensor]:
-        total = count_rows(batch)
+        all_rows, example = examples(batch, count_rows(batch))
         tensors = {name: tensor.detach() for name, tensor in self.network.tensors.items()}
         random = {name: tensors.pop(name) for name in names}
         basis = torch.eye(outputs, device=next(iter(random.values())).device)
 
         def jacobian(rows: list[Tensor]) -> dict[str, Tensor]:
-            left = iter(rows)
-            example = map_tensors(batch, lambda t: next(left).unsqueeze(0) if has_rows(t, total) else t)
-            pulled = vjp(lambda free: self.network.parts(example, {**tensors, **free}).reshape(-1), random)
+            batch_of_one = example(rows)
+            pulled = vjp(lambda free: self.network.parts(batch_of_one, {**tensors, **free}).reshape(-1), random)
             (gradients,) = vmap(pulled[1])(basis.to(pulled[0].dtype))
             return dict(gradients)
 
-        rows = [tensor for tensor in tensors_of(batch) if has_rows(tensor, total)]
         with sdpa_kernel(SDPBackend.MATH):  # the fused ones are not mapped but called data point by data point
-            return dict(vmap(jacobian)(rows))
+            return dict(vmap(jacobian)(all_rows))
 
     def _by_loop(self, batch: Any, names: list[str], outputs: int) -> dict[str, Tensor]:
         total = count_rows(batch)

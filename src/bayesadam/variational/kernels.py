@@ -36,6 +36,6 @@ def normal_(out: Tensor, seed: int, step: int, sample: int, index: int) -> Tenso
 @cache
 def _kernel() -> Callable[..., None]:
     def fill(out: Tensor, words: Tensor) -> None:
-        out.copy_(compiled._eps(out, words))
+        out.copy_(compiled.normals(out, words))
 
-    return compiled._compiled(fill)
+    return compiled.compile_kernel(fill)
