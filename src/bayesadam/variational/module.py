@@ -9,8 +9,7 @@ in ``mu`` and ``rho`` of ``f = log q(weights) - log p(weights) + nll(weights)``:
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,8 +24,7 @@ from bayesadam.posterior import DiagonalGaussian
 from bayesadam.priors import Prior, as_prior
 from bayesadam.variational.draws import Draw, Noise
 from bayesadam.variational.estimators import ESTIMATORS
-
-InitialStd = float | Mapping[str, float | Tensor] | Callable[[str, nn.Parameter], float | Tensor]
+from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
 
 _MASK = 2**32 - 1
 
@@ -68,8 +66,6 @@ class VariationalModule(nn.Module):
         compile: bool = False,
     ) -> None:
         super().__init__()
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be a torch.nn.Module, got {model!r}")
         if estimator not in ESTIMATORS:
             raise ValueError(f"estimator must be one of {tuple(ESTIMATORS)}, got {estimator!r}")
         if kl not in (None, "closed_form", "sampled"):
@@ -85,22 +81,15 @@ class VariationalModule(nn.Module):
         closed_form = prior.closed_form if kl is None else kl == "closed_form"
         if sticking_the_landing and closed_form:
             raise ValueError("sticking_the_landing must be False unless kl='sampled', got True")
-        indices = {}
-        for index, (name, parameter) in enumerate(model.named_parameters()):
-            if parameter.requires_grad and (select is None or select(name)):
-                if not parameter.is_floating_point():
-                    raise ValueError(f"parameter {name!r} must be real to be random, got dtype {parameter.dtype}")
-                indices[name] = index
-        if not indices:
-            raise ValueError("model must have a trainable parameter that is selected, got none")
+        indices = random_parameters(model, select)
         means = {name: parameter for name, parameter in model.named_parameters() if name in indices}
         prior.check(means)
-        start = {name: _initial_rho(name, parameter, initial_std) for name, parameter in means.items()}
+        start = {name: initial(name, parameter, initial_std, inverse_softplus) for name, parameter in means.items()}
         self.model = model
         self.prior = prior
         self.rho = nn.Module()
         for name, rho in start.items():
-            self.rho.register_parameter(_escaped(name), nn.Parameter(rho))
+            self.rho.register_parameter(escaped(name), rho)
         self.estimator = estimator
         self.closed_form = closed_form
         self.sticking_the_landing = sticking_the_landing
@@ -180,19 +169,11 @@ class VariationalModule(nn.Module):
 
         It covers the random parameters, and with variance 0 those that are trained without noise.
         """
-        rho = self._rhos()
-        mean, variance = {}, {}
-        for name, parameter in self.model.named_parameters():
-            if name in rho:
-                mean[name] = parameter.detach().to(rho[name].dtype, copy=True)
-                variance[name] = softplus(rho[name].detach()).square()
-            elif parameter.requires_grad:
-                mean[name] = parameter.detach().to(_wide(parameter.dtype), copy=True)
-                variance[name] = torch.zeros_like(mean[name])
         settings = {"estimator": self.estimator, "kl": "closed_form" if self.closed_form else "sampled"}
         prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"
-        return DiagonalGaussian(
-            mean, variance, {"method": "BayesByBackprop", "prior": prior, "seed": self.seed, **settings}
+        variance = {name: softplus(rho.detach()).square() for name, rho in self._rhos().items()}
+        return as_posterior(
+            self.model, variance, {"method": "BayesByBackprop", "prior": prior, "seed": self.seed, **settings}
         )
 
     def get_extra_state(self) -> Tensor:
@@ -225,7 +206,7 @@ class VariationalModule(nn.Module):
         return {name: parameter for name, parameter in self.model.named_parameters() if name in self._indices}
 
     def _rhos(self) -> dict[str, Tensor]:
-        return {name: self.rho.get_parameter(_escaped(name)) for name in self._indices}
+        return {name: self.rho.get_parameter(escaped(name)) for name in self._indices}
 
 
 def variational(
@@ -283,30 +264,3 @@ def variational(
         seed=seed,
         compile=compile,
     )
-
-
-def _initial_rho(name: str, parameter: nn.Parameter, initial_std: InitialStd) -> Tensor:
-    if callable(initial_std):
-        std = initial_std(name, parameter)
-    elif isinstance(initial_std, Mapping):
-        if name not in initial_std:
-            raise ValueError(f"initial_std must have the random parameter {name!r}, got none of that name")
-        std = initial_std[name]
-    else:
-        std = initial_std
-    value = torch.as_tensor(std, dtype=torch.float64)
-    if not ((value > 0) & (value < math.inf)).all():
-        raise ValueError(f"initial_std of {name!r} must be positive and finite, got {std!r}")
-    rho = torch.empty_like(parameter, dtype=_wide(parameter.dtype), requires_grad=False)
-    with torch.no_grad():
-        return rho.copy_(inverse_softplus(value).expand_as(parameter))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """At least float32: steps of ``rho`` are lost in less."""
-    return dtype if dtype.itemsize >= 4 else torch.float32
-
-
-def _escaped(name: str) -> str:
-    """A name that a module's parameter may have."""
-    return name.replace(".", "/")

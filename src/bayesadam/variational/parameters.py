@@ -1,0 +1,91 @@
+"""Which parameters of a network are random, and where their standard deviations start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.posterior import DiagonalGaussian
+
+InitialStd = float | Mapping[str, float | Tensor] | Callable[[str, nn.Parameter], float | Tensor]
+
+
+def random_parameters(model: nn.Module, select: Callable[[str], bool] | None) -> dict[str, int]:
+    """Names of the trainable parameters that are selected, with their positions among all parameters.
+
+    Raises:
+        ValueError: No network, no such parameter, or one that is not real.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {model!r}")
+    indices = {}
+    for index, (name, parameter) in enumerate(model.named_parameters()):
+        if parameter.requires_grad and (select is None or select(name)):
+            if not parameter.is_floating_point():
+                raise ValueError(f"parameter {name!r} must be real to be random, got dtype {parameter.dtype}")
+            indices[name] = index
+    if not indices:
+        raise ValueError("model must have a trainable parameter that is selected, got none")
+    return indices
+
+
+def initial(
+    name: str, parameter: nn.Parameter, initial_std: InitialStd, inverse: Callable[[Tensor], Tensor]
+) -> nn.Parameter:
+    """What a parameter's standard deviations are a function of, at the start.
+
+    Args:
+        name: The parameter's.
+        parameter: Gives the shape, and the dtype if that is float32 or wider.
+        initial_std: A number, numbers or tensors by name, or a function of name and parameter.
+        inverse: Of the function, element-wise.
+
+    Raises:
+        ValueError: A standard deviation that is missing, or not positive and finite.
+    """
+    if callable(initial_std):
+        std = initial_std(name, parameter)
+    elif isinstance(initial_std, Mapping):
+        if name not in initial_std:
+            raise ValueError(f"initial_std must have the random parameter {name!r}, got none of that name")
+        std = initial_std[name]
+    else:
+        std = initial_std
+    value = torch.as_tensor(std, dtype=torch.float64)
+    if not ((value > 0) & (value < math.inf)).all():
+        raise ValueError(f"initial_std of {name!r} must be positive and finite, got {std!r}")
+    start = torch.empty_like(parameter, dtype=wide(parameter.dtype), requires_grad=False)
+    with torch.no_grad():
+        return nn.Parameter(start.copy_(inverse(value).expand_as(parameter)))
+
+
+def as_posterior(
+    model: nn.Module, variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
+) -> DiagonalGaussian:
+    """The Gaussian around a network's parameters, copies in float32 or wider.
+
+    Args:
+        model: Its trainable parameters are the means.
+        variance: Of those that are random, by name; the others are point masses.
+        hyperparameters: As for the posterior.
+    """
+    mean, variances = {}, {}
+    for name, parameter in model.named_parameters():
+        if name in variance or parameter.requires_grad:
+            mean[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
+            variances[name] = variance[name].detach() if name in variance else torch.zeros_like(mean[name])
+    return DiagonalGaussian(mean, variances, hyperparameters)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """At least float32: small steps are lost in less."""
+    return dtype if dtype.itemsize >= 4 else torch.float32
+
+
+def escaped(name: str) -> str:
+    """A name that a module's parameter may have."""
+    return name.replace(".", "/")
