@@ -32,6 +32,7 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/curvature.py
 	$(BIN)/python benchmarks/variational.py
 	$(BIN)/python benchmarks/laplace.py
+	$(BIN)/python benchmarks/moments.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed") if sys.version_info < (3, 10) else None'

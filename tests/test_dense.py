@@ -881,7 +881,9 @@ class TestFile:
     def test_the_common_class_is_no_kind(self, path):
         header = {"format_version": 1, "kind": "GaussianPosterior", "tensors": ["mean/w"], "hyperparameters": {}}
         save_file({"mean/w": torch.zeros(1)}, path, {"bayesadam.posterior": json.dumps(header)})
-        with pytest.raises(ValueError, match=r"^the posterior file must be of a kind in \['DenseGaussian', 'Diag"):
+        with pytest.raises(
+            ValueError, match=r"^the posterior file must be of a kind in \['Bernoulli', 'DenseGaussian', 'Diag"
+        ):
             ba.load_posterior(path)
 
 

@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import bayesadam as ba
 from bayesadam import DiagonalGaussian, priors
+from bayesadam.functional import empirical
 
 FIXED = {
     "gaussian": priors.Gaussian(precision=2.5, mean=0.3),
@@ -188,6 +190,228 @@ def test_the_learned_gaussian_settles_at_its_optimum():
     assert prior.mean.item() == pytest.approx(flat.mean().item(), abs=1e-8)
     variance = (0.4**2 + (flat - flat.mean()).square()).mean()
     assert prior.log_std.exp().square().item() == pytest.approx(variance.item(), rel=1e-8)
+
+
+def moments(seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64):
+    """Means, not around 0, and standard deviations by name."""
+    generator = torch.Generator().manual_seed(seed)
+    draws = [torch.randn((2, *shape), generator=generator, dtype=torch.float64) for shape in shapes]
+    mean = {f"w{i}": (draw[0] + 0.8).to(dtype) for i, draw in enumerate(draws)}
+    return mean, {f"w{i}": (0.5 * draw[1]).exp().to(dtype) for i, draw in enumerate(draws)}
+
+
+def flat(tensors):
+    return torch.cat([value.detach().flatten() for value in tensors.values()]).double().tolist()
+
+
+def best_gaussian(mean, std):
+    """Mean and standard deviation of the best Gaussian, and the divergence from it, by slow sums."""
+    pairs = list(zip(flat(mean), flat(std), strict=True))
+    center = math.fsum(m for m, _ in pairs) / len(pairs)
+    spread = math.sqrt(math.fsum(s**2 + (m - center) ** 2 for m, s in pairs) / len(pairs))
+    terms = [math.log(spread / s) + (s**2 + (m - center) ** 2) / (2 * spread**2) - 0.5 for m, s in pairs]
+    return center, spread, math.fsum(terms)
+
+
+class TestEmpiricalGaussian:
+    @settings(deadline=None, max_examples=30)
+    @given(
+        st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=4),
+        st.sampled_from([torch.float32, torch.float64]),
+        st.integers(0, 9),
+    )
+    def test_is_the_divergence_from_the_best_gaussian(self, shapes, dtype, seed):
+        mean, std = moments(seed, shapes, dtype)
+        center, spread, expected = best_gaussian(mean, std)
+        prior = priors.EmpiricalGaussian()
+        found = prior.kl_divergence(mean, dict(reversed(std.items())))
+        assert found.dtype == torch.float64
+        assert found.shape == ()
+        tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+        assert found.item() == pytest.approx(expected, rel=tolerance, abs=len(flat(mean)) * tolerance)
+        assert [value.item() for value in prior.optimum(mean, std)] == pytest.approx(
+            [center, spread], rel=tolerance, abs=tolerance * spread
+        )
+
+    def test_is_the_least_of_all_gaussian_priors(self):
+        mean, std = moments(1)
+        least = priors.EmpiricalGaussian().kl_divergence(mean, std).item()
+        center, spread = (value.item() for value in priors.EmpiricalGaussian().optimum(mean, std))
+        step = 1e-3
+        for i in (-1, 0, 1):
+            for j in (-1, 0, 1):
+                there = priors.Gaussian((spread * (1 + step * j)) ** -2, center + step * i)
+                more = there.kl_divergence(mean, std).item() - least
+                assert more == pytest.approx(0.0, abs=1e-12) if i == j == 0 else more > 1e-7
+
+    def test_is_where_the_learned_gaussian_settles(self):
+        mean, std = moments(2)
+        center, spread = (value.item() for value in priors.EmpiricalGaussian().optimum(mean, std))
+        learned = priors.LearnedGaussian(center, spread).double()
+        found = learned.kl_divergence(mean, std)
+        assert found.item() == pytest.approx(priors.EmpiricalGaussian().kl_divergence(mean, std).item(), rel=1e-6)
+        slopes = torch.autograd.grad(found, list(learned.parameters()))
+        assert max(abs(slope.item()) for slope in slopes) < 1e-5
+        assert list(priors.EmpiricalGaussian().parameters()) == []
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_gradients_are_those_for_a_fixed_prior(self, dtype):
+        mean, std = moments(3, dtype=dtype)
+        leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
+        found = torch.autograd.grad(3.0 * priors.EmpiricalGaussian().kl_divergence(mean, std), leaves)
+        center, spread, _ = best_gaussian(mean, std)
+        expected = [3 * (m - center) / spread**2 for m in mean.values()]
+        expected += [3 * (s / spread**2 - 1 / s) for s in std.values()]
+        for slope, other in zip(found, expected, strict=True):
+            assert slope.dtype == dtype
+            torch.testing.assert_close(slope, other.detach(), rtol=1e-5 if dtype == torch.float32 else 1e-12, atol=1e-6)
+
+    def test_gradients_by_differences(self):
+        mean, std = moments(4, ((2, 3), ()))
+        leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
+        prior = priors.EmpiricalGaussian()
+
+        def call(function):
+            return lambda *v: function(dict(enumerate(v[:2])), dict(enumerate(v[2:])))
+
+        for function in (prior.kl_divergence, prior.optimum):
+            assert torch.autograd.gradcheck(call(function), leaves)
+
+    @pytest.mark.parametrize("center", [0.0, 0.1, -300.0])
+    @pytest.mark.parametrize("spread", [1e-3, 1e-10, 1e-19, 1e-30, 1e-38])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_of_equal_means_and_tiny_deviations(self, center, spread, dtype):
+        mean = {"a": torch.full((7, 3), center, dtype=dtype), "b": torch.full((), center, dtype=dtype)}
+        std = {name: torch.full_like(value, spread) for name, value in mean.items()}
+        leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
+        found = priors.EmpiricalGaussian().kl_divergence(mean, std)
+        slopes = torch.autograd.grad(1e3 * found, leaves)
+        assert found.isfinite()
+        assert all(slope.isfinite().all() for slope in slopes[:2])
+        if spread > 1e-35:  # whose reciprocal, times 1000, float32 has
+            assert all(slope.isfinite().all() for slope in slopes[2:])
+        if center == 0 and spread > (1e-15 if dtype == torch.float32 else 1e-140):
+            assert found.item() == pytest.approx(0.0, abs=22 * (2e-6 if dtype == torch.float32 else 1e-13))
+
+    def test_nothing_cancels_in_the_variance(self):
+        generator = torch.Generator().manual_seed(5)
+        mean = {"w": 1000 + 0.01 * torch.randn(64, 50, generator=generator)}
+        std = {"w": torch.full((64, 50), 1e-3)}
+        center, spread, expected = best_gaussian(mean, std)
+        found = priors.EmpiricalGaussian().optimum(mean, std)
+        assert [value.item() for value in found] == pytest.approx([center, spread], rel=1e-4)
+        assert priors.EmpiricalGaussian().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-4)
+
+    def test_sums_are_taken_in_float64(self):
+        mean = {"w": torch.full((4096, 512), 0.1), "v": torch.full((4096, 512), 0.3)}
+        std = {name: torch.full_like(value, 0.5) for name, value in mean.items()}
+        small = (
+            {name: value[:1, :1] for name, value in mean.items()},
+            {name: value[:1, :1] for name, value in std.items()},
+        )
+        expected = best_gaussian(*small)[2] * 4096 * 512
+        assert priors.EmpiricalGaussian().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-5)
+
+    @settings(deadline=None, max_examples=20)
+    @given(
+        st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=3),
+        st.integers(1, 4),
+        st.sampled_from([torch.float32, torch.float64]),
+    )
+    def test_mapped_over_the_members_of_a_population(self, shapes, count, dtype):
+        mean, std = moments(6, [(count, *shape) for shape in shapes], dtype)
+        leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
+        prior, weights = priors.EmpiricalGaussian(), torch.arange(1.0, count + 1).double()
+        mapped = torch.func.vmap(prior.kl_divergence)(mean, std)
+        members = [[{name: value[i] for name, value in part.items()} for part in (mean, std)] for i in range(count)]
+        looped = torch.stack([prior.kl_divergence(*member) for member in members])
+        tolerance = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+        torch.testing.assert_close(mapped, looped, **tolerance)
+        (mapped @ weights).backward()
+        expected = torch.autograd.grad(looped @ weights, leaves)
+        for leaf, other in zip(leaves, expected, strict=True):
+            torch.testing.assert_close(leaf.grad, other, **tolerance)
+
+    def test_in_a_functional_call_of_a_mapped_network(self):
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.mean, self.rho = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
+                self.prior = priors.EmpiricalGaussian()
+
+            def forward(self, x):
+                std = torch.nn.functional.softplus(self.rho)
+                return self.prior.kl_divergence({"w": self.mean}, {"w": std}) + (self.mean @ x).sum()
+
+        generator = torch.Generator().manual_seed(7)
+        stacked = {name: torch.randn(4, 2, 3, generator=generator).requires_grad_() for name in ("mean", "rho")}
+        net, x = Net(), torch.ones(3)
+        mapped = torch.func.vmap(lambda p: torch.func.functional_call(net, p, (x,)))(stacked)
+        mapped.sum().backward()
+        alone = [
+            torch.func.functional_call(net, {n: v.detach()[i] for n, v in stacked.items()}, (x,)) for i in range(4)
+        ]
+        torch.testing.assert_close(mapped, torch.stack(alone), rtol=1e-5, atol=1e-5)
+        by_grad = torch.func.vmap(torch.func.grad(lambda p: torch.func.functional_call(net, p, (x,))))(
+            {name: value.detach() for name, value in stacked.items()}
+        )
+        for name, value in stacked.items():
+            torch.testing.assert_close(value.grad, by_grad[name])
+
+    def test_trains_a_variational_network(self):
+        torch.manual_seed(0)
+        x = torch.randn(64, 3)
+        y = x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.1 * torch.randn(64, 1)
+        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussian(), initial_std=0.3)
+        assert net.closed_form
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
+        likelihood = ba.Gaussian(noise_precision=100.0)
+        losses = []
+        for _ in range(300):
+            optimizer.zero_grad()
+            loss = ba.nelbo(net, x, y, likelihood=likelihood, num_data=64)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert sum(losses[-20:]) / 20 < 0.1 * losses[0]
+        q = net.posterior()
+        mean, std = q.mean, {name: value.sqrt() for name, value in q.variance.items()}
+        assert net.kl_divergence().item() == pytest.approx(best_gaussian(mean, std)[2], rel=1e-5)
+        assert q.hyperparameters["prior"] == "EmpiricalGaussian()"
+
+    def test_elbo_of_a_posterior(self):
+        mean, std = moments(8, ((1, 3), (1,)))
+        q = DiagonalGaussian(*({"weight": p["w0"], "bias": p["w1"]} for p in (mean, {n: s**2 for n, s in std.items()})))
+        center, spread, _ = best_gaussian(mean, std)
+        x, y = torch.ones(2, 3).double(), torch.zeros(2, 1).double()
+        arguments = {"likelihood": ba.Gaussian(noise_precision=1.0), "mc_samples": 4}
+        model = torch.nn.Linear(3, 1).double()
+        found = ba.elbo(model, q, x, y, prior=priors.EmpiricalGaussian(), **arguments)
+        fixed = ba.elbo(model, q, x, y, prior=priors.Gaussian(spread**-2, center), **arguments)
+        assert found.item() == pytest.approx(fixed.item(), rel=1e-12)
+
+    def test_a_sampled_divergence_is_refused(self):
+        message = "^kl must be 'closed_form' with EmpiricalGaussian, .*got a call for the density of some weights$"
+        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussian(), kl="sampled")
+        with pytest.raises(ValueError, match=message):
+            ba.nelbo(net, torch.ones(2, 3), torch.ones(2, 1), likelihood=ba.Gaussian(1.0), num_data=2)
+        prior = priors.EmpiricalGaussian()
+        with pytest.raises(ValueError, match=message):
+            prior.log_density(torch.ones(2))
+        with pytest.raises(ValueError, match=message):
+            prior.log_prob({"w": torch.ones(2)})
+
+    @pytest.mark.parametrize("mean", [{}, {"w": torch.zeros(0, 3)}])
+    def test_without_weights(self, mean):
+        for function in (priors.EmpiricalGaussian().kl_divergence, priors.EmpiricalGaussian().optimum):
+            with pytest.raises(ValueError, match="^means must have at least one weight, got none$"):
+                function(mean, mean)
+
+    def test_tensors_without_weights_among_others(self):
+        mean, std = moments(9, ((3,), (0, 2), (2, 0)))
+        assert empirical.gaussian(
+            list(mean.values()), [2.0 * value.log() for value in std.values()]
+        ).item() == pytest.approx(best_gaussian(mean, std)[2], rel=1e-12)
 
 
 def test_prior_from_a_number_a_prior_or_a_posterior():

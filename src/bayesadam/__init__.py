@@ -2,6 +2,7 @@
 
 from bayesadam import data as data
 from bayesadam import metrics as metrics
+from bayesadam import moments as moments
 from bayesadam import priors as priors
 from bayesadam.curvature import PerExampleSquares as PerExampleSquares
 from bayesadam.dropout import MCDropout as MCDropout
@@ -14,6 +15,8 @@ from bayesadam.likelihoods import Bernoulli as Bernoulli
 from bayesadam.likelihoods import Categorical as Categorical
 from bayesadam.likelihoods import Gaussian as Gaussian
 from bayesadam.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
+from bayesadam.moments import fawn as fawn
+from bayesadam.moments import fawn_loss as fawn_loss
 from bayesadam.objectives import elbo as elbo
 from bayesadam.objectives import kl_warmup as kl_warmup
 from bayesadam.objectives import kl_weights as kl_weights

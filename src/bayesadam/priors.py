@@ -14,7 +14,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from bayesadam.functional import kl
+from bayesadam.functional import empirical, kl
 from bayesadam.posterior import DiagonalGaussian
 
 
@@ -171,6 +171,46 @@ class LearnedGaussian(Prior):
 
     def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
         return kl.gaussian(mean, std, self.mean, self.log_std)
+
+
+class EmpiricalGaussian(Prior):
+    """One Gaussian for all weights, always at its optimum for the posterior as it stands: there is nothing to train.
+
+    Where :class:`LearnedGaussian` would end up in every step (Hinton and van Camp 1993, section 5). The optimum is
+    that of all random weights together, so that there is no density of some weights alone: the divergence can be
+    neither sampled nor had from a posterior with point masses or correlations.
+    """
+
+    def optimum(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation that the prior has for this posterior; 0-d float64, differentiable.
+
+        Args:
+            mean: Means by name.
+            std: Standard deviations, positive; same names and shapes.
+
+        Raises:
+            ValueError: No weights.
+        """
+        return empirical.optimum(list(mean.values()), [2.0 * std[name].log() for name in mean])
+
+    def log_density(self, value: Tensor, name: str = "") -> Tensor:
+        """Not defined.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "kl must be 'closed_form' with EmpiricalGaussian, of a posterior without point masses and correlations, "
+            "got a call for the density of some weights"
+        )
+
+    def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
+        """See the base class: the least there is for any Gaussian prior, ``functional.empirical.gaussian``.
+
+        Raises:
+            ValueError: No weights.
+        """
+        return empirical.gaussian(list(mean.values()), [2.0 * std[name].log() for name in mean])
 
 
 class FromPosterior(Prior):

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import logsigmoid
 
 LOG_2PI = math.log(2.0 * math.pi)
 
@@ -60,6 +61,17 @@ def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
         if _wanted(mean, std):
             pairs = [(mean, sign.div_(scale)), (std, bell.div_(scale).sub_(std.reciprocal()))]
     return with_gradients(total, *pairs)
+
+
+def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
+    """``KL(Bernoulli(sigmoid(logit)) || Bernoulli(sigmoid(prior_logit)))`` in nats, summed over all weights.
+
+    0-d float64. Differentiable in both, twice if need be, and may be mapped by ``torch.func``. Logits are finite; the
+    prior's is a number, or of a shape that broadcasts to the weights'.
+    """
+    prior = torch.as_tensor(prior_logit, dtype=logit.dtype, device=logit.device)
+    result: Tensor = _Bernoulli.apply(logit, prior)  # type: ignore[no-untyped-call]
+    return result
 
 
 def scale_mixture_log_prob(value: Tensor, weight: float, wide: float, narrow: float) -> Tensor:
@@ -133,6 +145,33 @@ class _Known(torch.autograd.Function):
         return None, None, *(s * grad if n else None for s, n in zip(ctx.saved_tensors, needed, strict=True))
 
 
+class _Bernoulli(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(logit: Tensor, prior: Tensor) -> Tensor:
+        # With 1 - p for p where p < 1/2, which changes nothing, no term is larger than the result or log 2.
+        size = logit.abs()
+        prior = torch.copysign(torch.ones_like(prior), logit) * prior
+        return _sum(logsigmoid(size) - logsigmoid(prior) - torch.sigmoid(-size) * (size - prior))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        logit, prior = ctx.saved_tensors
+        grad = grad.to(logit.dtype)
+        p, q = torch.sigmoid(logit), torch.sigmoid(-logit)
+        slope = p * q * (logit - prior) * grad
+        if not ctx.needs_input_grad[1]:
+            return slope, None
+        # sigmoid(prior) - p, also where both are nearly 1
+        away = torch.sigmoid(prior) * q - torch.sigmoid(-prior) * p
+        return slope, away.sum_to_size(prior.shape) * grad
+
+
 def _sum(tensor: Tensor) -> Tensor:
     if tensor.ndim > 1:
         tensor = tensor.sum(-1)
@@ -143,7 +182,7 @@ def _sum_of_squares(tensor: Tensor) -> Tensor:
     if tensor.ndim < 2:
         return _sum(tensor.square())
     norms: Tensor = torch.linalg.vector_norm(tensor, dim=-1)
-    return norms.double().square_().sum()
+    return norms.double().square().sum()
 
 
 def _wanted(*tensors: Tensor) -> bool:

@@ -42,14 +42,20 @@ def no_batches() -> ValueError:
     return ValueError("inputs must have at least one batch, got an empty loader")
 
 
+def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: a dict by names, a tuple in order, anything else as the only argument."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return batch if isinstance(batch, tuple) else (batch,), {}
+
+
 def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
     """The output tensor of the model, with other tensors in the place of its own if given.
 
     Raises:
         TypeError: There is none.
     """
-    kwargs = dict(batch) if isinstance(batch, Mapping) else {}
-    args = () if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
+    args, kwargs = arguments(batch)
     result = model(*args, **kwargs) if tensors is None else functional_call(model, dict(tensors), args, kwargs)
     if output is not None:
         result = output(result)

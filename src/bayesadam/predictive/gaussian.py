@@ -12,6 +12,7 @@ from torch import Tensor
 from bayesadam import noise
 from bayesadam.curvature.observe import without_autocast
 from bayesadam.curvature.totals import chunks
+from bayesadam.functional import moments as maps
 from bayesadam.likelihoods import ClassificationLikelihood, RegressionLikelihood
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 
@@ -70,11 +71,7 @@ class GaussianPredictive(RegressionPredictive):
         independent = self._log_densities(target)[0]
         if self.epistemic_covariance is None or target.ndim == 1:
             return independent
-        factor: Tensor = torch.linalg.cholesky(self.covariance.double())
-        residual = _rows(target - self.mean).double().unsqueeze(-1)
-        white: Tensor = torch.linalg.solve_triangular(factor, residual, upper=False)
-        terms = white.squeeze(-1).square() + math.log(2.0 * math.pi) + 2.0 * factor.diagonal(dim1=-2, dim2=-1).log()
-        return (-0.5 * terms.sum(-1)).to(independent.dtype)
+        return maps.gaussian_log_prob(_rows(target - self.mean), self.covariance)
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Not known.

@@ -14,10 +14,13 @@ from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, Regressi
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs
+from bayesadam.predictive.moment_propagation import from_moments, propagated_outputs
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.result import Predictive, from_outputs
 
-METHODS = ("monte_carlo", "linearized", "mean")
+METHODS = ("monte_carlo", "linearized", "moments", "mean")
+GAUSSIAN = ("linearized", "moments")
+"""Methods whose outputs are Gaussian: a link takes logits to probabilities."""
 
 
 def predict(
@@ -53,18 +56,23 @@ def predict(
             the posterior's mean, whose outputs are Gaussian without sampling (Kessler et al. 2018; Foong et al. 2019;
             Immer et al. 2021); for Gaussian posteriors, and every data point by itself. What a data point has to do
             with the others of its batch is not seen. The log variance that a network gives is taken at the mean.
+            ``"moments"``: mean and variance are propagated from layer to layer (Bayer et al. 2015), for networks that
+            :func:`bayesadam.fawn` takes and posteriors with independent weights; exact but for Gaussianity with one
+            hidden layer, units are taken as independent with more.
             ``"mean"``: the network at the posterior's mean alone.
-        link: From Gaussian logits to probabilities, for ``method="linearized"`` and classification:
+        link: From Gaussian logits to probabilities, for classification, linearised or by moments:
             ``"monte_carlo"`` (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
-        output: Takes the output tensor, data points along its first axis, out of what the model returns.
+        output: Takes the output tensor, data points along its first axis, out of what the model returns. Not by
+            moments.
         batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
             tuple or dict has the rows; tensors of another length are passed whole.
         progress: Show a progress bar; default for loaders in a terminal.
 
     Returns:
         A :class:`RegressionPredictive` or a :class:`ClassificationPredictive`; it keeps the outputs of all samples. If
-        linearised it is their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which keep the
-        covariance of a data point's outputs.
+        linearised or by moments it is their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which
+        keep the covariance of a data point's outputs; by moments that is known after a linear layer, and else outputs
+        are taken as independent.
 
     Raises:
         ValueError: An unknown method or link, a link without use, a likelihood that is not bayesadam's, a model that
@@ -83,13 +91,27 @@ def predict(
     if link is not None:
         if link not in LINKS:
             raise ValueError(f"link must be one of {LINKS}, got {link!r}")
-        if method != "linearized" or isinstance(likelihood, RegressionLikelihood):
+        if method not in GAUSSIAN or isinstance(likelihood, RegressionLikelihood):
             raise ValueError(
-                "link must be given for method='linearized' and classification only, "
+                f"link must be given for a method in {GAUSSIAN} and classification only, "
                 f"got {link!r} for {method!r} and {type(likelihood).__name__}"
             )
-    if method == "linearized":
+    if method == "moments" and output is not None:
+        raise ValueError(f"output must be None for method='moments', got {output!r}")
+    if method in GAUSSIAN:
         noise.normal(seed, 0, mc_samples - 1, 0, (0,))  # refuses a seed out of range before the model runs
+    if method == "moments":
+        moments = propagated_outputs(
+            model,
+            posterior,
+            inputs,
+            covariance=link != "probit",  # which makes use of variances alone
+            batch_size=batch_size,
+            progress=progress,
+        )
+        with torch.no_grad():
+            return from_moments(moments, likelihood, link=link or "monte_carlo", mc_samples=mc_samples, seed=seed)
+    if method == "linearized":
         outputs, covariance = linearized_outputs(
             model,
             posterior,

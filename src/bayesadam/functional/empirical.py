@@ -1,0 +1,165 @@
+"""Divergences of all weights together from the one prior that is the best for them (Hinton and van Camp 1993).
+
+The prior is the same for every weight of every tensor, and its parameters are always at their optimum for the posterior
+as it stands: they need not be trained, and by the envelope theorem the derivatives are those for a fixed prior. What
+is summed is all weights, as one vector; results are in nats, and 0-d float64. All may be mapped by ``torch.func.vmap``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from bayesadam.functional.batching import batch_first
+
+_SMALL, _PART = 2**14, 2**17
+"""Tensors of up to so many weights are copied into one vector, which is faster than a call for each; and how many of
+the weights of a larger one are worked on at a time."""
+
+
+def gaussian(means: Sequence[Tensor], log_variances: Sequence[Tensor]) -> Tensor:
+    """``KL(N(mean, v) || N(m, s^2))`` for the ``m`` and ``s`` where it is least: ``W log s - sum log(v) / 2``.
+
+    ``m`` and ``s`` are those of :func:`optimum`; the derivatives are ``(mean - m) / s^2`` with respect to a mean and
+    ``(v / s^2 - 1) / 2`` with respect to a ``log v``, for ``W`` weights.
+
+    Args:
+        means: Of the weights, in float32 or wider.
+        log_variances: Logarithms of their variances; same shapes.
+
+    Raises:
+        ValueError: No weights.
+    """
+    tensors = (*_few("means", means), *_few("log_variances", log_variances))
+    result: Tensor = _Gaussian.apply(0, *tensors)[0]  # type: ignore[no-untyped-call]
+    return result
+
+
+def optimum(means: Sequence[Tensor], log_variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation of the Gaussian prior that is the best for all weights together; 0-d float64.
+
+    ``m = mean(mean)`` and ``s^2 = mean(v + (mean - m)^2)``, ``s`` bounded away from 0 by what the weights' dtype can
+    hold (3e-16 in float32).
+
+    Args:
+        means: As for :func:`gaussian`.
+        log_variances: See there.
+
+    Raises:
+        ValueError: No weights.
+    """
+    found = _few("means", means), _few("log_variances", log_variances)
+    center, _, bounded = _moments(*found, 0)
+    return center, bounded.sqrt()
+
+
+def bernoulli(logits: Sequence[Tensor]) -> Tensor:
+    """``KL(Bernoulli(p) || Bernoulli(p0))``, ``p = sigmoid(logit)``, for the ``p0 = mean(p)`` where it is least.
+
+    ``W H(p0) - sum H(p)`` with the entropy ``H``; 0 where all weights are certain and the same. The derivatives are
+    ``p (1 - p) (logit - log(p0 / (1 - p0)))``.
+
+    Args:
+        logits: Finite, in float32 or wider.
+
+    Raises:
+        ValueError: No weights.
+    """
+    if sum(tensor.numel() for tensor in logits) == 0:
+        raise ValueError("logits must have at least one weight, got none")
+    logit = torch.cat([tensor.reshape(-1) for tensor in logits])
+    p, q = torch.sigmoid(logit), torch.sigmoid(-logit)
+    size = logit.abs()
+    entropy = (size * torch.sigmoid(-size) - functional.logsigmoid(size)).sum(dtype=torch.float64)
+    # Of p0 and 1 - p0, the smaller one is known to all its digits; the bound is for the slope at 0.
+    small = torch.minimum(p.mean(dtype=torch.float64), q.mean(dtype=torch.float64))
+    small = small.clamp_min(torch.finfo(torch.float64).tiny)
+    result: Tensor = logit.numel() * (torch.special.entr(small) - (1.0 - small) * (-small).log1p()) - entropy
+    return result
+
+
+def _few(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The small tensors as one vector, and each of the others as it is."""
+    if sum(tensor.numel() for tensor in tensors) == 0:
+        raise ValueError(f"{name} must have at least one weight, got none")
+    small = [tensor.reshape(-1) for tensor in tensors if tensor.numel() <= _SMALL]
+    large = [tensor for tensor in tensors if tensor.numel() > _SMALL]
+    return [torch.cat(small), *large] if small else large
+
+
+def _moments(means: Sequence[Tensor], log_variances: Sequence[Tensor], mapped: int) -> tuple[Tensor, Tensor, Tensor]:
+    """``m``, ``s^2``, and ``s^2`` bounded such that its reciprocal, times some factor, is a number; in float64."""
+    size = _size(means, mapped)
+    center = _total(means, mapped, lambda part: part) / size
+    squares = _total(means, mapped, lambda part: (part - _along(center, part)).square_())
+    spread = (squares + _total(log_variances, mapped, torch.exp)) / size
+    least = max(torch.finfo(mean.dtype).tiny / torch.finfo(mean.dtype).eps for mean in means)
+    return center, spread, spread.clamp_min(least)
+
+
+def _size(tensors: Sequence[Tensor], mapped: int) -> int:
+    """Number of weights."""
+    return sum(math.prod(tensor.shape[mapped:]) for tensor in tensors)
+
+
+def _total(tensors: Sequence[Tensor], mapped: int, term: Callable[[Tensor], Tensor]) -> Tensor:
+    """Sum over all axes but the mapped ones, in float64: of sums of some rows in the tensors' dtype.
+
+    Rows that caches hold: fresh memory of the size of the weights costs more than what is computed in it.
+    """
+    totals = []
+    for tensor in tensors:
+        rows = max(1, _PART // math.prod(tensor.shape[mapped + 1 :]))
+        for part in torch.split(tensor, rows, mapped):
+            totals.append(term(part).sum(tuple(range(mapped, part.ndim))))
+    return torch.stack(totals).sum(0, dtype=torch.float64)
+
+
+def _along(value: Tensor, like: Tensor) -> Tensor:
+    """A number of each network, to be broadcast against its weights."""
+    return value.to(like.dtype).view(*value.shape, *[1] * (like.ndim - value.ndim))
+
+
+class _Gaussian(torch.autograd.Function):
+    """The divergence, and what its gradient needs.
+
+    Of the number of mapped axes, all in front; and the tensors of the means, then as many of the log variances.
+    """
+
+    @staticmethod
+    def forward(mapped: int, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        means, log_variances = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        center, spread, bounded = _moments(means, log_variances, mapped)
+        # The ratio is 1 but for a prior that may not be as narrow as it would be.
+        cost = 0.5 * (bounded.log() + spread / bounded - 1.0)
+        logs = _total(log_variances, mapped, lambda part: part)
+        return _size(means, mapped) * cost - 0.5 * logs, center, bounded
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[1:], *output[1:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return (None,) * len(ctx.needs_input_grad)
+        *tensors, center, bounded = ctx.saved_tensors
+        means, log_variances = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        slope, half = grad / bounded, 0.5 * grad
+        of_means = [torch.sub(m, _along(center, m)).mul_(_along(slope, m)) for m in means]
+        of_logs = [t.exp().mul_(_along(0.5 * slope, t)).sub_(_along(half, t)) for t in log_variances]
+        return None, *of_means, *of_logs
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mapped: int, *tensors: Tensor) -> Any:
+        found = _Gaussian.apply(mapped + 1, *batch_first(info.batch_size, in_dims[1:], tensors))  # type: ignore[no-untyped-call]
+        return found, (0, 0, 0)

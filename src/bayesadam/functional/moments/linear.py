@@ -1,0 +1,247 @@
+"""Means and variances through linear maps whose inputs and weights are independent (Bayer et al. 2015, section 2.1.1).
+
+With inputs of mean ``x`` and variance ``u`` and weights of mean ``m`` and variance ``v``, of whatever distributions::
+
+    mean     = m x + b
+    variance = v (x^2 + u) + m^2 u + variance of b
+
+A variance that is ``None`` is exactly zero, and costs no product.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from bayesadam.functional.batching import batch_first
+
+Moments = tuple[Tensor, Tensor | None]
+
+
+def linear(
+    mean: Tensor,
+    variance: Tensor | None,
+    weight: Tensor,
+    weight_variance: Tensor | None = None,
+    bias: Tensor | None = None,
+    bias_variance: Tensor | None = None,
+) -> Moments:
+    """``torch.nn.functional.linear`` of independent inputs and weights.
+
+    Outputs share their inputs and so are not independent of each other: see :func:`output_covariance`.
+
+    Networks may be run side by side: weights ``(networks, out, in)``, biases ``(networks, out)``, and inputs
+    ``(networks, n, in)``.
+
+    Args:
+        mean: Of the inputs, ``(..., in)``.
+        variance: Of the inputs, same shape.
+        weight: Means, ``(out, in)``.
+        weight_variance: Same shape.
+        bias: Means, ``(out,)``.
+        bias_variance: Same shape; not without a ``bias``.
+    """
+    if weight_variance is None:
+        out = _affine(mean, weight, bias)
+        if variance is not None:
+            return out, _affine(variance, weight.square(), bias_variance)
+        if bias_variance is None:
+            return out, None
+        return out, (bias_variance if weight.ndim == 2 else bias_variance.unsqueeze(1)).expand(out.shape)
+    # Rows (n, in), or (networks, n, in).
+    rows = mean if weight.ndim == 3 else mean.reshape(-1, mean.shape[-1])
+    spreads = None if variance is None else variance.reshape(rows.shape)
+    out, spread = _Linear.apply(rows, spreads, weight, weight_variance, bias, bias_variance)  # type: ignore[no-untyped-call]
+    return out.view(*mean.shape[:-1], -1), spread.view(*mean.shape[:-1], -1)
+
+
+def convolution(
+    call: Callable[[Tensor, Tensor, Tensor | None], Tensor],
+    mean: Tensor,
+    variance: Tensor | None,
+    weight: Tensor,
+    weight_variance: Tensor | None = None,
+    bias: Tensor | None = None,
+    bias_variance: Tensor | None = None,
+) -> Moments:
+    """Any map ``call(input, weight, bias)`` whose outputs are sums of inputs times weights, each weight once.
+
+    Positions that share weights are taken as independent of each other, and so are overlapping windows.
+
+    Args:
+        call: ``functional.conv2d`` with its options, say.
+        mean: Of the inputs, as ``call`` takes them; and so for the others, see :func:`linear`.
+        variance: See ``mean``.
+        weight: See ``mean``.
+        weight_variance: See ``mean``.
+        bias: See ``mean``.
+        bias_variance: See ``mean``.
+    """
+    out = call(mean, weight, bias)
+    spread = None
+    if weight_variance is not None:
+        spread = call(mean.square() if variance is None else mean.square() + variance, weight_variance, bias_variance)
+    if variance is not None:
+        carried = call(variance, weight.square(), bias_variance if spread is None else None)
+        spread = carried if spread is None else spread + carried
+    if spread is None and bias_variance is not None:
+        spread = call(torch.zeros_like(mean), torch.zeros_like(weight), bias_variance)
+    # Fast convolution algorithms subtract.
+    return out, None if spread is None else spread.clamp_min(0.0)
+
+
+def conv2d(
+    mean: Tensor,
+    variance: Tensor | None,
+    weight: Tensor,
+    weight_variance: Tensor | None = None,
+    bias: Tensor | None = None,
+    bias_variance: Tensor | None = None,
+    **options: Any,
+) -> Moments:
+    """``torch.nn.functional.conv2d``, with its ``options``; see :func:`convolution`."""
+
+    def call(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+        return functional.conv2d(x, w, b, **options)
+
+    return convolution(call, mean, variance, weight, weight_variance, bias, bias_variance)
+
+
+def avg_pool2d(mean: Tensor, variance: Tensor | None, kernel_size: Any, **options: Any) -> Moments:
+    """``torch.nn.functional.avg_pool2d`` of independent inputs, with its ``options``.
+
+    Of a sum divided by ``d`` the variance is that of the sum divided by ``d^2``; padding has none.
+    """
+
+    def pool(x: Tensor, **others: Any) -> Tensor:
+        return functional.avg_pool2d(x, kernel_size, **{**options, **others})
+
+    if variance is None:
+        return pool(mean), None
+    ones = torch.ones_like(variance[:1])
+    return pool(mean), pool(variance) * (pool(ones) / pool(ones, divisor_override=1))
+
+
+def adaptive_avg_pool2d(mean: Tensor, variance: Tensor | None, output_size: Any) -> Moments:
+    """``torch.nn.functional.adaptive_avg_pool2d`` of independent inputs."""
+    out = functional.adaptive_avg_pool2d(mean, output_size)
+    if variance is None:
+        return out, None
+    spread = functional.adaptive_avg_pool2d(variance, output_size)
+    for axis in (-2, -1):
+        size, cells = mean.shape[axis], out.shape[axis]
+        lengths = [-(-(i + 1) * size // cells) - i * size // cells for i in range(cells)]
+        spread = spread / spread.new_tensor(lengths).view(-1, *[1] * (-axis - 1))
+    return out, spread
+
+
+def output_covariance(variance: Tensor, weight: Tensor, output_variance: Tensor) -> Tensor:
+    """Covariance of the outputs of a linear layer, which share uncertain inputs (Bayer et al. 2015, section 3.1).
+
+    ``Cov(y_j, y_k) = sum_i m_ij m_ik u_i``; the diagonal is that of :func:`linear`.
+
+    Args:
+        variance: Of the layer's inputs, ``(N, in)``; or for networks side by side, with one more axis in all tensors.
+        weight: Means, ``(out, in)``.
+        output_variance: As :func:`linear` gives it, ``(N, out)``.
+
+    Returns:
+        ``(N, out, out)``.
+    """
+    count = weight.shape[-2]
+    pairs = (weight.unsqueeze(-2) * weight.unsqueeze(-3)).flatten(-3, -2)  # (out^2, in): less than (N, out, in)
+    shared = (variance @ pairs.mT).unflatten(-1, (count, count))  # type: ignore[no-untyped-call]
+    result: Tensor = shared + torch.diag_embed(output_variance - shared.diagonal(dim1=-2, dim2=-1))
+    return result
+
+
+def gaussian_log_prob(residual: Tensor, covariance: Tensor) -> Tensor:
+    """``log N(residual | 0, covariance)`` by a Cholesky decomposition in float64: O(K^3), stable for any number.
+
+    Args:
+        residual: ``(..., K)``.
+        covariance: ``(..., K, K)``, positive definite.
+
+    Returns:
+        ``(...)``, in nats and in the dtype of the residual.
+    """
+    factor = torch.linalg.cholesky(covariance.double())
+    white: Tensor = torch.linalg.solve_triangular(factor, residual.double().unsqueeze(-1), upper=False)
+    terms = white.squeeze(-1).square() + math.log(2.0 * math.pi) + 2.0 * factor.diagonal(dim1=-2, dim2=-1).log()
+    result: Tensor = -0.5 * terms.sum(-1)
+    return result.to(residual.dtype)
+
+
+class _Linear(torch.autograd.Function):
+    """Both moments in two or three products, and their gradients in two to six more; rows ``(n, in)``.
+
+    Autograd's gradient is the same, with more passes over the weights. All tensors may have one more axis in front, of
+    networks that are run side by side.
+    """
+
+    @staticmethod
+    def forward(
+        mean: Tensor,
+        variance: Tensor | None,
+        weight: Tensor,
+        weight_variance: Tensor,
+        bias: Tensor | None,
+        bias_variance: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        spread = _affine(_second(mean, variance), weight_variance, bias_variance)
+        if variance is not None:
+            spread = _sum_of_product(spread, variance, weight.square().mT)
+        return _affine(mean, weight, bias), spread
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs[:4])
+        ctx.biases = inputs[4] is not None, inputs[5] is not None
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, spread: Tensor) -> tuple[Tensor | None, ...]:
+        mean, variance, weight, weight_variance = ctx.saved_tensors
+        d_mean = d_variance = d_weight = d_weight_variance = None
+        if ctx.needs_input_grad[0]:
+            through = spread @ weight_variance
+            d_mean = _sum_of_product((2.0 * mean).mul_(through), grad, weight)
+            if variance is not None and ctx.needs_input_grad[1]:
+                d_variance = _sum_of_product(through, spread, weight.square())
+        if ctx.needs_input_grad[2]:
+            d_weight = grad.mT @ mean
+            if variance is not None:
+                d_weight.addcmul_(weight, spread.mT @ variance, value=2)
+        if ctx.needs_input_grad[3]:
+            d_weight_variance = spread.mT @ _second(mean, variance)
+        d_bias, d_bias_variance = (
+            g.sum(-2) if there else None for g, there in zip((grad, spread), ctx.biases, strict=True)
+        )
+        return d_mean, d_variance, d_weight, d_weight_variance, d_bias, d_bias_variance
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor | None) -> Any:
+        return _Linear.apply(*batch_first(info.batch_size, in_dims, inputs)), (0, 0)  # type: ignore[no-untyped-call]
+
+
+def _second(mean: Tensor, variance: Tensor | None) -> Tensor:
+    """Second moment."""
+    return mean.square() if variance is None else torch.addcmul(variance, mean, mean)
+
+
+def _affine(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``functional.linear``, of one network or of several."""
+    if weight.ndim == 2:
+        return functional.linear(x, weight, bias)
+    return x @ weight.mT if bias is None else torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
+
+
+def _sum_of_product(total: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """``total + first @ second``, in the memory of ``total``."""
+    return total.addmm_(first, second) if total.ndim == 2 else total.baddbmm_(first, second)

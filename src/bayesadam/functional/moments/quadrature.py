@@ -1,0 +1,180 @@
+"""Mean and variance of a function of a Gaussian by quadrature: Gauss-Hermite, and the unscented transform.
+
+Everything is made of the differences ``g(t) = f(mean + t) - f(mean)``, at nodes in pairs ``t = +-x sd``: the variance
+is a sum of squares, both results are exact where the variance is 0, and in the derivative by ``sd`` what would be
+divided by a vanishing ``sd`` cancels within each pair, before it is summed.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayesadam.functional.batching import batch_first
+from bayesadam.functional.moments.rectifier import elementwise
+
+#: ``f(mean + sign * distance) - f(mean)``, of ``mean``, ``distance >= 0`` and a sign; accurate relative to itself.
+Gap = Callable[[Tensor, Tensor, float], Tensor]
+#: ``f'`` and ``f''`` of a tensor.
+Slopes = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+
+def gauss_hermite(
+    function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, nodes: int = 32
+) -> tuple[Tensor, Tensor]:
+    """Mean and variance of ``function(x)`` for ``x ~ N(mean, variance)``, element-wise.
+
+    Exact for polynomials of degree ``2 nodes - 1`` (the mean) and ``nodes - 1`` (the variance). For others, the
+    smoother over the width of the Gaussian, the better: of 32 nodes, softsign's mean is within 2e-4 at standard
+    deviation 0.5 and 2e-3 at 2. In float32 the variance is that of rounded values: relative to itself it is as good as
+    the change of the function over one standard deviation is.
+
+    The function is called once per node, one after the other; evaluating it once on all of them took as long and
+    ``nodes`` times the memory. Derivatives are those of the quadrature, by autograd, whatever else the function depends
+    on. Where the variance is 0, the derivatives by it are taken as 0.
+
+    Args:
+        function: Element-wise; any tensors it uses are differentiated too.
+        mean: Any shape.
+        variance: The same shape, not negative.
+        nodes: At least 1.
+
+    Returns:
+        Mean and variance, of the inputs' shape and dtype (half precision is computed in float32).
+
+    Raises:
+        ValueError: If ``nodes`` is less than 1, or the shapes differ.
+    """
+    if nodes < 1:
+        raise ValueError(f"nodes must be at least 1, got {nodes!r}")
+    return elementwise(_Transform(function, *hermite(nodes)), mean, variance)
+
+
+def unscented(
+    function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, kappa: float = 2.0
+) -> tuple[Tensor, Tensor]:
+    """The unscented transform in one dimension: three nodes, element-wise (Julier and Uhlmann 1997, eqs. 11 to 15).
+
+    Nodes ``mean`` and ``mean +- sqrt((1 + kappa) variance)`` with the weights ``kappa / (1 + kappa)`` and twice
+    ``1 / (2 (1 + kappa))``. With ``kappa = 2`` it is Gauss-Hermite quadrature with three nodes. Otherwise like
+    :func:`gauss_hermite`.
+
+    Args:
+        function: Element-wise.
+        mean: Any shape.
+        variance: The same shape, not negative.
+        kappa: Not negative, so that no weight and no variance is.
+
+    Raises:
+        ValueError: If ``kappa`` is negative or not finite, or the shapes differ.
+    """
+    if not 0.0 <= kappa < math.inf:
+        raise ValueError(f"kappa must be finite and not negative, got {kappa!r}")
+    return elementwise(_Transform(function, (math.sqrt(1.0 + kappa),), (0.5 / (1.0 + kappa),)), mean, variance)
+
+
+@functools.cache
+def hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The positive nodes of the quadrature for a standard normal, and their weights.
+
+    The node 0 of an odd number is left out: differences are 0 there.
+    """
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    positive = points > 1e-9
+    weights = weights[positive] / weights.sum()
+    return tuple(points[positive].tolist()), tuple(weights.tolist())
+
+
+def root(variance: Tensor) -> Tensor:
+    """Square root whose derivative at 0 is 0 and not infinite."""
+    point = variance == 0
+    return torch.where(point, 0.0, torch.where(point, 1.0, variance).sqrt())
+
+
+def central_moments(gap: Gap, slopes: Slopes, mean: Tensor, variance: Tensor, nodes: int) -> tuple[Tensor, Tensor]:
+    """``E[f] - f(mean)`` and ``Var[f]`` by Gauss-Hermite quadrature; moments of ``f'`` and ``f''`` as gradients.
+
+    Price's theorem: ``dE/d(mean, variance) = (E[f'], E[f''] / 2)``. With it also
+    ``dV/d(mean, variance) = (2 Cov(f, f'), E[f'^2] + Cov(f, f''))``. None of it divides by the standard deviation, and
+    the limits at 0 come out.
+
+    Args:
+        gap: Differences of the function.
+        slopes: Its derivatives.
+        mean: Any shape.
+        variance: The same shape, not negative.
+        nodes: Even.
+    """
+    result: tuple[Tensor, Tensor] = _Central.apply(mean, variance, gap, slopes, nodes)  # type: ignore[no-untyped-call]
+    return result
+
+
+@dataclass(frozen=True)
+class _Transform:
+    function: Callable[[Tensor], Tensor]
+    points: tuple[float, ...]
+    weights: tuple[float, ...]
+
+    def __call__(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        std, centre = root(variance), self.function(mean)
+        gaps = []
+        shift = torch.zeros_like(centre)
+        for point, weight in zip(self.points, self.weights, strict=True):
+            step = point * std
+            above, below = self.function(mean + step) - centre, self.function(mean - step) - centre
+            gaps.append((weight, above, below))
+            shift = shift + weight * (above + below)
+        spread = (1.0 - 2.0 * sum(self.weights)) * shift.square()
+        for weight, above, below in gaps:
+            spread = spread + weight * ((above - shift).square() + (below - shift).square())
+        return centre + shift, spread.clamp_min(0.0)
+
+
+class _Central(torch.autograd.Function):
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor, gap: Gap, slopes: Slopes, nodes: int) -> tuple[Tensor, Tensor]:
+        std = variance.sqrt()
+        shift, square = torch.zeros_like(std + mean), torch.zeros_like(std + mean)
+        for point, weight in zip(*hermite(nodes), strict=True):
+            distance = point * std
+            above, below = gap(mean, distance, 1.0), gap(mean, distance, -1.0)
+            shift.add_(above + below, alpha=weight)
+            square.addcmul_(above, above, value=weight).addcmul_(below, below, value=weight)
+        return shift, square.addcmul_(shift, shift, value=-1.0).clamp_min_(0.0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        mean, variance, ctx.gap, ctx.slopes, ctx.nodes = inputs
+        ctx.save_for_backward(mean, variance, output[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_shift: Tensor, d_spread: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        mean, variance, shift = ctx.saved_tensors
+        std = variance.sqrt()
+        centre = ctx.slopes(mean)[0]
+        slope, curve, tilt, bend = (torch.zeros_like(shift) for _ in range(4))
+        for point, weight in zip(*hermite(ctx.nodes), strict=True):
+            distance = point * std
+            for sign in (1.0, -1.0):
+                rest = ctx.gap(mean, distance, sign) - shift
+                first, second = ctx.slopes(torch.add(mean, distance, alpha=sign))
+                slope.add_(first - centre, alpha=weight)
+                curve.add_(second, alpha=weight)
+                tilt.add_(rest * first, alpha=weight)
+                bend.add_(rest * second + first.square(), alpha=weight)
+        d_mean = d_shift * slope + 2.0 * d_spread * tilt
+        return d_mean, 0.5 * d_shift * curve + d_spread * bend, None, None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], mean: Tensor, variance: Tensor, *rest: Any) -> Any:
+        inputs = batch_first(info.batch_size, in_dims[:2], (mean, variance))
+        return _Central.apply(*inputs, *rest), (0, 0)  # type: ignore[no-untyped-call]

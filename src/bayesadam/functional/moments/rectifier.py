@@ -1,0 +1,133 @@
+"""Mean and variance of rectified Gaussians, in closed form (Bayer et al. 2015, section 2.3; methods section 7).
+
+With ``al = mean / sd``, ``Phi`` and ``phi`` the standard normal's distribution function and density::
+
+    E = mean Phi(al) + sd phi(al)        V = variance Phi(al) - E (E - mean)
+
+``V`` is the second moment's formula rewritten: ``E - mean`` is ``E[relu(-x)]``, so that both terms have the size of the
+result and nothing like ``mean^2`` cancels. All of the backward's factors are by-products of the forward.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from bayesadam.functional.batching import batch_first
+
+_LOG2_E = math.log2(math.e)
+_LOG2_DENSITY = -0.5 * math.log2(2.0 * math.pi)
+
+
+def relu(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of ``max(x, 0)`` for ``x ~ N(mean, variance)``, element-wise; exact.
+
+    A variance of 0 gives ``max(mean, 0)`` and 0, bit for bit. Gradients there are the limits: 1 or 0 by the sign of
+    the mean, and all 0 where the mean is 0 too.
+
+    Measured against 60 digits, for variances from 1e-12 to 1e6: relative errors in float32 (float64) below 3e-6
+    (1e-14) where ``mean > -2 sd``, 2e-4 (2e-13) where ``mean > -4 sd``, and below that 1e-3 (2e-12) of the mean and
+    7e-2 (2e-10) of the variance down to -13 sd, where both are less than 1e-38 of their largest.
+
+    Args:
+        mean: Any shape.
+        variance: The same shape, not negative.
+
+    Returns:
+        Mean and variance, of the inputs' shape and dtype (half precision is computed in float32).
+
+    Raises:
+        ValueError: If the shapes differ.
+    """
+    return elementwise(_relu, mean, variance)
+
+
+def leaky_relu(mean: Tensor, variance: Tensor, negative_slope: float = 0.01) -> tuple[Tensor, Tensor]:
+    """Mean and variance of ``x`` where positive and ``negative_slope x`` elsewhere, element-wise; exact.
+
+    With ``E`` and ``V`` of ``relu(x)``, ``E - mean`` that of ``relu(-x)``, and the slope ``a``: mean
+    ``E - a (E - mean)`` and variance ``(1 - a^2) V + a^2 variance + 2 a (1 - a) E (E - mean)``, whose terms are all
+    positive for ``a`` in [0, 1]. Otherwise it is exact to 1e-6 of ``(1 + a^2) variance`` in float32.
+
+    Gradients at a variance of 0 are the limits, and where the mean is 0 too those of the negative side.
+
+    Args:
+        mean: Any shape.
+        variance: The same shape, not negative.
+        negative_slope: Any finite number.
+
+    Raises:
+        ValueError: If the slope is not finite, or the shapes differ.
+    """
+    slope = negative_slope
+    if not math.isfinite(slope):
+        raise ValueError(f"negative_slope must be finite, got {slope!r}")
+
+    def moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = _relu(mean, variance)
+        rest = first - mean
+        spread = (1.0 - slope**2) * second + slope**2 * variance + (2.0 * slope * (1.0 - slope)) * (first * rest)
+        return first - slope * rest, spread.clamp_min(0.0)
+
+    return elementwise(moments, mean, variance)
+
+
+def elementwise(
+    function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], mean: Tensor, variance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """``function(mean, variance)``, which must have one shape; what is of half precision is computed in float32."""
+    if mean.shape != variance.shape:
+        raise ValueError(f"variance must be of the mean's shape {tuple(mean.shape)}, got {tuple(variance.shape)!r}")
+    if mean.itemsize >= 4 and variance.itemsize >= 4:
+        return function(mean, variance)
+    first, second = function(mean.float(), variance.float())
+    return first.to(mean.dtype), second.to(variance.dtype)
+
+
+def _relu(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+    output: tuple[Tensor, Tensor] = _Relu.apply(mean, variance)[:2]  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Relu(torch.autograd.Function):
+    @staticmethod
+    def forward(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        std = variance.sqrt()
+        # -al / sqrt(2); where it is 0 / 0 it counts as far below zero, which is what relu's derivative does at 0
+        ratio = torch.addcdiv(mean.new_zeros(()), mean, std, value=-math.sqrt(0.5)).nan_to_num_(nan=30.0)
+        below = torch.erfc(ratio).mul_(0.5)
+        # exp takes several times as long as exp2 where its results are subnormal
+        bell = torch.addcmul(mean.new_full((), _LOG2_DENSITY), ratio, ratio, value=-_LOG2_E).exp2_()
+        slope = bell.div_(std).nan_to_num_(nan=0.0)
+        del ratio, std  # their memory is what the next lines take
+        first = (slope * variance).addcmul_(mean, below).clamp_min_(0.0)
+        second = (mean - first).mul_(first).addcmul_(variance, below).clamp_min_(0.0)
+        return first, second, below, slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        first, _, below, slope = output
+        ctx.mark_non_differentiable(below, slope)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(first, below, slope)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_first: Tensor | None, d_second: Tensor | None, *_: None) -> tuple[Tensor, Tensor]:
+        # dE = (Phi, slope / 2), dV = (2 E (1 - Phi), Phi - E slope), slope = phi / sd
+        first, below, slope = ctx.saved_tensors
+        d_first = torch.zeros_like(first) if d_first is None else d_first
+        if d_second is None:
+            return d_first * below, (d_first * slope).mul_(0.5)
+        pull = torch.addcmul(first.new_zeros(()), first, d_second, value=2.0)
+        rest = d_first - pull
+        return pull.lerp(d_first, below), torch.addcmul(d_second * below, slope, rest, value=0.5)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
+        return _Relu.apply(*batch_first(info.batch_size, in_dims, inputs)), (0, 0, 0, 0)  # type: ignore[no-untyped-call]

@@ -1,0 +1,154 @@
+"""The objectives of FAWN: what a network's output moments say about targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.functional import moments as maps
+from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesadam.moments.module import MomentModule
+from bayesadam.moments.values import Moments
+
+OBJECTIVES = ("ropd", "vi")
+
+
+def fawn_loss(
+    net: nn.Module,
+    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any],
+    target: Tensor,
+    *,
+    likelihood: Likelihood,
+    num_data: float,
+    objective: str = "ropd",
+    kl_weight: float = 1.0,
+    temperature: float = 1.0,
+) -> Tensor:
+    """The training loss of a network made by :func:`bayesadam.fawn`, per datum: 0-d.
+
+    The mean over data points of ``-fit``, plus ``kl_weight * temperature * KL / num_data``.
+
+    Args:
+        net: From :func:`bayesadam.fawn`, bare or in ``DistributedDataParallel``.
+        inputs: A tensor; a tuple (``net(*inputs)``); or a dict (``net(**inputs)``).
+        target: What the likelihood compares with the output.
+        likelihood: One of bayesadam's. The noise of a ``Gaussian`` may be learned: give its parameters to the
+            optimiser as well.
+        num_data: Number of data points in the training set.
+        objective: ``"ropd"``: regularised optimisation of the predictive distribution (Bayer et al. 2015, section 3.4):
+            ``fit = log p(y | x)`` with the weights integrated out. The weights' variance is used to describe the
+            scatter of the targets, so that densities are good and means less so. ``"vi"``: variational inference
+            (section 3.3): ``fit = E log p(y | x, weights)``. Both are in closed form for Gaussian noise; for classes
+            see :func:`log_predictive` and :func:`expected_log_likelihood`.
+        kl_weight: Of this minibatch's divergence; see :func:`bayesadam.nelbo`.
+        temperature: Multiplies the divergence. Not negative.
+
+    Raises:
+        ValueError: A number or option out of its range, a network that ``fawn`` has not made, or a target that does
+            not fit.
+    """
+    if objective not in OBJECTIVES:
+        raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
+    if not 0 < num_data < math.inf:
+        raise ValueError(f"num_data must be a positive, finite number, got {num_data!r}")
+    for name, value in (("kl_weight", kl_weight), ("temperature", temperature)):
+        if not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be finite and not negative, got {value!r}")
+    if isinstance(inputs, Mapping):
+        found = net(**inputs)
+    else:
+        found = net(*inputs) if isinstance(inputs, tuple) else net(inputs)
+    inner = net
+    while not isinstance(inner, MomentModule):
+        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if not isinstance(wrapped, nn.Module):
+            raise ValueError(f"net must be made by bayesadam.fawn, got {type(net).__name__}")
+        inner = wrapped
+    fit = (log_predictive if objective == "ropd" else expected_log_likelihood)(likelihood, found, target)
+    scale = kl_weight * temperature / num_data
+    return -fit.mean() + (scale * inner.kl_divergence()).to(fit) if scale else -fit.mean()
+
+
+def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
+    """``E log p(y | output)`` over Gaussian outputs, of every data point, in nats and summed over its outputs.
+
+    Gaussian noise of variance ``s2``: ``log N(y | mean, s2) - variance / (2 s2)`` (Bayer et al. 2015, section 3.3); if
+    the network gives the log variance of the noise, too, that is integrated out as well. Two classes: by a mixture of
+    probits, see :func:`bayesadam.functional.moments.expected_log_sigmoid`. More classes: a lower bound, see
+    :func:`bayesadam.functional.moments.expected_log_softmax`.
+
+    Raises:
+        ValueError: A likelihood that is not bayesadam's, or a target that does not fit the output.
+    """
+    likelihood.check(output.mean, target)
+    mean, spread = output.mean, output.spread()
+    if isinstance(likelihood, Gaussian):
+        _, log_noise = likelihood.mean_and_log_variance(mean)
+        terms = _log_density(target - mean, log_noise) - 0.5 * spread * (-log_noise).exp()
+    elif isinstance(likelihood, HeteroscedasticGaussian):
+        (center, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
+        squares = (target - center).square() + spread
+        terms = -0.5 * (squares * (0.5 * wobble - log_noise).exp() + log_noise + math.log(2.0 * math.pi))
+    elif isinstance(likelihood, Bernoulli):
+        labels = target.to(mean.dtype)
+        terms = labels * maps.expected_log_sigmoid(mean, spread)
+        terms = terms + (1.0 - labels) * maps.expected_log_sigmoid(-mean, spread)
+    elif isinstance(likelihood, Categorical):
+        return maps.expected_log_softmax(mean, spread, target)
+    else:
+        raise _unknown(likelihood)
+    return terms.sum(-1) if target.ndim > 1 else terms
+
+
+def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
+    """``log E p(y | output)`` over Gaussian outputs, of every data point, in nats and of its outputs together.
+
+    Gaussian noise of variance ``s2``: ``log N(y | mean, variance + s2)`` (Bayer et al. 2015, section 3.4), with the
+    outputs' full covariance if it is known (section 3.1); the noise is the expected one if the network gives it. Two
+    classes: by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`. More classes: see
+    :func:`bayesadam.functional.moments.log_expected_softmax`.
+
+    Raises:
+        ValueError: A likelihood that is not bayesadam's, or a target that does not fit the output.
+    """
+    likelihood.check(output.mean, target)
+    mean, spread = output.mean, output.spread()
+    if isinstance(likelihood, Gaussian):
+        _, log_noise = likelihood.mean_and_log_variance(mean)
+        if output.covariance is not None:
+            covariance = output.covariance + torch.diag_embed(log_noise.exp())
+            return maps.gaussian_log_prob(target - mean, covariance)
+        terms = _log_density(target - mean, (spread + log_noise.exp()).log())
+    elif isinstance(likelihood, HeteroscedasticGaussian):
+        (center, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
+        terms = _log_density(target - center, (spread + (log_noise + 0.5 * wobble).exp()).log())
+    elif isinstance(likelihood, Bernoulli):
+        labels = target.to(mean.dtype)
+        terms = labels * _log_expected_sigmoid(mean, spread)
+        terms = terms + (1.0 - labels) * _log_expected_sigmoid(-mean, spread)
+    elif isinstance(likelihood, Categorical):
+        index = target.long().unsqueeze(-1)
+        return maps.log_expected_softmax(mean, spread).gather(-1, index).squeeze(-1)
+    else:
+        raise _unknown(likelihood)
+    return terms.sum(-1) if target.ndim > 1 else terms
+
+
+def _log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
+    """``log N(residual | 0, exp(log_variance))``, element-wise."""
+    return -0.5 * ((residual * (-0.5 * log_variance).exp()).square() + log_variance + math.log(2.0 * math.pi))
+
+
+def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:
+    """``log E[sig(z)]``; what Jensen's inequality says of it where the probability is lost in rounding."""
+    probability, tiny = maps.expected_sigmoid(mean, spread), torch.finfo(mean.dtype).tiny
+    value = probability.clamp_min(tiny).log().masked_fill(probability <= tiny, -math.inf)
+    return torch.maximum(value, maps.expected_log_sigmoid(mean, spread))
+
+
+def _unknown(likelihood: Likelihood) -> ValueError:
+    return ValueError(f"likelihood must be one of bayesadam's, got {type(likelihood).__name__}")

@@ -1,0 +1,262 @@
+"""How each layer and function takes mean and variance on: adding one is an entry here.
+
+A layer's rule is found by its exact type, since a subclass may compute something else. Units are taken as independent
+of each other throughout, and what is added or multiplied as independent too: the branch of a residual network and what
+it is added to are not, and positions that share the weights of a convolution are not either.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bayesadam.functional import moments as maps
+from bayesadam.moments.values import Moments
+
+Weights = Callable[[str], Moments | None]
+"""Moments of a module's parameter by the name that the module has for it; ``None`` where it has none."""
+ModuleRule = Callable[[Any, Moments, Weights], Moments]
+
+MODULES: dict[type[nn.Module], ModuleRule] = {}
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+METHODS: dict[str, Callable[..., Any]] = {}
+SHAPES = ("size", "dim", "numel", "shape", "ndim", "dtype", "device")
+"""What may be asked of a value that has no moments of its own."""
+
+Rule = TypeVar("Rule", bound=ModuleRule)
+
+
+def register(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
+    """Register the rule ``rule(module, input, weights) -> Moments`` of layers of exactly these types.
+
+    ``weights("weight")`` are the :class:`Moments` of the module's parameter ``weight``, or ``None`` if it has none.
+    """
+
+    def decorate(rule: Rule) -> Rule:
+        MODULES.update(dict.fromkeys(types, rule))
+        return rule
+
+    return decorate
+
+
+@register(nn.Identity)
+def _identity(module: nn.Identity, x: Moments, weights: Weights) -> Moments:
+    return x
+
+
+@register(nn.Flatten, nn.Unflatten)
+def _moved(module: nn.Module, x: Moments, weights: Weights) -> Moments:
+    return x.moved(module)
+
+
+@register(nn.Linear)
+def _linear(module: nn.Linear, x: Moments, weights: Weights) -> Moments:
+    return linear(x, weights("weight"), weights("bias"))
+
+
+@register(nn.Conv1d, nn.Conv2d, nn.Conv3d)
+def _convolution(module: nn.Conv2d, x: Moments, weights: Weights) -> Moments:
+    return _map(partial(maps.convolution, module._conv_forward), x, weights("weight"), weights("bias"))
+
+
+@register(nn.AvgPool2d)
+def _avg_pool(module: nn.AvgPool2d, x: Moments, weights: Weights) -> Moments:
+    options = ("stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    values = {option: getattr(module, option) for option in options}
+    return Moments(*maps.avg_pool2d(x.mean, x.variance, module.kernel_size, **values))
+
+
+@register(nn.AdaptiveAvgPool2d)
+def _adaptive_avg_pool(module: nn.AdaptiveAvgPool2d, x: Moments, weights: Weights) -> Moments:
+    return Moments(*maps.adaptive_avg_pool2d(x.mean, x.variance, module.output_size))
+
+
+@register(nn.Dropout)
+def _dropout(module: nn.Dropout, x: Moments, weights: Weights) -> Moments:
+    return Moments(*maps.dropout(x.mean, x.variance, module.p)) if module.training else x
+
+
+@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+def _batch_norm(module: nn.BatchNorm2d, x: Moments, weights: Weights) -> Moments:
+    if module.running_mean is None or module.running_var is None or module.training:
+        raise RuntimeError(
+            f"{type(module).__name__} must have running statistics and be in eval mode to propagate moments, "
+            f"got training={module.training}"
+        )
+
+    def along(vector: Tensor) -> Tensor:
+        return vector.view(-1, *[1] * (x.mean.ndim - 2))
+
+    weight, bias = weights("weight") or Moments(torch.ones_like(module.running_mean)), weights("bias")
+    shift = None if bias is None else bias.mean
+    statistics = (module.running_mean, module.running_var)
+    mean = functional.batch_norm(x.mean, *statistics, weight.mean, shift, False, 0.0, module.eps)
+    scale = along((module.running_var + module.eps).rsqrt())
+    normalised = Moments((x.mean - along(module.running_mean)) * scale)
+    if x.variance is not None:
+        normalised = Moments(normalised.mean, x.variance * scale.square())
+    scaled = multiply(normalised, weight.moved(along))
+    return Moments(mean, scaled.variance if bias is None else add(scaled, bias.moved(along)).variance)
+
+
+@register(nn.ReLU)
+def _relu(module: nn.ReLU, x: Moments, weights: Weights) -> Moments:
+    return relu(x)
+
+
+@register(nn.LeakyReLU)
+def _leaky_relu(module: nn.LeakyReLU, x: Moments, weights: Weights) -> Moments:
+    return leaky_relu(x, module.negative_slope)
+
+
+@register(nn.Sigmoid)
+def _sigmoid(module: nn.Sigmoid, x: Moments, weights: Weights) -> Moments:
+    return sigmoid(x)
+
+
+@register(nn.Tanh)
+def _tanh(module: nn.Tanh, x: Moments, weights: Weights) -> Moments:
+    return tanh(x)
+
+
+@register(nn.GELU)
+def _gelu(module: nn.GELU, x: Moments, weights: Weights) -> Moments:
+    return gelu(x, module.approximate)
+
+
+@register(nn.SiLU)
+def _silu(module: nn.SiLU, x: Moments, weights: Weights) -> Moments:
+    return silu(x)
+
+
+@register(nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.Mish, nn.LogSigmoid, nn.Hardtanh, nn.ReLU6)
+def _by_quadrature(module: nn.Module, x: Moments, weights: Weights) -> Moments:
+    def function(values: Tensor) -> Tensor:
+        result: Tensor = module(values.clone() if getattr(module, "inplace", False) else values)
+        return result
+
+    return elementwise(x, function, partial(maps.gauss_hermite, function))
+
+
+def linear(x: Moments, weight: Moments | None, bias: Moments | None = None) -> Moments:
+    """``functional.linear``."""
+    return _map(maps.linear, x, weight, bias)
+
+
+def add(a: Any, b: Any) -> Moments:
+    """``a + b``, independent of each other."""
+    a, b = _moments(a), _moments(b)
+    mean, variance = maps.add(a.mean, a.variance, b.mean, b.variance)
+    return Moments(mean, None if variance is None else variance.expand(mean.shape))
+
+
+def subtract(a: Any, b: Any) -> Moments:
+    """``a - b``, independent of each other."""
+    b = _moments(b)
+    return add(a, Moments(-b.mean, b.variance))
+
+
+def multiply(a: Any, b: Any) -> Moments:
+    """``a * b``, independent of each other."""
+    a, b = _moments(a), _moments(b)
+    return Moments(*maps.multiply(a.mean, a.variance, b.mean, b.variance))
+
+
+def divide(a: Any, b: Any) -> Moments:
+    """``a / b`` for a ``b`` without variance.
+
+    Raises:
+        TypeError: It has one.
+    """
+    a, b = _moments(a), _moments(b)
+    if b.variance is not None:
+        raise TypeError("a divisor must be certain to propagate moments, got one with a variance")
+    return Moments(a.mean / b.mean, None if a.variance is None else a.variance / b.mean.square())
+
+
+def elementwise(x: Moments, plain: Callable[[Tensor], Tensor], rule: Callable[[Tensor, Tensor], Any]) -> Moments:
+    """A function of every unit: the function itself where there is no variance."""
+    if x.variance is None:
+        return Moments(plain(x.mean))
+    return Moments(*rule(x.mean, x.variance))
+
+
+def relu(x: Moments, inplace: bool = False) -> Moments:
+    """``functional.relu``."""
+    return elementwise(x, functional.relu, maps.relu)
+
+
+def leaky_relu(x: Moments, negative_slope: float = 0.01, inplace: bool = False) -> Moments:
+    """``functional.leaky_relu``."""
+    plain = partial(functional.leaky_relu, negative_slope=negative_slope)
+    return elementwise(x, plain, partial(maps.leaky_relu, negative_slope=negative_slope))
+
+
+def sigmoid(x: Moments) -> Moments:
+    """``torch.sigmoid``."""
+    return elementwise(x, torch.sigmoid, maps.sigmoid)
+
+
+def tanh(x: Moments) -> Moments:
+    """``torch.tanh``."""
+    return elementwise(x, torch.tanh, maps.tanh)
+
+
+def gelu(x: Moments, approximate: str = "none") -> Moments:
+    """``functional.gelu``."""
+    plain = partial(functional.gelu, approximate=approximate)
+    return elementwise(x, plain, partial(maps.gelu, approximate=approximate))
+
+
+def silu(x: Moments, inplace: bool = False) -> Moments:
+    """``functional.silu``."""
+    return elementwise(x, functional.silu, maps.silu)
+
+
+def _map(call: Callable[..., Any], x: Moments, weight: Moments | None, bias: Moments | None) -> Moments:
+    assert weight is not None
+    b = bias or Moments(None)  # type: ignore[arg-type]
+    return Moments(*call(x.mean, x.variance, weight.mean, weight.variance, b.mean, b.variance))
+
+
+def _moments(value: Any) -> Moments:
+    return value if isinstance(value, Moments) else Moments(torch.as_tensor(value))
+
+
+def _mover(name: str) -> Callable[..., Moments]:
+    def move(x: Moments, *args: Any, **kwargs: Any) -> Moments:
+        return x.moved(lambda tensor: getattr(tensor, name)(*args, **kwargs))
+
+    return move
+
+
+def _cat(values: Any, dim: int = 0) -> Moments:
+    parts = [_moments(value) for value in values]
+    mean = torch.cat([part.mean for part in parts], dim)
+    if all(part.variance is None for part in parts):
+        return Moments(mean)
+    return Moments(mean, torch.cat([part.spread() for part in parts], dim))
+
+
+_MOVES = ("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "movedim", "contiguous")
+METHODS.update({name: _mover(name) for name in _MOVES})
+METHODS["view"] = METHODS["reshape"]  # a variance may be spread out without memory where the mean is not
+METHODS.update({"relu": relu, "sigmoid": sigmoid, "tanh": tanh, "add": add, "mul": multiply, "sub": subtract})
+METHODS.update({"div": divide})
+FUNCTIONS.update({getattr(torch, name): METHODS[name] for name in _MOVES if hasattr(torch, name)})
+FUNCTIONS.update({operator.getitem: lambda x, index: x.moved(lambda tensor: tensor[index])})
+FUNCTIONS.update({functional.linear: linear, torch.cat: _cat})
+FUNCTIONS.update(dict.fromkeys((operator.add, operator.iadd, torch.add), add))
+FUNCTIONS.update(dict.fromkeys((operator.sub, torch.sub), subtract))
+FUNCTIONS.update(dict.fromkeys((operator.mul, operator.imul, torch.mul), multiply))
+FUNCTIONS.update(dict.fromkeys((operator.truediv, torch.div), divide))
+FUNCTIONS.update(dict.fromkeys((functional.relu, torch.relu), relu))
+FUNCTIONS.update(dict.fromkeys((functional.sigmoid, torch.sigmoid), sigmoid))
+FUNCTIONS.update(dict.fromkeys((functional.tanh, torch.tanh), tanh))
+FUNCTIONS.update({functional.leaky_relu: leaky_relu, functional.gelu: gelu, functional.silu: silu})

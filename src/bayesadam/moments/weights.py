@@ -1,0 +1,167 @@
+"""Random weights whose means and variances are trained: Gaussian ones, or ones that are there or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.functional import empirical, kl
+from bayesadam.moments.values import Moments
+from bayesadam.posterior import Bernoulli, DiagonalGaussian
+from bayesadam.priors import EmpiricalGaussian, Prior, as_prior
+from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters, wide
+
+
+class GaussianWeights(nn.Module):
+    """``w ~ N(mean, exp(log_variance))``, the means being the network's own parameters.
+
+    The exponential costs a tenth of the softplus of Bayes by Backprop, and the divergence needs no logarithm.
+
+    Raises:
+        ValueError: As :func:`bayesadam.fawn`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        prior: float | Prior | DiagonalGaussian | None,
+        initial_std: InitialStd,
+        select: Callable[[str], bool] | None,
+    ) -> None:
+        super().__init__()
+        names = random_parameters(model, select)
+        means = {name: parameter for name, parameter in model.named_parameters() if name in names}
+        prior = EmpiricalGaussian() if prior is None else as_prior(prior)
+        if not prior.closed_form:
+            raise ValueError(
+                f"prior must have a divergence in closed form to propagate moments, got {type(prior).__name__}"
+            )
+        prior.check(means)
+        start = {
+            name: initial(name, parameter, initial_std, lambda std: 2.0 * std.log())
+            for name, parameter in means.items()
+        }
+        self.model = model
+        self.prior = prior
+        self.log_variance = nn.Module()
+        for name, log_variance in start.items():
+            self.log_variance.register_parameter(escaped(name), log_variance)
+        self._names = list(start)
+
+    def extra_repr(self) -> str:
+        """How many tensors are random."""
+        return f"random={len(self._names)}"
+
+    def moments(self) -> dict[str, Moments]:
+        """Of the random weights, by the model's names."""
+        means = self._means()
+        return {name: Moments(means[name], log_variance.exp()) for name, log_variance in self._log_variances().items()}
+
+    def kl_divergence(self) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
+        means, log_variances = self._means(), self._log_variances()
+        if isinstance(self.prior, EmpiricalGaussian):
+            return empirical.gaussian(list(means.values()), list(log_variances.values()))
+        return self.prior.kl_divergence(
+            {name: mean.to(log_variances[name].dtype) for name, mean in means.items()},
+            {name: (0.5 * log_variance).exp() for name, log_variance in log_variances.items()},
+        )
+
+    def posterior(self, hyperparameters: dict[str, Any]) -> DiagonalGaussian:
+        """The posterior as it stands: copies, in float32 or wider."""
+        variances = {name: log_variance.detach().exp() for name, log_variance in self._log_variances().items()}
+        prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"
+        return as_posterior(self.model, variances, {**hyperparameters, "prior": prior})
+
+    def _means(self) -> dict[str, Tensor]:
+        return {name: attrgetter(name)(self.model) for name in self._names}
+
+    def _log_variances(self) -> dict[str, Tensor]:
+        return {name: getattr(self.log_variance, escaped(name)) for name in self._names}
+
+
+class BernoulliWeights(nn.Module):
+    """``w = scale * b`` with ``b ~ Bernoulli(sigmoid(logit))`` (Bayer et al. 2015, section 3.2, eqs. 16 and 17).
+
+    There is one scale per output unit (a row of the weight), so that there are about as many parameters as in the
+    network without noise; the paper does not say what the scale is shared by. Vectors (biases) are trained without
+    noise. The prior is ``Bernoulli(p0)`` for all weights; without a given one, ``p0`` is the mean of all probabilities,
+    where the divergence is smallest.
+
+    The network's own random parameters are frozen: other ones take their place.
+
+    Raises:
+        ValueError: As :func:`bayesadam.fawn`.
+    """
+
+    def __init__(self, model: nn.Module, prior: float | None, select: Callable[[str], bool] | None) -> None:
+        super().__init__()
+        names = random_parameters(model, select)
+        if prior is not None and not (isinstance(prior, float) and 0 < prior < 1):
+            raise ValueError(f"prior must be a probability in (0, 1) or None for Bernoulli weights, got {prior!r}")
+        tensors = {name: p for name, p in model.named_parameters() if name in names and p.ndim > 1}
+        if not tensors:
+            raise ValueError("model must have a weight matrix that is selected, got vectors only")
+        self.model = model
+        self.prior = prior
+        self.scale, self.logit = nn.Module(), nn.Module()
+        for name, parameter in tensors.items():
+            scale, logit = _matched(parameter.detach().to(wide(parameter.dtype)))
+            self.scale.register_parameter(escaped(name), nn.Parameter(scale))
+            self.logit.register_parameter(escaped(name), nn.Parameter(logit))
+            parameter.requires_grad_(False)
+        self._names = list(tensors)
+
+    def extra_repr(self) -> str:
+        """The prior, and how many tensors are random."""
+        return f"prior={self.prior}, random={len(self._names)}"
+
+    def moments(self) -> dict[str, Moments]:
+        """Of the random weights, by the model's names."""
+        found = {}
+        for name in self._names:
+            scale, logit = self._of(name)
+            probability = logit.sigmoid()
+            mean = scale * probability
+            found[name] = Moments(mean, scale * mean * torch.sigmoid(-logit))
+        return found
+
+    def kl_divergence(self) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
+        logits = [self._of(name)[1] for name in self._names]
+        if self.prior is None:
+            return empirical.bernoulli(logits)
+        prior = torch.tensor(self.prior, dtype=torch.float64).logit()
+        return torch.stack([kl.bernoulli(logit, prior.to(logit)) for logit in logits]).sum()
+
+    def posterior(self, hyperparameters: dict[str, Any]) -> Bernoulli:
+        """The posterior as it stands: copies, in float32 or wider."""
+        probability, scale = {}, {}
+        for name, parameter in self.model.named_parameters():
+            if name in self._names:
+                scale[name], logit = (tensor.detach().clone() for tensor in self._of(name))
+                probability[name] = logit.sigmoid()
+            elif parameter.requires_grad:
+                scale[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
+                probability[name] = torch.ones_like(scale[name])
+        return Bernoulli(probability, scale, {**hyperparameters, "prior": self.prior})
+
+    def _of(self, name: str) -> tuple[Tensor, Tensor]:
+        return getattr(self.scale, escaped(name)), getattr(self.logit, escaped(name))
+
+
+def _matched(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scales ``(out, 1, ...)`` and logits at the start: means in the order and of about the size of the weights.
+
+    All weights of a unit have the sign of its scale, which is that of the larger part of them.
+    """
+    rows = weight.flatten(1)
+    size = rows.square().mean(1, keepdim=True).sqrt()
+    size = torch.where(size > 0, size, rows.shape[1] ** -0.5)
+    sign = torch.where(rows.sum(1, keepdim=True) < 0, -1.0, 1.0)
+    logit = sign * rows / size
+    return (2.0 * sign * size).view(-1, *[1] * (weight.ndim - 1)), logit.view_as(weight)

@@ -1,0 +1,241 @@
+"""Weights that are there or not: an independent Bernoulli variable for every weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.posterior.base import Posterior
+from bayesadam.posterior.diagonal import sum_all
+
+
+class Bernoulli(Posterior):
+    """Every weight is ``scale * b`` with ``b ~ Bernoulli(probability)``, independent of the others.
+
+    Bayer et al. 2015, section 3.2, eqs. 16 and 17: the mean is ``scale * p`` and the variance ``scale^2 p (1 - p)``. A
+    scale may be shared by weights, by those of an output unit say. A weight of probability 0 or 1, or of scale 0, is a
+    point mass: a weight that was trained without noise has the probability 1 and its value for a scale.
+
+    It is ``bayesadam.posterior.Bernoulli``; ``bayesadam.Bernoulli`` is the likelihood.
+
+    Args:
+        probability: That a weight is not 0, for every weight of every tensor, by name; in [0, 1]. Kept, not copied.
+        scale: Values of the weights that are not 0, same names and dtypes, finite, of shapes that broadcast to those
+            of the weights. Kept, not copied.
+        hyperparameters: JSON values that say how the posterior was found.
+
+    Attributes:
+        probability: As given.
+        scale: As given.
+
+    Raises:
+        ValueError: Names, dtypes or shapes that do not match, or values out of their range.
+    """
+
+    def __init__(
+        self,
+        probability: Mapping[str, Tensor],
+        scale: Mapping[str, Tensor],
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not probability:
+            raise ValueError("probability must have at least one weight tensor, got none")
+        if list(probability) != list(scale):
+            raise ValueError(f"scale must have the names of probability {list(probability)}, got {list(scale)}")
+        for name, p in probability.items():
+            _check(name, p, scale[name])
+        self.probability = dict(probability)
+        self.scale = dict(scale)
+        self.hyperparameters = dict(hyperparameters or {})
+        with torch.no_grad():
+            self.mean = {name: p * scale[name] for name, p in probability.items()}
+
+    def __repr__(self) -> str:
+        return f"Bernoulli({len(self.mean)} tensors, {self.num_weights:,} weights)"
+
+    @property
+    def num_weights(self) -> int:
+        """Number of weights, point masses included."""
+        return sum(mean.numel() for mean in self.mean.values())
+
+    @cached_property
+    def variance(self) -> dict[str, Tensor]:
+        """Variance of every weight by name, 0 for a point mass; formed when first asked for."""
+        with torch.no_grad():
+            # As a product of two, no infinite square meets a 0.
+            return {
+                name: mean * (self.scale[name] * (1.0 - self.probability[name])) for name, mean in self.mean.items()
+            }
+
+    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes samples in place; see the base class.
+
+        A weight is there where the standard normal that a Gaussian posterior would draw for it is below the
+        ``probability`` quantile. For tensors of point masses only, nothing is drawn.
+        """
+        scratch = noise.Scratch()
+        ahead = noise.Ahead(scratch)
+        # Noise is float32 whatever the weights are.
+        quantile = {
+            name: torch.special.ndtri(p.detach().double()).float()
+            for name, p in self.probability.items()
+            if self._random(name).any()
+        }
+        scale = {name: self.scale[name].detach() for name in quantile}
+        device = next(iter(self.mean.values())).device
+        small = {
+            index: mean.numel()
+            for index, (name, mean) in enumerate(self.mean.items())
+            if name in quantile and mean.numel() <= noise.SMALL and mean.device == device
+        }
+
+        @torch.no_grad()
+        def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            for index, (name, mean) in enumerate(self.mean.items()):
+                target = targets[name].detach()
+                if number is None or name not in quantile:
+                    target.copy_(mean)
+                    continue
+                if index in small:
+                    eps = ahead.draw(
+                        seed, 0, number, index, stream=noise.POSTERIOR, device=device, sizes=lambda: small, until=until
+                    )
+                else:
+                    eps = scratch.get("eps", mean.numel(), torch.float32, mean.device)
+                    noise.normal(seed, 0, number, index, eps.shape, stream=noise.POSTERIOR, out=eps, scratch=scratch)
+                target.copy_(torch.where(eps.view(mean.shape) < quantile[name], scale[name], 0.0))
+            torch.clear_autocast_cache()
+
+        return write
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log probability of weights, summed over all of them, in float64; minus infinity if they cannot occur.
+
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names). A weight
+                can be 0 or its scale, to the bit in the dtype of ``theta``.
+
+        Returns:
+            A tensor of the leading axes' shape.
+
+        Raises:
+            ValueError: Other names or shapes.
+        """
+        self._check_names(theta, "theta")
+        total = torch.zeros((), dtype=torch.float64)
+        for name, p in self.probability.items():
+            value = theta[name]
+            if value.shape[value.ndim - p.ndim :] != p.shape:
+                raise ValueError(f"theta[{name!r}] must end in the shape {tuple(p.shape)}, got {tuple(value.shape)}")
+            terms = _log_mass(value, p.double(), self.scale[name].to(value.dtype))
+            total = total.to(terms.device) + terms.reshape(*value.shape[: value.ndim - p.ndim], -1).sum(-1)
+        return total
+
+    def entropy(self) -> Tensor:
+        """Entropy in nats, summed over the weights that are random; 0-d float64."""
+        entr = torch.special.entr
+        return sum_all(
+            torch.where(self._random(name), entr(p.double()) + entr(1.0 - p.double()), 0.0)
+            for name, p in self.probability.items()
+        )
+
+    def kl_divergence(self, prior: float | Bernoulli) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+
+        As for a :class:`DiagonalGaussian`, a point mass adds nothing where it can occur under the prior.
+
+        Args:
+            prior: A probability, the same for all weights, whose scales are then the same too; or another Bernoulli
+                posterior with the same names and shapes. Infinite where a weight has a value with positive
+                probability that it cannot have under the prior: there its scale, say, is another.
+
+        Raises:
+            ValueError: A number that is not in (0, 1), or a posterior over other weights.
+        """
+        self._check_prior(prior)
+        terms = []
+        for name, p in self.probability.items():
+            p, scale = p.double(), self.scale[name].double()
+            if isinstance(prior, Bernoulli):
+                other_p = prior.probability[name].to(p)
+                other_scale = prior.scale[name].to(p)
+            else:
+                other_p, other_scale = torch.full_like(p, prior), scale
+            there, away = (_log_mass(value, other_p, other_scale) for value in (scale, torch.zeros_like(scale)))
+            divergence = p * (p.log() - there) + (1.0 - p) * ((-p).log1p() - away)
+            possible = torch.where(p == 1, there, away).isfinite()
+            terms.append(torch.where(self._random(name), divergence, torch.where(possible, 0.0, torch.inf)))
+        return sum_all(terms)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bernoulli:
+        """The same posterior on another device or in another floating dtype."""
+        return Bernoulli(
+            {name: value.to(device=device, dtype=dtype) for name, value in self.probability.items()},
+            {name: value.to(device=device, dtype=dtype) for name, value in self.scale.items()},
+            self.hyperparameters,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``{"probability/<name>": ..., "scale/<name>": ...}``."""
+        return {f"{kind}/{name}": v for kind in ("probability", "scale") for name, v in getattr(self, kind).items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Bernoulli:
+        """The inverse of :meth:`tensors`."""
+        parts: dict[str, dict[str, Tensor]] = {"probability": {}, "scale": {}}
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            parts[kind][name] = value
+        return cls(parts["probability"], parts["scale"], hyperparameters)
+
+    def _random(self, name: str) -> Tensor:
+        """Which weights of a tensor are no point masses, in its shape."""
+        p = self.probability[name]
+        return (p > 0) & (p < 1) & (self.scale[name] != 0)
+
+    def _check_prior(self, prior: float | Bernoulli) -> None:
+        if not isinstance(prior, Bernoulli):
+            if not (isinstance(prior, int | float) and 0 < prior < 1):
+                raise ValueError(f"prior must be a probability in (0, 1) or a Bernoulli posterior, got {prior!r}")
+            return
+        self._check_names(prior.mean, "prior")
+        for name, mean in self.mean.items():
+            if prior.mean[name].shape != mean.shape:
+                raise ValueError(
+                    f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
+                )
+
+    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
+        for name in self.mean:
+            if name not in other:
+                raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
+        for name in other:
+            if name not in self.mean:
+                raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
+
+
+def _log_mass(value: Tensor, p: Tensor, scale: Tensor) -> Tensor:
+    """Log probability that ``scale * b`` is ``value``, element-wise; ``p`` is in float64."""
+    absent = torch.where(value == 0, (-p).log1p(), -torch.inf)
+    return torch.where(value == scale, torch.where(scale == 0, 0.0, p.log()), absent)
+
+
+def _check(name: str, p: Tensor, scale: Tensor) -> None:
+    """The probabilities and scales of one tensor must be such."""
+    if not p.is_floating_point():
+        raise ValueError(f"probability of {name!r} must be a floating-point tensor, got dtype {p.dtype}")
+    bad = p.detach()[~((p >= 0) & (p <= 1))]
+    if len(bad):
+        raise ValueError(f"probability of {name!r} must be in [0, 1], got {float(bad[0])!r}")
+    if scale.dtype != p.dtype:
+        raise ValueError(f"scale of {name!r} must be of the probabilities' dtype {p.dtype}, got dtype {scale.dtype}")
+    sizes = zip(reversed(scale.shape), reversed(p.shape), strict=False)
+    if scale.ndim > p.ndim or any(size not in (1, full) for size, full in sizes):
+        raise ValueError(f"scale of {name!r} must broadcast to the shape {tuple(p.shape)}, got {tuple(scale.shape)}")
+    if not scale.isfinite().all():
+        raise ValueError(f"scale of {name!r} must be finite, got inf or nan")

@@ -1,0 +1,129 @@
+"""Means and variances of the outputs propagated through the network (Bayer et al. 2015), without sampling."""
+
+from __future__ import annotations
+
+import operator
+from functools import singledispatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.curvature.observe import without_autocast
+from bayesadam.functional.curvature import wide
+from bayesadam.likelihoods import ClassificationLikelihood, HeteroscedasticGaussian, RegressionLikelihood
+from bayesadam.moments import Graph, Moments
+from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian
+from bayesadam.predictive.batches import Chunked, arguments, as_batches, groups, in_eval_mode, map_tensors, no_batches
+from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
+from bayesadam.predictive.result import Predictive
+from bayesadam.progress import progress_bar
+
+
+@singledispatch
+def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
+    """Mean and variance of every weight tensor of a posterior whose weights are independent.
+
+    Raises:
+        ValueError: They are not.
+    """
+    raise ValueError(
+        "posterior must have independent weights for method='moments' (use 'monte_carlo'; or for a Gaussian "
+        f"DiagonalGaussian(q.mean, q.variance), without its correlations), got {type(posterior).__name__}"
+    )
+
+
+@independent_weights.register(DiagonalGaussian)
+@independent_weights.register(Bernoulli)
+def _(posterior: DiagonalGaussian | Bernoulli) -> dict[str, Moments]:
+    variances = posterior.variance
+    return {n: Moments(mean, variances[n] if variances[n].any() else None) for n, mean in posterior.mean.items()}
+
+
+@independent_weights.register
+def _(posterior: PartialGaussian) -> dict[str, Moments]:
+    return {**{name: Moments(mean) for name, mean in posterior.mean.items()}, **independent_weights(posterior.random)}
+
+
+@torch.no_grad()
+def propagated_outputs(
+    model: nn.Module,
+    posterior: NetworkDistribution,
+    inputs: Any,
+    *,
+    covariance: bool,
+    batch_size: int | None,
+    progress: bool | None,
+) -> Moments:
+    """Moments of the outputs ``(N, ...)``.
+
+    Args:
+        model: Its layers and functions must have rules: see :func:`bayesadam.fawn`.
+        posterior: With independent weights.
+        inputs: As for :func:`bayesadam.predict`.
+        covariance: Also that of the outputs of a data point, where the last layer is linear and gives several.
+        batch_size: As for :func:`bayesadam.predict`.
+        progress: See there.
+
+    Raises:
+        ValueError: Weights that are not independent, or a model that does not match or cannot be propagated through.
+    """
+    weights = independent_weights(posterior)
+    device = next(model.parameters(), torch.empty(0)).device
+    batches, single = as_batches(inputs)
+    found: list[tuple[Tensor, ...]] = []
+    with (
+        in_eval_mode(model),
+        posterior.draws(model) as put,
+        progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
+    ):
+        put(None)
+        graph = Graph(model)  # which may depend on the mode
+        placed = {name: _moved(value, device) for name, value in weights.items()}
+
+        def run(batch: Any) -> tuple[Tensor, ...]:
+            args, kwargs = arguments(map_tensors(batch, _widened))
+            with without_autocast([value.mean for value in placed.values()]):
+                result = graph.run(model, placed, args, kwargs, covariance=covariance)
+            # The covariance of a data point that has a second axis would be known in blocks only.
+            several = result.covariance is not None and result.mean.ndim == 2 and result.mean.shape[-1] > 1
+            parts = (result.mean, result.spread())
+            return (*parts, result.covariance) if several else parts  # type: ignore[return-value]
+
+        propagate = Chunked(run, batch_size)
+        for group in groups(batches, device, single, 0):
+            found += map(propagate, group)
+            advance()
+    if not found:
+        raise no_batches()
+    return Moments(*(torch.cat(tensors) for tensors in zip(*found, strict=True)))
+
+
+def from_moments(
+    outputs: Moments,
+    likelihood: RegressionLikelihood | ClassificationLikelihood,
+    *,
+    link: str,
+    mc_samples: int,
+    seed: int,
+) -> Predictive:
+    """The predictive of Gaussian network outputs; see :func:`bayesadam.predictive.gaussian.from_gaussian`.
+
+    The variance of noise that the network itself gives the logarithm of is the expected one.
+    """
+    mean, spread, covariance = outputs.mean, outputs.spread(), outputs.covariance
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        (mean, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
+        width = mean.shape[-1]
+        epistemic = spread if covariance is None else covariance[:, :width, :width]
+        return GaussianPredictive(mean, epistemic, (log_noise + 0.5 * wobble).exp())
+    epistemic = spread if covariance is None else covariance
+    return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed)
+
+
+def _moved(value: Moments, device: torch.device) -> Moments:
+    return value.moved(lambda tensor: _widened(tensor.to(device)))
+
+
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.to(wide(tensor.dtype)) if tensor.is_floating_point() else tensor
