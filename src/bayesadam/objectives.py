@@ -13,6 +13,8 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
+from bayesadam.variational import VariationalModule
+from bayesadam.variational.parameters import unwrapped
 
 SCHEDULES = ("uniform", "blundell")
 
@@ -63,7 +65,7 @@ def nelbo(
     for name, value in (("kl_weight", kl_weight), ("temperature", temperature)):
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {value!r}")
-    inner = _variational(net)
+    inner = unwrapped(net, VariationalModule, "variational")
     scale = kl_weight * temperature / num_data
     total = torch.zeros(())
     for sample in range(mc_samples):
@@ -189,16 +191,6 @@ def _divergence(
         for name, mask in random.items():
             total -= prior.log_density(theta[name][0].double(), name)[mask].sum().cpu()
     return total / mc_samples
-
-
-def _variational(net: nn.Module) -> Any:
-    """The network itself, without what it is wrapped in."""
-    inner: Any = net
-    while not hasattr(inner, "common_draw"):
-        inner = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
-        if not isinstance(inner, nn.Module):
-            raise ValueError(f"net must be made by bayesadam.variational, got {type(net).__name__}")
-    return inner
 
 
 def _output(net: nn.Module, inputs: Any, output: Callable[[Any], Tensor] | None) -> Tensor:

@@ -13,6 +13,7 @@ from bayesadam.functional import moments as maps
 from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.moments.module import MomentModule
 from bayesadam.moments.values import Moments
+from bayesadam.variational.parameters import unwrapped
 
 OBJECTIVES = ("ropd", "vi")
 
@@ -58,16 +59,11 @@ def fawn_loss(
     for name, value in (("kl_weight", kl_weight), ("temperature", temperature)):
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} must be finite and not negative, got {value!r}")
+    inner = unwrapped(net, MomentModule, "fawn")
     if isinstance(inputs, Mapping):
         found = net(**inputs)
     else:
         found = net(*inputs) if isinstance(inputs, tuple) else net(inputs)
-    inner = net
-    while not isinstance(inner, MomentModule):
-        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
-        if not isinstance(wrapped, nn.Module):
-            raise ValueError(f"net must be made by bayesadam.fawn, got {type(net).__name__}")
-        inner = wrapped
     fit = (log_predictive if objective == "ropd" else expected_log_likelihood)(likelihood, found, target)
     scale = kl_weight * temperature / num_data
     return -fit.mean() + (scale * inner.kl_divergence()).to(fit) if scale else -fit.mean()

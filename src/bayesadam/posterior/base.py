@@ -107,6 +107,31 @@ class Posterior(NetworkDistribution):
                     tensor.copy_(before[name])
             torch.clear_autocast_cache()
 
+    def _check_theta(self, theta: Mapping[str, Tensor]) -> None:
+        """Weights by name must be those of the posterior, with any leading axes."""
+        self._check_names(theta, "theta")
+        for name, mean in self.mean.items():
+            value = theta[name]
+            if value.shape[value.ndim - mean.ndim :] != mean.shape:
+                raise ValueError(f"theta[{name!r}] must end in the shape {tuple(mean.shape)}, got {tuple(value.shape)}")
+
+    def _check_weights(self, prior: Posterior) -> None:
+        """A posterior as prior must be over the same weights."""
+        self._check_names(prior.mean, "prior")
+        for name, mean in self.mean.items():
+            if prior.mean[name].shape != mean.shape:
+                raise ValueError(
+                    f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
+                )
+
+    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
+        for name in self.mean:
+            if name not in other:
+                raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
+        for name in other:
+            if name not in self.mean:
+                raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
+
 
 def load_posterior(path: str | os.PathLike[str]) -> Posterior:
     """Read a posterior of any kind from the file that its ``save`` wrote; tensors are on the CPU.

@@ -126,12 +126,10 @@ class Bernoulli(Posterior):
         Raises:
             ValueError: Other names or shapes.
         """
-        self._check_names(theta, "theta")
+        self._check_theta(theta)
         total = torch.zeros((), dtype=torch.float64)
         for name, p in self.probability.items():
             value = theta[name]
-            if value.shape[value.ndim - p.ndim :] != p.shape:
-                raise ValueError(f"theta[{name!r}] must end in the shape {tuple(p.shape)}, got {tuple(value.shape)}")
             terms = _log_mass(value, p.double(), self.scale[name].to(value.dtype))
             total = total.to(terms.device) + terms.reshape(*value.shape[: value.ndim - p.ndim], -1).sum(-1)
         return total
@@ -203,20 +201,7 @@ class Bernoulli(Posterior):
             if not (isinstance(prior, int | float) and 0 < prior < 1):
                 raise ValueError(f"prior must be a probability in (0, 1) or a Bernoulli posterior, got {prior!r}")
             return
-        self._check_names(prior.mean, "prior")
-        for name, mean in self.mean.items():
-            if prior.mean[name].shape != mean.shape:
-                raise ValueError(
-                    f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
-                )
-
-    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
-        for name in self.mean:
-            if name not in other:
-                raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
-        for name in other:
-            if name not in self.mean:
-                raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
+        self._check_weights(prior)
 
 
 def _log_mass(value: Tensor, p: Tensor, scale: Tensor) -> Tensor:

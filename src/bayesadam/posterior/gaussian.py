@@ -127,32 +127,12 @@ class GaussianPosterior(Posterior):
             dim=-1,
         )
 
-    def _check_theta(self, theta: Mapping[str, Tensor]) -> None:
-        self._check_names(theta, "theta")
-        for name, mean in self.mean.items():
-            value = theta[name]
-            if value.shape[value.ndim - mean.ndim :] != mean.shape:
-                raise ValueError(f"theta[{name!r}] must end in the shape {tuple(mean.shape)}, got {tuple(value.shape)}")
-
     def _check_prior(self, prior: float | GaussianPosterior) -> None:
         if not isinstance(prior, GaussianPosterior):
             if not (prior > 0 and math.isfinite(prior)):
                 raise ValueError(f"prior must be a positive, finite precision or a posterior, got {prior!r}")
             return
-        self._check_names(prior.mean, "prior")
-        for name, mean in self.mean.items():
-            if prior.mean[name].shape != mean.shape:
-                raise ValueError(
-                    f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
-                )
-
-    def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:
-        for name in self.mean:
-            if name not in other:
-                raise ValueError(f"{what} must have the weights {name!r}, got none of that name")
-        for name in other:
-            if name not in self.mean:
-                raise ValueError(f"{what} must only have weights that the posterior has, got {name!r}")
+        self._check_weights(prior)
 
 
 def check_mean(name: str, value: Tensor) -> None:

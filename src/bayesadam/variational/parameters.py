@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior import DiagonalGaussian
 
+Net = TypeVar("Net", bound=nn.Module)
 InitialStd = float | Mapping[str, float | Tensor] | Callable[[str, nn.Parameter], float | Tensor]
 
 
@@ -79,6 +80,21 @@ def as_posterior(
             mean[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
             variances[name] = variance[name].detach() if name in variance else torch.zeros_like(mean[name])
     return DiagonalGaussian(mean, variances, hyperparameters)
+
+
+def unwrapped(net: nn.Module, kind: type[Net], maker: str) -> Net:
+    """The network itself, without what it is wrapped in (``DistributedDataParallel``, ``torch.compile``).
+
+    Raises:
+        ValueError: There is none of this kind inside.
+    """
+    inner = net
+    while not isinstance(inner, kind):
+        wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
+        if not isinstance(wrapped, nn.Module):
+            raise ValueError(f"net must be made by bayesadam.{maker}, got {type(net).__name__}")
+        inner = wrapped
+    return inner
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
