@@ -58,7 +58,8 @@ def linear(
     rows = mean if weight.ndim == 3 else mean.reshape(-1, mean.shape[-1])
     spreads = None if variance is None else variance.reshape(rows.shape)
     out, spread = _Linear.apply(rows, spreads, weight, weight_variance, bias, bias_variance)  # type: ignore[no-untyped-call]
-    return out.view(*mean.shape[:-1], -1), spread.view(*mean.shape[:-1], -1)
+    shape = *mean.shape[:-1], weight.shape[-2]
+    return out.view(shape), spread.view(shape)
 
 
 def convolution(
@@ -209,10 +210,11 @@ class _Linear(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, spread: Tensor) -> tuple[Tensor | None, ...]:
         mean, variance, weight, weight_variance = ctx.saved_tensors
         d_mean = d_variance = d_weight = d_weight_variance = None
-        if ctx.needs_input_grad[0]:
+        if any(ctx.needs_input_grad[:2]):
             through = spread @ weight_variance
-            d_mean = _sum_of_product((2.0 * mean).mul_(through), grad, weight)
-            if variance is not None and ctx.needs_input_grad[1]:
+            if ctx.needs_input_grad[0]:
+                d_mean = _sum_of_product((2.0 * mean).mul_(through), grad, weight)
+            if ctx.needs_input_grad[1]:
                 d_variance = _sum_of_product(through, spread, weight.square())
         if ctx.needs_input_grad[2]:
             d_weight = grad.mT @ mean

@@ -1,0 +1,125 @@
+"""From a network to the steps that it computes, found by tracing it once with no data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch import fx, nn
+
+from bayesadam.moments.rules import FUNCTIONS, METHODS, MODULES, SHAPES
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a step computes, among the arguments of a later one."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """One layer, function, method, parameter or input.
+
+    Attributes:
+        op: What ``torch.fx`` calls it; ``"shape"`` is a function or method that asks for a shape.
+        target: A path, a name or a function.
+        rule: How moments pass a function or method.
+        args: With a :class:`Value` for what other steps compute.
+        kwargs: Likewise.
+        inputs: Numbers of the steps whose values it takes.
+        last: Those of them that no later step takes.
+    """
+
+    op: str
+    target: Any
+    rule: Callable[..., Any] | None
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def steps_of(model: nn.Module) -> list[Step]:
+    """The steps, the output last.
+
+    Raises:
+        ValueError: See :class:`bayesadam.moments.Graph`.
+    """
+    nodes = _traced(model)
+    modules, plain = dict(model.named_modules(remove_duplicate=False)), set[fx.Node]()
+    for node in nodes:
+        _check(node, modules, plain)
+    numbers = {node: number for number, node in enumerate(nodes)}
+    return [_step(node, numbers) for node in nodes]
+
+
+def _step(node: fx.Node, numbers: Mapping[fx.Node, int]) -> Step:
+    calls = node.op in ("call_function", "call_method")
+    rules: Mapping[Any, Callable[..., Any]] = FUNCTIONS if node.op == "call_function" else METHODS
+    inputs, mapped = node.all_input_nodes, cast(Any, fx.map_arg)  # declared for nodes only
+    args, kwargs = mapped((node.args, node.kwargs), lambda used: Value(numbers[used]))
+    return Step(
+        "shape" if calls and _asks_for_shape(node) else node.op,
+        node.target,
+        rules.get(node.target) if calls else None,
+        tuple(args),
+        dict(kwargs),
+        tuple(numbers[used] for used in inputs),
+        tuple(numbers[used] for used in inputs if list(used.users)[-1] is node),
+    )
+
+
+class _Tracer(fx.Tracer):
+    """Stops at modules that have a rule, and at those of PyTorch."""
+
+    def is_leaf_module(self, module: nn.Module, path: str) -> bool:
+        return type(module) in MODULES or super().is_leaf_module(module, path)
+
+
+def _traced(model: nn.Module) -> list[fx.Node]:
+    for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise ValueError(f"model must have no forward hooks to propagate moments, got some at {name!r}")
+    try:
+        return list(_Tracer().trace(model).nodes)
+    except (fx.proxy.TraceError, TypeError, RuntimeError) as error:
+        raise ValueError(
+            "model must be a fixed sequence of layers and functions to propagate moments (else use 'monte_carlo'), "
+            f"got {type(model).__name__}: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _check(node: fx.Node, modules: Mapping[str, nn.Module], plain: set[fx.Node]) -> None:
+    """Refuse what has no rule; what is computed of shapes and other plain values needs none."""
+    if node.op == "call_module":
+        kind = type(modules[str(node.target)])
+        if kind not in MODULES:
+            raise _unsupported(f"the layer {str(node.target)!r} ({kind.__name__})")
+        if len(node.all_input_nodes) != 1:
+            raise _unsupported(f"the layer {str(node.target)!r} with {len(node.all_input_nodes)} inputs")
+    elif node.op == "placeholder":
+        if str(node.target).startswith("*"):
+            raise _unsupported(f"any number of inputs {str(node.target)!r}")
+    elif node.op == "output":
+        if not isinstance(node.args[0], fx.Node) or node.args[0] in plain:
+            raise _unsupported("an output that is not one tensor")
+    elif node.op in ("call_function", "call_method"):
+        inputs = node.all_input_nodes
+        if all(used in plain for used in inputs) or _asks_for_shape(node):
+            plain.add(node)
+        elif node.target not in (FUNCTIONS if node.op == "call_function" else METHODS):
+            raise _unsupported(f"the function {getattr(node.target, '__name__', node.target)!r}")
+
+
+def _asks_for_shape(node: fx.Node) -> bool:
+    name = node.args[1] if node.target is getattr else node.target
+    return name in SHAPES
+
+
+def _unsupported(what: str) -> ValueError:
+    return ValueError(
+        "model must have layers and functions only that moments can be propagated through (else use 'monte_carlo'), "
+        f"got {what}"
+    )
