@@ -507,7 +507,7 @@ class TestLeavesNoTrace:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"method": "moments"}, r"^method must be one of \('monte_carlo', 'linearized', 'mean'\), got 'moments'$"),
+            ({"method": "exact"}, r"^method must be one of \('monte_carlo', 'linearized', .*'mean'\), got 'exact'$"),
             ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
             ({"mc_samples": 2.0}, "^mc_samples must be a whole number of at least 1, got 2.0$"),
             ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),

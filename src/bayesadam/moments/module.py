@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayesadam.curvature.observe import without_autocast
 from bayesadam.moments.graph import Graph
 from bayesadam.moments.values import Moments
 from bayesadam.moments.weights import BernoulliWeights, GaussianWeights
@@ -32,7 +33,7 @@ class MomentModule(nn.Module):
         super().__init__()
         self._graph: Graph | None = Graph(weights.model)
         if covariance and not self._graph.has_covariance:
-            raise ValueError("covariance must be False for a model whose last layer is not nn.Linear, got True")
+            raise ValueError("covariance must be False unless nn.Linear after other layers gives the outputs, got True")
         self.weights = weights
         self.covariance = covariance
 
@@ -43,13 +44,14 @@ class MomentModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
         """Moments of the model's output: its mean and variance, and its covariance if that was asked for.
 
-        The inputs are certain, or :class:`Moments` themselves. With one hidden layer the moments are exact; with more,
-        units are taken as independent and as Gaussian.
+        The inputs are certain, or :class:`Moments` themselves, in the dtype of the weights, which autocast leaves alone.
+        With one hidden layer the moments are exact; with more, units are taken as independent and as Gaussian.
         """
         if self._graph is None:
             self._graph = Graph(self.weights.model)
-        model, weights = self.weights.model, self.weights.moments()
-        return self._graph.run(model, weights, args, kwargs, covariance=self.covariance)
+        with without_autocast(list(self.parameters())):
+            model, weights = self.weights.model, self.weights.moments()
+            return self._graph.run(model, weights, args, kwargs, covariance=self.covariance)
 
     def train(self, mode: bool = True) -> MomentModule:
         """Training or evaluation mode; the model may compute something else in each."""

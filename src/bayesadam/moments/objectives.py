@@ -121,7 +121,12 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
         terms = _log_density(target - mean, (spread + log_noise.exp()).log())
     elif isinstance(likelihood, HeteroscedasticGaussian):
         (center, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
-        terms = _log_density(target - center, (spread + (log_noise + 0.5 * wobble).exp()).log())
+        noise = (log_noise + 0.5 * wobble).exp()
+        if output.covariance is not None:
+            width = center.shape[-1]
+            covariance = output.covariance[..., :width, :width] + torch.diag_embed(noise)
+            return maps.gaussian_log_prob(target - center, covariance)
+        terms = _log_density(target - center, (spread + noise).log())
     elif isinstance(likelihood, Bernoulli):
         labels = target.to(mean.dtype)
         terms = labels * _log_expected_sigmoid(mean, spread)

@@ -1,0 +1,619 @@
+"""Moments through whole networks: exact with one hidden layer, by hand however layers are put together, refusals."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+
+import bayesadam as ba
+from bayesadam import moments
+from bayesadam.functional import moments as maps
+from bayesadam.moments import Graph, Moments
+from bayesadam.moments.rules import MODULES
+from moments.references import BOUND, F64, close, draw, one_hidden_layer, spread, z_scores
+
+
+def make(function, **parts):
+    """A module with this forward."""
+
+    class Made(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name, part in parts.items():
+                setattr(self, name, part)
+
+        forward = function
+
+    return Made().double()
+
+
+def random_weights(model, seed=0):
+    return {
+        name: Moments(p.detach().clone(), 0.1 * spread(*p.shape, seed=seed + i, dtype=p.dtype))
+        for i, (name, p) in enumerate(model.named_parameters())
+    }
+
+
+def sampled(weights, count, seed=0):
+    return {
+        name: w.mean + w.variance.sqrt() * draw(count, *w.mean.shape, seed=seed + number)
+        for number, (name, w) in enumerate(weights.items())
+    }
+
+
+def run(model, *args, weights=None, covariance=False, **kwargs):
+    weights = random_weights(model) if weights is None else weights
+    return Graph(model).run(model, weights, args, kwargs, covariance=covariance)
+
+
+def same(ours, theirs, **tolerances):
+    """``theirs``: Moments, or a pair."""
+    mean, variance = (theirs.mean, theirs.variance) if isinstance(theirs, Moments) else theirs
+    close(ours.mean, mean, **tolerances)
+    assert (ours.variance is None) == (variance is None)
+    if variance is not None:
+        assert ours.variance.shape == ours.mean.shape
+        close(ours.variance, variance, **tolerances)
+
+
+def layer(x, weights, name):
+    """A linear layer by hand, of Moments."""
+    w, b = weights[f"{name}.weight"], weights.get(f"{name}.bias", Moments(None))
+    return Moments(*maps.linear(x.mean, x.variance, w.mean, w.variance, b.mean, b.variance))
+
+
+def relu(x):
+    return Moments(*maps.relu(x.mean, x.variance))
+
+
+def linear(*sizes, seed=0):
+    torch.manual_seed(seed)
+    return nn.Linear(*sizes).double()
+
+
+class TestOneHiddenLayer:
+    """The only networks for which everything is exact."""
+
+    def network(self, seed, outputs=3):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, outputs)).double()
+        weights = random_weights(model, seed)
+        names = ("0.weight", "0.bias"), ("2.weight", "2.bias")
+        layers = [[part for name in pair for part in (weights[name].mean, weights[name].variance)] for pair in names]
+        return model, weights, layers
+
+    @pytest.mark.parametrize("seed", range(4))
+    def test_moments_are_exact(self, seed):
+        model, weights, layers = self.network(seed)
+        x = 2.0 * draw(5, 3, seed=seed)
+        mean, covariance = one_hidden_layer(x, *layers)
+        ours = run(model, x, weights=weights, covariance=True)
+        close(ours.mean, mean, rtol=1e-6, atol=1e-9)
+        close(ours.covariance, covariance, rtol=1e-6, atol=1e-9)
+        close(ours.variance, covariance.diagonal(dim1=-2, dim2=-1), rtol=1e-6, atol=1e-9)
+        plain = run(model, x, weights=weights)
+        assert plain.covariance is None
+        assert torch.equal(plain.variance, ours.variance)
+        off = covariance - torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+        assert off.abs().max() > 0.01 * covariance.max()  # there is something to know
+
+    def test_sampled_networks_agree(self):
+        model, weights, _ = self.network(7)
+        x = draw(2, 3, seed=7)
+        theta = sampled(weights, 200_000)
+        hidden = torch.relu(x @ theta["0.weight"].mT + theta["0.bias"].unsqueeze(1))
+        outputs = hidden @ theta["2.weight"].mT + theta["2.bias"].unsqueeze(1)
+        ours = run(model, x, weights=weights, covariance=True)
+        assert max(z_scores(outputs, ours.mean, ours.covariance)) <= BOUND
+
+    def test_two_hidden_layers_are_close_to_samples(self):
+        """Units are taken as independent and Gaussian there."""
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2)).double()
+        weights = random_weights(model)
+        x, theta = draw(4, 3, seed=2), sampled(weights, 20_000)
+        y = draw(0)
+        for name in ("0", "2", "4"):
+            y = (x if name == "0" else torch.relu(y)) @ theta[f"{name}.weight"].mT
+            y = y + theta[f"{name}.bias"].unsqueeze(1)
+        ours = run(model, x, weights=weights)
+        close(ours.mean, y.mean(0), rtol=0.05, atol=0.05)
+        close(ours.variance, y.var(0), rtol=0.15, atol=0.0)
+
+
+class TestStructures:
+    def test_nested(self):
+        model = nn.Sequential(
+            nn.Sequential(linear(3, 4), nn.ReLU()), nn.Identity(), nn.ModuleDict({"a": nn.ReLU()})["a"]
+        )
+        weights, x = random_weights(model), draw(5, 3)
+        same(run(model, x, weights=weights), relu(relu(layer(Moments(x), weights, "0.0"))))
+
+    def test_a_linear_layer_alone(self):
+        model, x = linear(3, 2), draw(5, 3)
+        weights = random_weights(model)
+        truth = maps.linear(
+            x, None, weights["weight"].mean, weights["weight"].variance, weights["bias"].mean, weights["bias"].variance
+        )
+        same(run(model, x, weights=weights), truth)
+        certain = run(model, x, weights=weights, covariance=True)
+        assert certain.covariance is None  # outputs of certain inputs are independent
+
+    def test_residual(self):
+        model = make(lambda self, x: x + F.relu(self.fc(x)), fc=linear(3, 3))
+        weights, x, u = random_weights(model), draw(5, 3), spread(5, 3)
+        branch = relu(layer(Moments(x, u), weights, "fc"))
+        same(run(model, Moments(x, u), weights=weights), (x + branch.mean, u + branch.variance))
+        branch = relu(layer(Moments(x), weights, "fc"))
+        same(run(model, x, weights=weights), (x + branch.mean, branch.variance))
+
+    def test_functional_layers_with_parameters(self):
+        model = make(
+            lambda self, x: torch.tanh(F.linear(x, self.weight, bias=self.bias)) * self.scale - self.shift / 2.0,
+            weight=nn.Parameter(draw(4, 3)),
+            bias=nn.Parameter(draw(4)),
+            scale=nn.Parameter(draw(4, seed=1)),
+            shift=nn.Parameter(draw(4, seed=2)),
+        )
+        weights, x = random_weights(model), draw(5, 3, seed=4)
+        h = maps.linear(x, None, *(part for n in ("weight", "bias") for part in (weights[n].mean, weights[n].variance)))
+        (e, v), (s, t) = maps.tanh(*h), (weights["scale"].mean, weights["scale"].variance)
+        mean, variance = e * s, e**2 * t + v * s**2 + v * t
+        truth = (mean - 0.5 * weights["shift"].mean, variance + 0.25 * weights["shift"].variance)
+        same(run(model, x, weights=weights), truth)
+
+    @pytest.mark.parametrize(
+        "move",
+        [
+            lambda x: x.flatten(1),
+            lambda x: torch.flatten(x, 1),
+            lambda x: x.view(x.size(0), -1),
+            lambda x: x.view(x.shape[0], -1),
+            lambda x: x.reshape(-1, x.shape[1] * x.shape[2]),
+            lambda x: x.permute(2, 0, 1),
+            lambda x: x.transpose(1, 2).contiguous(),
+            lambda x: x[:, 0],
+            lambda x: x[..., 1:],
+            lambda x: x.unsqueeze(1).squeeze(1),
+            lambda x: x.movedim(0, -1),
+            lambda x: torch.cat([x, x[:, :1]], 1),
+            lambda x: torch.cat((x, 3.0 * x), dim=-1),
+        ],
+    )
+    def test_elements_that_move(self, move):
+        model = make(lambda self, x: move(self.fc(x)), fc=linear(3, 4))
+        weights, x = random_weights(model), draw(5, 2, 3)
+        h = layer(Moments(x), weights, "fc")
+        spreads = move(h.variance.clone())
+        if spreads.shape == (5, 2, 8):  # the one that multiplies
+            spreads = torch.cat((h.variance, 9.0 * h.variance), -1)
+        same(run(model, x, weights=weights), (move(h.mean), spreads))
+
+    def test_certain_and_uncertain_parts_together(self):
+        model = make(lambda self, x: torch.cat([self.fc(x), x], 1), fc=linear(3, 3))
+        weights, x = random_weights(model), draw(5, 3)
+        h = layer(Moments(x), weights, "fc")
+        same(run(model, x, weights=weights), (torch.cat([h.mean, x], 1), torch.cat([h.variance, 0.0 * x], 1)))
+
+    def test_a_variance_of_the_bias_alone_can_be_viewed(self):
+        """It has one row in memory, and so no view in which rows are joined."""
+        model = make(lambda self, x: self.fc(x).view(-1), fc=linear(3, 4))
+        weights, x = random_weights(model), draw(5, 3)
+        only = {"fc.bias": weights["fc.bias"]}
+        same(run(model, x, weights=only), (model(x), weights["fc.bias"].variance.repeat(5)))
+
+    def test_several_inputs_by_place_and_by_name(self):
+        def forward(self, x, y, scale=2.0, *, z):
+            return self.a(x) * scale - self.b(y) / z
+
+        model = make(forward, a=linear(3, 2), b=linear(4, 2, seed=1))
+        weights, x, y, z = random_weights(model), draw(5, 3), draw(5, 4, seed=1), draw(5, 2, seed=2).abs() + 1.0
+        a, b = layer(Moments(x), weights, "a"), layer(Moments(y), weights, "b")
+        truth = (2.0 * a.mean - b.mean / z, 4.0 * a.variance + b.variance / z**2)
+        same(run(model, x, y, weights=weights, z=z), truth)
+        same(run(model, x, weights=weights, y=y, z=z), truth)
+        same(run(model, weights=weights, z=z, y=y, x=x, scale=2.0), truth)
+        same(run(model, x, y, 2, weights=weights, z=z), truth)
+        with pytest.raises(TypeError, match="^the model must be given its input 'z', got none$"):
+            run(model, x, y)
+        with pytest.raises(TypeError, match=r"^the model must be given its own inputs only, got 1 more and \['w'\]$"):
+            run(model, x, y, 2.0, z, z, w=x)
+
+    def test_sums_and_products(self):
+        model = make(lambda self, x, y: 1.0 - (x - y) * x.mul(y).add(2.0) + torch.sub(y, 3.0).div(2.0))
+        x, y = Moments(draw(7), spread(7)), Moments(draw(7, seed=1), spread(7, seed=1))
+        # each use of an input counts as independent of the others
+        gap, gap_v = x.mean - y.mean, x.variance + y.variance
+        product = x.mean * y.mean + 2.0
+        product_v = x.mean**2 * y.variance + y.mean**2 * x.variance + x.variance * y.variance
+        variance = gap**2 * product_v + product**2 * gap_v + gap_v * product_v + 0.25 * y.variance
+        same(run(model, x, y), (1.0 - gap * product + (y.mean - 3.0) / 2.0, variance))
+        with pytest.raises(
+            TypeError, match="^a divisor must be certain to propagate moments, got one with a variance$"
+        ):
+            run(make(lambda self, x, y: x / y), x, y)
+
+    def test_sums_and_products_of_other_shapes(self):
+        x, u, y = draw(1, 3), spread(1, 3), draw(5, 1, seed=1)
+        same(run(make(lambda self, x, y: x + y), Moments(x, u), y), (x + y, u.expand(5, 3)))
+        same(run(make(lambda self, x, y: y - x), Moments(x, u), y), (y - x, u.expand(5, 3)))
+        same(run(make(lambda self, x, y: x * y), Moments(x, u), y), (x * y, u * y**2))
+        same(run(make(lambda self, x, y: x / y), Moments(x, u), y), (x / y, u / y**2))
+
+    def test_a_layer_that_is_called_twice(self):
+        fc = linear(3, 3)
+        model = make(lambda self, x: self.second(F.relu(self.first(x))), first=fc, second=fc)
+        weights, x = random_weights(model), draw(5, 3)
+        assert list(weights) == ["first.weight", "first.bias"]
+        same(run(model, x, weights=weights), layer(relu(layer(Moments(x), weights, "first")), weights, "first"))
+
+    def test_parameters_that_two_layers_share(self):
+        model = make(lambda self, x: self.b(self.a(x)), a=linear(3, 3), b=linear(3, 3, seed=1))
+        model.b.weight = model.a.weight
+        weights, x = random_weights(model), draw(5, 3)
+        assert "b.weight" not in weights
+        truth = layer(layer(Moments(x), weights, "a"), {**weights, "b.weight": weights["a.weight"]}, "b")
+        same(run(model, x, weights=weights), truth)
+
+    @pytest.mark.parametrize("affine", [True, False])
+    @pytest.mark.parametrize(
+        ("kind", "shape"), [(nn.BatchNorm1d, (4,)), (nn.BatchNorm1d, (4, 3)), (nn.BatchNorm2d, (4, 2, 3))]
+    )
+    def test_batch_norm(self, kind, shape, affine):
+        model = nn.Sequential(kind(4, affine=affine, eps=0.1)).double().eval()
+        model[0].running_mean.copy_(draw(4, seed=1))
+        model[0].running_var.copy_(draw(4, seed=2).exp())
+        x, u = draw(5, *shape), spread(5, *shape)
+        if affine:
+            model[0].weight.data.copy_(draw(4, seed=3))
+        weights = random_weights(model)
+        shape = (4, *[1] * (len(shape) - 1))
+        scale = (1.0 / (model[0].running_var + 0.1).sqrt()).view(shape)
+        mean = (x - model[0].running_mean.view(shape)) * scale
+        for certain in (True, False):
+            variance = None if certain else u * scale**2
+            truth = Moments(mean, variance)
+            if affine:
+                w, b = (weights[f"0.{name}"].moved(lambda t: t.view(shape)) for name in ("weight", "bias"))
+                carried = torch.zeros_like(x) if certain else variance
+                variance = mean**2 * w.variance + carried * (w.mean**2 + w.variance) + b.variance
+                truth = Moments(mean * w.mean + b.mean, variance)
+            same(run(model, Moments(x, None if certain else u), weights=weights), truth)
+        assert torch.equal(run(model, x, weights={}).mean, model(x))
+        only = {name: value for name, value in weights.items() if "weight" in name}
+        if affine:
+            close(run(model, x, weights=only).variance, mean**2 * weights["0.weight"].variance.view(shape))
+
+    @pytest.mark.parametrize("wrong", ["training", "statistics"])
+    def test_batch_norm_of_the_batch(self, wrong):
+        model = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=wrong == "training")).train(wrong == "training")
+        with pytest.raises(
+            RuntimeError,
+            match="^BatchNorm1d must have running statistics and be in eval mode to propagate moments, "
+            f"got training={wrong == 'training'}$",
+        ):
+            run(model, torch.ones(2, 3), weights={})
+
+    def test_dropout_is_noise_in_training_mode_only(self):
+        model = nn.Sequential(nn.Dropout(0.2), linear(3, 2))
+        x = draw(5, 3)
+        same(run(model, x, weights={}), maps.linear(x, x**2 * 0.25, model[1].weight, None, model[1].bias))
+        close(run(model, x, weights={}).variance, (x**2 * 0.25) @ model[1].weight.square().T)
+        assert run(model.eval(), x, weights={}).variance is None
+
+    def test_dropout_agrees_with_its_masks(self):
+        model, x = nn.Sequential(nn.Dropout(0.3), linear(4, 2)), draw(1, 4)
+        torch.manual_seed(5)
+        samples = model(x.expand(200_000, 4)).unsqueeze(1).detach()
+        ours = run(model, x, weights={}, covariance=True)
+        assert max(z_scores(samples, ours.mean.detach(), ours.covariance.detach())) <= BOUND
+
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_convolutions_and_pools(self, bias):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1, groups=2, bias=bias),
+            nn.ReLU(),
+            nn.AvgPool2d(2, stride=1, padding=1, count_include_pad=False),
+            nn.Conv2d(4, 3, (2, 1), dilation=(2, 1)),
+            nn.AdaptiveAvgPool2d((2, 1)),
+            nn.Flatten(),
+            nn.Linear(6, 2),
+        ).double()
+        weights, x = random_weights(model), draw(2, 2, 7, 8)
+
+        def weight(name):
+            found = weights.get(name, Moments(None))
+            return found.mean, found.variance
+
+        h = maps.conv2d(x, None, *weight("0.weight"), *weight("0.bias"), stride=2, padding=1, groups=2)
+        h = maps.avg_pool2d(*maps.relu(*h), 2, stride=1, padding=1, count_include_pad=False)
+        h = maps.conv2d(*h, *weight("3.weight"), *weight("3.bias"), dilation=(2, 1))
+        h = maps.adaptive_avg_pool2d(*h, (2, 1))
+        truth = layer(Moments(*(t.flatten(1) for t in h)), weights, "6")
+        same(run(model, x, weights=weights), truth)
+        assert torch.equal(run(model, x, weights={}).mean, model(x))
+
+    def test_a_circular_convolution_is_its_dense_map(self):
+        model = nn.Sequential(nn.Conv1d(1, 2, 3, padding=1, padding_mode="circular")).double()
+        weights, x, u = random_weights(model), draw(2, 1, 5), spread(2, 1, 5)
+        ours = run(model, Moments(x, u), weights=weights)
+        w, b = weights["0.weight"], weights["0.bias"]
+        for channel in range(2):
+            dense = [torch.zeros(5, 5, **F64) for _ in range(2)]
+            for i in range(5):
+                for k in range(3):
+                    for matrix, part in zip(dense, (w.mean, w.variance), strict=True):
+                        matrix[i, (i + k - 1) % 5] = part[channel, 0, k]
+            mean, variance = maps.linear(
+                x[:, 0], u[:, 0], *dense, b.mean[channel].repeat(5), b.variance[channel].repeat(5)
+            )
+            close(ours.mean[:, channel], mean)
+            close(ours.variance[:, channel], variance)
+
+    def test_3d(self):
+        model = nn.Sequential(nn.Conv3d(1, 2, 2), nn.BatchNorm3d(2), nn.Flatten(2)).double().eval()
+        x = draw(2, 1, 3, 3, 3)
+        assert torch.equal(run(model, x, weights={}).mean, model(x))
+        assert run(model, x).variance.min() > 0.0
+
+
+ELEMENTWISE = {
+    "relu": (nn.ReLU(inplace=True), F.relu, maps.relu),
+    "leaky_relu": (
+        nn.LeakyReLU(0.2),
+        lambda x: F.leaky_relu(x, 0.2),
+        lambda m, v: maps.leaky_relu(m, v, 0.2),
+    ),
+    "sigmoid": (nn.Sigmoid(), torch.sigmoid, maps.sigmoid),
+    "tanh": (nn.Tanh(), torch.tanh, maps.tanh),
+    "gelu": (nn.GELU(), F.gelu, maps.gelu),
+    "gelu_tanh": (
+        nn.GELU("tanh"),
+        lambda x: F.gelu(x, approximate="tanh"),
+        lambda m, v: maps.gelu(m, v, approximate="tanh"),
+    ),
+    "silu": (nn.SiLU(), F.silu, maps.silu),
+}
+QUADRATURE = {
+    "elu": nn.ELU(0.7, inplace=True),
+    "selu": nn.SELU(),
+    "celu": nn.CELU(),
+    "softplus": nn.Softplus(),
+    "softsign": nn.Softsign(),
+    "mish": nn.Mish(),
+    "log_sigmoid": nn.LogSigmoid(),
+    "hardtanh": nn.Hardtanh(inplace=True),
+    "relu6": nn.ReLU6(),
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_layers_and_functions(name):
+    module, function, rule = ELEMENTWISE[name]
+    x, u = draw(50), spread(50)
+    before = x.clone()
+    for model in (nn.Sequential(module), make(lambda self, x: function(x))):
+        same(run(model, Moments(x, u)), rule(x, u), rtol=0, atol=0)
+        certain = run(model, x)
+        assert torch.equal(certain.mean, function(x))
+        assert certain.variance is None
+        assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("name", ["relu", "sigmoid", "tanh"])
+def test_elementwise_methods(name):
+    x, u = draw(50), spread(50)
+    same(run(make(lambda self, x: getattr(x, name)()), Moments(x, u)), getattr(maps, name)(x, u))
+    same(run(make(lambda self, x: getattr(F, name)(x)), Moments(x, u)), getattr(maps, name)(x, u))
+
+
+@pytest.mark.parametrize("name", QUADRATURE)
+def test_layers_by_quadrature(name):
+    x, u = 1.5 * draw(3, seed=2), 0.3 + spread(3)
+    before = x.clone()
+    model = nn.Sequential(QUADRATURE[name])
+    ours = run(model, Moments(x, u))
+    z = torch.linspace(-10.0, 10.0, 20_001, **F64)
+    mass = torch.exp(-0.5 * z**2)
+    mass = mass / mass.sum()
+    values = model((x.unsqueeze(1) + u.sqrt().unsqueeze(1) * z).clone())
+    mean = (values * mass).sum(1)
+    # functions with kinks are the harder ones
+    rough = {"rtol": 0.02, "atol": 0.01} if name in ("softsign", "hardtanh", "relu6", "selu", "celu", "elu") else {}
+    fine = {"rtol": 1e-4, "atol": 1e-5}
+    close(ours.mean, mean, **(rough or fine))
+    close(
+        ours.variance, ((values - mean.unsqueeze(1)).square() * mass).sum(1), **(rough or {"rtol": 1e-3, "atol": 1e-5})
+    )
+    assert torch.equal(run(model, x).mean, model(x.clone()))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_certain_weights_give_the_networks_own_output(dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3),
+        nn.BatchNorm2d(3),
+        nn.GELU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(12, 8),
+        nn.BatchNorm1d(8),
+        nn.LeakyReLU(),
+        nn.Dropout(),
+        nn.Linear(8, 5),
+        nn.Softplus(),
+    )
+    model = model.to(dtype)
+    x = draw(6, 1, 6, 6, dtype=dtype)
+    model(x)  # statistics
+    model.eval()
+    ours = run(model, x, weights={}, covariance=True)
+    assert torch.equal(ours.mean, model(x))
+    assert ours.variance is None
+    assert ours.covariance is None
+    assert torch.equal(ours.spread(), torch.zeros_like(ours.mean))
+    model = make(lambda self, x, y: (1.0 - self.fc(x)) / y + x[:, :1] * self.fc(x), fc=linear(3, 4)).to(dtype)
+    x, y = draw(9, 3, dtype=dtype), draw(9, 4, seed=1, dtype=dtype)
+    assert torch.equal(run(model, x, y, weights={}).mean, model(x, y))
+
+
+def test_a_copy_of_the_model_can_be_run():
+    model = nn.Sequential(linear(3, 4), nn.ReLU(), linear(4, 2))
+    graph, other = Graph(model), copy.deepcopy(model)
+    with torch.no_grad():
+        other[2].bias.add_(1.0)
+    close(graph.run(other, {}, (draw(5, 3),), {}).mean, model(draw(5, 3)) + 1.0)
+
+
+class TestSubclasses:
+    class Shifted(nn.Linear):
+        def forward(self, x):
+            return 2.0 * super().forward(x) + 1.0
+
+    def test_what_it_computes_counts(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(self.Shifted(3, 2)).double()
+        weights, x = random_weights(model), draw(5, 3)
+        h = layer(Moments(x), weights, "0")
+        same(run(model, x, weights=weights), (2.0 * h.mean + 1.0, 4.0 * h.variance))
+        assert not Graph(model).has_covariance
+
+    def test_a_leaf_of_pytorch_is_no_linear_layer(self):
+        model = nn.Sequential(nn.Linear(3, 2), nn.modules.linear.NonDynamicallyQuantizableLinear(2, 2))
+        with pytest.raises(ValueError, match=r"got the layer '1' \(NonDynamicallyQuantizableLinear\)$"):
+            Graph(model)
+
+    def test_register(self):
+        class Sine(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale = nn.Parameter(draw(3))
+
+            def forward(self, x):
+                return torch.sin(x) * self.scale
+
+        model, x, u = nn.Sequential(Sine()), draw(5, 3), spread(5, 3)
+        with pytest.raises(ValueError, match="got the function 'sin'$"):
+            Graph(model)
+
+        @moments.register(Sine)
+        def rule(module, x, weights):
+            assert isinstance(module, Sine)
+            assert weights("scale").variance is not None
+            mean = torch.sin(x.mean) * torch.exp(-0.5 * x.spread())
+            return Moments(mean * weights("scale").mean, x.variance)
+
+        try:
+            ours = run(model, Moments(x, u))
+            same(ours, (torch.sin(x) * torch.exp(-0.5 * u) * model[0].scale, u))
+            with pytest.raises(ValueError, match="got the function 'sin'$"):
+                Graph(nn.Sequential(type("Sub", (Sine,), {})()))
+        finally:
+            del MODULES[Sine]
+
+
+def branch(self, x):
+    return x if x.sum() > 0 else -x
+
+
+UNSUPPORTED = "^model must have layers and functions only that moments can be propagated through "
+UNSUPPORTED += r"\(else use 'monte_carlo'\), got "
+FIXED = "^model must be a fixed sequence of layers and functions to propagate moments "
+FIXED += r"\(else use 'monte_carlo'\), got Made: "
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            nn.Sequential(linear(3, 3), nn.Sequential(nn.MaxPool2d(2), nn.LSTM(2, 2))),
+            UNSUPPORTED + r"the layer '1\.0' \(MaxPool2d\)$",
+        ),
+        (nn.Sequential(nn.Embedding(3, 2)), UNSUPPORTED + r"the layer '0' \(Embedding\)$"),
+        (
+            nn.Sequential(parametrizations.weight_norm(nn.Linear(3, 2))),
+            UNSUPPORTED + r"the layer '0' \(ParametrizedLinear\)$",
+        ),
+        (
+            make(lambda self, x, y: self.fc(x, y), fc=nn.Bilinear(2, 2, 2)),
+            UNSUPPORTED + r"the layer 'fc' \(Bilinear\)$",
+        ),
+        (make(lambda self, x, y: self.fc(x, y), fc=nn.Linear(2, 2)), UNSUPPORTED + "the layer 'fc' with 2 inputs$"),
+        (make(lambda self, x: torch.sin(x)), UNSUPPORTED + "the function 'sin'$"),
+        (make(lambda self, x: x.exp()), UNSUPPORTED + "the function 'exp'$"),
+        (make(lambda self, x: x.T), UNSUPPORTED + "the function 'getattr'$"),
+        (make(lambda self, x: F.dropout(x, 0.5)), UNSUPPORTED + "the function 'dropout'$"),
+        (make(lambda self, x: x @ self.w, w=nn.Parameter(torch.ones(3, 3))), UNSUPPORTED + "the function 'matmul'$"),
+        (make(lambda self, x: (x, x)), UNSUPPORTED + "an output that is not one tensor$"),
+        (make(lambda self, x: {"y": x}), UNSUPPORTED + "an output that is not one tensor$"),
+        (make(lambda self, x: x.size(0)), UNSUPPORTED + "an output that is not one tensor$"),
+        (make(lambda self, x: 3.0), UNSUPPORTED + "an output that is not one tensor$"),
+        (make(lambda self, *x: x[0]), UNSUPPORTED + r"any number of inputs '\*x'$"),
+        (make(lambda self, **x: x["a"]), UNSUPPORTED + r"any number of inputs '\*\*x'$"),
+        (make(branch), FIXED + "symbolically traced variables cannot be used as inputs to control flow$"),
+        (make(lambda self, x: torch.cat([y for y in x])), FIXED),
+        (make(lambda self, x: x[: len(x)]), FIXED),
+    ],
+)
+def test_refusals(model, message):
+    with pytest.raises(ValueError, match=message):
+        Graph(model)
+    for weights in ("gaussian", "bernoulli"):
+        with pytest.raises(ValueError, match=message):
+            ba.fawn(model, weights)
+
+
+@pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
+def test_hooks(kind):
+    model = nn.Sequential(linear(3, 3), nn.Sequential(linear(3, 3)))
+    handle = getattr(model[1], kind)(lambda *_: None)
+    message = "^model must have no forward hooks to propagate moments, got some at '1'$"
+    with pytest.raises(ValueError, match=message):
+        Graph(model)
+    handle.remove()
+    Graph(model)
+
+
+def test_plain_values_are_computed_plainly():
+    def forward(self, x, count):
+        width = x.shape[-1] * 2
+        ones = torch.ones(width // 2, dtype=x.dtype, device=x.device)
+        return self.fc(x * ones).view(x.size(0), count + 1, -1) + torch.zeros(1, dtype=x.dtype)
+
+    model = make(forward, fc=linear(3, 4))
+    weights, x = random_weights(model), draw(5, 3)
+    h = layer(Moments(x), weights, "fc")
+    same(run(model, x, 1, weights=weights), h.moved(lambda t: t.view(5, 2, 2)))
+
+
+class TestExtremes:
+    @pytest.mark.parametrize("size", [1.0, 1e4])
+    @pytest.mark.parametrize("variance", [0.0, 1e-30, 1.0, 1e6])
+    @pytest.mark.parametrize("layer", [nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.Softplus])
+    def test_three_layers_in_float32(self, layer, variance, size):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), layer(), nn.Linear(8, 8), layer(), nn.Linear(8, 2))
+        x = size * draw(6, 4, dtype=torch.float32)
+        x[0] = 0.0
+        x.requires_grad_()
+        means = {name: (size * p.detach()).requires_grad_() for name, p in model.named_parameters()}
+        spreads = {name: torch.full_like(p, variance).requires_grad_() for name, p in means.items()}
+        with torch.no_grad():
+            means["0.weight"][0] = means["0.bias"][0] = 0.0
+        weights = {name: Moments(mean, spreads[name]) for name, mean in means.items()}
+        ours = run(model, x, weights=weights, covariance=True)
+        for tensor in (ours.mean, ours.variance, ours.covariance):
+            assert tensor.isfinite().all()
+        assert ours.variance.min() >= 0.0
+        if variance:
+            assert ours.variance.min() > 0.0
+        large = ours.variance.detach().max().clamp_min(1.0)
+        loss = ours.mean.sum() / ours.mean.detach().abs().max().clamp_min(1.0) + ours.variance.sum() / large
+        for slope in torch.autograd.grad(loss, [x, *means.values(), *spreads.values()]):
+            assert slope.isfinite().all()

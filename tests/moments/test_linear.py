@@ -1,0 +1,331 @@
+"""Moments through linear maps: against slow loops, dense maps and samples; networks side by side; covariances."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from torch.autograd import gradcheck
+from torch.func import vmap
+from torch.nn import functional
+
+from bayesadam.functional import moments as maps
+from moments.references import BOUND, F64, close, draw, linear_loop, log_prob_by_recursion, spread, z_scores
+
+#: Which of inputs, weights, bias and bias have a variance, a variance, a mean and a variance.
+KINDS = [kind for kind in itertools.product((False, True), repeat=4) if kind[2] or not kind[3]]
+
+
+def layer(kind, lead=(5,), stack=(), seed=0):
+    """Arguments of ``linear``."""
+    some = [
+        draw(*stack, *lead, 4, seed=seed),
+        spread(*stack, *lead, 4, seed=seed + 1) if kind[0] else None,
+        draw(*stack, 3, 4, seed=seed + 2),
+        spread(*stack, 3, 4, seed=seed + 3) if kind[1] else None,
+        draw(*stack, 3, seed=seed + 4) if kind[2] else None,
+        spread(*stack, 3, seed=seed + 5) if kind[3] else None,
+    ]
+    return some
+
+
+class TestLinear:
+    @pytest.mark.parametrize("lead", [(), (5,), (2, 5), (1, 2, 0)])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_against_loops(self, kind, lead):
+        arguments = layer(kind, lead)
+        mean, variance = linear_loop(*arguments)
+        ours = maps.linear(*arguments)
+        close(ours[0], mean)
+        if any((kind[0], kind[1], kind[3])):
+            close(ours[1], variance)
+        else:
+            assert ours[1] is None
+            assert torch.equal(ours[0], functional.linear(arguments[0], arguments[2], arguments[4]))
+
+    def test_against_samples_of_distributions_that_are_not_gaussian(self):
+        """Uniform inputs, exponential and two-valued weights: mean and variance are all that counts."""
+        generator = np.random.default_rng(3)
+        count = 1_000_000
+        x = generator.uniform([-1.0, 0.5, 2.0], [0.0, 3.0, 2.5], (count, 3))
+        w = np.stack(
+            [generator.exponential([0.5, 1.0, 2.0], (count, 3)), 1.5 * (generator.random((count, 3)) < 0.3)], 1
+        )
+        b = generator.normal([0.3, -1.0], [0.7, 0.1], (count, 2))
+        samples = torch.from_numpy((w * x[:, None]).sum(-1) + b)
+        low, high = np.array([-1.0, 0.5, 2.0]), np.array([0.0, 3.0, 2.5])
+        rates = np.array([0.5, 1.0, 2.0])
+        given = [
+            0.5 * (low + high),
+            (high - low) ** 2 / 12.0,
+            np.stack([rates, np.full(3, 0.45)]),
+            np.stack([rates**2, np.full(3, 2.25 * 0.21)]),
+            np.array([0.3, -1.0]),
+            np.array([0.49, 0.01]),
+        ]
+        mean, variance = maps.linear(*map(torch.from_numpy, given))
+        assert max(z_scores(samples, mean, variance)) <= BOUND
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_networks_side_by_side_are_each_alone(self, kind):
+        arguments = [a if a is None else a.requires_grad_() for a in layer(kind, stack=(3,))]
+        leaves = [a for a in arguments if a is not None]
+        mean, variance = maps.linear(*arguments)
+        pulls = draw(3, 5, 3, seed=20), draw(3, 5, 3, seed=21)
+
+        def total(mean, variance, pulls):
+            return (mean * pulls[0]).sum() + (0.0 if variance is None else (variance * pulls[1]).sum())
+
+        slopes = torch.autograd.grad(total(mean, variance, pulls), leaves)
+        for number in range(3):
+            own = [a if a is None else a[number].detach().requires_grad_() for a in arguments]
+            alone = maps.linear(*own)
+            close(mean[number], alone[0])
+            assert (variance is None) == (alone[1] is None)
+            if variance is not None:
+                close(variance[number], alone[1])
+            pulled = total(*alone, [pull[number] for pull in pulls])
+            grads = torch.autograd.grad(pulled, [a for a in own if a is not None])
+            for ours, theirs in zip(slopes, grads, strict=True):
+                close(ours[number], theirs)
+
+    @pytest.mark.parametrize("stack", [(), (2,)])
+    @pytest.mark.parametrize("kind", KINDS)
+    def test_gradients(self, kind, stack):
+        arguments = [a if a is None else a.requires_grad_() for a in layer(kind, (2,), stack)]
+
+        def outputs(*given):
+            return tuple(out for out in maps.linear(*given) if out is not None)
+
+        assert gradcheck(outputs, arguments, eps=1e-6, atol=1e-8, rtol=1e-7)
+
+    def test_gradients_of_some_arguments_only(self):
+        arguments = layer((True,) * 4)
+        whole = [a.clone().requires_grad_() for a in arguments]
+        truth = torch.autograd.grad(sum(out.square().sum() for out in maps.linear(*whole)), whole)
+        for wanted in range(6):
+            some = [a.clone().requires_grad_(i == wanted) for i, a in enumerate(arguments)]
+            (slope,) = torch.autograd.grad(sum(out.square().sum() for out in maps.linear(*some)), some[wanted])
+            close(slope, truth[wanted])
+
+    def test_arguments_are_left_alone(self):
+        arguments = layer((True,) * 4)
+        before = [a.clone() for a in arguments]
+        leaves = [a.requires_grad_() for a in arguments]
+        sum(out.sum() for out in maps.linear(*leaves)).backward()
+        assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True))
+
+    @pytest.mark.parametrize("mapped", [(2, 3, 4, 5), (0, 1), (2,), (3, 5), (0, 1, 2, 3, 4, 5)])
+    def test_vmap(self, mapped):
+        one, many = layer((True,) * 4), layer((True,) * 4, stack=(3,), seed=40)
+        given = [(m if i in mapped else o).requires_grad_() for i, (o, m) in enumerate(zip(one, many, strict=True))]
+        axes = tuple(0 if i in mapped else None for i in range(6))
+        mean, variance = vmap(maps.linear, axes)(*given)
+        slopes = torch.autograd.grad((mean.sin() + variance.square()).sum(), given)
+        alone = [maps.linear(*(g[k] if i in mapped else g for i, g in enumerate(given))) for k in range(3)]
+        close(mean, torch.stack([m for m, _ in alone]))
+        close(variance, torch.stack([v for _, v in alone]))
+        truth = torch.autograd.grad(sum((m.sin() + v.square()).sum() for m, v in alone), given)
+        for ours, theirs in zip(slopes, truth, strict=True):
+            close(ours, theirs)
+
+    def test_vmap_over_an_axis_in_the_middle(self):
+        x, u, w, v, b, c = layer((True,) * 4)
+        stacked = torch.stack([w, 2.0 * w], 1)
+        mean, variance = vmap(lambda weight: maps.linear(x, u, weight, v, b, c), 1)(stacked)
+        close(mean[1], maps.linear(x, u, 2.0 * w, v, b, c)[0])
+        close(variance[1], maps.linear(x, u, 2.0 * w, v, b, c)[1])
+
+
+#: Function, input shape, weight shape, options.
+CONVOLUTIONS = {
+    "plain": (functional.conv2d, (2, 5, 6), (3, 2, 3, 2), {}),
+    "stride": (functional.conv2d, (2, 7, 6), (3, 2, 3, 3), {"stride": (2, 3)}),
+    "padding": (functional.conv2d, (2, 4, 4), (3, 2, 3, 3), {"padding": (1, 2)}),
+    "dilation": (functional.conv2d, (2, 6, 5), (2, 2, 2, 2), {"dilation": (3, 2), "padding": 1}),
+    "groups": (functional.conv2d, (4, 4, 4), (6, 2, 2, 2), {"groups": 2, "stride": 2}),
+    "same": (functional.conv2d, (1, 4, 5), (2, 1, 3, 3), {"padding": "same"}),
+    "1d": (functional.conv1d, (2, 9), (3, 2, 4), {"stride": 2, "padding": 3}),
+    "3d": (functional.conv3d, (2, 3, 4, 3), (2, 2, 2, 3, 2), {"padding": (0, 1, 0)}),
+}
+
+
+def dense(call, shape, weight, options):
+    """The matrix ``(outputs, inputs)`` of a convolution without bias."""
+    size = math.prod(shape)
+    basis = torch.eye(size, **F64).view(size, *shape)
+    return call(basis, weight, None, **options).flatten(1).T
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolution_is_its_dense_map(name, kind):
+    call, shape, kernel, options = CONVOLUTIONS[name]
+    x, u = draw(2, *shape, seed=1), spread(2, *shape, seed=2) if kind[0] else None
+    w, v = draw(*kernel, seed=3), spread(*kernel, seed=4) if kind[1] else None
+    b, c = draw(kernel[0], seed=5) if kind[2] else None, spread(kernel[0], seed=6) if kind[3] else None
+    out = call(x, w, b, **options)
+    places = math.prod(out.shape[2:])
+
+    matrix, spreads = dense(call, shape, w, options), None if v is None else dense(call, shape, v, options)
+    flat = [None if z is None else z.flatten(1) for z in (x, u)]
+    wide = [None if z is None else z.repeat_interleave(places) for z in (b, c)]
+    mean = flat[0] @ matrix.T + (0.0 if b is None else wide[0])
+    variance = torch.zeros_like(mean) if c is None else wide[1].expand(mean.shape)
+    if v is not None:
+        variance = variance + (flat[0].square() + (0.0 if u is None else flat[1])) @ spreads.T
+    if u is not None:
+        variance = variance + flat[1] @ matrix.square().T
+
+    if call is functional.conv2d:
+        ours = maps.conv2d(x, u, w, v, b, c, **options)
+    else:
+        ours = maps.convolution(lambda *given: call(*given, **options), x, u, w, v, b, c)
+    assert torch.equal(ours[0], out)
+    close(ours[0].flatten(1), mean)
+    if any((kind[0], kind[1], kind[3])):
+        close(ours[1].flatten(1), variance)
+    else:
+        assert ours[1] is None
+
+
+def test_convolution_has_the_gradients_of_the_formula():
+    x, u = draw(2, 2, 4, 4).requires_grad_(), spread(2, 2, 4, 4).requires_grad_()
+    w, v = draw(3, 2, 2, 2).requires_grad_(), (spread(3, 2, 2, 2) + 0.1).requires_grad_()
+    b, c = draw(3).requires_grad_(), (spread(3) + 0.1).requires_grad_()
+    assert gradcheck(maps.conv2d, (x, u, w, v, b, c), eps=1e-6, atol=1e-7, rtol=1e-6)
+
+
+def test_a_convolutions_variance_is_never_negative():
+    """Fast algorithms subtract: where all is zero but one, rounding may leave less than nothing."""
+    x = torch.zeros(1, 8, 32, 32)
+    x[..., 5, 5] = 1e4
+
+    def rounding(values, weight, bias):
+        return functional.conv2d(values, weight, bias, padding=1) - 1e-3
+
+    _, variance = maps.convolution(rounding, x, x.square(), torch.ones(4, 8, 3, 3), torch.ones(4, 8, 3, 3))
+    assert variance.min() == 0.0
+
+
+def pool_loop(mean, variance, kernel, stride, padding, ceil, include, divisor):
+    """``avg_pool2d`` of ``(channels, height, width)``, by windows."""
+
+    def windows(size, axis):
+        room = size + 2 * padding[axis] - kernel[axis]
+        count = (math.ceil if ceil else math.floor)(room / stride[axis]) + 1
+        if ceil and (count - 1) * stride[axis] >= size + padding[axis]:
+            count -= 1
+        starts = [i * stride[axis] - padding[axis] for i in range(count)]
+        return [(start, min(start + kernel[axis], size + padding[axis])) for start in starts]
+
+    height, width = mean.shape[1:]
+    rows, columns = windows(height, 0), windows(width, 1)
+    means, variances = (torch.zeros(len(mean), len(rows), len(columns), **F64) for _ in range(2))
+    for (i, (top, bottom)), (j, (left, right)) in itertools.product(enumerate(rows), enumerate(columns)):
+        inside = [(r, s) for r in range(top, bottom) for s in range(left, right) if 0 <= r < height and 0 <= s < width]
+        count = divisor or ((bottom - top) * (right - left) if include else len(inside))
+        for r, s in inside:
+            means[:, i, j] += mean[:, r, s] / count
+            variances[:, i, j] += variance[:, r, s] / count**2
+    return means, variances
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"),
+    [((2, 2), (2, 2), (0, 0)), ((3, 2), (1, 2), (1, 1)), ((3, 3), (2, 2), (1, 0)), ((2, 4), (3, 3), (1, 2))],
+)
+@pytest.mark.parametrize(
+    ("ceil", "include", "divisor"), list(itertools.product((False, True), (False, True), (None, 3)))
+)
+def test_average_pool(kernel, stride, padding, ceil, include, divisor):
+    x, u = draw(2, 3, 7, 6), spread(2, 3, 7, 6)
+    options = {"ceil_mode": ceil, "count_include_pad": include, "divisor_override": divisor}
+    mean, variance = maps.avg_pool2d(x, u, kernel, stride=stride, padding=padding, **options)
+    for n in range(2):
+        truth = pool_loop(x[n], u[n], kernel, stride, padding, ceil, include, divisor)
+        close(mean[n], truth[0])
+        close(variance[n], truth[1])
+        alone = maps.avg_pool2d(x[n], u[n], kernel, stride=stride, padding=padding, **options)
+        close(alone[1], variance[n])
+    certain = maps.avg_pool2d(x, None, kernel, stride=stride, padding=padding, **options)
+    assert torch.equal(certain[0], mean)
+    assert certain[1] is None
+
+
+@pytest.mark.parametrize("size", [1, (1, 3), (4, 5), (7, 6), (9, 2), (None, 4)])
+def test_adaptive_average_pool(size):
+    """Windows overlap unless the sizes divide each other."""
+    x, u = draw(2, 3, 7, 6), spread(2, 3, 7, 6)
+    mean, variance = maps.adaptive_avg_pool2d(x, u, size)
+    rows, columns = (size, size) if isinstance(size, int) else (size[0] or 7, size[1])
+    assert mean.shape == variance.shape == (2, 3, rows, columns)
+    for i, j in itertools.product(range(rows), range(columns)):
+        window = (
+            ...,
+            slice(math.floor(i * 7 / rows), math.ceil((i + 1) * 7 / rows)),
+            slice(math.floor(j * 6 / columns), math.ceil((j + 1) * 6 / columns)),
+        )
+        count = x[window][0, 0].numel()
+        close(mean[..., i, j], x[window].sum((-2, -1)) / count)
+        close(variance[..., i, j], u[window].sum((-2, -1)) / count**2)
+    certain = maps.adaptive_avg_pool2d(x, None, size)
+    assert torch.equal(certain[0], mean)
+    assert certain[1] is None
+
+
+class TestCovariance:
+    def test_against_loops_and_the_diagonal(self):
+        x, u, w, v, b, c = layer((True,) * 4)
+        variance = maps.linear(x, u, w, v, b, c)[1]
+        ours = maps.output_covariance(u, w, variance)
+        for n, j, k in itertools.product(range(5), range(3), range(3)):
+            truth = sum(u[n, i] * w[j, i] * w[k, i] for i in range(4)) if j != k else variance[n, k]
+            close(ours[n, j, k], truth)
+
+    def test_against_samples(self):
+        generator = np.random.default_rng(5)
+        count, (x, u, w, v, b, c) = 400_000, [a.numpy() for a in layer((True,) * 4, ())]
+        inputs = generator.normal(x, u**0.5, (count, 4))
+        weights = generator.normal(w, v**0.5, (count, 3, 4))
+        samples = torch.from_numpy((weights * inputs[:, None]).sum(-1) + generator.normal(b, c**0.5, (count, 3)))
+        first = [a if i > 1 else a.unsqueeze(0) for i, a in enumerate(layer((True,) * 4, ()))]
+        mean, variance = maps.linear(*first)
+        covariance = maps.output_covariance(first[1], first[2], variance)
+        assert max(z_scores(samples, mean[0], covariance[0])) <= BOUND
+
+    def test_networks_side_by_side(self):
+        arguments = layer((True,) * 4, stack=(3,))
+        variance = maps.linear(*arguments)[1]
+        ours = maps.output_covariance(arguments[1], arguments[2], variance)
+        for k in range(3):
+            close(ours[k], maps.output_covariance(arguments[1][k], arguments[2][k], variance[k]))
+
+
+class TestGaussianLogProb:
+    def test_against_the_papers_recursion(self):
+        loadings, diagonal, residual = draw(50, 7, seed=1), spread(7, seed=2) + 0.05, draw(4, 7, seed=3)
+        covariance = torch.diag(diagonal) + sum(torch.outer(u, u) for u in loadings)
+        ours = maps.gaussian_log_prob(residual, covariance.expand(4, 7, 7))
+        theirs = torch.stack([log_prob_by_recursion(row, loadings, diagonal) for row in residual])
+        close(ours, theirs, rtol=1e-10, atol=1e-10)
+        scipy = stats.multivariate_normal(np.zeros(7), covariance.numpy()).logpdf(residual.numpy())
+        close(ours, torch.from_numpy(scipy), rtol=1e-10, atol=1e-10)
+        normal = torch.distributions.MultivariateNormal(torch.zeros(7, **F64), covariance)
+        close(ours, normal.log_prob(residual), rtol=1e-10, atol=1e-10)
+
+    def test_gradients(self):
+        root, residual = draw(2, 3, 3).requires_grad_(), draw(2, 3, seed=1).requires_grad_()
+        noise = 0.5 * torch.eye(3, **F64)
+        assert gradcheck(lambda r, a: maps.gaussian_log_prob(r, a @ a.mT + noise), (residual, root))
+
+    def test_what_float32_does_not_bear(self):
+        """Outputs that go together but for a millionth: the decomposition is in float64."""
+        covariance = torch.ones(4, 4) + torch.diag(torch.full((4,), 1e-6))
+        residual = torch.tensor([1.0, 1.0, 1.0, 1.0])
+        ours = maps.gaussian_log_prob(residual, covariance)
+        assert ours.dtype == torch.float32
+        truth = torch.distributions.MultivariateNormal(torch.zeros(4, **F64), covariance.double())
+        close(ours.double(), truth.log_prob(residual.double()), rtol=1e-6, atol=0.0)

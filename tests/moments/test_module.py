@@ -1,0 +1,512 @@
+"""Networks made by ``fawn``: what is random and trained, divergences, copies and checkpoints, posteriors, training."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel
+
+import bayesadam as ba
+from bayesadam import priors
+from bayesadam.moments import MomentModule, Moments
+from bayesadam.posterior import Bernoulli
+from moments.references import BOUND, close, draw, one_hidden_layer, z_scores
+from two_ranks import in_two_ranks
+
+
+def mlp(seed=0, dtype=torch.float64, outputs=2):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, outputs)).to(dtype)
+
+
+def data(dtype=torch.float64, outputs=2):
+    x = draw(20, 4, seed=1, dtype=dtype)
+    return x, torch.stack([x[:, 0].sin() + x[:, 1], x[:, 2] * x[:, 3]], 1)[:, :outputs]
+
+
+def train(net, optimizer, steps, dtype=torch.float64):
+    x, y = data(dtype)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = ba.fawn_loss(net, x, y, likelihood=ba.Gaussian(20.0), num_data=20)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def names(net):
+    return [name for name, p in net.named_parameters() if p.requires_grad]
+
+
+def same_state(first, second):
+    first, second = first.state_dict(), second.state_dict()
+    return list(first) == list(second) and all(torch.equal(first[n], second[n]) for n in first)
+
+
+KINDS = {
+    "gaussian": {},
+    "covariance": {"covariance": True},
+    "number": {"prior": 4.0},
+    "learned": {"prior": priors.LearnedGaussian()},
+    "bernoulli": {"weights": "bernoulli"},
+    "sparse": {"weights": "bernoulli", "prior": 0.1},
+}
+
+
+def made(kind, dtype=torch.float64, **options):
+    return ba.fawn(mlp(dtype=dtype), **{**copy.deepcopy(KINDS[kind]), **options})
+
+
+class TestGaussian:
+    def test_the_weights_are_around_the_models_own(self):
+        model = mlp()
+        before = copy.deepcopy(model.state_dict())
+        net = ba.fawn(model, initial_std=0.3)
+        assert isinstance(net, MomentModule)
+        assert net.weights.model is model
+        for name, moments in net.weights.moments().items():
+            assert torch.equal(moments.mean, before[name])
+            close(moments.variance, torch.full_like(moments.mean, 0.09))
+        assert names(net) == [
+            *(f"weights.model.{name}" for name in before),
+            *(f"weights.log_variance.{name.replace('.', '/')}" for name in before),
+        ]
+
+    def test_outputs_are_exact(self):
+        net = ba.fawn(mlp(), initial_std=lambda name, p: 0.2 + 0.05 * draw(*p.shape).abs(), covariance=True)
+        with torch.no_grad():
+            net.weights.log_variance.get_parameter("0/weight").add_(draw(6, 4, seed=3))
+        moments = net.weights.moments()
+        layers = [
+            [part for name in (f"{n}.weight", f"{n}.bias") for part in (moments[name].mean, moments[name].variance)]
+            for n in (0, 2)
+        ]
+        x = draw(3, 4)
+        mean, covariance = one_hidden_layer(x, *layers)
+        ours = net(x)
+        close(ours.mean, mean, rtol=1e-6, atol=1e-9)
+        close(ours.covariance, covariance, rtol=1e-6, atol=1e-9)
+
+    def test_initial_std(self):
+        net = ba.fawn(mlp(), initial_std={"0.weight": 0.1, "0.bias": draw(6).exp(), "2.weight": 0.2, "2.bias": 0.3})
+        close(net.posterior().variance["0.bias"], draw(6).exp().square())
+        with pytest.raises(ValueError, match=r"^initial_std must have the random parameter '0.bias', got none"):
+            ba.fawn(mlp(), initial_std={"0.weight": 0.1})
+        for wrong in (0.0, -1.0, math.inf, math.nan):
+            with pytest.raises(
+                ValueError, match=f"^initial_std of '0.weight' must be positive and finite, got {wrong}"
+            ):
+                ba.fawn(mlp(), initial_std=wrong)
+
+    def test_divergences(self):
+        """From formulae over all weights as one vector."""
+        q = ba.fawn(mlp(), initial_std=lambda _, p: draw(*p.shape, seed=5).exp()).posterior()
+        m, v = (torch.cat([t.flatten() for t in part.values()]) for part in (q.mean, q.variance))
+
+        def kl(center, variance):
+            terms = 0.5 * ((v + (m - center) ** 2) / variance - 1.0 - (v / variance).log())
+            return terms.sum()
+
+        def net(prior):
+            return ba.fawn(mlp(), prior=prior, initial_std=lambda _, p: draw(*p.shape, seed=5).exp())
+
+        close(net(2.0).kl_divergence(), kl(0.0, 0.5))
+        close(net(priors.Gaussian(2.0, 0.3)).kl_divergence(), kl(0.3, 0.5))
+        close(net(priors.LearnedGaussian(0.1, 0.7)).kl_divergence(), kl(0.1, 0.49), rtol=1e-6)
+        best = (v + (m - m.mean()) ** 2).mean()
+        close(net(None).kl_divergence(), kl(m.mean(), best))
+        for shift, factor in ((0.01, 1.0), (-0.01, 1.0), (0.0, 1.02), (0.0, 0.98)):
+            assert net(None).kl_divergence() < kl(m.mean() + shift, factor * best)
+        other = ba.DiagonalGaussian(
+            {n: draw(*t.shape, seed=8) for n, t in q.mean.items()},
+            {n: draw(*t.shape, seed=9).exp() for n, t in q.mean.items()},
+        )
+        from_other = sum(
+            torch.distributions.kl_divergence(
+                torch.distributions.Normal(q.mean[n], q.variance[n].sqrt()),
+                torch.distributions.Normal(other.mean[n], other.variance[n].sqrt()),
+            ).sum()
+            for n in q.mean
+        )
+        close(net(other).kl_divergence(), from_other)
+        close(net(q).kl_divergence(), torch.zeros((), dtype=torch.float64), atol=1e-10)
+        assert net(None).kl_divergence().dtype == torch.float64
+        for prior in (None, 2.0, other):
+            assert net(prior).kl_divergence().requires_grad
+
+    def test_a_learned_prior_is_trained(self):
+        net = made("learned")
+
+        assert {n for n in names(net) if "prior" in n} == {"weights.prior.mean", "weights.prior.log_std"}
+        before = net.weights.prior.log_std.item()
+        train(net, torch.optim.Adam(net.parameters(), lr=0.01), 3)
+        assert net.weights.prior.log_std.item() < before
+
+    @pytest.mark.parametrize(
+        ("prior", "message"),
+        [
+            (
+                priors.ScaleMixture(),
+                "^prior must have a divergence in closed form to propagate moments, got ScaleMixture$",
+            ),
+            (-1.0, "^prior must be positive and finite, got -1.0$"),
+            ("normal", "^prior must be a precision, one of bayesadam.priors or a DiagonalGaussian, got 'normal'$"),
+            (
+                ba.DiagonalGaussian({"0.weight": torch.zeros(6, 4)}, {"0.weight": torch.ones(6, 4)}),
+                "^prior must have the weights '0.bias', got none of that name$",
+            ),
+        ],
+    )
+    def test_priors_that_are_refused(self, prior, message):
+        with pytest.raises(ValueError, match=message):
+            ba.fawn(mlp(), prior=prior)
+
+    def test_selected_weights_are_random(self):
+        net = ba.fawn(mlp(), select=lambda name: name.startswith("2."))
+        assert [n for n in names(net) if "log_variance" in n] == [
+            "weights.log_variance.2/weight",
+            "weights.log_variance.2/bias",
+        ]
+        assert len(names(net)) == 6
+        q = net.posterior()
+        assert list(q.mean) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        assert q.variance["0.weight"].eq(0).all()
+        assert q.variance["2.bias"].gt(0).all()
+        x = draw(3, 4)
+        hidden = torch.relu(net.weights.model[0](x))
+        close(net(x).variance, (hidden.square().sum(1, keepdim=True) + 1.0).expand(3, 2) * 0.05**2)
+        with pytest.raises(ValueError, match="^model must have a trainable parameter that is selected, got none$"):
+            ba.fawn(mlp(), select=lambda name: False)
+
+    def test_frozen_parameters_stay_what_they_are(self):
+        model = mlp()
+        model[0].requires_grad_(False)
+        net = ba.fawn(model)
+        before = model[0].weight.clone()
+        train(net, torch.optim.Adam([p for p in net.parameters() if p.requires_grad], lr=0.1), 3)
+        assert torch.equal(model[0].weight, before)
+        assert list(net.posterior().mean) == ["2.weight", "2.bias"]
+
+    def test_a_posterior_to_continue_from(self):
+        net = ba.fawn(mlp(), initial_std=0.1)
+        again = ba.fawn(mlp(), prior=net.posterior(), initial_std=0.1)
+        train(again, torch.optim.Adam(again.parameters(), lr=0.01), 2)
+        assert again.kl_divergence() > 0.0
+        assert again.posterior().hyperparameters == {"method": "FAWN", "prior": "FromPosterior()"}
+
+
+class TestBernoulli:
+    def test_moments_are_those_of_the_weights(self):
+        net = made("bernoulli")
+        for name in ("0.weight", "2.weight"):
+            scale, logit = net.weights._of(name)
+            assert scale.shape == (len(logit), 1)
+            p = 1.0 / (1.0 + (-logit).exp())
+            found = net.weights.moments()[name]
+            close(found.mean, scale * p)
+            close(found.variance, scale**2 * p * (1.0 - p))
+        assert list(net.weights.moments()) == ["0.weight", "2.weight"]  # biases are point masses
+
+    def test_about_half_the_parameters(self):
+        torch.manual_seed(0)
+
+        def model():
+            return nn.Sequential(nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 10))
+
+        counts = {
+            kind: sum(p.numel() for p in ba.fawn(model(), kind).parameters() if p.requires_grad)
+            for kind in ("gaussian", "bernoulli")
+        }
+        plain = sum(p.numel() for p in model().parameters())
+        assert counts == {"gaussian": 2 * plain, "bernoulli": plain + 40 + 10}
+
+    def test_parameters(self):
+        net = made("bernoulli")
+        assert names(net) == [
+            "weights.model.0.bias",
+            "weights.model.2.bias",
+            "weights.scale.0/weight",
+            "weights.scale.2/weight",
+            "weights.logit.0/weight",
+            "weights.logit.2/weight",
+        ]
+
+    def test_it_starts_in_the_order_of_the_networks_weights(self):
+        model = mlp()
+        before = model[0].weight.detach().clone()
+        mean = ba.fawn(model, "bernoulli").weights.moments()["0.weight"].mean
+        for old, new in zip(before, mean, strict=True):
+            assert torch.equal(old.argsort(), new.argsort())
+            sign = 1.0 if old.sum() >= 0.0 else -1.0
+            assert (new * sign > 0.0).all()
+        zero = nn.Sequential(nn.Linear(4, 2)).double()
+        nn.init.zeros_(zero[0].weight)
+        found = ba.fawn(zero, "bernoulli").weights.moments()["0.weight"]
+        close(found.mean, torch.full_like(found.mean, 0.5))
+
+    def test_divergences(self):
+        def bits(p, other):
+            return (p * (p / other).log() + (1.0 - p) * ((1.0 - p) / (1.0 - other)).log()).sum()
+
+        net = made("bernoulli")
+        p = torch.cat([net.weights._of(name)[1].sigmoid().flatten() for name in ("0.weight", "2.weight")])
+        close(net.kl_divergence(), bits(p, p.mean()))
+        close(made("sparse").kl_divergence(), bits(p, torch.tensor(0.1, dtype=torch.float64)))
+        assert net.kl_divergence() < bits(p, p.mean() + 0.01)
+        assert net.kl_divergence() < bits(p, p.mean() - 0.01)
+        close(made("sparse").kl_divergence(), made("sparse").posterior().kl_divergence(0.1))
+
+    def test_posterior(self):
+        net = made("sparse")
+        q = net.posterior()
+        assert isinstance(q, Bernoulli)
+        assert q.hyperparameters == {"method": "FAWN", "prior": 0.1}
+        assert list(q.mean) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+        for name, moments in net.weights.moments().items():
+            close(q.mean[name], moments.mean)
+            close(q.variance[name], moments.variance)
+        for name in ("0.bias", "2.bias"):
+            assert torch.equal(q.mean[name], net.weights.model.get_parameter(name))
+            assert q.variance[name].eq(0).all()
+        train(net, torch.optim.Adam(net.parameters(), lr=0.1), 1)
+        assert not torch.equal(net.posterior().mean["0.weight"], q.mean["0.weight"])
+        assert not q.mean["0.bias"].requires_grad
+
+    def test_convolutions(self):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
+        net = ba.fawn(model, "bernoulli")
+        assert net.weights._of("0.weight")[0].shape == (3, 1, 1, 1)
+        x = draw(3, 2, 4, 4)
+        assert net(x).variance.min() > 0.0
+
+    def test_selected_weights(self):
+        net = made("bernoulli", select=lambda name: name == "2.weight")
+        assert list(net.weights.moments()) == ["2.weight"]
+        assert "weights.model.0.weight" in names(net)
+        q = net.posterior()
+        assert q.probability["0.weight"].eq(1).all()
+        assert 0.0 < q.probability["2.weight"].min()
+        assert q.probability["2.weight"].max() < 1.0
+
+    @pytest.mark.parametrize("prior", [0.0, 1.0, -0.5, 2, "half"])
+    def test_priors_that_are_no_probabilities(self, prior):
+        with pytest.raises(
+            ValueError, match=rf"^prior must be a probability in \(0, 1\) or None for Bernoulli weights, got {prior!r}$"
+        ):
+            made("bernoulli", prior=prior)
+
+    def test_priors_of_gaussian_weights(self):
+        for prior in (priors.Gaussian(), ba.fawn(mlp()).posterior()):
+            with pytest.raises(
+                ValueError,
+                match="^prior must be a probability or None for Bernoulli weights, got (Diagonal)?Gaussian$",
+            ):
+                made("bernoulli", prior=prior)
+
+    def test_vectors_only(self):
+        with pytest.raises(ValueError, match="^model must have a weight matrix that is selected, got vectors only$"):
+            made("bernoulli", select=lambda name: "bias" in name)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "bernoulli"])
+def test_samples_of_the_posterior_agree_with_the_moments(kind):
+    """With Gaussian weights for all outputs; with Bernoulli ones behind a hidden layer that is certain."""
+    options = {"initial_std": 0.3} if kind == "gaussian" else {"select": lambda name: name == "2.weight"}
+    net, x, count = made(kind, covariance=True, **options), draw(2, 4), 6000
+    theta = net.posterior().sample(count, seed=3)
+    hidden = torch.relu(x @ theta["0.weight"].mT + theta["0.bias"].unsqueeze(1))
+    outputs = hidden @ theta["2.weight"].mT + theta["2.bias"].unsqueeze(1)
+    ours = net(x)
+    spread = ours.variance if ours.covariance is None else ours.covariance
+    assert max(z_scores(outputs, ours.mean.detach(), spread.detach())) <= BOUND
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEveryKind:
+    def test_training_reduces_the_loss(self, kind):
+        net = made(kind)
+        losses = train(net, torch.optim.Adam(net.parameters(), lr=0.02), 100)
+        assert losses[-1] < 0.5 * losses[0]
+        assert losses[-1] < losses[50]
+
+    def test_every_parameter_has_a_gradient(self, kind):
+        net = made(kind)
+        x, y = data()
+        ba.fawn_loss(net, x, y, likelihood=ba.Gaussian(4.0), num_data=20).backward()
+        for name, parameter in net.named_parameters():
+            assert (parameter.grad is not None) == parameter.requires_grad, name
+            if parameter.requires_grad:
+                assert parameter.grad.isfinite().all()
+                assert parameter.grad.abs().sum() > 0.0, name
+
+    def test_a_checkpoint_continues_bit_for_bit(self, kind):
+        def start(seed):
+            net = ba.fawn(mlp(seed), **copy.deepcopy(KINDS[kind]))
+            return net, torch.optim.Adam(net.parameters(), lr=0.05)
+
+        net, optimizer = start(0)
+        train(net, optimizer, 3)
+        file = io.BytesIO()
+        torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+        train(net, optimizer, 3)
+        other, its = start(1)
+        file.seek(0)
+        state = torch.load(file, weights_only=True)
+        other.load_state_dict(state["net"])
+        its.load_state_dict(state["optimizer"])
+        assert not same_state(net, other)
+        train(other, its, 3)
+        assert same_state(net, other)
+
+    @pytest.mark.parametrize("how", ["deepcopy", "pickle", "save"])
+    def test_copies(self, kind, how):
+        net, (x, _) = made(kind), data()
+        net(x)
+        if how == "deepcopy":
+            other = copy.deepcopy(net)
+        elif how == "pickle":
+            other = pickle.loads(pickle.dumps(net))
+        else:
+            file = io.BytesIO()
+            torch.save(net, file)
+            file.seek(0)
+            other = torch.load(file, weights_only=False)
+        ours, theirs = net(x), other(x)
+        assert torch.equal(ours.mean, theirs.mean)
+        assert torch.equal(ours.variance, theirs.variance)
+        assert (theirs.covariance is not None) == (kind == "covariance")
+        train(other, torch.optim.SGD(other.parameters(), lr=0.1), 1)
+        assert torch.equal(net(x).mean, ours.mean)
+        assert not torch.equal(other(x).mean, ours.mean)
+
+    def test_precision(self, kind):
+        double, single, half = (made(kind, dtype) for dtype in (torch.float64, torch.float32, torch.float32))
+        x, _ = data()
+        assert double(x).variance.dtype == torch.float64
+        assert single(x.float()).variance.dtype == torch.float32
+        close(single(x.float()).variance.double(), double(x).variance, rtol=1e-4, atol=1e-6)
+        close(half.double()(x).variance, double(x).variance, rtol=1e-4, atol=1e-6)
+        assert double.posterior().mean["0.weight"].dtype == torch.float64
+        for net in (double, single):
+            assert net.kl_divergence().dtype == torch.float64
+
+    def test_the_posterior_is_a_copy_with_its_hyperparameters(self, kind):
+        net = made(kind)
+        q = net.posterior()
+        priors_of = {"number": "Gaussian(precision=4.0, mean=0.0)", "learned": "LearnedGaussian()"}
+        priors_of |= {"bernoulli": None, "sparse": 0.1}
+        expected = priors_of.get(kind, "EmpiricalGaussian()")
+        assert q.hyperparameters == {"method": "FAWN", "prior": expected}
+        before = {name: t.clone() for name, t in q.tensors().items()}
+        train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)
+        for name, value in q.tensors().items():
+            assert not value.requires_grad
+            assert torch.equal(value, before[name])
+
+
+class TestModes:
+    def test_dropout_in_training_mode_only(self):
+        torch.manual_seed(0)
+        net = ba.fawn(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.4), nn.Linear(3, 1)).double())
+        x = draw(5, 4)
+        noisy = net(x)
+        assert (noisy.variance > 1.5 * net.eval()(x).variance).all()
+        close(noisy.mean, net(x).mean)
+        assert torch.equal(net.train()(x).variance, noisy.variance)
+
+    def test_a_model_that_asks_for_its_mode(self):
+        class Model(nn.Linear):
+            def forward(self, x):
+                return 2.0 * super().forward(x) if self.training else super().forward(x)
+
+        torch.manual_seed(0)
+        net, x = ba.fawn(Model(4, 2).double()), draw(3, 4)
+        twice = net(x).mean
+        close(net.eval()(x).mean, 0.5 * twice)
+        close(net.train()(x).mean, twice)
+
+
+def test_inputs_may_be_uncertain():
+    net, x = made("covariance"), data()[0]
+    ours = net(Moments(x, torch.full_like(x, 0.5)))
+    assert (ours.variance > net(x).variance).all()
+
+
+def test_a_dict_of_inputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 3)
+
+        def forward(self, x, y):
+            return self.a(x) + self.b(y)
+
+    net = ba.fawn(Two().double())
+    x, y, t = draw(4, 2), draw(4, 3), draw(4, 3)
+    losses = [
+        ba.fawn_loss(net, inputs, t, likelihood=ba.Gaussian(), num_data=4) for inputs in ((x, y), {"y": y, "x": x})
+    ]
+    assert torch.equal(*losses)
+    assert torch.equal(net(x, y).mean, net(y=y, x=x).mean)
+
+
+def test_covariance_needs_a_linear_layer_at_the_end():
+    message = "^covariance must be False unless nn.Linear after other layers gives the outputs, got True$"
+    for weights in ("gaussian", "bernoulli"):
+        with pytest.raises(ValueError, match=message):
+            ba.fawn(nn.Sequential(nn.Linear(4, 2), nn.Tanh()), weights, covariance=True)
+    assert ba.fawn(mlp(), covariance=True)(data()[0]).covariance.shape == (20, 2, 2)
+    assert ba.fawn(mlp())(data()[0]).covariance is None
+
+
+def test_what_it_is_shows():
+    assert "covariance=True" in repr(made("covariance"))
+    assert "GaussianWeights(\n    random=4" in repr(made("gaussian"))
+    assert "BernoulliWeights(\n    prior=0.1, random=2" in repr(made("sparse"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((mlp(), "normal"), r"^weights must be one of \('gaussian', 'bernoulli'\), got 'normal'$"),
+        ((lambda x: x,), "^model must be a torch.nn.Module, got <function"),
+        ((nn.Sequential(nn.ReLU()),), "^model must have a trainable parameter that is selected, got none$"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ba.fawn(*arguments)
+
+
+def test_a_refused_model_is_left_alone():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
+    with pytest.raises(ValueError, match=r"got the layer '1' \(Softmax\)$"):
+        ba.fawn(model, "bernoulli")
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_other_wrappers():
+    net = DataParallel(made("gaussian"))  # without devices it only calls its module
+    x, y = data()
+    ours = ba.fawn_loss(net, x, y, likelihood=ba.Gaussian(), num_data=20)
+    assert torch.equal(ours, ba.fawn_loss(net.module, x, y, likelihood=ba.Gaussian(), num_data=20))
+
+
+def test_two_ranks(tmp_path):
+    in_two_ranks("moments.workers", "data_parallel", tmp_path)
+
+
+def test_autocast_leaves_moments_alone():
+    net, x = ba.fawn(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))), torch.ones(5, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = net(x)
+    outside = net(x)
+    assert torch.equal(inside.mean, outside.mean)
+    assert torch.equal(inside.variance, outside.variance)
