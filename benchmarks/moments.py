@@ -82,16 +82,14 @@ def training() -> dict[str, Callable[[], Any]]:
         return run
 
     plain, classes = network(), network()
-    nets = {objective: ba.fawn(network()) for objective in ("ropd", "vi", "classes")}
+    nets = {name: ba.fawn(network()) for name in ("ropd", "vi", "classes", "compiled")}
     full, book = ba.fawn(network(), covariance=True), Textbook()
     likelihood = ba.Gaussian(torch.full((10,), 11.0), learned=True)
     noise = torch.nn.Parameter(torch.zeros(10))
 
-    def fawn(net: ba.moments.MomentModule, **options: Any) -> Callable[[], None]:
+    def fawn(net: ba.moments.MomentModule, loss: Callable[..., Tensor] = ba.fawn_loss, **options: Any) -> Any:
         parameters = [*net.parameters(), *likelihood.parameters()]
-        return iteration(
-            parameters, lambda: ba.fawn_loss(net, X, Y, likelihood=likelihood, num_data=NUM_DATA, **options)
-        )
+        return iteration(parameters, lambda: loss(net, X, Y, likelihood=likelihood, num_data=NUM_DATA, **options))
 
     def textbook() -> Tensor:
         mean, variance = book(X)
@@ -102,6 +100,7 @@ def training() -> dict[str, Callable[[], Any]]:
     return {
         "deterministic": iteration(plain.parameters(), lambda: functional.mse_loss(plain(X), Y)),
         "fawn, ropd": fawn(nets["ropd"]),
+        "fawn, ropd, compiled": fawn(nets["compiled"], torch.compile(ba.fawn_loss)),
         "fawn, vi": fawn(nets["vi"], objective="vi"),
         "co-fawn": fawn(full),
         "textbook, ropd": iteration([*book.parameters(), noise], textbook),
@@ -117,6 +116,7 @@ def prediction() -> dict[str, Callable[[], Any]]:
     net = network()
     posterior = ba.fawn(net).posterior()
     module, book = ba.fawn(network()), Textbook()
+    compiled = torch.compile(module)
     regression, classes = ba.Gaussian(11.0), ba.Categorical()
     x = X.repeat(8, 1)
 
@@ -132,12 +132,17 @@ def prediction() -> dict[str, Callable[[], Any]]:
         return module(x)
 
     @torch.no_grad()
+    def fused() -> Any:
+        return compiled(x)
+
+    @torch.no_grad()
     def textbook() -> Any:
         return book(x)
 
     return {
         "deterministic": plain,
         "the module of fawn": propagated,
+        "the module, compiled": fused,
         "predict, moments": predict(regression, method="moments"),
         "predict, classes, probit": predict(classes, method="moments", link="probit"),
         "predict, classes": predict(classes, method="moments"),

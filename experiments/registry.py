@@ -16,6 +16,9 @@ EXPERIMENTS: dict[str, str] = {
     "toy-regression": "experiments.toy_regression",
     "mnist-pruning": "experiments.mnist_pruning",
     "mnist-bbb": "experiments.mnist_bbb",
+    "fawn-uci": "experiments.fawn_uci",
+    "fawn-multioutput": "experiments.fawn_multioutput",
+    "fawn-histogram": "experiments.fawn_histogram",
 }
 """Modules with an ``EXPERIMENT`` by its name."""
 

@@ -304,6 +304,17 @@ class TestLoss:
         found = ba.predict(model, net.posterior(), x, likelihood=likelihood, method="moments").log_prob(y)
         close(found, expected.detach())
 
+    @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+    def test_is_compiled_as_a_whole(self):
+        net, x, y = self.network().float(), draw(6, 3).float(), draw(6, 2, seed=1).float()
+        arguments = {"likelihood": ba.Gaussian(2.0), "num_data": 50}
+        eager = ba.fawn_loss(net, x, y, **arguments)
+        slopes = torch.autograd.grad(eager, list(net.parameters()))
+        loss = torch.compile(ba.fawn_loss, fullgraph=True, backend="aot_eager")(net, x, y, **arguments)
+        close(loss, eager, rtol=1e-5, atol=1e-5)
+        for found, expected in zip(torch.autograd.grad(loss, list(net.parameters())), slopes, strict=True):
+            close(found, expected, rtol=1e-4, atol=1e-5)
+
     def test_learned_noise_has_a_gradient(self):
         net, likelihood = self.network(), ba.Gaussian(2.0, learned=True)
         for objective in ("vi", "ropd"):

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from bayesadam.functional.batching import batch_first
 
-_SMALL, _PART = 2**14, 2**17
+_SMALL, _PART = 2**14, 2**18
 """Tensors of up to so many weights are copied into one vector, which is faster than a call for each; and how many of
 the weights of a larger one are worked on at a time."""
 

@@ -44,12 +44,12 @@ class MomentModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
         """Moments of the model's output: its mean and variance, and its covariance if that was asked for.
 
-        The inputs are certain, or :class:`Moments` themselves, in the dtype of the weights, which autocast leaves alone.
-        With one hidden layer the moments are exact; with more, units are taken as independent and as Gaussian.
+        The inputs are certain, or :class:`Moments` themselves, in the dtype of the weights: autocast is left out. With
+        one hidden layer the moments are exact; with more, units are taken as independent and as Gaussian.
         """
         if self._graph is None:
             self._graph = Graph(self.weights.model)
-        with without_autocast(list(self.parameters())):
+        with without_autocast([next(self.parameters())]):
             model, weights = self.weights.model, self.weights.moments()
             return self._graph.run(model, weights, args, kwargs, covariance=self.covariance)
 

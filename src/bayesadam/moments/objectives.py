@@ -31,7 +31,8 @@ def fawn_loss(
 ) -> Tensor:
     """The training loss of a network made by :func:`bayesadam.fawn`, per datum: 0-d.
 
-    The mean over data points of ``-fit``, plus ``kl_weight * temperature * KL / num_data``.
+    The mean over data points of ``-fit``, plus ``kl_weight * temperature * KL / num_data``. ``torch.compile`` takes
+    this function, or the network, as a whole: its many small steps then are few.
 
     Args:
         net: From :func:`bayesadam.fawn`, bare or in ``DistributedDataParallel``.

@@ -1,0 +1,1 @@
+"""What the experiments of Bayer et al. 2015 share: networks trained side by side, and their scores."""

@@ -1,0 +1,117 @@
+"""The Gaussian process of the paper: a linear and a squared exponential kernel with a length for every input.
+
+Not scikit-learn's, whose gradient takes an array ``(n, n, d)``: here it takes some products of matrices.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import bayesadam as ba
+from experiments.experiment import Progress
+from experiments.uci_table1.protocol import Part
+
+START = {"length": 0.0, "smooth": 0.0, "linear": 0.0, "constant": 0.0, "noise": -2.0}
+"""Natural logarithms of the first start, in standardised units: lengths, else variances."""
+
+BOUNDS = {"length": (-4.0, 9.0), "smooth": (-9.0, 9.0), "linear": (-12.0, 7.0), "constant": (-12.0, 7.0)}
+NOISE_BOUNDS = (-14.0, 3.0)
+
+
+class Process:
+    """Data, and hyper-parameters as one vector: lengths of the inputs, then smooth, linear, constant, noise."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x.double(), y.double()
+        self.bounds = [BOUNDS["length"]] * x.shape[1] + [BOUNDS[n] for n in ("smooth", "linear", "constant")]
+        self.bounds.append(NOISE_BOUNDS)
+        lengths = [START["length"]] * x.shape[1]
+        self.start = np.array(lengths + [START[n] for n in ("smooth", "linear", "constant", "noise")])
+
+    def kernel(self, theta: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Without the noise."""
+        scale, (smooth, linear, constant) = (-theta[:-4]).exp(), theta[-4:-1].exp()
+        a_scaled, b_scaled = a * scale, b * scale
+        squares = a_scaled.square().sum(1)[:, None] + b_scaled.square().sum(1) - 2.0 * a_scaled @ b_scaled.T
+        found: Tensor = smooth * (-0.5 * squares.clamp_min(0.0)).exp() + linear * (a @ b.T + constant)
+        return found
+
+    def log_marginal_likelihood(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        """Of all training targets together, 0-d, and its slope by the hyper-parameters."""
+        with torch.no_grad():
+            factor, weights = self._solved(theta)
+            value = -0.5 * (self.y * weights).sum() - factor.diagonal().log().sum()
+            value = value - 0.5 * len(self.y) * math.log(2.0 * math.pi)
+            # By hand: half of what it costs to go back through the decomposition.
+            inner = 0.5 * (weights @ weights.T - torch.cholesky_inverse(factor))
+        theta = theta.detach().requires_grad_()
+        (slope,) = torch.autograd.grad((inner * self._covariance(theta)).sum(), theta)
+        return value, slope
+
+    def predict(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance ``(m, 1)`` of targets, the noise included."""
+        factor, weights = self._solved(theta)
+        across = self.kernel(theta, self.x, x.double())
+        known = torch.linalg.solve_triangular(factor, across, upper=False).square().sum(0)
+        own = theta[-4].exp() + theta[-3].exp() * (x.double().square().sum(1) + theta[-2].exp())
+        return across.T @ weights, (own - known + theta[-1].exp()).clamp_min(theta[-1].exp())[:, None]
+
+    def fit(self, start: NDArray[np.float64]) -> tuple[Tensor, float]:
+        """The best hyper-parameters that L-BFGS finds from a start, and their log marginal likelihood."""
+        from scipy.optimize import minimize
+
+        def objective(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
+            try:
+                value, slope = self.log_marginal_likelihood(torch.tensor(values, dtype=torch.float64))
+            except RuntimeError:  # numerically singular
+                return 1e10, np.zeros_like(values)
+            return -value.item(), -slope.numpy()
+
+        low, high = np.array(self.bounds).T
+        found = minimize(objective, np.clip(start, low, high), jac=True, method="L-BFGS-B", bounds=self.bounds)
+        return torch.as_tensor(found.x), -float(found.fun)
+
+    def _solved(self, theta: Tensor) -> tuple[Tensor, Tensor]:
+        factor = torch.linalg.cholesky(self._covariance(theta))
+        return factor, torch.cholesky_solve(self.y, factor)
+
+    def _covariance(self, theta: Tensor) -> Tensor:
+        noise = theta[-1].exp() * torch.eye(len(self.x), dtype=torch.float64)
+        return self.kernel(theta, self.x, self.x) + noise
+
+
+def gp(parts: Sequence[Part], config: Mapping[str, Any], progress: Progress) -> list[dict[str, Any]]:
+    """Scores of every split; hyper-parameters by marginal likelihood, the best of several starts."""
+    found = []
+    starts = 1 + config["restarts"]
+    for number, part in enumerate(parts):
+        began = time.perf_counter()
+        process, generator = Process(*part.train), np.random.default_rng(config["seed"] + number)
+        fits = []
+        for start in range(starts):
+            progress(starts * number + start, starts * len(parts), f"split {number}")
+            shift = generator.standard_normal(len(process.start)) if start else 0.0
+            fits.append(process.fit(process.start + shift))
+        theta, _ = max(fits, key=lambda fit: fit[1])
+        mean, variance = process.predict(theta, part.x)
+        noise = theta[-1].exp().expand(mean.shape)
+        prediction = ba.GaussianPredictive(mean, variance - noise, noise)
+        prediction = prediction.rescale(part.scaler.mean, part.scaler.std)
+        found.append(
+            {
+                "nll": ba.metrics.nll(prediction, part.y.double()),
+                "rmse": ba.metrics.rmse(prediction.mean, part.y.double()),
+                "log_marginal_likelihoods": [value for _, value in fits],
+                "hyperparameters": theta,
+                "seconds": time.perf_counter() - began,
+            }
+        )
+    return found
