@@ -8,8 +8,8 @@ FAWN-ROPD, FAWN-VI and FAWN-BERN have 50 hidden ReLU, one layer, minibatches of 
 paper, which does not say what follows; these settings are ours and the same for all sets:
 
 * inputs and targets standardised by the training part; means N(0, 1/fan-in), standard deviations 0.05, noise 0.3;
-* Adam with step size 0.01, by a cosine to 0 in the second half; 20,000 minibatches, 40,000 on the large sets, in place
-  of "until the training loss converges";
+* Adam with step size 0.01, by a cosine to 0 in the second half; 20,000 minibatches, 40,000 on naval, in place of
+  "until the training loss converges"; two fifths of these for FAWN-VI and FAWN-BERN, to save time;
 * the prior is one Gaussian for all weights, always the best one for them, in closed form;
 * the noise is learned, one number per network, and nothing is stopped early.
 

@@ -89,8 +89,9 @@ def fawn(
 
     Args:
         model: Linear and convolution layers, element-wise functions, average pooling, dropout, batch normalisation in
-            eval mode, sums and products, put together in any fixed way. It becomes a part of the result and is not
-            copied. Parameters that are frozen at this moment never become random.
+            eval mode, sums and products (of what counts as independent, as in a residual network), put together in any
+            fixed way. It becomes a part of the result and is not copied. Parameters that are frozen at this moment
+            never become random.
         weights: ``"gaussian"``: an independent Gaussian around every weight. ``"bernoulli"``: every weight is there or
             not, and has the value of its output unit when it is; half as many parameters, see
             :class:`bayesadam.moments.BernoulliWeights`.

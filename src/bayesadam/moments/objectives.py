@@ -95,7 +95,7 @@ def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Ten
         terms = labels * maps.expected_log_sigmoid(mean, spread)
         terms = terms + (1.0 - labels) * maps.expected_log_sigmoid(-mean, spread)
     elif isinstance(likelihood, Categorical):
-        return maps.expected_log_softmax(mean, spread, target)
+        return maps.expected_log_softmax(mean, spread, target.long())
     else:
         raise _unknown(likelihood)
     return terms.sum(-1) if target.ndim > 1 else terms
