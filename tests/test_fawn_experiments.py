@@ -91,7 +91,7 @@ def case():
 
 @pytest.fixture(scope="module")
 def uci(tmp_path_factory):
-    options = {"iterations": 40, "splits": 2, "restarts": 0, "mc_samples": 5}
+    options = {"iterations": 60, "splits": 2, "restarts": 0, "mc_samples": 5}
     experiment = short(FawnUCI, tmp_path_factory.mktemp("uci"), datasets=("wine", "yacht"), **options)
     return experiment, run(experiment)
 
