@@ -45,6 +45,18 @@ QUADRATURES = {
     "closed_tanh": functools.partial(logistic.tanh, approximation="closed_form"),
 }
 EVERY = {name: row[0] for name, row in MAPS.items()} | QUADRATURES
+# Where it is compiled, the tail's probability is a polynomial.
+RELUS = pytest.mark.parametrize(
+    "function",
+    [
+        rectifier.relu,
+        pytest.param(
+            torch.compile(rectifier.relu, backend="aot_eager"),
+            marks=pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # PyTorch's own
+        ),
+    ],
+    ids=["eager", "compiled"],
+)
 SMALL = (0.0, 1e-45, 1e-38, 1e-30, 1e-12, 1e-8, 1e-4, 0.01, 0.99, 1.0, 1.01, 4.0, 100.0, 1e4, 1e6)
 WIDE = (0.0, 1e-45, 1e-38, 1e-30, 1e-8, 1e-3, 1.0, 3.0, 5.5, 9.0, 13.5, 14.0, 30.0, 100.0, 1e4)
 
@@ -84,13 +96,14 @@ def exact_relu(mean, variance):
         return [float(value) for value in row]
 
 
+@RELUS
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.float32, 1.0), (torch.float64, 2e-8)])
 @pytest.mark.parametrize("variance", [1e-12, 1e-4, 1.0, 1e6])
-def test_relu_and_its_gradients_have_all_digits(dtype, unit, variance):
-    for low, high, tolerance in ((-13.0, -6.0, 0.08), (-6.0, -4.0, 2e-3), (-4.0, -2.0, 3e-4), (-2.0, 30.0, 1e-5)):
+def test_relu_and_its_gradients_have_all_digits(function, dtype, unit, variance):
+    for low, high, tolerance in ((-13.0, -6.0, 0.08), (-6.0, -4.0, 2e-3), (-4.0, -2.0, 3e-4), (-2.0, 30.0, 2e-5)):
         mean = torch.linspace(low, high, 40, dtype=torch.float64) * variance**0.5
         mean, spread = mean.to(dtype).requires_grad_(), torch.full((40,), variance, dtype=dtype, requires_grad=True)
-        first, second = rectifier.relu(mean, spread)
+        first, second = function(mean, spread)
         slopes = [torch.autograd.grad(out.sum(), (mean, spread), retain_graph=True) for out in (first, second)]
         ours = torch.stack([first, second, *slopes[0], *slopes[1]], 1).double()
         rows = [exact_relu(m, v) for m, v in zip(mean.tolist(), spread.tolist(), strict=True)]
@@ -102,8 +115,9 @@ def test_relu_and_its_gradients_have_all_digits(dtype, unit, variance):
         assert not bad.any(), (low, ours[bad], truth[bad])
 
 
-def test_relu_where_the_difference_of_moments_fails():
-    first, second = rectifier.relu(*tensors([30.0, 100.0, 1e4], [1e-4, 1e-4, 1e-4], torch.float32))
+@RELUS
+def test_relu_where_the_difference_of_moments_fails(function):
+    first, second = function(*tensors([30.0, 100.0, 1e4], [1e-4, 1e-4, 1e-4], torch.float32))
     torch.testing.assert_close(first, torch.tensor([30.0, 100.0, 1e4]), rtol=0, atol=0)
     torch.testing.assert_close(second, torch.full((3,), 1e-4), rtol=1e-6, atol=0)
 
@@ -184,9 +198,10 @@ def test_gradients_without_variance_are_the_limits(name):
     close(ours[1][1], slope.square())
 
 
-def test_relu_at_the_kink_has_no_gradient():
+@RELUS
+def test_relu_at_the_kink_has_no_gradient(function):
     mean, variance = (torch.zeros(1, requires_grad=True) for _ in range(2))
-    first, second = rectifier.relu(mean, variance)
+    first, second = function(mean, variance)
     for output in (first, second):
         assert [g.item() for g in torch.autograd.grad(output, (mean, variance), retain_graph=True)] == [0.0, 0.0]
 

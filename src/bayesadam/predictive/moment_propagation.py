@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from functools import singledispatch
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from bayesadam.curvature.observe import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import ClassificationLikelihood, HeteroscedasticGaussian, RegressionLikelihood
 from bayesadam.moments import Graph, Moments
-from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian
+from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import Chunked, arguments, as_batches, groups, in_eval_mode, map_tensors, no_batches
 from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
 from bayesadam.predictive.result import Predictive
@@ -37,7 +38,7 @@ def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
 @independent_weights.register(Bernoulli)
 def _(posterior: DiagonalGaussian | Bernoulli) -> dict[str, Moments]:
     variances = posterior.variance
-    return {n: Moments(mean, variances[n] if variances[n].any() else None) for n, mean in posterior.mean.items()}
+    return {n: Moments(mean, variances[n] if variances[n].max() > 0 else None) for n, mean in posterior.mean.items()}
 
 
 @independent_weights.register
@@ -69,12 +70,15 @@ def propagated_outputs(
         ValueError: Weights that are not independent, or a model that does not match or cannot be propagated through.
     """
     weights = independent_weights(posterior)
+    covered = cast(Posterior, posterior).match(model)  # what has independent weights is one
+    # Buffers are read where they are; parameters are not.
+    buffers = any(name in covered for name, _ in model.named_buffers())
     device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
     found: list[tuple[Tensor, ...]] = []
     with (
         in_eval_mode(model),
-        posterior.draws(model) as put,
+        posterior.draws(model) if buffers else nullcontext(lambda _: None) as put,
         progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
     ):
         put(None)
