@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export BAYESADAM_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared/data))
 
-.PHONY: test demo lint types unit benchmark clean
+.PHONY: test demo docs lint types unit benchmark clean
 
 test: lint types unit
 
@@ -18,6 +18,9 @@ types: $(READY)
 
 unit: $(READY)
 	$(BIN)/python -m pytest -q
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict
 
 demo: $(READY)
 	$(BIN)/python -m bayesadam demo
@@ -33,6 +36,8 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/variational.py
 	$(BIN)/python benchmarks/laplace.py
 	$(BIN)/python benchmarks/moments.py
+	$(BIN)/python benchmarks/estimators.py
+	$(BIN)/python benchmarks/large_table.py
 
 $(READY): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed") if sys.version_info < (3, 10) else None'

@@ -13,6 +13,7 @@ from matplotlib import image
 
 import bayesadam as ba
 from bayesadam import cli, commands, demo
+from bayesadam.commands.tables import score_table
 
 WITHOUT = """
 import importlib.util, sys
@@ -94,26 +95,26 @@ class TestMistakes:
         def refuse(**options):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-        monkeypatch.setattr(commands.tempfile, "TemporaryFile", refuse)  # root may write anywhere
+        monkeypatch.setattr(commands.demo.tempfile, "TemporaryFile", refuse)  # root may write anywhere
         message = f"--out must be a folder that can be written to, got {str(tmp_path)!r} (Permission denied)"
         self.check(*command("demo", "--out", tmp_path), message)
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize(
-        ("error", "reason"),
+        ("error", "rule"),
         [
-            (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
-            (OSError("the posterior file must be elsewhere"), "the posterior file must be elsewhere"),
+            (OSError(errno.ENOSPC, "No space left on device"), "where there is space"),
+            (OSError("the posterior file must be elsewhere"), "a folder that can be written to"),
         ],
     )
-    def test_a_disk_that_becomes_full(self, command, tmp_path, monkeypatch, error, reason):
+    def test_a_disk_that_becomes_full(self, command, tmp_path, monkeypatch, error, rule):
         def run(*arguments, **options):
             raise error
 
         monkeypatch.setattr(demo, "run", run)
         code, _, err = command("demo", "--out", tmp_path)
         assert code == 2
-        message = f"bayesadam: --out must be a folder that can be written to, got {str(tmp_path)!r} ({reason})"
+        message = f"bayesadam: --out must be {rule}, got {str(tmp_path)!r} ({error.strerror or error})"
         assert err.split("\n")[-2:] == [message, ""]
         assert "Traceback" not in err
 
@@ -158,7 +159,7 @@ class TestMissingExtras:
     )
     def test_of_the_demo(self, missing, package, extra, command, monkeypatch, tmp_path):
         monkeypatch.setattr(
-            commands, "find_spec", lambda name: None if name == missing else importlib.util.find_spec(name)
+            commands.mistakes, "find_spec", lambda name: None if name == missing else importlib.util.find_spec(name)
         )
         monkeypatch.chdir(tmp_path)
         message = f'bayesadam: this command needs {package}: pip install "bayesadam[{extra}]"\n'
@@ -261,5 +262,5 @@ class TestDemo:
 
 def test_the_best_of_a_column_is_bold():
     rows = {"a": {"accuracy": 0.9, "NLL": 0.5, "95% width": 1.0}, "b": {"accuracy": 0.8, "NLL": 0.4, "95% width": 2.0}}
-    columns = [list(column.cells) for column in commands._as_table("title", rows).columns]
+    columns = [list(column.cells) for column in score_table("title", rows).columns]
     assert columns == [["a", "b"], ["[bold]0.900[/]", "0.800"], ["0.500", "[bold]0.400[/]"], ["1.000", "2.000"]]

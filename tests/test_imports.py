@@ -28,6 +28,11 @@ LAYERS = [
     "laplace",
     "population",
     "tuning",
+    "tabular",
+    "sklearn",
+    "report",
+    "runs",
+    "commands",
 ]
 
 
@@ -67,7 +72,7 @@ import sys, torch
 before, state = set(sys.modules), torch.get_rng_state()
 import bayesadam
 assert torch.equal(torch.get_rng_state(), state)
-extras = {"sklearn", "pandas", "optuna", "matplotlib", "typer", "rich", "pooch", "scipy", "joblib"}
+extras = {"sklearn", "pandas", "pyarrow", "bokeh", "optuna", "matplotlib", "typer", "rich", "pooch", "scipy", "joblib"}
 assert not extras & (set(sys.modules) - before), extras & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

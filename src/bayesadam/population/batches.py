@@ -54,8 +54,8 @@ class Batch:
     Attributes:
         x: ``(k, M, ...)``. It may be a view of the users' data: never to be written to.
         y: ``(k, M, ...)``, likewise.
-        weight: ``(k, M)``: 1 over the size of the member's minibatch, 0 for rows that only fill it up; ``None`` where
-            all are of the same size.
+        weight: ``(k, M)``: 1 over the size of the member's minibatch, times the data point's own weight, and 0 for rows
+            that only fill it up; ``None`` where all are of the same size and weight.
     """
 
     x: Tensor
@@ -82,22 +82,31 @@ class Pool:
         batch_size: Data points per minibatch.
         replacement: Draw minibatches with replacement, each of ``batch_size`` points.
         steps_per_epoch: With replacement: minibatches per epoch; default as many as without.
+        weights: Of the data points of every member, ``(n,)``, with a mean of 1; ``None``: all 1.
 
     Attributes:
         batches: Minibatches per epoch of every member.
     """
 
     def __init__(
-        self, data: Sequence[Pair], batch_size: int, *, replacement: bool = False, steps_per_epoch: int | None = None
+        self,
+        data: Sequence[Pair],
+        batch_size: int,
+        *,
+        replacement: bool = False,
+        steps_per_epoch: int | None = None,
+        weights: Sequence[Tensor] | None = None,
     ) -> None:
         distinct: dict[tuple[int, int], tuple[int, Pair]] = {}
-        total = 0
-        for x, y in data:
+        total, own = 0, []
+        for member, (x, y) in enumerate(data):
             if (id(x), id(y)) not in distinct:
                 distinct[id(x), id(y)] = total, (x, y)
                 total += len(x)
+                own.append(member)
         pairs = [pair for _, pair in distinct.values()]
         self.x, self.y = (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*pairs, strict=True))
+        self.weight = None if weights is None else torch.cat([weights[member] for member in own])
         self.starts = [distinct[id(x), id(y)][0] for x, y in data]
         self.sizes = [len(x) for x, _ in data]
         self.batch_size, self.replacement = batch_size, replacement
@@ -134,15 +143,18 @@ class Pool:
             full = int(counts[:active].min()) // batch_size - i  # coming steps in which no minibatch is smaller
             steps = max(1, min(full, _GATHERED // (each * active * batch_size)))
             weight = None
-            if here.min() < width:
+            if here.min() < width or self.weight is not None:
                 mask = np.arange(width) < here[:, None]
                 weight = torch.from_numpy(mask / here[:, None]).to(self.x.device)
             wanted = index[:active, i * batch_size : i * batch_size + (steps - 1) * batch_size + width]
             wanted = wanted.view(active, steps, width).transpose(0, 1).reshape(-1)
             x, y = (part.index_select(0, wanted) for part in (self.x, self.y))
             parts = (part.view(steps, active, width, *part.shape[1:]).unbind(0) for part in (x, y))
-            for here_x, here_y in zip(*parts, strict=True):
-                yield Batch(here_x, here_y, weight)
+            each_weight: Sequence[Tensor | None] = [weight] * steps
+            if weight is not None and self.weight is not None:
+                each_weight = (weight * self.weight[wanted].view(steps, active, width)).unbind(0)
+            for here_x, here_y, here_weight in zip(*parts, each_weight, strict=True):
+                yield Batch(here_x, here_y, here_weight)
             i += steps
 
     def _all(self, members: tuple[int, ...]) -> Batch:
@@ -160,9 +172,14 @@ class Pool:
         if len(set(starts)) == 1:
             ranges = slice(starts[0], starts[0] + width)
             x, y = (part[ranges].expand(len(members), *part[ranges].shape) for part in (self.x, self.y))
-            return Batch(x, y, None)
+            own = None if self.weight is None else (self.weight[ranges] / width).expand(len(members), width)
+            return Batch(x, y, own)
         rows = np.array(starts)[:, None] + np.arange(width)
         mask = np.arange(width) < sizes[:, None]
         index = torch.from_numpy(np.where(mask, rows, rows[:, :1])).to(self.x.device)
-        weight = None if mask.all() else torch.from_numpy(mask / sizes[:, None]).to(self.x.device)
+        weight = None
+        if not mask.all() or self.weight is not None:
+            weight = torch.from_numpy(mask / sizes[:, None]).to(self.x.device)
+        if weight is not None and self.weight is not None:
+            weight = weight * self.weight[index]
         return Batch(self.x[index], self.y[index], weight)

@@ -46,6 +46,7 @@ def train(
     beta_decay: Decay | None = None,
     replacement: bool = False,
     steps_per_epoch: int | None = None,
+    sample_weight: Tensor | Sequence[Tensor] | None = None,
     nonfinite: str = "raise",
     on_epoch: Callable[[int, list[int], Population], None] | None = None,
     checkpoint: str | Path | None = None,
@@ -86,6 +87,9 @@ def train(
         steps_per_epoch: With replacement: minibatches per epoch, for all members; default as many as without. An epoch
             is what ``epochs``, ``validation``, ``on_epoch`` and checkpoints count, and it costs some time of its own:
             for small problems take a few hundred steps at least.
+        sample_weight: Of the data points in the mean loss, ``(n,)``: for all members, or one per member, where those
+            that share data must share weights. Only their ratios count: they are divided by their mean. Not for
+            methods that square the gradients of single data points.
         nonfinite: ``"raise"``: a gradient that is not finite is an error; ``"stop"``: it ends that member, which keeps
             its last good posterior, and the others go on.
         on_epoch: Called after every epoch of every chunk with the epoch, the numbers of the members that are still
@@ -124,6 +128,7 @@ def train(
     if patience is not None and validation is None:
         raise ValueError(f"validation must be given with patience={patience!r}, got None")
     pairs = _per_member("data", data, count)
+    weights = None if sample_weight is None else _weights(sample_weight, pairs)
     held_out = None if validation is None else _per_member("validation", validation, count)
     if not isinstance(likelihood, Likelihood | Sequence):
         raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
@@ -136,6 +141,8 @@ def train(
     for own, (x, _) in zip(members, pairs, strict=True):
         own.setdefault("num_data", len(x))
     rule, hypers, means = configure(method, models, likelihoods, objective.layout, members)
+    if weights is not None and hypers[0].get("hessian") in ("gauss_newton", "exact"):
+        raise ValueError(f"sample_weight must be None for a method of squared gradients, got method={method!r}")
     activations = objective.check(means, pairs, "data")
     if held_out is not None:
         objective.check(means, held_out, "validation")
@@ -147,7 +154,7 @@ def train(
         width = batch_size if replacement else min(batch_size, max(len(x) for x, _ in pairs))
         numbers = hypers[0]["mc_samples"] * (2 * activations * width + 4 * means.shape[1])
         chunk = max(1, working_set // (numbers * means.element_size()))
-    pool = Pool(pairs, batch_size, replacement=replacement, steps_per_epoch=steps_per_epoch)
+    pool = Pool(pairs, batch_size, replacement=replacement, steps_per_epoch=steps_per_epoch, weights=weights)
     rates = Rates(epochs, lr_schedule, lr_decay, beta_decay)
     chunks = _chunks(pool.batches, chunk)
     saved = None
@@ -156,7 +163,12 @@ def train(
         factors = rates.factors(max(pool.batches))
         kind = [f"{type(rule).__module__}.{type(rule).__qualname__}", hypers]
         settings = [repr(models[0]), repr(likelihoods[0]), kind, limits, factors, chunks]
-        tensors = [means, *objective.constants(), *(t for pair in [*pairs, *(held_out or [])] for t in pair)]
+        tensors = [
+            means,
+            *objective.constants(),
+            *(t for pair in [*pairs, *(held_out or [])] for t in pair),
+            *(weights or []),
+        ]
         saved = Checkpoint(Path(checkpoint), fingerprint(settings, tensors))
     with progress_bar("training", sum(pool.batches) * epochs, progress) as bar:
         advance = _Seldom(bar)
@@ -225,3 +237,19 @@ def _per_member(name: str, data: Pair | Sequence[Pair], count: int) -> list[Pair
                 f"got {tuple(x.shape[1:])} {x.dtype}"
             )
     return pairs
+
+
+def _weights(sample_weight: Tensor | Sequence[Tensor], pairs: Sequence[Pair]) -> list[Tensor]:
+    """Weights of every member's data points, with a mean of 1 in float64."""
+    shared = isinstance(sample_weight, Tensor)
+    given: list[Tensor] = [sample_weight] * len(pairs) if shared else list(sample_weight)  # type: ignore[list-item]
+    if len(given) != len(pairs):
+        raise ValueError(f"sample_weight must be one tensor or one for each of {len(pairs)} members, got {len(given)}")
+    for member, (weight, (x, _)) in enumerate(zip(given, pairs, strict=True)):
+        if weight.shape != (len(x),):
+            raise ValueError(
+                f"sample_weight of member {member} must be of shape {(len(x),)}, got {tuple(weight.shape)}"
+            )
+        if not (weight.isfinite() & (weight >= 0)).all() or not weight.sum() > 0:
+            raise ValueError(f"sample_weight of member {member} must be finite, not negative and not all 0")
+    return [weight.double() / weight.double().mean() for weight in given]

@@ -1,0 +1,51 @@
+"""``bayesadam predict``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from bayesadam.commands.app import app
+from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit has written.")],
+    data: Annotated[Path, typer.Argument(help="A table with the same columns; the target may be missing.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
+    coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number.")] = 0.95,
+    delimiter: Annotated[str | None, typer.Option(help="Between the cells of a CSV file; default: a comma.")] = None,
+) -> None:
+    """Predict every row of a table, with its uncertainty."""
+    require("pyarrow", "pyarrow", "sklearn")
+    require("sklearn", "scikit-learn", "sklearn")
+    with one_line():
+        _predict(run, data, out, coverage, {"\\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter))
+
+
+def _predict(run: Path, data: Path, out: Path, coverage: float, delimiter: str | None) -> None:
+    from bayesadam import runs
+    from bayesadam.tabular import open_table
+
+    err = Console(stderr=True)
+    columns = SpinnerColumn(), TextColumn("{task.completed:,} rows"), TimeElapsedColumn()
+    bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+    task = bar.add_task("rows", total=None)
+    try:
+        with writing_to("-o", out, "a file"), bar:
+            rows, notes = runs.predict(
+                runs.Run(run),
+                open_table(data, delimiter),
+                out,
+                coverage=coverage,
+                advance=lambda done: bar.update(task, completed=done),
+            )
+    except KeyboardInterrupt:
+        fail("stopped; nothing was written", STOPPED)
+    for line in (*(f"note: {note}" for note in notes), f"predictions of {rows:,} rows are in {out}"):
+        Console().print(line, markup=False, highlight=False, soft_wrap=True)

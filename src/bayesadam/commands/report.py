@@ -1,0 +1,25 @@
+"""``bayesadam report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bayesadam.commands.app import app
+from bayesadam.commands.mistakes import one_line, require, writing_to
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit has written.")]) -> None:
+    """Make report.html of a run again from what is stored there."""
+    require("pyarrow", "pyarrow", "sklearn")
+    require("sklearn", "scikit-learn", "sklearn")
+    require("bokeh", "bokeh", "report")
+    with one_line(), writing_to("RUN", run):
+        from bayesadam.report import write_report
+        from bayesadam.runs import REPORT, REPORT_DATA, Run
+
+        write_report(run / REPORT, Run(run, (REPORT_DATA,)).report_data())
+        typer.echo(f"the report is {run / REPORT}")

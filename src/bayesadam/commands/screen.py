@@ -1,0 +1,114 @@
+"""What a fit shows: what was found in the table, a bar while it trains, and plain lines where nobody looks."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from bayesadam.runs import Prepared
+from bayesadam.tabular.columns import Column
+
+_LINES = 10
+"""Where stderr is no terminal, this many lines tell of the training."""
+
+
+class Screen:
+    """Watches a fit; as a context, the bar is gone after it.
+
+    Args:
+        out: For what was found.
+        err: For the progress.
+    """
+
+    def __init__(self, out: Console, err: Console) -> None:
+        self._out, self._err = out, err
+        self._live = err.is_terminal
+        self._bar = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=err,
+            transient=True,
+            disable=not self._live,
+        )
+        self._task = self._bar.add_task("training", total=None, note="", visible=False)
+
+    def __enter__(self) -> Screen:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def prepared(self, prepared: Prepared) -> None:
+        """Say what was found."""
+        target, split = prepared.preprocessing.target, prepared.split
+        columns = len(prepared.preprocessing.columns) + len(prepared.preprocessing.left_out) + 1
+        self._say(f"{prepared.file.path.name}: {len(prepared.targets):,} rows, {columns} columns")
+        other = "classification" if target.task == "regression" else "regression"
+        override = f" (if not: --task {other})" if target.why.endswith("whole numbers") else ""
+        self._row("predict", f"{target.name}: {target.task}, {target.why}{override}")
+        if target.classes:
+            self._row("", f"{len(target.classes)} classes: {_listed([str(label) for label in target.classes])}")
+        self._row("from", _inputs(prepared.preprocessing.columns))
+        for name, reason in prepared.preprocessing.left_out.items():
+            self._row("left out", f"{name}: {reason}")
+        self._row("held out", f"{len(split.held_out):,} rows: {split.how}; {len(split.training):,} are trained on")
+        for note in prepared.notes:
+            self._row("note", note)
+        self._bar.update(self._task, visible=True)
+
+    def epoch(self, status: Any) -> None:
+        """Move the bar."""
+        scores = [f"loss {status.loss:.3f}"] if math.isfinite(status.loss) else []
+        if status.held_out_nll is not None and math.isfinite(status.held_out_nll):
+            scores.append(f"held-out NLL {status.held_out_nll:.3f}")
+        note = ", ".join(scores)
+        self._bar.update(self._task, completed=status.epoch, total=status.epochs, note=note)
+        every = max(1, status.epochs // _LINES)
+        if not self._live and (status.epoch % every == 0 or status.epoch == status.epochs):
+            self._err.print(
+                f"epoch {status.epoch} of {status.epochs}, {note}, {status.seconds:.0f} s",
+                soft_wrap=True,
+                highlight=False,
+                markup=False,
+            )
+
+    def stage(self, what: str) -> None:
+        """Training is over; nobody knows how long this takes."""
+        self._bar.remove_task(self._task)
+        self._task = self._bar.add_task(what, total=None, note="")
+        if not self._live:
+            self._err.print(what, soft_wrap=True, highlight=False, markup=False)
+
+    def _row(self, head: str, text: str) -> None:
+        self._say(f"  {head:<10}{text}")
+
+    def _say(self, text: str) -> None:
+        plain = "".join(c if c.isprintable() else " " for c in text)  # column names are the user's
+        self._out.print(plain, markup=False, highlight=False, soft_wrap=True)
+
+
+def _inputs(columns: tuple[Column, ...]) -> str:
+    kinds: dict[str, list[str]] = {}
+    for column in columns:
+        kinds.setdefault(column.kind, []).append(column.name)
+    plural = {"number": "numbers", "category": "categories"}
+    parts = [
+        f"{len(names)} {kind if len(names) == 1 else plural.get(kind, kind)} ({_listed(names)})"
+        for kind, names in kinds.items()
+    ]
+    return ", ".join(parts)
+
+
+def _listed(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (f", and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,139 @@
+"""The result in words: how large the error is, whether the intervals hold, and whether it knows when it is wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+
+from bayesadam.report import classification
+from bayesadam.report.regression import LEVEL
+from bayesadam.report.uncertainty import Errors, errors
+from bayesadam.report.values import binomial_range, columns, number, percent, standard_error
+
+_FEW = 20
+"""Below this many rows nothing is said about where the model is wrong."""
+OURS = "bayesadam"
+
+
+def headline(data: Mapping[str, Any]) -> list[Markup]:
+    """Sentences for the top of the page; values are escaped and in ``<strong>``."""
+    held = data.get("held_out") or {}
+    given = errors(held, data["task"])
+    if given is None:
+        return [Markup("No rows were held out, so nothing is known about how good the model is on new data.")]
+    sentences = [_regression(held, given) if given.regression else _classification(held, given)]
+    sentences.append(_knows(given))
+    if comparison := _comparison(data.get("metrics") or {}):
+        sentences.append(comparison)
+    return [sentence for sentence in sentences if sentence]
+
+
+def _rows(given: Errors) -> Markup:
+    count = len(given.actual)
+    return (
+        _fill("On <strong>one</strong> held-out row")
+        if count == 1
+        else _fill("On <strong>{}</strong> held-out rows", f"{count:,d}")
+    )
+
+
+def _regression(held: Mapping[str, Any], given: Errors) -> Markup:
+    error = _fill("the typical error (root mean square) is <strong>{}</strong>", number(given.score(given.actual)))
+    y, lower, upper = columns(held, "y", "lower", "upper")
+    if not len(y):
+        return _fill("{} {}.", _rows(given), error)
+    inside = int(((lower <= y) & (y <= upper)).sum())
+    few, many = (float(bound[0]) for bound in binomial_range(len(y), LEVEL))
+    verdict = "as they should"
+    if inside < few:
+        verdict = "less than they promise: they are too narrow"
+    elif inside > many:
+        verdict = "more than they promise: they are wider than need be"
+    share = _fill("the {} intervals cover <strong>{}</strong>", percent(LEVEL), percent(inside / len(y)))
+    return _fill("{} {}, and {}{}.", _rows(given), error, share, f", {verdict}" if len(y) >= _FEW else "")
+
+
+def _classification(held: Mapping[str, Any], given: Errors) -> Markup:
+    right = 1.0 - given.actual
+    confidence = 1.0 - given.expected
+    gap = float(confidence.mean() - right.mean())
+    noise = 2.0 * math.sqrt(float((confidence * given.expected).sum())) / len(right)
+    verdict = "as sure as it should be"
+    if abs(gap) > noise:
+        verdict = "too sure of itself" if gap > 0 else "more careful than it need be"
+    text = _fill("{} it is right in <strong>{}</strong>", _rows(given), percent(float(right.mean()), 1))
+    sure = _fill(" and <strong>{}</strong> sure on average", percent(float(confidence.mean()), 1))
+    return _fill("{}{}{}.", text, sure, f": {verdict}" if len(right) >= _FEW else "")
+
+
+def _knows(given: Errors) -> Markup:
+    """Compares the half it is surest of with the other half, and says so only if it is more than chance."""
+    if len(given.actual) < _FEW:
+        return Markup("")
+    order = np.argsort(given.expected, kind="stable")
+    sure, unsure = np.array_split(given.actual[order], 2)
+    gap = float(unsure.mean() - sure.mean())
+    clear = gap > 2.0 * math.hypot(standard_error(sure), standard_error(unsure))
+    halves = _fill(
+        "<strong>{}</strong> on the half it is surest of, <strong>{}</strong> on the other half",
+        given.text(given.score(sure)),
+        given.text(given.score(unsure)),
+    )
+    words = "the error is" if given.regression else "the share of errors is"
+    if clear and gap > 0:
+        return _fill("It knows when it is wrong: {} {}.", words, halves)
+    return _fill("Whether it knows when it is wrong cannot be told from these rows: {} {}.", words, halves)
+
+
+def _comparison(metrics: Mapping[str, Any]) -> Markup:
+    """Beside the other models by the one score that takes the uncertainty into account."""
+    scores = {model: (values or {}).get("NLL") for model, values in metrics.items()}
+    known = {
+        model: score for model, score in scores.items() if isinstance(score, (int, float)) and math.isfinite(score)
+    }
+    if OURS not in known or len(known) < 2:
+        return Markup("")
+    ours = known.pop(OURS)
+    better = [model for model, score in known.items() if ours < score]
+    worse = [model for model, score in known.items() if ours > score]
+    parts = [
+        _fill("{} than {}", word, Markup(" and ").join(_fill("{} ({})", number(known[m]), m) for m in models))
+        for word, models in (("lower", better), ("higher", worse))
+        if models
+    ]
+    if not parts:
+        return Markup("")
+    return _fill(
+        "Its negative log-likelihood, <strong>{}</strong>, is {}; lower is better.",
+        number(ours),
+        Markup(", but ").join(parts),
+    )
+
+
+def _fill(text: str, *values: Any) -> Markup:
+    return Markup(text).format(*values)
+
+
+def figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The few numbers that are shown large: name and value."""
+    held = data.get("held_out") or {}
+    given = errors(held, data["task"])
+    if given is None:
+        return []
+    shown = [("held-out rows", f"{len(given.actual):,d}")]
+    if given.regression:
+        shown.append(("RMSE", number(given.score(given.actual))))
+        y, lower, upper = columns(held, "y", "lower", "upper")
+        if len(y):
+            shown.append((f"{LEVEL:.0%} intervals cover", percent(float(((lower <= y) & (y <= upper)).mean()), 1)))
+    elif answers := classification.answers(held):
+        shown.append(("accuracy", percent(float(answers.right.mean()), 1)))
+        shown.append(("mean confidence", percent(float(answers.confidence.mean()), 1)))
+    (nll,) = columns(held, "nll")
+    if len(nll):
+        shown.append(("NLL", number(float(nll.mean()))))
+    return shown

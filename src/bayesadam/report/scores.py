@@ -1,0 +1,66 @@
+"""The table of held-out scores: one row per model, the best of every column marked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bayesadam.report.values import aligned, number, percent
+
+
+@dataclass(frozen=True)
+class Column:
+    """One score.
+
+    Attributes:
+        name: As given.
+        hint: Which way is better, or nothing.
+        cells: Text and whether it is the best, by model.
+    """
+
+    name: str
+    hint: str
+    cells: Mapping[str, tuple[str, bool]]
+
+
+def scores(metrics: Mapping[str, Any]) -> list[Column]:
+    """Columns in the order in which they first appear. Time is not a competition: nothing in it is marked."""
+    models = {model: values or {} for model, values in metrics.items()}
+    names = list(dict.fromkeys(name for values in models.values() for name in values))
+    return [_column(name, {model: values.get(name) for model, values in models.items()}) for name in names]
+
+
+def _column(name: str, values: Mapping[str, Any]) -> Column:
+    hint, distance = _aim(name)
+    shares = name == "accuracy" or name.startswith("coverage")
+    numbers = {
+        model: float(value)
+        for model, value in values.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
+    texts = dict.fromkeys(values, number(None))
+    if shares:
+        texts |= {model: percent(value, 1) for model, value in numbers.items()}
+    else:
+        texts |= dict(zip(numbers, aligned(list(numbers.values()), 4 if hint else 2), strict=True))
+    best: set[str] = set()
+    if hint and len(numbers) > 1:
+        least = min(distance(value) for value in numbers.values())
+        # What reads the same is equally good.
+        leaders = {texts[model] for model, value in numbers.items() if distance(value) == least}
+        best = {model for model in numbers if texts[model] in leaders}
+    return Column(name, hint, {model: (texts[model], model in best) for model in values})
+
+
+def _aim(name: str) -> tuple[str, Any]:
+    if name.startswith("coverage"):
+        digits = "".join(c for c in name if c.isdigit() or c == ".")
+        nominal = float(digits) / 100.0 if digits.replace(".", "", 1).isdigit() else 0.95
+        return f"{100.0 * nominal:g}% is best", lambda value: abs(value - nominal)
+    if name == "accuracy":
+        return "higher is better", lambda value: -value
+    if "seconds" in name:
+        return "", lambda value: value
+    return "lower is better", lambda value: value

@@ -1,0 +1,122 @@
+"""From the values of a report to arrays and to words: columns without gaps, bins, chance bands, and numbers to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+NONE = "–"  # noqa: RUF001
+"""What stands for a number that is missing."""
+
+
+def vector(values: Any) -> Array:
+    """A list of numbers, ``None`` becoming nan; ``None`` itself is an empty list."""
+    return np.array([math.nan if v is None else v for v in ([] if values is None else values)], dtype=np.float64)
+
+
+def columns(table: Mapping[str, Any], *names: str) -> tuple[Array, ...]:
+    """The named columns of the rows in which all of them are finite; all empty where one is missing."""
+    arrays = [vector(table.get(name)) for name in names]
+    if not all(map(len, arrays)):
+        return tuple(np.zeros(0) for _ in names)
+    whole = np.logical_and.reduce([np.isfinite(array) for array in arrays])
+    return tuple(array[whole] for array in arrays)
+
+
+def equal_counts(key: Array, bins: int = 10, least: int = 5) -> list[NDArray[np.intp]]:
+    """Indices of rows in up to ``bins`` groups of equal size and growing ``key``, of ``least`` rows or more."""
+    count = max(1, min(bins, len(key) // least))
+    return [group for group in np.array_split(np.argsort(key, kind="stable"), count) if len(group)]
+
+
+def binomial_range(trials: int, chance: Array | float, level: float = 0.95) -> tuple[Array, Array]:
+    """Counts between which a binomial variable lies with probability of ``level`` at least, for each ``chance``."""
+    successes = np.arange(trials + 1)
+    factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
+    chance = np.clip(np.atleast_1d(np.asarray(chance, dtype=np.float64)), 1e-12, 1.0 - 1e-12)[:, None]
+    log_odds = successes * np.log(chance) + (trials - successes) * np.log1p(-chance)
+    below = np.exp(factorials[-1] - factorials - factorials[::-1] + log_odds).cumsum(axis=1)
+    tail = (1.0 - level) / 2.0
+    return (below < tail).sum(axis=1).astype(float), (below < 1.0 - tail).sum(axis=1).astype(float)
+
+
+def standard_error(contributions: Array) -> float:
+    """Of the mean; infinite for fewer than two rows, so that nothing is concluded from them."""
+    if len(contributions) < 2:
+        return math.inf
+    return float(contributions.std(ddof=1)) / math.sqrt(len(contributions))
+
+
+def every(rows: Sequence[Any], most: int = 40) -> list[Any]:
+    """At most ``most`` of the rows, evenly spaced, the first and the last among them."""
+    if len(rows) <= most:
+        return list(rows)
+    return [rows[i] for i in np.linspace(0, len(rows) - 1, most).round().astype(int)]
+
+
+def number(value: Any, digits: int = 3) -> str:
+    """With ``digits`` significant digits, thousands separated; anything that is no number as it is."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return NONE
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return str(value)
+    value = float(value)
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"  # noqa: RUF001
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e9 or size < 1e-4:
+        text = f"{value:.{digits - 1}e}"
+    else:
+        decimals = max(0, digits - 1 - math.floor(math.log10(size)))
+        text = f"{value:,.{decimals}f}"
+    return text.replace("-", "−")  # noqa: RUF001
+
+
+def aligned(values: Sequence[float], most: int = 4) -> list[str]:
+    """Numbers below each other: all with the decimals that give the largest of them four digits, ``most`` at most."""
+    largest = max((abs(value) for value in values), default=0.0)
+    if not 1e-3 <= largest < 1e9:
+        return [number(value, 4) for value in values]
+    decimals = min(most, max(0, 3 - math.floor(math.log10(largest))))
+    return [f"{value:,.{decimals}f}".replace("-", "−") for value in values]  # noqa: RUF001
+
+
+def plain(value: Any) -> str:
+    """A value of the user's data as it may be in the file: a year has no thousands separator."""
+    if isinstance(value, float) and math.isfinite(value):
+        return f"{value:.6g}" if not 1e5 <= abs(value) < 1e15 else f"{value:.0f}"
+    return number(value) if value is None or isinstance(value, float) else str(value)
+
+
+def whole(value: Any) -> str:
+    """A count, thousands separated."""
+    return f"{value:,d}" if isinstance(value, int) else number(value)
+
+
+def percent(share: float | None, decimals: int = 0) -> str:
+    """A share as a percentage. Only all of something is 100%, and only nothing is 0%."""
+    if share is None or not math.isfinite(share):
+        return NONE
+    text = f"{100.0 * share:.{decimals}f}"
+    unit = 10.0**-decimals
+    if float(text) >= 100.0 and share < 1.0:
+        text = f"{100.0 - unit:.{decimals}f}"
+    elif float(text) <= 0.0 and share > 0.0:
+        return f"<{unit:g}%"
+    return f"{text}%"
+
+
+def printable(text: Any, most: int = 60) -> str:
+    """User's text for a canvas: one line, not too long, and never a formula, which Bokeh would fetch MathJax for."""
+    line = "".join(c if c.isprintable() else " " for c in str(text))
+    line = line if len(line) <= most else line[: most - 1] + "…"
+    for mark in ("$$", r"\[", r"\("):
+        line = line.replace(mark, mark[0] + "\u200b" + mark[1])
+    return line

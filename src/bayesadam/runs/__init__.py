@@ -1,0 +1,16 @@
+"""Runs: a fit from a table to a folder with everything about it, and predictions from that folder."""
+
+from bayesadam.runs.errors import RunError as RunError
+from bayesadam.runs.fitting import Result as Result
+from bayesadam.runs.fitting import Watcher as Watcher
+from bayesadam.runs.fitting import fit as fit
+from bayesadam.runs.folder import REPORT as REPORT
+from bayesadam.runs.folder import REPORT_DATA as REPORT_DATA
+from bayesadam.runs.folder import Run as Run
+from bayesadam.runs.folder import resumable as resumable
+from bayesadam.runs.predicting import predict as predict
+from bayesadam.runs.prepare import Prepared as Prepared
+from bayesadam.runs.scores import HIGHER_IS_BETTER as HIGHER_IS_BETTER
+from bayesadam.runs.scores import LOWER_IS_BETTER as LOWER_IS_BETTER
+from bayesadam.runs.settings import Settings as Settings
+from bayesadam.runs.settings import parse_hidden as parse_hidden

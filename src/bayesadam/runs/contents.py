@@ -1,0 +1,167 @@
+"""What the report shows, as plain numbers and texts: kept in the run, so that the page can be made again."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bayesadam.runs.held_out import Arrays
+from bayesadam.runs.prepare import Prepared
+from bayesadam.runs.scores import Scores
+from bayesadam.runs.settings import Settings
+from bayesadam.runs.weights import weights
+
+VERSION = 1
+MAX_POINTS = 5_000
+MAX_EPOCHS = 300
+SURPRISES = 20
+_BINS = 40
+_PACKAGES = ("bayesadam", "torch", "numpy", "scikit-learn", "pyarrow")
+
+
+def contents(
+    prepared: Prepared,
+    settings: Settings,
+    estimator: Any,
+    held_out: Arrays,
+    inputs: NDArray[np.float32],
+    metrics: Mapping[str, Scores],
+    seconds: Mapping[str, float],
+    out: str,
+) -> dict[str, Any]:
+    """The report's data; see :func:`bayesadam.report.write_report`.
+
+    Args:
+        prepared: The data.
+        settings: Of the fit.
+        estimator: Fitted.
+        held_out: Its predictions of the held-out rows.
+        inputs: The held-out rows, ``(N, D)``.
+        metrics: Scores by name of the model.
+        seconds: What took how long.
+        out: Where the run will be.
+    """
+    target = prepared.preprocessing.target
+    shown = _subset(len(inputs), MAX_POINTS, settings.seed)
+    return {
+        "version": VERSION,
+        "title": target.name,
+        "task": target.task,
+        "target": target.name,
+        "classes": [str(label) for label in target.classes] or None,
+        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "data": {
+            "file": prepared.file.path.name,
+            "rows": len(prepared.targets),
+            "train_rows": len(prepared.split.training),
+            "held_out_rows": len(prepared.split.held_out),
+            "held_out_how": prepared.split.how,
+            "columns": prepared.described,
+            "left_out": dict(prepared.preprocessing.left_out),
+            "notes": prepared.notes,
+            "target_histogram": _histogram(prepared),
+        },
+        "metrics": {name: dict(values) for name, values in metrics.items()},
+        "held_out": _held_out(prepared, held_out, shown),
+        "surprises": _surprises(prepared, held_out),
+        "training": {name: _thinned(values[:, : estimator.epochs_]) for name, values in estimator.history_.items()},
+        "weights": weights(estimator, inputs[shown], prepared.targets[prepared.split.held_out][shown], target),
+        "reproduce": {
+            "command": settings.command(out),
+            "config": _plain(vars(settings)),
+            "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+            "seconds": {name: round(value, 2) for name, value in seconds.items()},
+        },
+    }
+
+
+def _held_out(prepared: Prepared, held_out: Arrays, shown: NDArray[np.int64]) -> dict[str, Any]:
+    columns: dict[str, Any] = {name: _plain(values[shown].tolist()) for name, values in held_out.items()}
+    if "label" in columns:
+        columns["label"] = [int(code) for code in columns["label"]]
+    rows = prepared.rows[prepared.split.held_out[shown]] + prepared.file.first_line
+    return {**columns, "row": rows.tolist()}
+
+
+def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
+    """The rows to which the model gave the least probability, the worst first."""
+    worst = np.argsort(-held_out["nll"], kind="stable")[:SURPRISES]
+    table = prepared.held_out.take(worst)
+    classes = prepared.preprocessing.target.classes
+    found = []
+    for number, row in enumerate(worst.tolist()):
+        values = {column.name: _value(table.column(column.name)[number]) for column in prepared.preprocessing.columns}
+        if classes:
+            code = int(held_out["label"][row])
+            best = int(held_out["probs"][row].argmax())
+            actual: Any = str(classes[code])
+            share = held_out["probs"][row]
+            predicted = f"{classes[best]} ({share[best]:.1%}; {actual}: {share[code]:.1%})"
+        else:
+            actual = float(held_out["y"][row])
+            predicted = f"{held_out['mean'][row]:.4g} ± {held_out['std'][row]:.2g}"
+        found.append(
+            {
+                "row": int(prepared.rows[prepared.split.held_out[row]]) + prepared.file.first_line,
+                "values": values,
+                "y": actual,
+                "predicted": predicted,
+                "nll": _plain(float(held_out["nll"][row])),
+            }
+        )
+    return found
+
+
+def _histogram(prepared: Prepared) -> dict[str, Any]:
+    target = prepared.preprocessing.target
+    if target.classes:
+        counts = np.bincount(prepared.targets, minlength=len(target.classes))
+        return {"labels": [str(label) for label in target.classes], "counts": counts.tolist()}
+    counts, edges = np.histogram(prepared.targets, bins=min(_BINS, max(5, round(len(prepared.targets) ** 0.5))))
+    return {"edges": edges.tolist(), "counts": counts.tolist()}
+
+
+def _subset(rows: int, most: int, seed: int) -> NDArray[np.int64]:
+    if rows <= most:
+        return np.arange(rows)
+    return np.sort(np.random.default_rng(seed).permutation(rows)[:most])
+
+
+def _thinned(history: Any) -> list[list[float | None]]:
+    """One list per member, of at most ``MAX_EPOCHS`` epochs, the first and the last among them.
+
+    Where nobody looked it is what was known before.
+    """
+    values = np.atleast_2d(np.asarray(history, dtype=np.float64))
+    known = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(values.shape[1])), axis=1)
+    values = np.take_along_axis(values, known, axis=1)
+    kept = np.linspace(0, values.shape[1] - 1, min(values.shape[1], MAX_EPOCHS)).round().astype(int)
+    found: list[list[float | None]] = _plain(values[:, kept].tolist())
+    return found
+
+
+def _value(scalar: Any) -> Any:
+    value = scalar.as_py()
+    return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: numbers that are not finite are None."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,185 @@
+"""A fit from the settings to the complete run folder."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from bayesadam.report import write_report
+from bayesadam.runs import folder as names
+from bayesadam.runs.baselines import MAX_ROWS, baselines
+from bayesadam.runs.contents import contents
+from bayesadam.runs.errors import RunError
+from bayesadam.runs.folder import check_place, new_run, read_fingerprint, write_json
+from bayesadam.runs.held_out import predict_held_out
+from bayesadam.runs.prepare import Prepared, prepare
+from bayesadam.runs.scores import Scores, scores
+from bayesadam.runs.settings import Settings
+from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+
+_MANY = 20_000
+_FEW_EPOCHS = 10
+
+
+class Watcher(Protocol):
+    """Is told what happens."""
+
+    def prepared(self, prepared: Prepared) -> None:
+        """The table is read and understood."""
+
+    def epoch(self, status: Any) -> None:
+        """An epoch of training is done."""
+
+    def stage(self, what: str) -> None:
+        """Something else begins."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of a fit.
+
+    Attributes:
+        metrics: Scores on the held-out rows, by name of the model.
+        interrupted: Whether training was stopped by Ctrl-C.
+        epochs: Of training that were done.
+        notes: Warnings.
+        seconds: What took how long.
+    """
+
+    metrics: dict[str, Scores]
+    interrupted: bool
+    epochs: int
+    notes: list[str]
+    seconds: dict[str, float]
+
+
+def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False, resume: Path | None = None) -> Result:
+    """Fit, score, and write a run folder: complete, or not at all.
+
+    Args:
+        settings: What to fit.
+        out: The run folder.
+        watcher: Is told of the progress.
+        force: Replace a run that is there.
+        resume: A stopped fit of the same settings to go on with; see :func:`bayesadam.runs.folder.resumable`.
+
+    Raises:
+        TableError: The table cannot be used as it is.
+        RunError: The place is taken, or the settings do not fit the data.
+        NotEnoughMemory: Something is too large.
+        OSError: The folder cannot be written to.
+        KeyboardInterrupt: Ctrl-C at any time but while training.
+    """
+    check_place(out, force=force or resume is not None)
+    seconds: dict[str, float] = {}
+    with _timed(seconds, "reading"):
+        prepared = prepare(settings)
+    rows = prepared.fingerprint()
+    if resume is not None and read_fingerprint(resume) != rows:
+        raise RunError(f"--resume needs the table to be what it was when the fit began, got another in {settings.data}")
+    watcher.prepared(prepared)
+    target = prepared.preprocessing.target
+    with new_run(out, resume=resume) as folder, _threads(len(prepared.inputs)):
+        settings.save(folder / names.CONFIG, interrupted=True, training_rows=rows)
+        with _timed(seconds, "training"):
+            estimator, notes = _train(prepared, settings, folder / names.CHECKPOINT, watcher.epoch)
+        prepared.notes.extend(notes)
+        watcher.stage("scores of the held-out rows")
+        truth = prepared.targets[prepared.split.held_out]
+        inputs = prepared.preprocessing.transform(prepared.held_out)
+        with _timed(seconds, "predictions"):
+            held_out = predict_held_out(estimator, inputs, truth, target)
+        watcher.stage("linear model and gradient boosting")
+        with _timed(seconds, "baselines"):
+            metrics = {
+                "bayesadam": scores(held_out, seconds["training"]),
+                **baselines(
+                    prepared.inputs,
+                    prepared.targets[prepared.split.training],
+                    inputs,
+                    truth,
+                    task=target.task,
+                    classes=len(target.classes),
+                    seed=settings.seed,
+                ),
+            }
+        if len(prepared.inputs) > MAX_ROWS:
+            prepared.notes.append(
+                f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows"
+            )
+        interrupted = bool(getattr(estimator, "interrupted_", False))
+        watcher.stage("report")
+        settings = _as_done(settings, estimator, interrupted)
+        report = contents(prepared, settings, estimator, held_out, inputs, metrics, seconds, str(out))
+        estimator.save(folder)
+        write_json(folder / names.PREPROCESSING, prepared.preprocessing.to_json())
+        parts = {name: report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}
+        write_json(folder / names.METRICS, {**parts, "models": metrics, "seconds": seconds, "interrupted": interrupted})
+        write_json(folder / names.REPORT_DATA, report)
+        write_report(folder / names.REPORT, report)
+        settings.save(folder / names.CONFIG, interrupted=interrupted, training_rows=rows)
+        if not interrupted:
+            shutil.rmtree(folder / names.CHECKPOINT, ignore_errors=True)
+    return Result(metrics, interrupted, int(estimator.epochs_), prepared.notes, seconds)
+
+
+def _train(
+    prepared: Prepared, settings: Settings, checkpoint: Path, on_epoch: Callable[[Any], None]
+) -> tuple[Any, list[str]]:
+    regression = prepared.preprocessing.target.task == "regression"
+    estimator = (BayesianMLPRegressor if regression else BayesianMLPClassifier)(**settings.estimator_options())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            estimator.fit(
+                prepared.inputs,
+                prepared.targets[prepared.split.training],
+                groups=prepared.groups,
+                checkpoint=checkpoint,
+                on_epoch=on_epoch,
+            )
+        except ValueError as error:
+            raise RunError(f"the fit is not possible: {error}") from error
+    interrupted = bool(getattr(estimator, "interrupted_", False))
+    messages = [] if interrupted else [" ".join(str(w.message).split()) for w in caught]
+    return estimator, list(dict.fromkeys(messages))
+
+
+def _as_done(settings: Settings, estimator: Any, interrupted: bool) -> Settings:
+    """Settings that give the same again: a time budget is the number of epochs that it was enough for.
+
+    Of a budget that was not enough for ten whole epochs it stays a budget.
+    """
+    if interrupted:
+        return settings
+    settings = replace(settings, method=estimator.method)
+    epochs, planned = int(estimator.epochs_), estimator.history_["loss"].shape[1]
+    if settings.time_budget is None or epochs < planned or epochs <= _FEW_EPOCHS:
+        return settings
+    return replace(settings, time_budget=None, epochs=epochs)
+
+
+@contextmanager
+def _threads(rows: int) -> Iterator[None]:
+    """One for few rows: the steps are so small that threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if rows <= _MANY else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[what] = time.perf_counter() - begin

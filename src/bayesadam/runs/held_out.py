@@ -1,0 +1,74 @@
+"""Predictions of the held-out rows, chunk by chunk: what scores and charts need of each row, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bayesadam.predictive import ClassificationPredictive, RegressionPredictive
+from bayesadam.tabular import Target
+from bayesadam.tabular.file import CHUNK_ROWS
+
+COVERAGE = 0.95
+Arrays = dict[str, NDArray[np.float64]]
+
+
+def predict_held_out(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], target: Target) -> Arrays:
+    """By name, one value per row: as the report wants them.
+
+    Args:
+        estimator: Fitted.
+        inputs: ``(N, D)``.
+        targets: ``(N,)``, values or numbers of classes.
+        target: Which task it is.
+
+    Returns:
+        Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll". Classification: "label",
+        "probs" (``(N, C)``), "entropy", "mutual_information", "nll".
+    """
+    row = _regression if target.task == "regression" else _classification
+    return collect(lambda rows: row(estimator.predictive(inputs[rows]), targets[rows]), len(inputs))
+
+
+def _regression(found: RegressionPredictive, y: NDArray[Any]) -> dict[str, Any]:
+    tail = 0.5 * (1.0 - COVERAGE)
+    target = torch.as_tensor(y, dtype=found.mean.dtype, device=found.mean.device)
+    lower, upper = found.quantile([tail, 1.0 - tail])
+    return {
+        "y": y,
+        "mean": found.mean,
+        "std": found.variance.sqrt(),
+        "epistemic_std": found.epistemic.sqrt(),
+        "lower": lower,
+        "upper": upper,
+        "pit": torch.special.ndtr((target - found.means) / found.variances.sqrt()).mean(0),
+        "nll": -found.log_prob(target),
+    }
+
+
+def _classification(found: ClassificationPredictive, y: NDArray[Any]) -> dict[str, Any]:
+    return {
+        "label": y,
+        "probs": found.probs,
+        "entropy": found.entropy,
+        "mutual_information": found.mutual_information,
+        "nll": -found.log_prob(torch.as_tensor(y, device=found.entropy.device)),
+    }
+
+
+def collect(part: Callable[[slice], dict[str, Any]], rows: int) -> Arrays:
+    """Arrays of all rows, in float64, from those of chunks."""
+    parts = [part(chunk) for chunk in _chunks(rows)]
+    return {name: np.concatenate([_array(chunk[name]) for chunk in parts]) for name in parts[0]}
+
+
+def _chunks(rows: int) -> Iterator[slice]:
+    return (slice(start, start + CHUNK_ROWS) for start in range(0, rows, CHUNK_ROWS))
+
+
+def _array(values: Any) -> NDArray[np.float64]:
+    return np.asarray(values.detach().cpu() if isinstance(values, torch.Tensor) else values, dtype=np.float64)

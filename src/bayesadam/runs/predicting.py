@@ -1,0 +1,82 @@
+"""Predictions for a new table, chunk by chunk in constant memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bayesadam.runs.errors import RunError
+from bayesadam.runs.folder import Run
+from bayesadam.tabular import Findings, Preprocessing, TableError, TableFile, Target, table_writer
+
+
+def predict(
+    run: Run, file: TableFile, out: Path, *, coverage: float = 0.95, advance: Callable[[int], None] | None = None
+) -> tuple[int, list[str]]:
+    """Write one row of predictions for every row of a table.
+
+    A regression has the columns "mean", "std", "lower" and "upper"; a classification "predicted", "probability_LABEL"
+    for every class, "entropy" and "mutual_information" (nats).
+
+    Args:
+        run: What was fitted.
+        file: The table.
+        out: Parquet if its name says so, else CSV.
+        coverage: Of the interval from "lower" to "upper".
+        advance: Is told the number of rows that are done.
+
+    Returns:
+        Number of rows, and notes about what the training data had not.
+
+    Raises:
+        RunError: The run is damaged, or ``coverage`` is not in (0, 1).
+        TableError: Columns are missing, values are of another kind, or there are no rows.
+        OSError: ``out`` cannot be written; a file that was there is left as it was.
+    """
+    if not 0 < coverage < 1:
+        raise RunError(f"--coverage must be in (0, 1), got {coverage!r}")
+    if out.is_dir():
+        raise RunError(f"-o must be a file, got the folder {str(out)!r}")
+    if out.exists() and out.samefile(file.path):
+        raise RunError(f"-o must be another file than the table, got {str(out)!r}")
+    preprocessing, estimator = run.preprocessing(), run.estimator()
+    notes, findings, done = preprocessing.check(file.columns), Findings(), 0
+    with table_writer(out) as write:
+        for first, table in file.chunks(preprocessing.types):
+            inputs = _inputs(preprocessing, table, file, first, findings)
+            write(_predictions(estimator.predictive(inputs), preprocessing.target, coverage))
+            done += len(table)
+            if advance is not None:
+                advance(done)
+        if not done:
+            raise TableError(f"{file.path} must have rows below its header, got none")
+    return done, notes + findings.notes()
+
+
+def _inputs(preprocessing: Preprocessing, table: pa.Table, file: TableFile, first: int, findings: Findings) -> Any:
+    return preprocessing.transform(table, place=lambda row: file.place(first + row), findings=findings)
+
+
+def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
+    if target.task == "regression":
+        tail = 0.5 * (1.0 - coverage)
+        lower, upper = found.quantile([tail, 1.0 - tail])
+        columns = {"mean": found.mean, "std": found.variance.sqrt(), "lower": lower, "upper": upper}
+        return pa.table({name: _numbers(values) for name, values in columns.items()})
+    probs = _numbers(found.probs)
+    predicted = pa.array(target.classes).take(pa.array(probs.argmax(-1)))
+    shares = {f"probability_{_name(label)}": probs[:, code] for code, label in enumerate(target.classes)}
+    doubts = {"entropy": _numbers(found.entropy), "mutual_information": _numbers(found.mutual_information)}
+    return pa.table({"predicted": predicted, **shares, **doubts})
+
+
+def _numbers(values: Any) -> np.ndarray[Any, np.dtype[Any]]:
+    return np.asarray(values.detach().cpu())
+
+
+def _name(label: bool | int | str) -> str:
+    return str(label).lower() if isinstance(label, bool) else str(label)

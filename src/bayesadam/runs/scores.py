@@ -1,0 +1,69 @@
+"""The numbers of the table: each model's, on the held-out rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bayesadam import metrics
+from bayesadam.runs.held_out import Arrays
+
+HIGHER_IS_BETTER = ("accuracy",)
+LOWER_IS_BETTER = ("NLL", "RMSE", "CRPS", "ECE", "Brier")
+Scores = dict[str, float | None]
+
+
+def scores(held_out: Arrays, seconds: float) -> Scores:
+    """Of predictions as :func:`bayesadam.runs.held_out.predict_held_out` gives them.
+
+    NLL is in nats, RMSE and CRPS in the units of the target; the CRPS is that of a Gaussian with the predictive mean
+    and variance.
+
+    Args:
+        held_out: Predictions and targets.
+        seconds: The fit took.
+    """
+    found: Mapping[str, float]
+    tensors = {name: torch.from_numpy(values) for name, values in held_out.items()}
+    nll = float(held_out["nll"].mean())
+    if "probs" in held_out:
+        labels, probs = tensors["label"].long(), tensors["probs"]
+        found = {
+            "NLL": nll,
+            "accuracy": metrics.accuracy(probs, labels),
+            "ECE": metrics.expected_calibration_error(probs, labels),
+            "Brier": metrics.brier_score(probs, labels),
+        }
+    else:
+        y, mean = tensors["y"], tensors["mean"]
+        found = {
+            "NLL": nll,
+            "RMSE": metrics.rmse(mean, y),
+            "CRPS": metrics.crps(mean, tensors["std"].square(), y),
+            "coverage 95%": metrics.coverage(tensors["lower"], tensors["upper"], y),
+        }
+    numbers = {**found, "fit seconds": seconds}
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def gaussian(y: NDArray[np.float64], mean: NDArray[np.float64], std: float) -> Arrays:
+    """Predictions of a model that says a mean and has one standard deviation for all rows."""
+    z = (y - mean) / std
+    return {
+        "y": y,
+        "mean": mean,
+        "std": np.full_like(mean, std),
+        "lower": mean - 1.959963984540054 * std,
+        "upper": mean + 1.959963984540054 * std,
+        "nll": 0.5 * z**2 + math.log(std) + 0.5 * math.log(2.0 * math.pi),
+    }
+
+
+def categorical(label: NDArray[np.int64], probs: NDArray[np.float64]) -> Arrays:
+    """Predictions of a model that says probabilities."""
+    chosen = np.maximum(probs[np.arange(len(label)), label], np.finfo(np.float64).tiny)
+    return {"label": label.astype(np.float64), "probs": probs, "nll": -np.log(chosen)}

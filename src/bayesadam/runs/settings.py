@@ -1,0 +1,167 @@
+"""The settings of a fit: what the command line says, what ``config.json`` keeps, and what a second fit needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bayesadam.runs.errors import RunError
+from bayesadam.sklearn import METHODS
+
+FORMAT_VERSION = 1
+_TUPLES = ("hidden", "drop")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that determines a fit; what is ``None`` is left to the estimator or found from the data.
+
+    Attributes:
+        data: Path of the table.
+        target: Its column to predict.
+        task: "regression" or "classification".
+        method: One of ``bayesadam.sklearn.METHODS``.
+        hidden: Units of the hidden layers.
+        members: Networks of the ensemble.
+        epochs: Passes over the training rows.
+        time_budget: Seconds of training.
+        group: Column whose groups stay together.
+        time: Column by which the last rows are held out.
+        held_out: Share of the rows to test on.
+        drop: Columns that are no inputs.
+        drop_missing_target: Leave rows without a target out.
+        delimiter: Of a CSV file.
+        seed: Of the split, the networks and the noise.
+        device: To train on.
+
+    Raises:
+        RunError: A value that is not allowed.
+    """
+
+    data: str
+    target: str
+    task: str | None = None
+    method: str | None = None
+    hidden: tuple[int, ...] | None = None
+    members: int | None = None
+    epochs: int | None = None
+    time_budget: float | None = None
+    group: str | None = None
+    time: str | None = None
+    held_out: float = 0.1
+    drop: tuple[str, ...] = ()
+    drop_missing_target: bool = False
+    delimiter: str | None = None
+    seed: int = 0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.method is not None and self.method not in METHODS:
+            raise RunError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        for name in ("members", "epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RunError(f"--{name} must be at least 1, got {value!r}")
+        if self.hidden is not None and any(units < 1 for units in self.hidden):
+            raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {self.hidden!r}")
+        if self.time_budget is not None and not 0 < self.time_budget < float("inf"):
+            raise RunError(f"--time-budget must be a positive number of seconds, got {self.time_budget!r}")
+        if self.time_budget is not None and self.epochs is not None:
+            raise RunError(f"--time-budget must not be given with --epochs, got {self.time_budget!r} and {self.epochs}")
+        if not 0 < self.held_out <= 0.5:
+            raise RunError(f"--held-out must be in (0, 0.5], got {self.held_out!r}")
+        if not 0 <= self.seed < 2**32:
+            raise RunError(f"--seed must be in [0, 2**32), got {self.seed!r}")
+        if self.group is not None and self.time is not None:
+            raise RunError(f"--group must not be given with --time, got {self.group!r} and {self.time!r}")
+        for option, names in (("--group", [self.group]), ("--time", [self.time]), ("--drop", self.drop)):
+            if self.target in names:
+                raise RunError(f"{option} must not be the target, got {self.target!r}")
+        _check_device(self.device)
+
+    def estimator_options(self) -> dict[str, Any]:
+        """Keyword arguments of the estimator."""
+        names = ("method", "hidden", "members", "epochs", "time_budget")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return {"random_state": self.seed, "device": self.device, **given}
+
+    def changed(self, options: Mapping[str, Any]) -> list[str]:
+        """Names of the options that say something else than these settings."""
+        return [name for name, value in options.items() if getattr(self, name) != value]
+
+    def command(self, out: str) -> str:
+        """The command line that fits with these settings."""
+        words = ["bayesadam fit", _quoted(self.data)]
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value == field.default and field.name != "target":
+                continue
+            option = "--" + field.name.replace("_", "-")
+            if field.name == "drop":
+                words += [f"{option} {_quoted(name)}" for name in value]
+            elif value is True:
+                words.append(option)
+            else:
+                words.append(f"{option} {_quoted(','.join(map(str, value)) if field.name == 'hidden' else value)}")
+        return " ".join([*words, "--out", _quoted(out)])
+
+    def save(self, path: Path, **more: Any) -> None:
+        """Write JSON; ``more`` stands beside the settings."""
+        record = {"format_version": FORMAT_VERSION, **more, "settings": asdict(self)}
+        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path) -> Settings:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            RunError: The file is missing, damaged or of a newer version, or a value is not allowed.
+        """
+        if not path.is_file():
+            raise RunError(f"the config must be a file that exists, got {str(path)!r}")
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+            version, settings = record["format_version"], dict(record["settings"])
+            for name in _TUPLES:
+                if settings.get(name) is not None:
+                    settings[name] = tuple(settings[name])
+            if version <= FORMAT_VERSION:
+                return cls(**settings)
+        except RunError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise RunError(f"the config must have been written by bayesadam fit, got {str(path)!r} ({error})") from None
+        raise RunError(
+            f"the config must be of format version {FORMAT_VERSION} or older (update bayesadam), got {version!r}"
+        )
+
+
+def parse_hidden(text: str) -> tuple[int, ...]:
+    """Units of hidden layers from "100,50".
+
+    Raises:
+        RunError: It is something else.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
+    except ValueError:
+        raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {text!r}") from None
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise RunError(f"--device must be a device that is there, such as cpu, got {name!r} ({reason})") from None
+
+
+def _quoted(value: object) -> str:
+    text = str(value)
+    plain = text and all(c.isalnum() or c in "_-./,:+" for c in text)
+    return text if plain else "'" + text.replace("'", "'\"'\"'") + "'"

@@ -1,0 +1,18 @@
+"""scikit-learn estimators: calibrated predictions for tables, in two lines::
+
+from bayesadam.sklearn import BayesianMLPRegressor
+mean, std = BayesianMLPRegressor().fit(X, y).predict(X_new, return_std=True)
+
+Fitted ones are saved without pickle, by ``save`` and :func:`load_estimator`.
+"""
+
+try:
+    import sklearn as _sklearn  # noqa: F401
+except ImportError:
+    raise ImportError('bayesadam.sklearn needs scikit-learn: pip install "bayesadam[sklearn]"') from None
+
+from bayesadam.sklearn.classifier import BayesianMLPClassifier as BayesianMLPClassifier
+from bayesadam.sklearn.methods import METHODS as METHODS
+from bayesadam.sklearn.regressor import BayesianMLPRegressor as BayesianMLPRegressor
+from bayesadam.sklearn.storage import load_estimator as load_estimator
+from bayesadam.sklearn.training import TrainingStatus as TrainingStatus

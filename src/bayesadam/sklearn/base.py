@@ -1,0 +1,324 @@
+"""What the estimators share: parameters, data, and the way from rows to members."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from bayesadam import population
+from bayesadam.likelihoods import Likelihood
+from bayesadam.posterior import Mixture
+from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn.members import ROWS, posteriors, predictions
+from bayesadam.sklearn.methods import method_named
+from bayesadam.sklearn.moment_network import MomentLikelihood, MomentNetwork
+from bayesadam.sklearn.network import ACTIVATIONS, perceptron
+from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
+from bayesadam.sklearn.training import Training, TrainingStatus
+
+Array = NDArray[Any]
+
+
+class BayesianMLP(BaseEstimator):  # type: ignore[misc]
+    """The base of both estimators; see there for the parameters."""
+
+    default_steps = 2_000
+
+    def __init__(
+        self,
+        method: str = "laplace",
+        *,
+        hidden: Sequence[int] = (50,),
+        activation: str = "tanh",
+        members: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float = 0.01,
+        prior_precision: float = 0.1,
+        mc_samples: int = 32,
+        patience: int | None = None,
+        calibrate: bool = True,
+        time_budget: float | None = None,
+        device: str = "cpu",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.method = method
+        self.hidden = hidden
+        self.activation = activation
+        self.members = members
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.prior_precision = prior_precision
+        self.mc_samples = mc_samples
+        self.patience = patience
+        self.calibrate = calibrate
+        self.time_budget = time_budget
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        on_epoch: Callable[[TrainingStatus], None] | None = None,
+    ) -> Any:
+        """Train the members and calibrate their predictions by the rows that each leaves out.
+
+        Ctrl-C ends the training, not the fit: the members are what they were after the last epoch, ``interrupted_`` is
+        true, and a ``UserWarning`` says so.
+
+        Args:
+            X: ``(N, D)``, numbers.
+            y: Targets, ``(N,)`` (regression: or ``(N, K)``).
+            sample_weight: ``(N,)``; only ratios count.
+            groups: ``(N,)``: rows of one group are left out together, as measurements of one patient should be.
+            checkpoint: Folder for checkpoints; the same fit, called again, goes on there.
+            on_epoch: Called with a :class:`TrainingStatus` after every epoch.
+
+        Raises:
+            ValueError: A parameter out of range, or data that cannot be used.
+        """
+        self._check()
+        X, y = self._validated(X, y)
+        self._forget()
+        self._learn_scales(X, y)
+        return self._train(X, y, sample_weight, groups, checkpoint, on_epoch)
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""
+        from bayesadam.sklearn.storage import save_estimator
+
+        check_is_fitted(self, "posterior_")
+        save_estimator(self, folder)
+
+    def _check(self) -> None:
+        """Parameters, before anything is changed."""
+        self._method = method_named(self.method)
+        hidden = self.hidden
+        if not isinstance(hidden, tuple | list) or not all(_at_least(units, 1) for units in hidden):
+            raise ValueError(f"hidden must be a tuple of whole numbers of at least 1, got {hidden!r}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {self.activation!r}")
+        for name in ("members", "epochs", "batch_size", "patience"):
+            value = getattr(self, name)
+            if value is not None and not _at_least(value, 1):
+                raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
+        if not _at_least(self.mc_samples, 1):
+            raise ValueError(f"mc_samples must be a whole number of at least 1, got {self.mc_samples!r}")
+        for name in ("lr", "prior_precision", "time_budget"):
+            value = getattr(self, name)
+            fine = isinstance(value, int | float | np.number) and 0 < value < np.inf
+            if not fine and not (name == "time_budget" and value is None):
+                raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
+        if self.patience is not None and self._method.posterior == "fawn":
+            raise ValueError(f"patience must be None for method={self.method!r}, got {self.patience!r}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None
+
+    def _forget(self) -> None:
+        """What an earlier fit left that this one may not set."""
+        for name in ("conformal_scores_",):
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def _train(
+        self,
+        X: Array,
+        y: Array,
+        sample_weight: ArrayLike | None,
+        groups: ArrayLike | None,
+        checkpoint: str | os.PathLike[str] | None,
+        on_epoch: Callable[[TrainingStatus], None] | None,
+        priors: Mixture | None = None,
+    ) -> Any:
+        """Members on standardised data; with the posteriors before as priors, if there are any."""
+        count = len(X)
+        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=np.float64)
+        if weight is not None and not ((weight >= 0).all() and weight.sum() > 0):
+            raise ValueError("sample_weight must have no negative number and a positive one, got others")
+        if weight is not None and (weight == 0).any():  # as if these rows were not there
+            kept = weight > 0
+            X, y, weight, count = X[kept], y[kept], weight[kept], int(kept.sum())
+            groups = None if groups is None else np.asarray(groups)[kept]
+        seed = int(check_random_state(self.random_state).randint(2**31 - 1))
+        divided = plan(count, len(priors.components) if priors else self.members, _numbered(groups, count), seed)
+        inputs, targets = self._inputs(X), self._targets(y)
+        data, held_out, weights = _parts(divided, inputs, targets, weight)
+        self.network_ = perceptron(X.shape[1], self.hidden, self._outputs(), self.activation).to(self.device)
+        models, likelihoods = self._models(len(data), data[0][0].shape[0], X.shape[1], seed, priors)
+        batch_size = self.batch_size or min(count, FULL_BATCH)
+        rows = max(len(x) for x, _ in data)
+        training = Training(
+            models,
+            data,
+            held_out,
+            likelihoods,
+            self._method.train,
+            self._options([len(x) for x, _ in data], priors) | ({} if weights is None else {"sample_weight": weights}),
+            self.epochs or max(1, default_steps(rows, batch_size, self.default_steps) // -(-rows // batch_size)),
+            batch_size,
+            seed,
+            time_budget=self.time_budget,
+            patience=self.patience if held_out else None,
+            checkpoint=checkpoint,
+            on_epoch=on_epoch,
+            offset=self._offset(),
+            verbose=self.verbose,
+        )
+        nets = training.run()
+        self.interrupted_ = training.interrupted
+        self.history_ = {
+            "loss": nets.history["loss"].numpy(),
+            "held_out_nll": training.held_out_nll[:, : nets.history["loss"].shape[1]].numpy(),
+        }
+        self.epochs_ = int(nets.epochs.max())
+        found, self._likelihoods = posteriors(
+            self._method,
+            nets,
+            models,
+            data,
+            prior_precision=self.prior_precision,
+            steps=self.epochs_ * training.steps_per_epoch,
+        )
+        self.posterior_ = Mixture(found, {"method": self.method})
+        self._calibrate(divided, inputs, targets, np.ones(count) if weight is None else weight)
+        return self
+
+    def _models(
+        self, count: int, rows: int, inputs: int, seed: int, priors: Mixture | None
+    ) -> tuple[list[nn.Module], list[Likelihood]]:
+        def make() -> nn.Module:
+            network = perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
+            return MomentNetwork(network, rows) if self._method.posterior == "fawn" else network
+
+        models = population.initialize(make, seeds=range(seed, seed + count))
+        likelihoods = [self._likelihood(number if priors else None).to(self.device) for number in range(count)]
+        if self._method.posterior == "fawn":
+            objective = str(self.method).removeprefix("fawn-")
+            likelihoods = [MomentLikelihood(likelihood, objective) for likelihood in likelihoods]
+        return models, likelihoods
+
+    def _options(self, rows: Sequence[int], priors: Mixture | None) -> dict[str, Any]:
+        options: dict[str, Any] = {"lr": self.lr, **self._method.options}
+        if self._method.posterior == "fawn":
+            return options
+        if self._method.train == "adam":
+            return options | {"weight_decay": [self.prior_precision / count for count in rows]}
+        if priors is not None:
+            return options | {"prior": list(priors.components)}
+        return options | {"prior_precision": self.prior_precision}
+
+    def _predictions(
+        self,
+        X: Tensor,
+        member: int,
+        mc_samples: int | None = None,
+    ) -> Predictive:
+        return predictions(
+            self._method,
+            self.network_,
+            self.posterior_.components[member],
+            self._likelihoods[member],
+            X,
+            mc_samples=mc_samples or self.mc_samples,
+            seed=member,
+        )
+
+    def _in_parts(self, X: ArrayLike) -> list[Tensor]:
+        """New inputs, checked and standardised, a few thousand rows at a time."""
+        check_is_fitted(self, "posterior_")
+        checked: Array = validate_data(self, X, reset=False, dtype=(np.float64, np.float32))
+        return list(torch.split(self._inputs(checked), ROWS))
+
+    def _inputs(self, X: Array) -> Tensor:
+        return torch.from_numpy(((X - self._x_mean) / self._x_std).astype(np.float32)).to(self.device)
+
+    def _learn_x(self, X: Array) -> None:
+        self._x_mean, self._x_std = column_scales(X)
+
+    # What differs between the estimators.
+
+    def _validated(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+        raise NotImplementedError
+
+    def _learn_scales(self, X: Array, y: Array) -> None:
+        raise NotImplementedError
+
+    def _targets(self, y: Array) -> Tensor:
+        raise NotImplementedError
+
+    def _outputs(self) -> int:
+        raise NotImplementedError
+
+    def _offset(self) -> float:
+        raise NotImplementedError
+
+    def _likelihood(self, member: int | None) -> Likelihood:
+        raise NotImplementedError
+
+    def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
+        raise NotImplementedError
+
+
+def continues(estimator: BayesianMLP) -> bool:
+    """Whether the posterior of an estimator's method can be the prior of more data."""
+    return method_named(estimator.method).continues
+
+
+def column_scales(values: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of every column in float64; a deviation of 1 for constant ones."""
+    mean = values.mean(0, dtype=np.float64)
+    std = values.std(0, dtype=np.float64)
+    constant = std <= 1e-12 * np.maximum(1e-300, np.abs(mean))
+    return mean, np.where(constant | (std == 0), 1.0, std)
+
+
+def _at_least(value: object, least: int) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
+def _numbered(groups: ArrayLike | None, count: int) -> NDArray[np.int64]:
+    if groups is None:
+        return np.arange(count)
+    given = np.asarray(groups)
+    if given.shape != (count,):
+        raise ValueError(f"groups must be of shape {(count,)}, got {given.shape}")
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+
+
+def _parts(
+    divided: Plan, inputs: Tensor, targets: Tensor, weight: Array | None
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]], list[Tensor] | None]:
+    """Training rows, rows left out, and weights of the former, of every member; the same tensors where shared."""
+    masks = [torch.from_numpy(mask).to(inputs.device) for mask in divided.left_out]
+    count = len(masks)
+    masks = masks[:1] if divided.shared else masks
+    data = [(inputs[~mask], targets[~mask]) for mask in masks]
+    held_out = [(inputs[mask], targets[mask]) for mask in masks] if divided.left_out.any() else []
+    weights = None
+    if weight is not None:
+        whole = torch.from_numpy(weight).to(inputs.device)
+        weights = [whole[~mask] for mask in masks]
+    if divided.shared:
+        data, held_out = data * count, held_out * count
+        weights = None if weights is None else weights * count
+    return data, held_out, weights

@@ -1,0 +1,94 @@
+"""What held-out rows say about the predictions: scales of variances, a temperature, conformal scores."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Floats = NDArray[np.float64]
+
+
+def variance_scales(residual: Floats, epistemic: Floats, aleatoric: Floats, weight: Floats) -> tuple[float, float]:
+    """Factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` gives the residuals the largest likelihood.
+
+    Args:
+        residual: Of held-out rows, ``(N,)``.
+        epistemic: Variances predicted there, ``(N,)``.
+        aleatoric: Likewise; of learned noise it is about constant.
+        weight: Of the rows, ``(N,)``.
+    """
+    size = max(float(np.average(residual**2, weights=weight)), 1e-12)
+    parts = torch.from_numpy(np.stack([epistemic, aleatoric]))
+    means = (parts * torch.from_numpy(weight)).sum(1) / weight.sum()
+    there = means > 0
+    scaled = torch.where(there[:, None], parts / torch.where(there, means, 1.0)[:, None], 0.0)
+    square = torch.from_numpy(residual**2 / size)
+    share = torch.from_numpy(weight / weight.sum())
+
+    def loss(log_scales: Tensor) -> Tensor:
+        variance = (log_scales.exp() @ scaled).clamp_min(1e-9)
+        return (share * (square / variance + variance.log())).sum()
+
+    found = []
+    for start in ((-1.0, -1.0), (-4.0, 0.0), (0.0, -4.0)):
+        point = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+        optimizer = torch.optim.LBFGS([point], max_iter=100, line_search_fn="strong_wolfe")
+
+        def closure(point: Tensor = point, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            value = loss(point.clamp(-20.0, 20.0))
+            value.backward()  # type: ignore[no-untyped-call]
+            return value
+
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+        end = point.detach().clamp(-20.0, 20.0)
+        found.append((float(loss(end)), end))
+    best = min(found, key=lambda pair: pair[0] if math.isfinite(pair[0]) else math.inf)[1]
+    scales = torch.where(there, size * best.exp() / torch.where(there, means, 1.0), 0.0)
+    return float(scales[0]), float(scales[1])
+
+
+def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor) -> float:
+    """By which to divide log probabilities for the largest likelihood of held-out labels, in [0.1, 10].
+
+    Args:
+        log_probs: Of the components of an equal mixture, ``(S, N, C)``.
+        labels: ``(N,)``.
+        weight: Of the rows, ``(N,)``.
+    """
+
+    def loss(log_temperature: float) -> float:
+        value = tempered(log_probs, math.exp(log_temperature)).logsumexp(0).gather(1, labels[:, None])[:, 0]
+        return -float((weight * value).sum())
+
+    low, high = math.log(0.1), math.log(10.0)
+    ratio = (math.sqrt(5.0) - 1.0) / 2.0
+    for _ in range(40):  # golden section: the loss has one minimum, or is flat
+        left, right = high - ratio * (high - low), low + ratio * (high - low)
+        low, high = (low, right) if loss(left) <= loss(right) else (left, high)
+    return math.exp(0.5 * (low + high))
+
+
+def tempered(log_probs: Tensor, value: float) -> Tensor:
+    """Log probabilities at a temperature, normalised again."""
+    return log_probs if value == 1.0 else (log_probs / value).log_softmax(-1)
+
+
+def conformal_quantile(scores: Floats, coverage: float) -> Floats:
+    """The ``ceil((n + 1) coverage)``-th smallest score of every output (Lei et al. 2018), ``(n, K)`` to ``(K,)``.
+
+    Raises:
+        ValueError: Too few scores for the coverage.
+    """
+    rank = math.ceil((len(scores) + 1) * coverage - 1e-12)
+    if rank > len(scores):
+        raise ValueError(
+            f"coverage must be at most n / (n + 1) = {len(scores) / (len(scores) + 1):.4g} with {len(scores)} "
+            f"calibration rows, got {coverage!r}"
+        )
+    result: Floats = np.sort(scores, axis=0)[rank - 1]
+    return result

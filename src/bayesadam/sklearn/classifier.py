@@ -1,0 +1,226 @@
+"""``BayesianMLPClassifier``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import ClassifierMixin
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from bayesadam.likelihoods import Categorical, Likelihood
+from bayesadam.predictive import ClassificationPredictive
+from bayesadam.sklearn.base import Array, BayesianMLP, continues
+from bayesadam.sklearn.calibration import temperature, tempered
+from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.training import TrainingStatus
+
+
+class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
+    """Classification with calibrated probabilities: a small ensemble of Bayesian networks, trained as one population.
+
+    Inputs are standardised. Every member leaves out a part of the rows, and every row is left out by two members; what
+    they give it calibrates a temperature by which all log probabilities are divided. Probabilities are averages over
+    members and their posterior samples.
+
+    Args:
+        method: One of ``bayesadam.sklearn.METHODS``.
+        hidden: Units of the hidden layers.
+        activation: ``"tanh"``, ``"relu"``, ``"silu"`` or ``"gelu"``.
+        members: Networks of the ensemble; ``None``: 20 up to 5,000 rows, 10 up to 20,000, above that 5. Above 20,000
+            rows all leave out the same tenth, 10,000 rows at most.
+        epochs: ``None``: 500 steps, or 20 epochs if those are more steps, but at most 20,000.
+        batch_size: ``None``: all rows, up to 1,024.
+        lr: Learning rate, in full for the first half of the training and by a cosine to 0 in the second.
+        prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
+            strength of the weight decay.
+        mc_samples: Posterior samples per member.
+        patience: Stop a member that was not better for so many epochs on the rows it leaves out; ``None``: none is.
+        calibrate: Fit the temperature on the rows left out; else it is 1.
+        time_budget: Seconds for the training: there are as many epochs as fit.
+        device: Of PyTorch.
+        random_state: A number, a ``RandomState`` or ``None``, as scikit-learn's.
+        verbose: Show a progress bar.
+
+    Attributes:
+        classes_: Labels, sorted: the columns of ``predict_proba``.
+        posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_`` (for
+            standardised inputs).
+        network_: ``nn.Module`` that gives a logit per class.
+        calibration_: ``{"temperature": T}``.
+        history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
+        epochs_: Epochs trained.
+        interrupted_: Whether Ctrl-C ended the training.
+        n_features_in_: ``D``.
+        feature_names_in_: Names of the columns, if they had any.
+    """
+
+    default_steps = 500
+
+    def __init__(
+        self,
+        method: str = "vadam",
+        *,
+        hidden: Any = (50,),
+        activation: str = "tanh",
+        members: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float = 0.01,
+        prior_precision: float = 1.0,
+        mc_samples: int = 16,
+        patience: int | None = None,
+        calibrate: bool = True,
+        time_budget: float | None = None,
+        device: str = "cpu",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            method,
+            hidden=hidden,
+            activation=activation,
+            members=members,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            prior_precision=prior_precision,
+            mc_samples=mc_samples,
+            patience=patience,
+            calibrate=calibrate,
+            time_budget=time_budget,
+            device=device,
+            random_state=random_state,
+            verbose=verbose,
+        )
+
+    def predict(self, X: ArrayLike) -> Array:
+        """The most probable labels, ``(N,)``."""
+        probs = self.predict_proba(X)  # which says what is not fitted
+        return np.asarray(self.classes_[probs.argmax(1)])
+
+    def predict_proba(self, X: ArrayLike) -> Array:
+        """Probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
+        probs = self.predictive(X).probs.cpu().numpy()
+        return np.asarray(probs / probs.sum(1, keepdims=True))
+
+    def predict_log_proba(self, X: ArrayLike) -> Array:
+        """Their logarithms."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def predictive(self, X: ArrayLike) -> ClassificationPredictive:
+        """The whole predictive distribution in float64, with ``entropy`` and ``mutual_information``.
+
+        Its labels are numbers of classes, in the order of ``classes_``.
+        """
+        parts = [self._log_probs(part) for part in self._in_parts(X)]
+        return ClassificationPredictive(tempered(torch.cat(parts, dim=1), self.calibration_["temperature"]))
+
+    @available_if(continues)  # type: ignore[untyped-decorator]
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
+        on_epoch: Callable[[TrainingStatus], None] | None = None,
+    ) -> Any:
+        """Go on with new rows: the posterior of every member is the prior of what it learns now.
+
+        The first call needs ``classes``, all labels that there will be, and fixes the inputs' scales. For methods whose
+        training has a posterior.
+        """
+        first = not hasattr(self, "posterior_")
+        if first and classes is None:
+            raise ValueError("classes must be given in the first call of partial_fit, got None")
+        if first:
+            self._check()
+            X, y = self._validated(X, y, classes=classes)
+            self._learn_scales(X, y)
+            return self._train(X, y, sample_weight, groups, None, on_epoch)
+        if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
+            raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
+        self._check()
+        X, y = self._validated(X, y, classes=self.classes_, reset=False)
+        return self._train(X, y, sample_weight, groups, None, on_epoch, self.posterior_)
+
+    def _validated(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        classes: ArrayLike | None = None,
+        reset: bool = True,
+    ) -> tuple[Array, Array]:
+        inputs: Array
+        inputs, labels = validate_data(self, X, y, reset=reset, dtype=(np.float64, np.float32))
+        check_classification_targets(labels)
+        known, codes = np.unique(labels, return_inverse=True)
+        if classes is not None:
+            given = np.unique(np.asarray(classes))
+            if not np.isin(known, given).all():
+                unknown = known[~np.isin(known, given)]
+                raise ValueError(f"y must have labels of classes only, got {unknown.tolist()!r}")
+            known, codes = given, np.searchsorted(given, labels)
+        if len(known) < 2:
+            raise ValueError(f"y must have at least 2 classes, got {len(known)} class: {known.tolist()!r}")
+        self.classes_ = known
+        return inputs, codes.astype(np.int64)
+
+    def _learn_scales(self, X: Array, y: Array) -> None:
+        self._learn_x(X)
+
+    def _targets(self, y: Array) -> Tensor:
+        return torch.from_numpy(y).to(self.device)
+
+    def _outputs(self) -> int:
+        return len(self.classes_)
+
+    def _offset(self) -> float:
+        return 0.0
+
+    def _likelihood(self, member: int | None) -> Likelihood:
+        return Categorical()
+
+    def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
+        self.calibration_ = {"temperature": 1.0}
+        rows = divided.rows
+        if not self.calibrate or len(rows) < 2:
+            return
+        place = np.zeros(len(inputs), dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        filled = np.zeros(len(inputs), dtype=np.int64)
+        several = int(divided.left_out.sum(0).max())
+        found: list[Tensor] = []
+        for member, mask in enumerate(divided.left_out):
+            own = np.flatnonzero(mask)
+            log_probs = self._member_log_probs(inputs[torch.from_numpy(own).to(inputs.device)], member)
+            if not found:
+                shape = (several, len(log_probs), len(rows), log_probs.shape[-1])
+                found.append(torch.full(shape, torch.nan, dtype=torch.float64))
+            for slot in np.unique(filled[own]):
+                here = filled[own] == slot
+                found[0][slot][:, place[own[here]]] = log_probs[:, here]
+            filled[own] += 1
+        whole = (filled[rows] == several).nonzero()[0]  # all, but where partitions are uneven
+        log_probs = found[0].flatten(0, 1)[:, whole]
+        labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
+        self.calibration_ = {"temperature": temperature(log_probs, labels, own_weight)}
+
+    def _member_log_probs(self, X: Tensor, member: int, mc_samples: int | None = None) -> Tensor:
+        """Of posterior samples of a member, ``(S, N, C)`` float64, before the calibration."""
+        pred = self._predictions(X, member, mc_samples)
+        assert isinstance(pred, ClassificationPredictive)
+        return pred.log_probs.double().cpu()
+
+    def _log_probs(self, X: Tensor) -> Tensor:
+        members = range(len(self.posterior_.components))
+        return torch.cat([self._member_log_probs(X, member) for member in members])

@@ -1,0 +1,113 @@
+"""From trained members to posteriors, and from posteriors to predictions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.laplace import badam, laplace
+from bayesadam.likelihoods import Likelihood
+from bayesadam.population import Population
+from bayesadam.population.batches import Pair
+from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.predictive import predict
+from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn.methods import Method
+from bayesadam.sklearn.moment_network import MomentLikelihood
+
+FULL_LAPLACE = 1_000
+"""Weights up to which a Laplace approximation has all covariances; above that those of the last layer."""
+
+LAPLACE_ROWS = 20_000
+"""Rows that the curvature is summed over at most; the sum is scaled to all rows."""
+
+ROWS = 8_192
+"""Rows predicted at a time."""
+
+
+def posteriors(
+    method: Method,
+    nets: Population,
+    networks: Sequence[nn.Module],
+    data: Sequence[Pair],
+    *,
+    prior_precision: float,
+    steps: int,
+) -> tuple[list[GaussianPosterior], list[Likelihood]]:
+    """Posterior and likelihood of every member; the networks' weights are set to the trained ones.
+
+    Args:
+        method: What trained them.
+        nets: The members.
+        networks: Those that were trained, as they were given.
+        data: Training rows of every member.
+        prior_precision: Of the prior.
+        steps: Of the optimiser, that were made.
+    """
+    found: list[GaussianPosterior] = []
+    likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
+    for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
+        with torch.no_grad():
+            for name, parameter in network.named_parameters():
+                parameter.copy_(nets.mean[name][number])
+        if method.posterior == "fawn":
+            found.append(network.net.posterior())  # type: ignore[operator, union-attr]
+            inner = likelihoods[number]
+            assert isinstance(inner, MomentLikelihood)
+            likelihoods[number] = inner.likelihood
+        elif method.posterior == "laplace":
+            found.append(_laplace(network, x, y, likelihoods[number], prior_precision))
+        elif method.posterior == "badam":
+            moments = {name: value[number] for name, value in nets.state["exp_avg_sq"].items()}
+            optimizer = _adam(network, moments, steps)
+            found.append(badam(optimizer, network, num_data=len(x), prior_precision=prior_precision))
+        else:
+            found.append(nets.posteriors[number])
+    return found, likelihoods
+
+
+def predictions(
+    method: Method, network: nn.Module, posterior: Any, likelihood: Likelihood, x: Tensor, *, mc_samples: int, seed: int
+) -> Predictive:
+    """The predictive distribution of one member."""
+    return predict(
+        network,
+        posterior,
+        x,
+        likelihood=likelihood,
+        method=method.predict,
+        mc_samples=mc_samples,
+        seed=seed,
+        batch_size=ROWS,
+        progress=False,
+    )
+
+
+def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precision: float) -> GaussianPosterior:
+    weights = sum(p.numel() for p in network.parameters())
+    rows = torch.linspace(0, len(x) - 1, min(len(x), LAPLACE_ROWS), dtype=torch.float64, device=x.device).long()
+    return laplace(
+        network,
+        (x[rows], y[rows]),
+        likelihood=likelihood,
+        structure="full" if weights <= FULL_LAPLACE else "last_layer",
+        prior_precision=precision,
+        num_data=len(x),
+        progress=False,
+    )
+
+
+def _adam(network: nn.Module, moments: dict[str, Tensor], steps: int) -> torch.optim.Adam:
+    """The optimiser that a member of a population was trained by."""
+    optimizer = torch.optim.Adam(network.parameters())
+    for name, parameter in network.named_parameters():
+        optimizer.state[parameter] = {
+            "step": torch.tensor(float(steps)),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": moments[name].clone(),
+        }
+    return optimizer

@@ -1,0 +1,71 @@
+"""The methods by name: what trains the members of an estimator, and what makes posteriors of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Method:
+    """How members are trained and predict.
+
+    Attributes:
+        train: A method of :func:`bayesadam.population.train`.
+        predict: A method of :func:`bayesadam.predict`.
+        posterior: Where posteriors come from: ``"own"``, of the training itself; ``"laplace"`` or ``"badam"``, read off
+            afterwards; ``"fawn"``, of networks that propagate moments.
+        options: Of the training.
+        about: One line for people who choose.
+    """
+
+    train: str
+    predict: str
+    posterior: str
+    about: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def continues(self) -> bool:
+        """Whether a posterior can be the prior of the next data."""
+        return self.posterior == "own" and self.train != "adam"
+
+
+def _perturbed(about: str, **options: Any) -> Method:
+    return Method("", "monte_carlo", "own", about, options)
+
+
+_METHODS = {
+    "laplace": Method(
+        "adam", "linearized", "laplace", "networks by Adam, curvature around them; the default for regression"
+    ),
+    "badam": Method("adam", "linearized", "badam", "networks by Adam, variances read off its second moments; free"),
+    "ensemble": Method("adam", "mean", "own", "networks by Adam without posteriors: a deep ensemble"),
+    "vadam": _perturbed("variational inference by Adam on perturbed weights; the default for classification"),
+    "vprop": _perturbed("variational inference by RMSprop on perturbed weights"),
+    "ivon": _perturbed("Vadam with a sharper estimate of the curvature"),
+    "vogn": _perturbed("variational inference with squared gradients per example"),
+    "von": _perturbed("variational inference by reparameterised Hessians"),
+    "bbb": _perturbed("Bayes by Backprop: means and scales by Adam"),
+    "fawn-ropd": Method("adam", "moments", "fawn", "weight noise in closed form, trained on the predictive density"),
+    "fawn-vi": Method("adam", "moments", "fawn", "weight noise in closed form, variational inference"),
+}
+_METHODS |= {
+    name: Method(name, method.predict, method.posterior, method.about, method.options)
+    for name, method in _METHODS.items()
+    if not method.train
+}
+
+METHODS = tuple(_METHODS)
+
+
+def method_named(name: object) -> Method:
+    """The method of a name.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if not isinstance(name, str) or name not in _METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {name!r}")
+    return _METHODS[name]

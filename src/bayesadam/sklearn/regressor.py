@@ -1,0 +1,279 @@
+"""``BayesianMLPRegressor``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import RegressorMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import validate_data
+from torch import Tensor
+
+from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesadam.predictive import GaussianPredictive, RegressionPredictive
+from bayesadam.sklearn.base import Array, BayesianMLP, column_scales, continues
+from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
+from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.training import TrainingStatus
+
+
+class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
+    """Regression with calibrated uncertainty: a small ensemble of Bayesian networks, trained as one population.
+
+    Inputs and targets are standardised. Every member leaves out a part of the rows, and every row is left out by two
+    members; their errors there calibrate the predictive variance, ``a epistemic + b aleatoric``. The prediction is a
+    Gaussian per row. Defaults are for tables of a hundred to some ten thousand rows and need no tuning.
+
+    Args:
+        method: One of ``bayesadam.sklearn.METHODS``.
+        hidden: Units of the hidden layers.
+        activation: ``"tanh"``, ``"relu"``, ``"silu"`` or ``"gelu"``.
+        members: Networks of the ensemble; ``None``: 20 up to 5,000 rows, 10 up to 20,000, above that 5. Above 20,000
+            rows all leave out the same tenth, 10,000 rows at most.
+        epochs: ``None``: 2,000 steps, or 20 epochs if those are more steps, but at most 20,000.
+        batch_size: ``None``: all rows, up to 1,024.
+        lr: Learning rate, in full for the first half of the training and by a cosine to 0 in the second.
+        prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
+            strength of the weight decay.
+        heteroscedastic: Let the networks give the noise's variance too, so that it depends on the inputs.
+        mc_samples: Posterior samples per member, for methods that predict by sampling.
+        patience: Stop a member that was not better for so many epochs on the rows it leaves out; ``None``: none is.
+        calibrate: Fit the scales of the variances on the rows left out; else both are 1.
+        time_budget: Seconds for the training: there are as many epochs as fit.
+        device: Of PyTorch.
+        random_state: A number, a ``RandomState`` or ``None``, as scikit-learn's.
+        verbose: Show a progress bar.
+
+    Attributes:
+        posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_`` (for
+            standardised inputs and targets).
+        network_: ``nn.Module``.
+        calibration_: ``{"epistemic": a, "aleatoric": b}``, one each per output.
+        history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
+        epochs_: Epochs trained.
+        interrupted_: Whether Ctrl-C ended the training.
+        n_features_in_: ``D``.
+        feature_names_in_: Names of the columns, if they had any.
+    """
+
+    def __init__(
+        self,
+        method: str = "laplace",
+        *,
+        hidden: Any = (50,),
+        activation: str = "tanh",
+        members: int | None = None,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        lr: float = 0.01,
+        prior_precision: float = 0.1,
+        heteroscedastic: bool = False,
+        mc_samples: int = 32,
+        patience: int | None = None,
+        calibrate: bool = True,
+        time_budget: float | None = None,
+        device: str = "cpu",
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        super().__init__(
+            method,
+            hidden=hidden,
+            activation=activation,
+            members=members,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            prior_precision=prior_precision,
+            mc_samples=mc_samples,
+            patience=patience,
+            calibrate=calibrate,
+            time_budget=time_budget,
+            device=device,
+            random_state=random_state,
+            verbose=verbose,
+        )
+        self.heteroscedastic = heteroscedastic
+
+    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
+        """Predictive means, ``(N,)`` or ``(N, K)``, and standard deviations if wanted, in the units of the targets."""
+        pred = self.predictive(X)
+        mean = _numpy(pred.mean)
+        return (mean, _numpy(pred.variance.sqrt())) if return_std else mean
+
+    def predictive(self, X: ArrayLike) -> GaussianPredictive:
+        """The whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
+
+        Its epistemic variance is the mean of the members' own, or for members without posteriors that of their means.
+        """
+        found = [self._standardised(part) for part in self._in_parts(X)]
+        mean, epistemic, aleatoric = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        scale = self._y_std
+        values = (
+            self._y_mean + scale * mean,
+            scale**2 * self.calibration_["epistemic"] * epistemic,
+            scale**2 * self.calibration_["aleatoric"] * aleatoric,
+        )
+        return GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
+
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, conformal: bool = False) -> Array:
+        """Central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
+
+        Args:
+            X: ``(N, D)``.
+            coverage: Probability that a target is inside, in (0, 1).
+            conformal: Widen or narrow the intervals such that they cover at least so many of the rows given to
+                :meth:`conformalize`; exchangeable new rows are then covered with at least this probability (Lei et
+                al. 2018), whatever is wrong with the model.
+
+        Raises:
+            ValueError: A coverage out of range, or one that the rows are too few for.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
+        if conformal and not hasattr(self, "conformal_scores_"):
+            raise ValueError("conformal must be False before conformalize(X, y) with held-out rows, got True")
+        pred = self.predictive(X)
+        width: Any = torch.special.ndtri(torch.tensor(0.5 + 0.5 * coverage, dtype=torch.float64)).item()
+        if conformal:
+            width = conformal_quantile(self.conformal_scores_, coverage)
+            width = width if self._several else width[0]
+        mean, half = _numpy(pred.mean), width * _numpy(pred.variance.sqrt())
+        return np.stack([mean - half, mean + half], axis=-1)
+
+    def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
+        """Keep the errors of held-out rows, in predicted standard deviations, for intervals with guaranteed coverage.
+
+        Args:
+            X: Rows that ``fit`` has not seen, ``(n, D)``.
+            y: Their targets.
+        """
+        pred = self.predictive(X)
+        target = np.asarray(y, dtype=np.float64)
+        if target.shape != pred.mean.shape:
+            raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
+        scores = np.abs(target - _numpy(pred.mean)) / _numpy(pred.variance.sqrt())
+        self.conformal_scores_ = scores.reshape(len(scores), -1)
+        return self
+
+    def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
+        """Draws from the predictive, ``(N, n_samples)`` or ``(N, K, n_samples)``; rows are independent."""
+        pred = self.predictive(X)
+        mean, std = _numpy(pred.mean)[..., None], _numpy(pred.variance.sqrt())[..., None]
+        noise = check_random_state(random_state).standard_normal((*mean.shape[:-1], n_samples))
+        return np.asarray(mean + std * noise)
+
+    @available_if(continues)  # type: ignore[untyped-decorator]
+    def partial_fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        sample_weight: ArrayLike | None = None,
+        *,
+        groups: ArrayLike | None = None,
+        on_epoch: Callable[[TrainingStatus], None] | None = None,
+    ) -> Any:
+        """Go on with new rows: the posterior of every member is the prior of what it learns now.
+
+        The first call is ``fit``; later ones keep its scales. For methods whose training has a posterior.
+        """
+        if not hasattr(self, "posterior_"):
+            return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
+        self._check()
+        X, y = self._validated(X, y, reset=False)
+        return self._train(X, y, sample_weight, groups, None, on_epoch, self.posterior_)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.single_output = True
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _check(self) -> None:
+        super()._check()
+        if not isinstance(self.heteroscedastic, bool | np.bool_):
+            raise ValueError(f"heteroscedastic must be True or False, got {self.heteroscedastic!r}")
+
+    _several: bool
+
+    def _validated(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, Array]:
+        inputs: Array
+        target: Array
+        inputs, target = validate_data(
+            self, X, y, reset=reset, multi_output=True, y_numeric=True, dtype=(np.float64, np.float32)
+        )
+        target = np.asarray(target, dtype=np.float64)
+        if not reset and (target.ndim > 1) != self._several:
+            raise ValueError(f"y must have as many targets as before, got shape {target.shape}")
+        if len(inputs) < 2:
+            raise ValueError(f"X must have at least 2 rows, got n_samples={len(inputs)}")
+        self._several = target.ndim > 1
+        return inputs, target.reshape(len(target), -1)
+
+    def _learn_scales(self, X: Array, y: Array) -> None:
+        self._learn_x(X)
+        self._y_mean, self._y_std = column_scales(y)
+
+    def _targets(self, y: Array) -> Tensor:
+        return torch.from_numpy(((y - self._y_mean) / self._y_std).astype(np.float32)).to(self.device)
+
+    def _outputs(self) -> int:
+        return len(self._y_mean) * (2 if self.heteroscedastic else 1)
+
+    def _offset(self) -> float:
+        return float(np.log(self._y_std).sum())
+
+    def _likelihood(self, member: int | None) -> Likelihood:
+        if self.heteroscedastic:
+            return HeteroscedasticGaussian()
+        if member is not None:
+            before = self._likelihoods[member]
+            assert isinstance(before, Gaussian)
+            return Gaussian(before.noise_precision.detach(), learned=True)
+        return Gaussian(torch.full((len(self._y_mean),), 10.0), learned=True)
+
+    def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
+        width = len(self._y_mean)
+        scales = np.ones((2, width))
+        rows = divided.rows
+        if self.calibrate and len(rows) >= 2:
+            found = np.zeros((3, len(divided.left_out), len(inputs), width))
+            for member, mask in enumerate(divided.left_out):
+                own = np.flatnonzero(mask)
+                found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
+            mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
+            residual = _numpy(targets)[rows] - mean
+            for output in range(width):
+                scales[:, output] = variance_scales(
+                    residual[:, output], epistemic[:, output], aleatoric[:, output], weight[rows]
+                )
+        self.calibration_ = {"epistemic": scales[0], "aleatoric": scales[1]}
+
+    def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
+        """Mean, epistemic and aleatoric variance of the ensemble before the calibration, each ``(N, K)``."""
+        parts = np.stack([self._member(X, member) for member in range(len(self.posterior_.components))], axis=1)
+        return self._moments(parts, np.ones((parts.shape[1], 1, 1), dtype=bool))
+
+    def _member(self, X: Tensor, member: int) -> Array:
+        """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
+        pred = self._predictions(X, member)
+        assert isinstance(pred, RegressionPredictive)
+        return np.stack([_numpy(pred.mean), _numpy(pred.epistemic), _numpy(pred.aleatoric)])
+
+    def _moments(self, parts: Array, there: Array) -> tuple[Array, Array, Array]:
+        """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
+        count = there.sum(0)
+        mean = parts[0]
+        center, within, noise = ((values * there).sum(0) / count for values in parts)
+        if self._method.predict == "mean":
+            within = ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+        return center, within, noise
+
+
+def _numpy(tensor: Tensor) -> Array:
+    return tensor.detach().double().cpu().numpy()

@@ -1,0 +1,205 @@
+"""The training of all members as one population, with a time budget, interruptions and status."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam import population
+from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.population import Population
+from bayesadam.population.batches import Pair
+
+STATUS_EVERY = 0.5
+"""Seconds between two looks at the rows left out."""
+
+
+@dataclass(frozen=True)
+class TrainingStatus:
+    """What is known after an epoch.
+
+    Attributes:
+        epoch: Epochs done.
+        epochs: Epochs there will be.
+        loss: Mean training loss of the members, in nats per row, of standardised targets.
+        held_out_nll: Mean over the members of the negative log density of the rows that each leaves out, with the
+            members' means, in the units of the targets; looked at about twice a second, the last one known.
+        seconds: Since the training began.
+    """
+
+    epoch: int
+    epochs: int
+    loss: float
+    held_out_nll: float | None
+    seconds: float
+
+
+class _OutOfTimeError(Exception):
+    pass
+
+
+@dataclass
+class Training:
+    """A training and how it ended.
+
+    Args:
+        models: One network per member.
+        data: Training rows of every member; the same tensors where members share them.
+        held_out: Rows that each leaves out; empty if there are none.
+        likelihoods: One per member.
+        method: Of :func:`bayesadam.population.train`.
+        options: Of it.
+        epochs: Of it.
+        batch_size: Of it.
+        seed: Of it.
+        time_budget: Seconds; the number of epochs is made such that it fits.
+        patience: Of it.
+        checkpoint: Folder of it.
+        on_epoch: Called with a :class:`TrainingStatus` after every epoch.
+        offset: What makes a density of standardised targets one of the targets, in nats.
+        verbose: Show a progress bar.
+
+    Attributes:
+        interrupted: Whether somebody pressed Ctrl-C.
+        held_out_nll: ``(members, epochs)``; NaN where nobody looked.
+    """
+
+    models: Sequence[nn.Module]
+    data: Sequence[Pair]
+    held_out: Sequence[Pair]
+    likelihoods: Sequence[Likelihood]
+    method: str
+    options: Mapping[str, Any]
+    epochs: int
+    batch_size: int
+    seed: int
+    time_budget: float | None = None
+    patience: int | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    on_epoch: Callable[[TrainingStatus], None] | None = None
+    offset: float = 0.0
+    verbose: bool = False
+    interrupted: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._last: Population | None = None
+        self._steps: dict[str, Any] = {}
+        self._looked = -math.inf
+        self._held_out_nll: float | None = None
+        self._begin = 0.0
+
+    def run(self) -> Population:
+        """Train; on Ctrl-C or at the end of the time the members are what they were after the last epoch.
+
+        Raises:
+            KeyboardInterrupt: In the first epoch, when there is nothing to keep.
+        """
+        self._begin = time.monotonic()
+        if self.time_budget is not None:
+            self._fit_into(self.time_budget)
+        self.held_out_nll = torch.full((len(self.models), self.epochs), math.nan, dtype=torch.float64)
+        try:
+            return self._train(
+                self.epochs,
+                self._after_epoch,
+                checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
+                **self._watched(),
+            )
+        except KeyboardInterrupt:
+            if self._last is None:
+                raise
+            self.interrupted = True
+            warnings.warn("training was interrupted; the members are what they are by now", UserWarning, stacklevel=4)
+        except _OutOfTimeError:
+            pass
+        assert self._last is not None
+        return self._last
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of the members; those with a few rows less may have one less."""
+        if "steps_per_epoch" in self._steps:
+            return int(self._steps["steps_per_epoch"])
+        return max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
+
+    def _train(self, epochs: int, on_epoch: Any, **options: Any) -> Population:
+        return population.train(
+            self.models,
+            self.data,
+            likelihood=self.likelihoods,
+            method=self.method,
+            epochs=epochs,
+            batch_size=self.batch_size,
+            seed=self.seed,
+            lr_schedule=cosine,
+            on_epoch=on_epoch,
+            chunk=len(self.models),
+            progress=self.verbose,
+            **{**self.options, **self._steps, **options},
+        )
+
+    def _watched(self) -> dict[str, Any]:
+        if self.patience is None:
+            return {}
+        return {"validation": self.held_out, "patience": self.patience, "validation_samples": 8}
+
+    def _fit_into(self, seconds: float) -> None:
+        """Choose the number of epochs by the time of a few steps; epochs shorter than the data if need be."""
+        shown, self.verbose = self.verbose, False
+        steps = min(8, self.steps_per_epoch)
+        self._steps = {"replacement": True, "steps_per_epoch": steps}
+        times: list[float] = [time.monotonic()]
+        self._train(3, lambda *_: times.append(time.monotonic()))
+        self._steps, self.verbose = {}, shown
+        each = (times[-1] - times[1]) / (2 * steps)
+        left = 0.9 * (seconds - (time.monotonic() - self._begin))
+        possible = max(10, int(left / each))
+        wanted = self.epochs * self.steps_per_epoch
+        if possible >= wanted:
+            return
+        if possible >= 10 * self.steps_per_epoch:
+            self.epochs = possible // self.steps_per_epoch
+        else:
+            self._steps = {"replacement": True, "steps_per_epoch": max(1, possible // 10)}
+            self.epochs = 10
+
+    def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
+        if len(members) == len(self.models):  # else some have stopped and the rest is told as it was
+            self._last = nets
+        now = time.monotonic()
+        last = epoch + 1 == self.epochs
+        if self.on_epoch is not None:
+            if self.held_out and (last or now - self._looked > STATUS_EVERY):
+                self._looked = now
+                values = held_out_nll(nets, [self.held_out[member] for member in members]) + self.offset
+                self.held_out_nll[members, epoch] = values
+                self._held_out_nll = float(values.mean())
+            loss = float(nets.history["loss"][:, epoch].nanmean())
+            self.on_epoch(TrainingStatus(epoch + 1, self.epochs, loss, self._held_out_nll, now - self._begin))
+        if self.time_budget is not None and now - self._begin > self.time_budget and not last:
+            if self._last is None:
+                self._last = nets
+            raise _OutOfTimeError
+
+
+def cosine(done: float) -> float:
+    """The rate in full for the first half of the training, then by half a cosine to 0."""
+    return 1.0 if done < 0.5 else 0.5 * (1.0 + math.cos(math.pi * (2.0 * done - 1.0)))
+
+
+@torch.no_grad()
+def held_out_nll(nets: Population, held_out: Sequence[Pair]) -> Tensor:
+    """Mean negative log density of every member's own rows, at the members' means, ``(members,)`` float64."""
+    if not isinstance(nets.likelihoods[0], RegressionLikelihood | ClassificationLikelihood):  # FAWN's
+        return torch.full((len(nets),), math.nan, dtype=torch.float64)
+    predictions = nets.predict([x for x, _ in held_out], method="mean")
+    return torch.stack([-pred.log_prob(y).double().mean() for pred, (_, y) in zip(predictions, held_out, strict=True)])

@@ -1,0 +1,203 @@
+"""Columns of a table as columns of a matrix: how each kind is coded, found on training rows and kept as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute
+
+from bayesadam.tabular.errors import Place, TableError
+from bayesadam.tabular.findings import Findings
+from bayesadam.tabular.numbers import LARGEST, as_numbers, as_text
+
+Floats = NDArray[np.float32]
+
+OTHER = "other"
+MIN_ROWS = 3
+"""A level of a category that fewer training rows have is one of the "other" levels."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: ``(value - center) / scale``, in double precision, as single cannot tell seconds of a date.
+
+    Attributes:
+        name: Of the column.
+        center: Median of the training rows; stands for a missing value.
+        scale: Their standard deviation, 1 if that is 0.
+        missing: Whether training rows had missing values: then a second column says where.
+    """
+
+    name: str
+    center: float
+    scale: float
+    missing: bool
+
+    kind: ClassVar[str] = "number"
+
+    @classmethod
+    def fit(cls, column: pa.ChunkedArray, name: str, place: Place) -> Number:
+        """Of the training rows."""
+        values = as_numbers(column, name, place)
+        known = values[~np.isnan(values)]
+        scale = float(known.std())
+        return cls(name, float(np.median(known)), scale if scale > 0 else 1.0, len(known) < len(values))
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the columns of the matrix."""
+        return [self.name, f"{self.name} is missing"][: 1 + self.missing]
+
+    @property
+    def type(self) -> pa.DataType:
+        """What a value in a file must be."""
+        return pa.float64()
+
+    def encode(self, column: pa.ChunkedArray, out: Floats, place: Place, findings: Findings) -> None:
+        """Write the columns of the matrix, ``(N, len(features))``."""
+        values = as_numbers(column, self.name, place)
+        absent = np.isnan(values)
+        scaled = (values - self.center) / self.scale
+        beyond = np.flatnonzero(np.abs(scaled) > LARGEST)
+        if len(beyond):
+            row = int(beyond[0])
+            raise TableError(
+                f"column {self.name!r} must be near what it was in training, got {values[row]:g} in {place(row)}"
+            )
+        out[:, 0] = np.where(absent, 0.0, scaled)
+        if self.missing:
+            out[:, 1] = absent
+        else:
+            findings.missing(self.name, absent)
+
+
+@dataclass(frozen=True)
+class Truth:
+    """A column of truth values: 1 and 0, and 1/2 for a missing one.
+
+    Attributes:
+        name: Of the column.
+        missing: Whether training rows had missing values: then a second column says where.
+    """
+
+    name: str
+    missing: bool
+
+    kind: ClassVar[str] = "true or false"
+
+    @classmethod
+    def fit(cls, column: pa.ChunkedArray, name: str, place: Place) -> Truth:
+        """Of the training rows."""
+        return cls(name, column.null_count > 0)
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the columns of the matrix."""
+        return [self.name, f"{self.name} is missing"][: 1 + self.missing]
+
+    @property
+    def type(self) -> pa.DataType:
+        """What a value in a file must be."""
+        return pa.string()
+
+    def encode(self, column: pa.ChunkedArray, out: Floats, place: Place, findings: Findings) -> None:
+        """Write the columns of the matrix, ``(N, len(features))``."""
+        text = compute.utf8_lower(as_text(column))
+        codes = _codes(text, ["false", "true", "0", "1"])
+        wrong = np.flatnonzero(codes == -2)
+        if len(wrong):
+            row = int(wrong[0])
+            raise TableError(f"column {self.name!r} must be true or false, got {column[row].as_py()!r} in {place(row)}")
+        out[:, 0] = np.where(codes < 0, 0.5, codes % 2)
+        if self.missing:
+            out[:, 1] = codes == -1
+        else:
+            findings.missing(self.name, codes == -1)
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of text: one column of the matrix per level, 1 where the row has it.
+
+    Attributes:
+        name: Of the column.
+        levels: Those of at least ``MIN_ROWS`` training rows, the most frequent first.
+        other: Whether training rows had further levels: they share a column, and a new level is one of them. Without
+            it, a row with a new level has zeros.
+        missing: Whether training rows had missing values: then a column says where.
+    """
+
+    name: str
+    levels: tuple[str, ...]
+    other: bool
+    missing: bool
+
+    kind: ClassVar[str] = "category"
+
+    @classmethod
+    def fit(cls, column: pa.ChunkedArray, name: str, place: Place) -> Category:
+        """Of the training rows."""
+        counts = level_counts(column)
+        levels = tuple(level for level, count in counts.items() if count >= MIN_ROWS)
+        return cls(name, levels, len(levels) < len(counts), column.null_count > 0)
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the columns of the matrix."""
+        names = [f"{self.name} = {level}" for level in self.levels]
+        return names + [f"{self.name} = {OTHER}"] * self.other + [f"{self.name} is missing"] * self.missing
+
+    @property
+    def type(self) -> pa.DataType:
+        """What a value in a file must be."""
+        return pa.string()
+
+    def encode(self, column: pa.ChunkedArray, out: Floats, place: Place, findings: Findings) -> None:
+        """Write the columns of the matrix, ``(N, len(features))``."""
+        codes = _codes(as_text(column), self.levels)
+        new = codes == -2
+        findings.new_levels(self.name, column, new, place)
+        out[:] = 0.0
+        known = np.flatnonzero(codes >= 0)
+        out[known, codes[known]] = 1.0
+        if self.other:
+            out[new, len(self.levels)] = 1.0
+        if self.missing:
+            out[codes == -1, -1] = 1.0
+        else:
+            findings.missing(self.name, codes == -1)
+
+
+Column = Number | Truth | Category
+_KINDS: dict[str, Callable[..., Column]] = {cls.kind: cls for cls in (Number, Truth, Category)}
+
+
+def to_json(column: Column) -> dict[str, Any]:
+    """What :func:`from_json` reads."""
+    return {"kind": column.kind, **asdict(column)}
+
+
+def from_json(record: Mapping[str, Any]) -> Column:
+    """The column that was written; KeyError or TypeError if none was."""
+    fields = {name: tuple(v) if isinstance(v, list) else v for name, v in record.items() if name != "kind"}
+    return _KINDS[record["kind"]](**fields)
+
+
+def level_counts(column: pa.ChunkedArray) -> dict[str, int]:
+    """How many rows have each level, the most frequent first, then by name; missing values do not count."""
+    counts = compute.value_counts(as_text(column).drop_null())
+    pairs = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
+    return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+
+def _codes(text: pa.ChunkedArray, levels: tuple[str, ...] | list[str]) -> NDArray[np.int64]:
+    """Number of each row's level; -1 where it is missing, -2 where it is none of them."""
+    found = compute.index_in(text, value_set=pa.array(levels, pa.string()))
+    codes: NDArray[np.int64] = compute.fill_null(found, -2).to_numpy().astype(np.int64)
+    codes[compute.is_null(text).to_numpy()] = -1
+    return codes

@@ -1,0 +1,63 @@
+"""What a table has that the training rows had not: counted over all its chunks, and said once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bayesadam.tabular.errors import Place
+
+_SHOWN = 3
+
+
+@dataclass
+class Findings:
+    """Counts by column.
+
+    Attributes:
+        absent: Missing values in columns where training rows had none.
+        levels: New or rare levels: how many rows, and the first few with their places.
+    """
+
+    absent: dict[str, int] = field(default_factory=dict)
+    levels: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+
+    def missing(self, name: str, where: NDArray[np.bool_]) -> None:
+        """Count missing values."""
+        if where.any():
+            self.absent[name] = self.absent.get(name, 0) + int(where.sum())
+
+    def new_levels(self, name: str, column: pa.ChunkedArray, where: NDArray[np.bool_], place: Place) -> None:
+        """Count rows whose level is none of the column's own."""
+        if not where.any():
+            return
+        count, shown = self.levels.get(name, (0, {}))
+        for row in np.flatnonzero(where)[:100].tolist():
+            level: Any = column[row].as_py()
+            if len(shown) < _SHOWN:
+                shown.setdefault(str(level), place(row))
+        self.levels[name] = count + int(where.sum()), shown
+
+    def notes(self) -> list[str]:
+        """One line per column."""
+        lines = []
+        for name, count in self.absent.items():
+            lines.append(
+                f"column {name!r}: {_rows(count)} missing values, of which the training rows had none"
+                " (taken as typical)"
+            )
+        for name, (count, shown) in self.levels.items():
+            examples = ", ".join(f"{level!r} in {place}" for level, place in shown.items())
+            lines.append(
+                f"column {name!r}: {_rows(count)} levels that training rows had never or rarely ({examples}): "
+                "taken as 'other'"
+            )
+        return lines
+
+
+def _rows(count: int) -> str:
+    return f"{count:,} {'row has' if count == 1 else 'rows have'}"

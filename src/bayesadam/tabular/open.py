@@ -1,0 +1,31 @@
+"""``open_table``: which kind of file it is, by name and by content."""
+
+from __future__ import annotations
+
+import os
+
+from bayesadam.tabular.csv_file import CsvFile
+from bayesadam.tabular.errors import TableError
+from bayesadam.tabular.file import TableFile, check_readable
+from bayesadam.tabular.parquet_file import ParquetFile
+
+PARQUET = (".parquet", ".pq")
+_MAGIC = b"PAR1"
+
+
+def open_table(path: str | os.PathLike[str], delimiter: str | None = None) -> TableFile:
+    """Open a CSV or a Parquet file.
+
+    Args:
+        path: Of the file.
+        delimiter: Between the cells of a CSV file, if it is not a comma.
+
+    Raises:
+        TableError: The file is missing, empty, or neither; or as its kind says.
+    """
+    path = check_readable(path)
+    with path.open("rb") as file:
+        parquet = file.read(4) == _MAGIC
+    if path.suffix.lower() in PARQUET and not parquet:
+        raise TableError(f"{path} must be a Parquet file, as its name says, got something else")
+    return ParquetFile(path) if parquet else CsvFile(path, delimiter)

@@ -1,0 +1,199 @@
+"""From a table to a matrix, the same for the rows of today and those of tomorrow."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from bayesadam.tabular.choose import Date, LeftOut, choose
+from bayesadam.tabular.columns import MIN_ROWS, Category, Column, Floats, from_json, to_json
+from bayesadam.tabular.errors import Place, TableError, quoted, row_place
+from bayesadam.tabular.findings import Findings
+from bayesadam.tabular.memory import require_memory
+from bayesadam.tabular.split import Rows
+from bayesadam.tabular.target import Target
+
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How each column of a table becomes columns of a matrix; learned from training rows, kept as JSON.
+
+    Attributes:
+        target: What is predicted.
+        columns: The inputs, in the order of the table.
+        left_out: Why each other column is none.
+    """
+
+    target: Target
+    columns: tuple[Column, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def fit(
+        cls,
+        table: pa.Table,
+        target: Target,
+        *,
+        rows: Rows | None = None,
+        left_out: Mapping[str, str] | None = None,
+        place: Place = row_place,
+    ) -> Preprocessing:
+        """Learn from training rows.
+
+        Args:
+            table: All rows.
+            target: Its column is no input.
+            rows: Those to be trained on; default all.
+            left_out: Further columns that are no inputs, and why.
+            place: Where a row of the table is, for messages.
+
+        Raises:
+            TableError: A column holds dates, infinite values or text among numbers, or no column is left.
+        """
+        reasons = dict(left_out or {})
+        columns: list[Column] = []
+        dates: dict[str, str] = {}
+        where = place if rows is None else (lambda row: place(int(rows[row])))
+        for name in table.column_names:
+            if name == target.name or name in reasons:
+                continue
+            column = table.column(name)
+            choice = choose(name, column if rows is None else column.take(rows), where)
+            if isinstance(choice, Date):
+                dates[name] = choice.example
+            elif isinstance(choice, LeftOut):
+                reasons[name] = choice.reason
+            else:
+                columns.append(choice)
+        if dates:
+            drop = " ".join(f"--drop {_shell(name)}" for name in dates)
+            raise TableError(
+                f"every input must be numbers, text or truth values, got dates in {quoted(list(dates))} "
+                f"({next(iter(dates.values()))}, for example): make numbers of them (days since then, the month, the "
+                f"day of the week), or leave them out: {drop}"
+            )
+        if not columns:
+            raise TableError(f"there must be a column to predict {target.name!r} from, got none ({_listed(reasons)})")
+        return cls(target, tuple(columns), reasons)
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the columns of the matrix."""
+        return [name for column in self.columns for name in column.features]
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """The columns to be read from a file, and what their values must be."""
+        return {column.name: column.type for column in self.columns}
+
+    def check(self, names: list[str] | tuple[str, ...]) -> list[str]:
+        """Compare the columns of another table.
+
+        Returns:
+            Notes about columns that are not used.
+
+        Raises:
+            TableError: Columns are missing; all of them are named.
+        """
+        missing = [column.name for column in self.columns if column.name not in names]
+        if missing:
+            raise TableError(f"the table must have the columns of the training data, it lacks {quoted(missing, 50)}")
+        known = {*self.types, *self.left_out, self.target.name}
+        extra = [name for name in names if name not in known]
+        notes = [f"columns that are not in the training data are ignored: {quoted(extra)}"] if extra else []
+        return notes + [f"the target {self.target.name!r} is there and is not looked at"] * (self.target.name in names)
+
+    def transform(
+        self,
+        table: pa.Table,
+        *,
+        rows: Rows | None = None,
+        place: Place = row_place,
+        findings: Findings | None = None,
+    ) -> Floats:
+        """The matrix, ``(N, len(features))`` in float32.
+
+        Args:
+            table: With all columns of ``types``; others do not matter.
+            rows: Which of its rows; default all.
+            place: Where a row of the table is, for messages.
+            findings: Gets what training rows had not.
+
+        Raises:
+            TableError: Text in a column of numbers, or infinite values.
+            NotEnoughMemory: The matrix is too large.
+        """
+        length, width = len(table) if rows is None else len(rows), len(self.features)
+        require_memory(4.0 * length * width, f"a matrix of {length:,} rows and {width:,} columns", "use fewer columns")
+        findings = Findings() if findings is None else findings
+        where = place if rows is None else (lambda row: place(int(rows[row])))
+        matrix = np.empty((length, width), dtype=np.float32)
+        start = 0
+        for column in self.columns:
+            values = table.column(column.name)
+            end = start + len(column.features)
+            column.encode(values if rows is None else values.take(rows), matrix[:, start:end], where, findings)
+            start = end
+        return matrix
+
+    def notes(self) -> list[str]:
+        """What the user should know about the inputs."""
+        return [
+            f"column {column.name!r}: levels of fewer than {MIN_ROWS} training rows are taken together as 'other'"
+            for column in self.columns
+            if isinstance(column, Category) and column.other
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """What :meth:`from_json` reads."""
+        return {
+            "format_version": FORMAT_VERSION,
+            "target": self.target.to_json(),
+            "columns": [to_json(column) for column in self.columns],
+            "left_out": dict(self.left_out),
+        }
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Preprocessing:
+        """The preprocessing that was written, exactly.
+
+        Raises:
+            ValueError: It is of a newer version, or was not written by :meth:`to_json`.
+        """
+        try:
+            if record["format_version"] <= FORMAT_VERSION:
+                columns = tuple(from_json(column) for column in record["columns"])
+                return cls(Target.from_json(record["target"]), columns, dict(record["left_out"]))
+        except (KeyError, TypeError, AttributeError):
+            raise ValueError("the preprocessing must have been written by bayesadam") from None
+        raise ValueError(
+            f"the preprocessing must be of format version {FORMAT_VERSION} or older (update bayesadam), "
+            f"got {record['format_version']!r}"
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> Preprocessing:
+        """Read a JSON file.
+
+        Raises:
+            FileNotFoundError: There is none.
+            ValueError: It is no JSON; and as :meth:`from_json`.
+        """
+        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    shown = [f"{name!r}: {reason}" for name, reason in list(reasons.items())[:5]]
+    return "; ".join(shown) + ("; ..." if len(reasons) > 5 else "") if shown else "there is no other"
+
+
+def _shell(name: str) -> str:
+    return name if name.isidentifier() else f"'{name}'"

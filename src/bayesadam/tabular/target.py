@@ -1,0 +1,143 @@
+"""The column to predict: regression or classification, the original labels, and what cannot be predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import compute
+
+from bayesadam.tabular.columns import level_counts
+from bayesadam.tabular.errors import Place, TableError, quoted, row_place
+from bayesadam.tabular.numbers import are_integers, as_numbers, as_text, is_number, is_text
+
+TASKS = ("regression", "classification")
+FEW = 10
+"""Whole numbers with no more different values than this are taken for classes."""
+MAX_CLASSES = 1000
+Label = bool | int | str
+
+
+@dataclass(frozen=True)
+class Target:
+    """What is predicted.
+
+    Attributes:
+        name: Of the column.
+        task: "regression" or "classification".
+        why: Why it is taken for that.
+        classes: The labels as they are in the file, sorted; empty for a regression.
+    """
+
+    name: str
+    task: str
+    why: str
+    classes: tuple[Label, ...] = ()
+
+    @classmethod
+    def find(cls, name: str, column: pa.ChunkedArray, task: str | None = None, place: Place = row_place) -> Target:
+        """Look at the values of all rows.
+
+        Args:
+            name: Of the column.
+            column: Without missing values.
+            task: One of ``TASKS``, if the user says it.
+            place: Where a row is, for messages.
+
+        Raises:
+            TableError: Dates, infinite values, text among numbers, one value only, a class with one row.
+        """
+        if task not in (None, *TASKS):
+            raise TableError(f"--task must be one of {', '.join(TASKS)}, got {task!r}")
+        kind = column.type
+        if pa.types.is_temporal(kind):
+            raise TableError(f"the target {name!r} must be numbers or classes, got dates: make numbers of them")
+        if not (is_number(kind) or is_text(kind) or pa.types.is_boolean(kind)):
+            raise TableError(f"the target {name!r} must be numbers or classes, got the type {kind}")
+        if task == "regression":
+            return cls._regression(name, as_numbers(column, name, place), "as --task says")
+        why = "as --task says"
+        if is_number(kind):
+            values = as_numbers(column, name, place)
+            if not are_integers(values):
+                if task is None:
+                    return cls._regression(name, values, "its values are numbers with decimals")
+                raise TableError(
+                    f"the target {name!r} must be text, truth values or whole numbers for --task classification, "
+                    f"got {values[values % 1 != 0][0]:g}"
+                )
+            distinct = len(np.unique(values))
+            if task is None and distinct > FEW:
+                return cls._regression(name, values, f"its values are {distinct:,} different whole numbers")
+            why = f"its values are {distinct} different whole numbers" if task is None else why
+        elif task is None:
+            why = "its values are true or false" if pa.types.is_boolean(kind) else "its values are text"
+        return cls._classification(name, column, why)
+
+    @classmethod
+    def _regression(cls, name: str, values: NDArray[np.float64], why: str) -> Target:
+        if values.min() == values.max():
+            raise TableError(f"the target {name!r} must have different values, got {values[0]:g} in every row")
+        return cls(name, "regression", why)
+
+    @classmethod
+    def _classification(cls, name: str, column: pa.ChunkedArray, why: str) -> Target:
+        counts = level_counts(_label_text(column))
+        if len(counts) == 1:
+            raise TableError(f"the target {name!r} must have two classes at least, got {next(iter(counts))!r} only")
+        if len(counts) > MAX_CLASSES or (len(counts) > FEW and 2 * len(counts) > len(column)):
+            raise TableError(
+                f"the target {name!r} must be numbers or classes, got text with {len(counts):,} different values "
+                f"in {len(column):,} rows"
+                if is_text(column.type)
+                else f"the target {name!r} must have fewer classes, got {len(counts):,} in {len(column):,} rows"
+            )
+        single = [level for level, count in counts.items() if count == 1]
+        if single:
+            raise TableError(
+                f"every class of the target {name!r} must have two rows at least, got one of {quoted(single)}: "
+                "leave such rows out or give them another class"
+            )
+        labels: list[Any] = [_label(level, column.type) for level in counts]
+        return cls(name, "classification", why, tuple(sorted(labels)))
+
+    def encode(self, column: pa.ChunkedArray, place: Place = row_place) -> NDArray[Any]:
+        """Values in float64, or numbers of the classes; the column has no missing values.
+
+        Raises:
+            TableError: A value that is no number, or no class.
+        """
+        if self.task == "regression":
+            return as_numbers(column, self.name, place)
+        names = pa.array([str(label).lower() if isinstance(label, bool) else str(label) for label in self.classes])
+        codes = compute.index_in(_label_text(column), value_set=names)
+        row = compute.index(compute.is_null(codes), pa.scalar(True)).as_py()
+        if row >= 0:
+            raise TableError(
+                f"the target {self.name!r} must be one of its classes, got {column[row].as_py()!r} in {place(row)}"
+            )
+        return codes.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+
+    def to_json(self) -> dict[str, Any]:
+        """What :meth:`from_json` reads."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Target:
+        """The target that was written; KeyError or TypeError if none was."""
+        return cls(**{**record, "classes": tuple(record["classes"])})
+
+
+def _label(level: str, kind: pa.DataType) -> Label:
+    if pa.types.is_boolean(kind):
+        return level == "true"
+    return int(level) if is_number(kind) else level
+
+
+def _label_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Labels as text: 3.0, as a column of whole numbers with missing values may say, is "3"."""
+    return as_text(column.cast(pa.int64()) if is_number(column.type) else column)

@@ -1,0 +1,219 @@
+"""``bayesadam fit``: what it says, what it writes, and that it can be done again."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+import bayesadam as ba
+from bayesadam.runs import folder
+from bayesadam.sklearn import load_estimator
+from bayesadam.tabular import Preprocessing, open_table
+from cli.conftest import FAST, labels_table, numbers_table, write
+
+FILES = ["config.json", "metrics.json", "model.json", "posterior.safetensors"]
+FILES += ["preprocessing.json", "report.html", "report.json"]
+
+
+def files(path):
+    return sorted(file.name for file in path.iterdir())
+
+
+class TestScreen:
+    def test_says_what_was_found(self, fitted, numbers, tmp_path):
+        out = fitted("fit", numbers, "--target", "price", "--time", "day", "--out", tmp_path / "run", *FAST)
+        for line in (
+            "numbers.csv: 120 rows, 7 columns",
+            "predict   price: regression, its values are numbers with decimals",
+            "from      2 numbers (size, block), 1 category (city), 1 true or false (new)",
+            "left out  id: it numbers the rows",
+            "left out  day: it decides what is held out",
+            "held out  12 rows: the rows from day = 2020-02-24 on; 108 are trained on",
+            f"the run is in {tmp_path / 'run'}/: open {tmp_path / 'run' / 'report.html'}",
+            f"bayesadam predict {tmp_path / 'run'} new.csv -o predictions.csv",
+        ):
+            assert line in out
+        scores = json.loads((tmp_path / "run" / "metrics.json").read_text())["models"]
+        for name, row in scores.items():
+            (line,) = [line for line in out.split("\n") if name in line and "│" in line]
+            assert [float(cell) for cell in line.split("│")[2:-1]] == [float(f"{v:.4g}") for v in row.values()]
+
+    def test_nothing_but_text_where_it_is_no_terminal(self, command, tmp_path):
+        table = labels_table().rename_columns(["[red]a[/]", "b\x1b[31m", "answer"])
+        code, out, err = command(
+            "fit", write(table, tmp_path / "t.csv"), "--target", "answer", "--out", tmp_path / "run", *FAST
+        )
+        assert code == 0
+        assert all(c.isprintable() or c == "\n" for c in out + err)
+        assert "[red]a[/]" in out
+        assert [line.split(",")[0] for line in err.splitlines()[:3]] == [f"epoch {i} of 3" for i in (1, 2, 3)]
+        assert err.splitlines()[-1] == "report"
+
+    def test_says_how_a_classification_was_found(self, fitted, tmp_path):
+        table = labels_table(labels=(2, 7, 4))
+        path = tmp_path / "t.parquet"
+        parquet.write_table(table, path)
+        out = fitted("fit", path, "--target", "answer", "--out", tmp_path / "run", *FAST)
+        assert "answer: classification, its values are 3 different whole numbers (if not: --task regression)" in out
+        assert "3 classes: 2, 4, 7" in out
+        out = fitted("fit", path, "--target", "answer", "--task", "regression", "--out", tmp_path / "other", *FAST)
+        assert "answer: regression, as --task says\n" in out
+        assert json.loads((tmp_path / "other" / "metrics.json").read_text())["models"]["bayesadam"]["RMSE"] > 0
+
+
+class TestRunFolder:
+    @pytest.mark.parametrize("name", ["price", "answer"])
+    def test_is_complete(self, made, name):
+        assert files(made / name) == FILES
+        assert not [path for path in made.iterdir() if path.name.startswith(".")]
+        assert (made / name / "report.html").read_text().startswith("<!")
+        ba.load_posterior(made / name / "posterior.safetensors")
+
+    def test_metrics_are_those_of_the_held_out_rows(self, made):
+        preprocessing = Preprocessing.load(made / "price" / "preprocessing.json")
+        table = open_table(made / "numbers.csv").read()
+        report = json.loads((made / "price" / "report.json").read_text())
+        rows = np.array(report["held_out"]["row"]) - 2
+        assert len(set(rows)) == 12
+        y = table["price"].to_numpy()[rows]
+        assert report["held_out"]["y"] == y.tolist()
+        mean, std = load_estimator(made / "price").predict(preprocessing.transform(table, rows=rows), return_std=True)
+        scores = json.loads((made / "price" / "metrics.json").read_text())["models"]
+        assert scores["bayesadam"]["RMSE"] == pytest.approx(np.sqrt(np.mean((mean - y) ** 2)), rel=1e-4)
+        assert np.allclose(report["held_out"]["std"], std, rtol=1e-3)
+        assert scores["bayesadam"]["NLL"] == pytest.approx(np.mean(report["held_out"]["nll"]), rel=1e-6)
+        inside = (np.array(report["held_out"]["lower"]) <= y) & (y <= np.array(report["held_out"]["upper"]))
+        assert scores["bayesadam"]["coverage 95%"] == pytest.approx(inside.mean())
+        assert set(scores) == {"bayesadam", "linear model", "gradient boosting"}
+
+    def test_report_data(self, made):
+        report = json.loads((made / "price" / "report.json").read_text())
+        data = report["data"]
+        assert (data["rows"], data["train_rows"], data["held_out_rows"]) == (120, 108, 12)
+        assert [column["name"] for column in data["columns"]] == ["size", "city", "new", "block"]
+        assert data["left_out"] == {"day": "--drop says so", "id": "it numbers the rows"}
+        assert sum(data["target_histogram"]["counts"]) == 120
+        worst = report["surprises"][0]
+        assert worst["nll"] == max(report["held_out"]["nll"])
+        line = (made / "numbers.csv").read_text().splitlines()[worst["row"] - 1].split(",")
+        assert line[-1] == f"{worst['y']:.6g}"
+        assert line[2].strip('"') == worst["values"]["city"]
+        assert len(report["weights"]["signal_to_noise"]) == 200
+        assert len(report["weights"]["pruning"]["rmse"]) == len(report["weights"]["pruning"]["fraction"]) > 5
+        assert report["weights"]["pruning"]["nll"][0] == pytest.approx(np.mean(report["held_out"]["nll"]), rel=1e-5)
+        assert len(report["training"]["loss"]) == 2
+        assert len(report["training"]["loss"][0]) == 3
+        assert report["reproduce"]["command"].startswith("bayesadam fit ")
+
+    def test_of_a_classification(self, made):
+        report = json.loads((made / "answer" / "report.json").read_text())
+        table = open_table(made / "labels.csv").read()
+        assert report["classes"] == ["maybe", "no", "yes"]
+        actual = [table["answer"][row - 2].as_py() for row in report["held_out"]["row"]]
+        assert [report["classes"][code] for code in report["held_out"]["label"]] == actual
+        probs = np.array(report["held_out"]["probs"])
+        chosen = probs[np.arange(12), report["held_out"]["label"]]
+        assert np.allclose(report["held_out"]["nll"], -np.log(chosen), rtol=1e-4)
+        scores = json.loads((made / "answer" / "metrics.json").read_text())["models"]
+        assert scores["bayesadam"]["accuracy"] == np.mean(probs.argmax(1) == report["held_out"]["label"])
+        assert all({"NLL", "accuracy", "ECE", "Brier", "fit seconds"} == set(row) for row in scores.values())
+
+    def test_the_linear_model_is_good_where_the_data_are_linear(self, fitted, tmp_path):
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(400, 2))
+        table = pa.table({"a": x[:, 0], "b": x[:, 1], "y": x @ [1.0, 2.0] + 0.5 * rng.normal(size=400)})
+        fitted("fit", write(table, tmp_path / "t.csv"), "--target", "y", "--out", tmp_path / "run", *FAST)
+        scores = json.loads((tmp_path / "run" / "metrics.json").read_text())["models"]["linear model"]
+        assert scores["RMSE"] == pytest.approx(0.5, rel=0.25)
+        assert scores["NLL"] == pytest.approx(0.5 * np.log(2 * np.pi * np.e * 0.25), abs=0.25)
+        assert 0.85 <= scores["coverage 95%"] <= 1
+
+
+class TestAgain:
+    def test_the_config_gives_the_same(self, fitted, made, tmp_path):
+        fitted("fit", "--config", made / "price" / "config.json", "--out", tmp_path / "run")
+        first, again = ((path / "posterior.safetensors").read_bytes() for path in (made / "price", tmp_path / "run"))
+        assert first == again
+        scores = [
+            json.loads((path / "metrics.json").read_text())["models"] for path in (made / "price", tmp_path / "run")
+        ]
+        for model in scores[0]:
+            for name, value in scores[0][model].items():
+                assert name == "fit seconds" or value == scores[1][model][name]
+
+    def test_an_option_beside_the_config(self, fitted, made, tmp_path):
+        fitted("fit", "--config", made / "price" / "config.json", "--out", tmp_path / "run", "--seed", 1)
+        assert json.loads((tmp_path / "run" / "config.json").read_text())["settings"]["seed"] == 1
+        first, again = ((path / "posterior.safetensors").read_bytes() for path in (made / "price", tmp_path / "run"))
+        assert first != again
+
+    def test_the_printed_command_gives_the_same_config(self, fitted, made, tmp_path):
+        import shlex
+
+        words = shlex.split(json.loads((made / "price" / "report.json").read_text())["reproduce"]["command"])
+        assert words[:2] == ["bayesadam", "fit"]
+        assert words[-2:] == ["--out", str(made / "price")]
+        fitted(*words[1:-1], tmp_path / "run")
+        assert (tmp_path / "run" / "config.json").read_text() == (made / "price" / "config.json").read_text()
+
+    def test_a_time_budget_becomes_epochs(self, fitted, numbers, tmp_path):
+        fitted(
+            "fit", numbers, "--target", "price", "--drop", "day", "--time-budget", "1", "--members", "2",
+            "--out", tmp_path / "run",
+        )  # fmt: skip
+        settings = json.loads((tmp_path / "run" / "config.json").read_text())["settings"]
+        estimator = load_estimator(tmp_path / "run")
+        epochs, planned = estimator.epochs_, estimator.history_["loss"].shape[1]
+        whole = 10 < epochs == planned  # on a busy machine the time may end before
+        assert (settings["time_budget"], settings["epochs"]) == ((None, epochs) if whole else (1.0, None))
+        assert epochs < 2000
+
+    def test_force_replaces_a_run(self, fitted, command, made, tmp_path):
+        arguments = ("fit", made / "labels.csv", "--target", "answer", "--out", tmp_path / "run", *FAST)
+        fitted(*arguments)
+        before = (tmp_path / "run" / "posterior.safetensors").read_bytes()
+        code, _, err = command(*arguments)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "which holds a run: replace it by --force" in err
+        fitted(*arguments, "--force", "--seed", 5)
+        assert (tmp_path / "run" / "posterior.safetensors").read_bytes() != before
+        assert files(tmp_path) == ["run"]
+
+    def test_report_makes_the_page_again(self, fitted, made):
+        page = made / "answer" / "report.html"
+        before = page.read_text()
+        page.unlink()
+        out = fitted("report", made / "answer")
+        assert out == f"the report is {page}\n"
+        assert abs(len(page.read_text()) - len(before)) < 2000
+
+
+class TestHeldOut:
+    def test_groups_stay_together(self, fitted, numbers, tmp_path):
+        fitted(
+            "fit", numbers, "--target", "price", "--group", "block", "--drop", "day", "--out", tmp_path / "run", *FAST
+        )
+        report = json.loads((tmp_path / "run" / "report.json").read_text())
+        blocks = open_table(numbers).read()["block"].to_numpy()
+        held = np.array(report["held_out"]["row"]) - 2
+        rest = np.setdiff1d(np.arange(120), held)
+        assert not set(blocks[held]) & set(blocks[rest])
+        assert "block" in report["data"]["left_out"]
+
+    def test_rows_without_a_target(self, fitted, tmp_path):
+        table = numbers_table().drop_columns("day")
+        price = table["price"].to_pylist()
+        price[5] = price[50] = None
+        path = write(table.set_column(5, "price", pa.array(price)), tmp_path / "t.csv")
+        out = fitted("fit", path, "--target", "price", "--drop-missing-target", "--out", tmp_path / "run", *FAST)
+        assert "2 rows without a target are left out" in out
+        report = json.loads((tmp_path / "run" / "report.json").read_text())
+        assert report["data"]["rows"] == 118
+        lines = [path.read_text().splitlines()[row - 1] for row in report["held_out"]["row"]]
+        assert [float(line.split(",")[-1]) for line in lines] == report["held_out"]["y"]
+
+
+def test_names_of_the_files_are_known_to_the_folder():
+    assert sorted(folder._FILES) == FILES

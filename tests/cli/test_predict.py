@@ -1,0 +1,102 @@
+"""``bayesadam predict``: one row of predictions for every row, whatever the table has besides."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import csv, parquet
+
+from bayesadam import runs
+from bayesadam.sklearn import load_estimator
+from bayesadam.tabular import Preprocessing, file, open_table
+from cli.conftest import FAST, labels_table, numbers_table, write
+
+
+def estimated(run, path):
+    inputs = Preprocessing.load(run / "preprocessing.json").transform(open_table(path).read())
+    return load_estimator(run).predictive(inputs)
+
+
+class TestRegression:
+    @pytest.mark.parametrize("name", ["out.csv", "out.parquet"])
+    def test_is_what_the_estimator_says(self, fitted, made, tmp_path, name):
+        out = fitted("predict", made / "price", made / "numbers.csv", "-o", tmp_path / name)
+        assert f"predictions of 120 rows are in {tmp_path / name}\n" in out
+        table = open_table(tmp_path / name).read()
+        assert table.column_names == ["mean", "std", "lower", "upper"]
+        found = estimated(made / "price", made / "numbers.csv")
+        lower, upper = found.quantile([0.025, 0.975])
+        for column, expected in zip(table.columns, (found.mean, found.variance.sqrt(), lower, upper), strict=True):
+            assert np.allclose(column.to_numpy(), expected, rtol=1e-4)
+
+    def test_coverage(self, fitted, made, tmp_path):
+        widths = []
+        for coverage in (0.5, 0.95):
+            fitted("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "o.csv", "--coverage", coverage)
+            table = csv.read_csv(tmp_path / "o.csv")
+            widths.append(np.mean(table["upper"].to_numpy() - table["lower"].to_numpy()))
+        assert 2 < widths[1] / widths[0] < 4
+
+    def test_chunks_change_nothing(self, fitted, made, tmp_path, monkeypatch):
+        whole, parts = tmp_path / "whole.parquet", tmp_path / "parts.parquet"
+        fitted("predict", made / "price", made / "numbers.csv", "-o", whole)
+        monkeypatch.setattr("bayesadam.tabular.csv_file.CHUNK_ROWS", 7)
+        seen = []
+        opened = open_table(made / "numbers.csv")
+        runs.predict(runs.Run(made / "price"), opened, parts, advance=seen.append)
+        assert seen == [*range(7, 120, 7), 120]
+        first, second = parquet.read_table(whole), parquet.read_table(parts)
+        for name in first.column_names:
+            assert np.allclose(first[name].to_numpy(), second[name].to_numpy(), rtol=1e-5)
+        assert file.CHUNK_ROWS > 120
+
+    def test_other_columns(self, fitted, made, tmp_path):
+        table = numbers_table(30, seed=5).drop_columns(["id", "price", "day"])
+        expected = tmp_path / "a.csv"
+        assert fitted("predict", made / "price", write(table, tmp_path / "t.csv"), "-o", expected).count("\n") == 1
+        more = table.append_column("[extra]", pa.array(["x"] * 30)).select([4, 2, 0, 3, 1])
+        out = fitted("predict", made / "price", write(more, tmp_path / "m.csv"), "-o", tmp_path / "b.csv")
+        assert "note: columns that are not in the training data are ignored: '[extra]'\n" in out
+        assert (tmp_path / "b.csv").read_bytes() == expected.read_bytes()
+
+    def test_new_levels_and_missing_values(self, fitted, made, tmp_path):
+        table = numbers_table(30, seed=5)
+        city = table["city"].to_pylist()
+        city[2:5] = ["Bonn", None, "Lima"]
+        path = write(table.set_column(2, "city", pa.array(city)), tmp_path / "t.csv")
+        out = fitted("predict", made / "price", path, "-o", tmp_path / "o.csv")
+        assert "column 'city': 1 row has missing values, of which the training rows had none" in out
+        assert (
+            "column 'city': 2 rows have levels that training rows had never or rarely ('Bonn' in line 4, 'Lima' in"
+            in out
+        )
+        assert np.isfinite(csv.read_csv(tmp_path / "o.csv")["mean"].to_numpy()).all()
+
+
+class TestClassification:
+    def test_is_what_the_estimator_says(self, fitted, made, tmp_path):
+        fitted("predict", made / "answer", made / "labels.csv", "-o", tmp_path / "o.parquet")
+        table = parquet.read_table(tmp_path / "o.parquet")
+        names = [f"probability_{label}" for label in ("maybe", "no", "yes")]
+        assert table.column_names == ["predicted", *names, "entropy", "mutual_information"]
+        found = estimated(made / "answer", made / "labels.csv")
+        probs = np.stack([table[name].to_numpy() for name in names], 1)
+        assert np.allclose(probs, found.probs, rtol=1e-4, atol=1e-6)
+        assert np.allclose(probs.sum(1), 1, atol=1e-5)
+        assert table["predicted"].to_pylist() == [("maybe", "no", "yes")[code] for code in probs.argmax(1)]
+        assert np.allclose(table["entropy"].to_numpy(), -(probs * np.log(probs)).sum(1), rtol=1e-3)
+        assert (table["mutual_information"].to_numpy() <= table["entropy"].to_numpy() + 1e-6).all()
+
+    @pytest.mark.parametrize(
+        ("labels", "kind"), [((3, 12), pa.int64()), ((False, True), pa.bool_()), (("10", "9"), pa.string())]
+    )
+    def test_labels_are_those_of_the_table(self, fitted, tmp_path, labels, kind):
+        path = tmp_path / "t.parquet"
+        table = labels_table(labels=labels)
+        parquet.write_table(table, path)
+        fitted("fit", path, "--target", "answer", "--out", tmp_path / "run", *FAST[:2], "--epochs", 100)
+        fitted("predict", tmp_path / "run", path, "-o", tmp_path / "o.parquet")
+        predicted = parquet.read_table(tmp_path / "o.parquet")["predicted"]
+        assert predicted.type == kind
+        assert set(predicted.to_pylist()) <= set(labels)
+        right = np.mean([a == b for a, b in zip(predicted.to_pylist(), table["answer"].to_pylist(), strict=True)])
+        assert right > 0.8

@@ -1,0 +1,180 @@
+"""The parts of a run by themselves: the folder, the settings, and the scores by hand."""
+
+import errno
+import shlex
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bayesadam import commands
+from bayesadam.runs import RunError, Settings, baselines, contents, folder, scores
+from bayesadam.runs.folder import check_place, new_run, partial_path, resumable
+
+SETTINGS = Settings("t.csv", "y")
+
+
+class TestFolder:
+    def test_takes_its_place_at_the_end(self, tmp_path):
+        out = tmp_path / "new" / "run"
+        with new_run(out) as made:
+            assert made == partial_path(out)
+            (made / "config.json").write_text("{}")
+            assert not out.exists()
+        assert [path.name for path in out.iterdir()] == ["config.json"]
+        assert list(out.parent.iterdir()) == [out]
+
+    @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), ValueError("other"), KeyboardInterrupt()])
+    def test_nothing_is_left_after_an_error(self, tmp_path, error):
+        out = tmp_path / "run"
+        out.mkdir()
+        (out / "config.json").write_text("older")
+        with pytest.raises(type(error)), new_run(out) as made:
+            (made / "config.json").write_text("newer")
+            raise error
+        assert list(tmp_path.iterdir()) == [out]
+        assert (out / "config.json").read_text() == "older"
+
+    def test_a_checkpoint_is_left_after_ctrl_c(self, tmp_path):
+        out = tmp_path / "run"
+        with pytest.raises(KeyboardInterrupt), new_run(out) as made:
+            SETTINGS.save(made / "config.json")
+            (made / "checkpoint").mkdir()
+            (made / "checkpoint" / "chunk").write_text("state")
+            raise KeyboardInterrupt
+        assert resumable(out) == partial_path(out)
+        with pytest.raises(RunError, match="go on with it by --resume, or start again by --force$"):
+            check_place(out, force=False)
+        with new_run(out, resume=resumable(out)) as made:
+            assert (made / "checkpoint" / "chunk").read_text() == "state"
+        assert list(tmp_path.iterdir()) == [out]
+
+    @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+    def test_resuming_in_vain_costs_nothing(self, tmp_path, error):
+        out = tmp_path / "run"
+        (out / "checkpoint").mkdir(parents=True)
+        (out / "checkpoint" / "chunk").write_text("state")
+        SETTINGS.save(out / "config.json")
+        with pytest.raises(error), new_run(out, resume=out) as made:
+            (made / "checkpoint" / "chunk").write_text("further")
+            raise error
+        assert (out / "checkpoint" / "chunk").read_text() == "state"
+        assert resumable(out) is not None
+
+    def test_a_full_disk_does_not_cost_what_was_stopped(self, tmp_path):
+        out = tmp_path / "run"
+        partial = partial_path(out)
+        (partial / "checkpoint").mkdir(parents=True)
+        SETTINGS.save(partial / "config.json")
+        with pytest.raises(OSError, match="full"), new_run(out, resume=partial):
+            raise OSError("full")
+        assert resumable(out) == partial
+
+    def test_force_replaces_runs_only(self, tmp_path):
+        out = tmp_path / "run"
+        out.mkdir()
+        check_place(out, force=False)  # empty
+        (out / "config.json").write_text("{}")
+        with pytest.raises(RunError, match="which holds a run: replace it by --force$"):
+            check_place(out, force=False)
+        check_place(out, force=True)
+        (out / "notes.txt").write_text("mine")
+        for force in (False, True):
+            with pytest.raises(RunError, match=r"in which there is 'notes\.txt'$"):
+                check_place(out, force=force)
+        with pytest.raises(RunError, match="^--out must be a folder with a name, got '/'$"):
+            check_place(folder.Path("/"), force=True)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"method": "vadam", "hidden": (100, 50), "members": 3, "epochs": 7, "seed": 5, "device": "cpu"},
+            {"time_budget": 2.5, "group": "a b", "drop": ("x", "it's"), "drop_missing_target": True},
+            {"time": "day", "delimiter": "\t", "held_out": 0.25, "task": "classification", "hidden": ()},
+        ],
+    )
+    def test_are_kept(self, tmp_path, monkeypatch, options):
+        settings = Settings("/data/my table.csv", "the target", **options)
+        settings.save(tmp_path / "config.json", interrupted=False)
+        assert Settings.load(tmp_path / "config.json") == settings
+        assert settings.changed({"seed": settings.seed, "target": "another"}) == ["target"]
+
+        given = {}
+        monkeypatch.setattr(commands.fit, "_fit", lambda options, out, config, **rest: given.update(options, out=out))
+        with pytest.raises(SystemExit) as stopped:
+            commands.app(shlex.split(settings.command("my run"))[1:])
+        assert stopped.value.code == 0
+        assert str(given.pop("out")) == "my run"
+        if "hidden" in given:
+            given["hidden"] = tuple(int(units) for units in given["hidden"].split(",") if units)
+        assert Settings(**given) == settings
+
+
+class TestScores:
+    def test_of_a_gaussian_by_hand(self):
+        rng = np.random.default_rng(0)
+        y, mean, std = rng.normal(size=50), rng.normal(size=50), 1.7
+        found = scores.scores(scores.gaussian(y, mean, std), 3.0)
+        normal = stats.norm(mean, std)
+        assert found["NLL"] == pytest.approx(-normal.logpdf(y).mean(), rel=1e-12)
+        assert found["RMSE"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)), rel=1e-12)
+        assert found["coverage 95%"] == np.mean((normal.ppf(0.025) <= y) & (y <= normal.ppf(0.975)))
+        grid = np.linspace(-15, 15, 60_001)
+        steps = [(stats.norm.cdf(grid, m, std) - (grid >= t)) ** 2 for m, t in zip(mean, y, strict=True)]
+        assert found["CRPS"] == pytest.approx(np.mean(np.sum(steps, 1)) * (grid[1] - grid[0]), rel=1e-3)
+        assert found["fit seconds"] == 3.0
+
+    def test_of_probabilities_by_hand(self):
+        probs = np.array([[0.7, 0.3], [0.4, 0.6], [1.0, 0.0]])
+        found = scores.scores(scores.categorical(np.array([0, 0, 1]), probs), 1.0)
+        expected = -(np.log(0.7) + np.log(0.4) + np.log(np.finfo(float).tiny)) / 3
+        assert found["NLL"] == pytest.approx(expected)
+        assert found["accuracy"] == pytest.approx(1 / 3)
+        assert found["Brier"] == pytest.approx((2 * 0.09 + 2 * 0.36 + 2) / 3)
+
+    def test_a_number_that_is_none(self):
+        found = scores.scores(scores.gaussian(np.array([np.inf]), np.array([0.0]), 1.0), 1.0)
+        assert found["RMSE"] is None
+
+
+class TestBaselines:
+    RNG = np.random.default_rng(0)
+    X = RNG.normal(size=(600, 3)).astype(np.float32)
+
+    def fit(self, y, task, classes=0):
+        return baselines.baselines(self.X[:500], y[:500], self.X[500:], y[500:], task=task, classes=classes, seed=0)
+
+    def test_of_a_regression(self):
+        y = np.where(self.X[:, 0] > 0, 3.0, -3.0) + 0.5 * self.RNG.normal(size=600)
+        found = self.fit(y, "regression")
+        assert found["gradient boosting"]["RMSE"] == pytest.approx(0.55, rel=0.2)
+        assert 1.5 < found["linear model"]["RMSE"] < 2.2
+        for row in found.values():  # the width is that of new rows, not of those trained on
+            assert 0.9 <= row["coverage 95%"] <= 1.0
+
+    def test_of_a_classification_with_a_class_that_training_rows_do_not_have(self):
+        y = (self.X[:, 0] > 0).astype(np.int64) * 2
+        found = self.fit(y, "classification", 3)
+        assert found["linear model"]["accuracy"] > 0.95
+        assert found["gradient boosting"]["accuracy"] > 0.95
+        assert found["gradient boosting"]["NLL"] < 0.3
+
+    def test_of_many_rows(self, monkeypatch):
+        monkeypatch.setattr(baselines, "MAX_ROWS", 100)
+        y = self.X @ np.array([1.0, 2.0, 3.0])
+        y[:500][self.X[:500, 1] > 10] = np.nan
+        assert self.fit(y, "regression")["linear model"]["RMSE"] < 0.3
+
+
+def test_training_curves_are_thinned_and_without_gaps():
+    loss = np.arange(1000.0).reshape(2, 500)
+    loss[:, 1:400] = np.nan
+    found = contents._thinned(loss)
+    assert [len(values) for values in found] == [300, 300]
+    assert [values[0] for values in found] == [0.0, 500.0]
+    assert [values[-1] for values in found] == [499.0, 999.0]
+    assert set(found[0][1:200]) == {0.0}
+    assert contents._thinned(np.full((1, 3), np.nan)) == [[None, None, None]]

@@ -1,0 +1,73 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from bayesadam.sklearn.calibration import conformal_quantile, temperature, tempered, variance_scales
+
+
+def loss(scales, residual, epistemic, aleatoric, weight):
+    variance = scales[0] * epistemic + scales[1] * aleatoric
+    return np.average(residual**2 / variance + np.log(variance), weights=weight)
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-4, 1e5])
+def test_scales_that_data_were_made_with(unit):
+    generator = np.random.default_rng(0)
+    epistemic, aleatoric = generator.gamma(1.0, 1.0, 20_000), np.full(20_000, 0.3)
+    residual = unit * generator.standard_normal(20_000) * np.sqrt(2.5 * epistemic + 0.7 * aleatoric)
+    a, b = variance_scales(residual, epistemic, aleatoric, np.ones(20_000))
+    assert a == pytest.approx(2.5 * unit**2, rel=0.06)
+    assert b == pytest.approx(0.7 * unit**2, rel=0.1)
+
+
+def test_scales_are_the_maximum():
+    generator = np.random.default_rng(1)
+    epistemic, aleatoric, weight = generator.gamma(1.0, 1.0, (3, 60))
+    residual = generator.standard_normal(60) * np.sqrt(0.5 * epistemic + 2.0 * aleatoric)
+    found = variance_scales(residual, epistemic, aleatoric, weight)
+    best = minimize(
+        lambda p: loss(np.exp(p), residual, epistemic, aleatoric, weight), [0.0, 0.0], method="Nelder-Mead", tol=1e-10
+    )
+    assert loss(found, residual, epistemic, aleatoric, weight) <= best.fun + 1e-6
+
+
+def test_a_variance_that_is_zero_has_no_scale():
+    residual = np.array([1.0, -2.0, 2.0, 1.0])
+    a, b = variance_scales(residual, np.zeros(4), np.full(4, 0.5), np.ones(4))
+    assert a == 0.0
+    assert 0.5 * b == pytest.approx(2.5, rel=1e-4)
+
+
+def test_exact_predictions_give_no_infinite_density():
+    a, b = variance_scales(np.zeros(5), np.ones(5), np.ones(5), np.ones(5))
+    assert 0 <= a + b < 1e-10
+    assert math.isfinite(a + b)
+
+
+def test_temperature_that_data_were_made_with():
+    generator = torch.Generator().manual_seed(0)
+    logits = 3.0 * torch.randn(1, 40_000, 4, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial((logits[0] / 2.5).softmax(-1), 1, generator=generator)[:, 0]
+    found = temperature(logits.log_softmax(-1), labels, torch.ones(40_000, dtype=torch.float64))
+    assert found == pytest.approx(2.5, rel=0.03)
+
+
+def test_tempered_is_normalised_and_keeps_the_order():
+    log_probs = torch.randn(3, 5, 4, dtype=torch.float64).log_softmax(-1)
+    for value in (0.3, 1.0, 4.0):
+        found = tempered(log_probs, value)
+        torch.testing.assert_close(found.exp().sum(-1), torch.ones(3, 5, dtype=torch.float64))
+        assert torch.equal(found.argmax(-1), log_probs.argmax(-1))
+    assert tempered(log_probs, 1.0) is log_probs
+
+
+def test_conformal_quantile():
+    scores = np.arange(1.0, 20.0)[::-1, None]
+    assert conformal_quantile(scores, 0.95) == 19.0  # ceil(20 * 0.95)
+    assert conformal_quantile(scores, 0.9) == 18.0
+    assert conformal_quantile(scores, 0.5) == 10.0
+    with pytest.raises(ValueError, match=r"coverage must be at most n / \(n \+ 1\) = 0.95 with 19 calibration rows"):
+        conformal_quantile(scores, 0.96)

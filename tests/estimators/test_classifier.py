@@ -1,0 +1,109 @@
+import numpy as np
+import pytest
+import torch
+
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier
+
+QUICK = {"members": 4, "hidden": (20,), "epochs": 150, "lr": 0.03, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def fitted(blobs):
+    return BayesianMLPClassifier(**QUICK).fit(*blobs)
+
+
+def new_blobs(count=3_000):
+    generator = np.random.default_rng(11)
+    codes = np.arange(count) % 3
+    x = generator.standard_normal((count, 4)) + 2.5 * np.eye(3, 4)[codes]
+    return x, np.array(["ash", "beech", "cedar"])[codes], codes
+
+
+def best_nll(x, codes):
+    """Of the classes' true probabilities."""
+    squares = -0.5 * ((x[:, None] - 2.5 * np.eye(3, 4)) ** 2).sum(-1)
+    log_probs = squares - np.logaddexp.reduce(squares, axis=1, keepdims=True)
+    return -log_probs[np.arange(len(x)), codes].mean()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_is_accurate_and_calibrated(method, blobs):
+    model = BayesianMLPClassifier(method, **QUICK).fit(*blobs)
+    x, labels, codes = new_blobs()
+    probs = model.predict_proba(x)
+    np.testing.assert_allclose(probs.sum(1), 1.0)
+    broad = method == "badam"  # whose variances are too large where gradients have vanished
+    assert -np.log(probs[np.arange(len(x)), codes]).mean() < best_nll(x, codes) + (0.25 if broad else 0.12)
+    assert model.score(x, labels) > 0.85
+    assert abs(probs.max(1).mean() - model.score(x, labels)) < (0.2 if broad else 0.08)
+
+
+def test_labels_are_the_users(fitted, blobs):
+    assert fitted.classes_.tolist() == ["ash", "beech", "cedar"]
+    assert set(fitted.predict(blobs[0])) == {"ash", "beech", "cedar"}
+    numbers = BayesianMLPClassifier(**{**QUICK, "epochs": 40}).fit(blobs[0], np.array([7, -2, 100])[np.arange(150) % 3])
+    assert numbers.classes_.tolist() == [-2, 7, 100]
+    truths = BayesianMLPClassifier(**{**QUICK, "epochs": 40}).fit(blobs[0], np.arange(150) % 3 == 0)
+    assert truths.predict(blobs[0]).dtype == bool
+    assert truths.predict_proba(blobs[0]).shape == (150, 2)
+
+
+def test_the_predictive_has_the_same_probabilities(fitted, blobs):
+    pred = fitted.predictive(blobs[0])
+    probs = fitted.predict_proba(blobs[0])
+    np.testing.assert_allclose(pred.probs.numpy(), probs)
+    np.testing.assert_allclose(np.exp(fitted.predict_log_proba(blobs[0])), probs)
+    assert (pred.mutual_information >= -1e-9).all()
+    assert (pred.mutual_information <= pred.entropy).all()
+    codes = torch.from_numpy(np.searchsorted(fitted.classes_, blobs[1]))
+    expected = np.log(probs[np.arange(150), codes])
+    np.testing.assert_allclose(pred.log_prob(codes).numpy(), expected)
+
+
+def test_far_away_it_knows_less(fitted):
+    at_home = fitted.predictive(2.5 * np.eye(3, 4)).mutual_information.mean()
+    assert fitted.predictive(np.array([[-20.0, 20.0, 20.0, 30.0]])).mutual_information[0] > 5 * at_home
+
+
+def test_temperature_is_by_rows_that_members_have_not_seen(blobs):
+    x, _ = blobs
+    coins = np.random.default_rng(0).integers(2, size=len(x))
+    options = {**QUICK, "method": "ensemble", "hidden": (100,), "epochs": 400, "prior_precision": 1e-3}
+    model = BayesianMLPClassifier(**options).fit(x, coins)
+    raw = BayesianMLPClassifier(**options, calibrate=False).fit(x, coins)
+    assert model.score(x, coins) > 0.8
+    new = new_blobs(1_000)[0]
+    assert model.calibration_["temperature"] > 3.0
+    assert raw.calibration_ == {"temperature": 1.0}
+    assert model.predict_proba(new).max(1).mean() < raw.predict_proba(new).max(1).mean() - 0.1
+
+
+def test_partial_fit(blobs):
+    x, labels = blobs
+    some = labels != "cedar"
+    model = BayesianMLPClassifier(**QUICK)
+    with pytest.raises(ValueError, match="classes must be given in the first call of partial_fit, got None"):
+        model.partial_fit(x[some], labels[some])
+    model.partial_fit(x[some], labels[some], classes=["cedar", "beech", "ash"])
+    assert model.classes_.tolist() == ["ash", "beech", "cedar"]
+    model.partial_fit(x, labels)
+    assert model.score(x, labels) > 0.85
+    with pytest.raises(ValueError, match="classes must be those of the first call"):
+        model.partial_fit(x, labels, classes=["ash", "beech"])
+    with pytest.raises(ValueError, match=r"y must have labels of classes only, got \['oak'\]"):
+        model.partial_fit(x[:3], ["oak", "ash", "ash"])
+
+
+def test_one_class_only(blobs):
+    with pytest.raises(ValueError, match=r"y must have at least 2 classes, got 1 class: \['ash'\]"):
+        BayesianMLPClassifier(**QUICK).fit(blobs[0], ["ash"] * 150)
+
+
+def test_weights_of_rows(blobs):
+    x, labels = blobs
+    weight = np.where(labels == "cedar", 0.0, 1.0)
+    model = BayesianMLPClassifier(**QUICK).fit(x, labels, sample_weight=weight)
+    assert "cedar" not in model.predict(x)
+    rare = BayesianMLPClassifier(**QUICK).fit(x, labels, sample_weight=np.where(labels == "cedar", 0.02, 1.0))
+    even = BayesianMLPClassifier(**QUICK).fit(x, labels)
+    assert rare.predict_proba(x)[:, 2].mean() < 0.6 * even.predict_proba(x)[:, 2].mean()

@@ -1,0 +1,299 @@
+import pickle
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+
+import bayesadam as ba
+from bayesadam.sklearn import METHODS, BayesianMLPRegressor
+
+QUICK = {"members": 4, "hidden": (20,), "epochs": 300, "lr": 0.03, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def fitted(curve):
+    return BayesianMLPRegressor(**QUICK).fit(*curve)
+
+
+def test_it_knows_the_curve_and_its_noise(fitted):
+    x = np.random.default_rng(5).uniform(-2.5, 2.5, (2_000, 2))
+    truth = 5_000.0 + 1_000.0 * (np.sin(x[:, 0]) + 0.3 * x[:, 1])
+    y = truth + 100.0 * np.random.default_rng(6).standard_normal(2_000)
+    mean, std = fitted.predict(x, return_std=True)
+    assert np.sqrt(np.mean((mean - truth) ** 2)) < 60.0
+    assert np.mean((y - mean) ** 2 / std**2) == pytest.approx(1.0, abs=0.35)
+    interval = fitted.predict_interval(x, 0.9)
+    assert np.mean((interval[:, 0] <= y) & (y <= interval[:, 1])) == pytest.approx(0.9, abs=0.06)
+
+
+def test_far_away_it_knows_less(fitted):
+    pred = fitted.predictive(np.array([[0.0, 0.0], [12.0, -12.0]]))
+    assert pred.epistemic[1] > 5.0 * pred.epistemic[0]
+
+
+def test_the_predictive_is_a_gaussian_in_the_targets_units(fitted, curve):
+    pred = fitted.predictive(curve[0])
+    mean, std = fitted.predict(curve[0], return_std=True)
+    np.testing.assert_allclose(pred.mean.numpy(), mean)
+    np.testing.assert_allclose(pred.variance.sqrt().numpy(), std)
+    torch.testing.assert_close(pred.variance, pred.epistemic + pred.aleatoric)
+    expected = torch.distributions.Normal(torch.tensor(mean), torch.tensor(std)).log_prob(torch.tensor(curve[1]))
+    torch.testing.assert_close(pred.log_prob(torch.tensor(curve[1])), expected)
+    np.testing.assert_allclose(fitted.predict_interval(curve[0], 0.8).T, pred.quantile([0.1, 0.9]).numpy())
+
+
+def test_units_do_not_matter(curve, fitted):
+    x, y = curve
+    other = BayesianMLPRegressor(**QUICK).fit(1e4 * x - 3.0, 1e-3 * y + 7.0)
+    mean, std = fitted.predict(x, return_std=True)
+    other_mean, other_std = other.predict(1e4 * x - 3.0, return_std=True)
+    np.testing.assert_allclose(other_mean, 1e-3 * mean + 7.0, rtol=5e-3)
+    np.testing.assert_allclose(other_std, 1e-3 * std, rtol=0.05)
+
+
+def test_calibration_is_by_rows_that_members_have_not_seen(curve):
+    x, _ = curve
+    noise = np.random.default_rng(3).standard_normal(len(x))  # nothing to be learned: only memorised
+    model = BayesianMLPRegressor(members=4, hidden=(60,), epochs=400, lr=0.03, random_state=0).fit(x, noise)
+    assert np.std(noise - model.predict(x)) < 0.95
+    new = np.random.default_rng(4).uniform(-3.0, 3.0, (3_000, 2))
+    mean, std = model.predict(new, return_std=True)
+    z = (np.random.default_rng(7).standard_normal(3_000) - mean) / std
+    assert np.mean(z**2) == pytest.approx(1.0, abs=0.4)
+    raw = clone(model).set_params(calibrate=False).fit(x, noise)
+    assert raw.calibration_["epistemic"].tolist() == raw.calibration_["aleatoric"].tolist() == [1.0]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_learns(method, curve):
+    x, y = curve
+    epochs = 1_000 if method in ("ivon", "vogn", "von", "vprop", "bbb", "vadam") else 400
+    model = BayesianMLPRegressor(method, **{**QUICK, "epochs": epochs, "mc_samples": 8}).fit(x[:120], y[:120])
+    assert model.score(x[120:], y[120:]) > 0.8
+    _, std = model.predict(x, return_std=True)
+    assert ((std > 0) & np.isfinite(std)).all()
+    assert isinstance(model.posterior_, ba.Mixture)
+    assert model.posterior_.match(model.network_)
+    if method != "ensemble":
+        assert (model.predictive(x).epistemic > 0).all()
+    copy = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(copy.predict(x), model.predict(x))
+
+
+def test_random_state(curve):
+    first, second = (BayesianMLPRegressor(**{**QUICK, "epochs": 20}).fit(*curve).predict(curve[0]) for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+    other = BayesianMLPRegressor(**{**QUICK, "epochs": 20, "random_state": 1}).fit(*curve).predict(curve[0])
+    assert not np.array_equal(first, other)
+
+
+def test_several_targets(curve):
+    x, y = curve
+    both = np.stack([y, -0.001 * y], 1)
+    model = BayesianMLPRegressor(**QUICK).fit(x, both)
+    mean, std = model.predict(x, return_std=True)
+    assert mean.shape == std.shape == (160, 2)
+    assert model.score(x, both) > 0.95
+    assert model.predict_interval(x).shape == (160, 2, 2)
+    assert model.sample_y(x, 3).shape == (160, 2, 3)
+    assert model.calibration_["aleatoric"].shape == (2,)
+    np.testing.assert_allclose(std[:, 1].mean(), 0.001 * std[:, 0].mean(), rtol=0.3)
+
+
+def test_noise_that_depends_on_the_input():
+    generator = np.random.default_rng(2)
+    x = generator.uniform(-2.0, 2.0, (600, 1))
+    y = x[:, 0] + np.where(x[:, 0] > 0, 0.8, 0.1) * generator.standard_normal(600)
+    model = BayesianMLPRegressor(**{**QUICK, "epochs": 500}, heteroscedastic=True).fit(x, y)
+    _, std = model.predict([[-1.0], [1.0]], return_std=True)
+    assert std[0] == pytest.approx(0.1, rel=0.4)
+    assert std[1] == pytest.approx(0.8, rel=0.3)
+
+
+def test_weights_of_rows(curve):
+    x, y = curve
+    low = x[:, 1] < 0
+    shifted = np.where(low, y, y + 2_000.0)
+    model = BayesianMLPRegressor(**{**QUICK, "hidden": ()}).fit(x, shifted, sample_weight=low.astype(float))
+    reference = BayesianMLPRegressor(**{**QUICK, "hidden": ()}).fit(x[low], shifted[low])
+    np.testing.assert_allclose(model.predict(x), reference.predict(x))
+    few = BayesianMLPRegressor(**QUICK).fit(x, shifted, sample_weight=np.where(low, 1.0, 1e-3))
+    many = BayesianMLPRegressor(**QUICK).fit(x, shifted, sample_weight=np.where(low, 1.0, 1e3))
+    assert np.abs((few.predict(x) - shifted)[low]).mean() < np.abs((many.predict(x) - shifted)[low]).mean()
+
+
+def test_squared_gradients_have_no_weights(curve):
+    with pytest.raises(ValueError, match="sample_weight must be None for a method of squared gradients"):
+        BayesianMLPRegressor("vogn", **QUICK).fit(*curve, sample_weight=np.ones(160))
+
+
+def test_conformal_intervals_cover_though_the_model_is_wrong(curve):
+    x, y = curve
+    model = BayesianMLPRegressor(**{**QUICK, "calibrate": False, "epochs": 30}).fit(x, y)
+    generator = np.random.default_rng(8)
+    covered = []
+    for _ in range(200):
+        new = generator.uniform(-3.0, 3.0, (119, 2))
+        target = 5_000.0 + 1_000.0 * (np.sin(new[:, 0]) + 0.3 * new[:, 1] + 0.3 * generator.standard_cauchy(119))
+        low, high = model.conformalize(new[:99], target[:99]).predict_interval(new[99:], 0.8, conformal=True).T
+        covered.append(np.mean((low <= target[99:]) & (target[99:] <= high)))
+    assert np.mean(covered) == pytest.approx(0.8, abs=0.025)  # its standard error is 0.007
+    with pytest.raises(ValueError, match="coverage must be at most"):
+        model.predict_interval(x, 0.999, conformal=True)
+
+
+def test_conformal_needs_held_out_rows(fitted, curve):
+    with pytest.raises(ValueError, match="conformal must be False before conformalize"):
+        fitted.predict_interval(curve[0], conformal=True)
+    with pytest.raises(ValueError, match=r"coverage must be in \(0, 1\), got 1.0"):
+        fitted.predict_interval(curve[0], 1.0)
+
+
+def test_draws(fitted):
+    x = np.zeros((2, 2))
+    draws = fitted.sample_y(x, 20_000, random_state=3)
+    mean, std = fitted.predict(x, return_std=True)
+    np.testing.assert_allclose(draws.mean(1), mean, atol=4 * std[0] / 20_000**0.5)
+    np.testing.assert_allclose(draws.std(1), std, rtol=0.03)
+    np.testing.assert_array_equal(draws, fitted.sample_y(x, 20_000, random_state=3))
+
+
+def test_partial_fit_continues_from_the_posterior(curve):
+    x, y = curve
+    left = x[:, 0] < 0
+    model = BayesianMLPRegressor("vadam", **{**QUICK, "epochs": 1_000})
+    model.partial_fit(x[left], y[left])
+    before = np.abs(model.predict(x[~left]) - y[~left]).mean()
+    model.partial_fit(x[~left], y[~left])
+    assert np.abs(model.predict(x[~left]) - y[~left]).mean() < 0.5 * before
+    fresh = BayesianMLPRegressor("vadam", **{**QUICK, "epochs": 1_000}).fit(x[~left], y[~left])
+    error, forgetful = (np.abs(m.predict(x[left]) - y[left]).mean() for m in (model, fresh))
+    assert error < 0.7 * forgetful
+    assert not hasattr(BayesianMLPRegressor("laplace"), "partial_fit")
+
+
+def test_groups(curve):
+    x, y = curve
+    twice, groups = np.repeat(x, 2, axis=0), np.repeat(np.arange(len(x)), 2)
+    noisy = np.repeat(y + 500.0 * np.random.default_rng(9).standard_normal(len(x)), 2)
+    options = {**QUICK, "hidden": (100,), "epochs": 1_000}
+    honest = BayesianMLPRegressor(**options).fit(twice, noisy, groups=groups)
+    fooled = BayesianMLPRegressor(**options).fit(twice, noisy)
+    assert honest.predict(x, return_std=True)[1].mean() > 1.2 * fooled.predict(x, return_std=True)[1].mean()
+    with pytest.raises(ValueError, match=r"groups must be of shape \(160,\)"):
+        BayesianMLPRegressor(**QUICK).fit(x, y, groups=[1, 2])
+
+
+def test_frames_pipelines_and_searches(curve):
+    x, y = curve
+    frame = pd.DataFrame(x, columns=["north", "east"])
+    model = BayesianMLPRegressor(**{**QUICK, "epochs": 30}).fit(frame, pd.Series(y))
+    assert model.feature_names_in_.tolist() == ["north", "east"]
+    with pytest.raises(ValueError, match="feature names should match"):
+        model.predict(frame.rename(columns={"east": "west"}))
+    pipe = make_pipeline(StandardScaler(), BayesianMLPRegressor(**{**QUICK, "epochs": 30}))
+    search = GridSearchCV(pipe, {"bayesianmlpregressor__hidden": [(5,), (20,)]}, cv=2).fit(frame, y)
+    assert np.isfinite(search.best_score_)
+
+
+def test_status_after_every_epoch(curve):
+    seen = []
+    model = BayesianMLPRegressor(**{**QUICK, "epochs": 50}).fit(*curve, on_epoch=seen.append)
+    assert [status.epoch for status in seen] == list(range(1, 51))
+    assert {status.epochs for status in seen} == {50}
+    assert seen[-1].loss < seen[0].loss
+    assert seen[-1].held_out_nll < seen[0].held_out_nll
+    assert 5.0 < seen[-1].held_out_nll < 8.5  # log of an error of some 100 to 500
+    assert model.history_["loss"].shape == model.history_["held_out_nll"].shape == (4, 50)
+    assert np.nanmean(model.history_["held_out_nll"][:, -1]) == pytest.approx(seen[-1].held_out_nll)
+
+
+def test_an_interrupted_fit_keeps_what_it_has(curve):
+    def stop(status):
+        if status.epoch == 200:
+            raise KeyboardInterrupt
+
+    model = BayesianMLPRegressor(**QUICK)
+    with pytest.warns(UserWarning, match="training was interrupted"):
+        model.fit(*curve, on_epoch=stop)
+    assert model.interrupted_
+    assert model.epochs_ == 200
+    assert model.score(*curve) > 0.9
+    assert not BayesianMLPRegressor(**{**QUICK, "epochs": 5}).fit(*curve).interrupted_
+
+
+def test_checkpoints_resume_to_the_same_end(curve, tmp_path, fitted):
+    def stop(status):
+        if status.epoch == 120:
+            raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="training was interrupted"):
+        BayesianMLPRegressor(**QUICK).fit(*curve, checkpoint=tmp_path, on_epoch=stop)
+    seen = []
+    model = BayesianMLPRegressor(**QUICK).fit(*curve, checkpoint=tmp_path, on_epoch=seen.append)
+    assert seen[0].epoch > 100
+    np.testing.assert_allclose(model.predict(curve[0]), fitted.predict(curve[0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["laplace", "vadam"])
+def test_a_time_budget_is_kept(method, curve):
+    model = BayesianMLPRegressor(method, members=4, epochs=10_000_000, time_budget=2.0, random_state=0)
+    seen = []
+    model.fit(*curve, on_epoch=seen.append)
+    assert seen[-1].seconds < 4.0
+    assert seen[-1].epoch >= 10
+    assert not model.interrupted_
+    assert BayesianMLPRegressor(members=2, epochs=3, time_budget=60.0).fit(*curve).epochs_ == 3
+
+
+def test_early_stopping_by_rows_left_out(curve):
+    x, _ = curve
+    noise = np.random.default_rng(3).standard_normal(len(x))
+    model = BayesianMLPRegressor(members=4, hidden=(60,), epochs=500, patience=5, random_state=0).fit(x, noise)
+    assert model.epochs_ < 500
+    with pytest.raises(ValueError, match="patience must be None for method='fawn-vi'"):
+        BayesianMLPRegressor("fawn-vi", patience=3).fit(*curve)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "magic"}, "method must be one of"),
+        ({"hidden": 50}, "hidden must be a tuple of whole numbers of at least 1, got 50"),
+        ({"hidden": (5, 0)}, "hidden must be"),
+        ({"activation": "step"}, "activation must be one of"),
+        ({"members": 0}, "members must be None or a whole number of at least 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be None or"),
+        ({"batch_size": True}, "batch_size must be None or"),
+        ({"lr": 0.0}, "lr must be a positive, finite number, got 0.0"),
+        ({"prior_precision": np.inf}, "prior_precision must be"),
+        ({"time_budget": -1.0}, "time_budget must be"),
+        ({"mc_samples": 0}, "mc_samples must be a whole number of at least 1, got 0"),
+        ({"heteroscedastic": "yes"}, "heteroscedastic must be True or False"),
+        ({"device": "abacus"}, "device must be one that PyTorch can use, got 'abacus'"),
+    ],
+)
+def test_options_out_of_range(options, message, curve):
+    model = BayesianMLPRegressor(**options)
+    with pytest.raises(ValueError, match=message):
+        model.fit(*curve)
+    assert not hasattr(model, "n_features_in_")
+
+
+def test_no_warnings_on_odd_tables():
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((12, 3))
+    x[:, 1] = 5.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        constant = BayesianMLPRegressor(epochs=20, random_state=0).fit(x, np.full(12, 3.0))
+        mean, std = constant.predict(x, return_std=True)
+        np.testing.assert_allclose(mean, 3.0, atol=0.5)
+        assert np.isfinite(std).all()
+        BayesianMLPRegressor(members=1, epochs=5).fit(x[:2], [1.0, 2.0]).predict(x)

@@ -1,0 +1,84 @@
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
+
+TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_read_predicts_the_same(method, curve, blobs, tmp_path):
+    x, y = curve
+    regressor = BayesianMLPRegressor(method, **TINY).fit(pd.DataFrame(x, columns=["a", "b"]), y)
+    regressor.save(tmp_path / "regressor")
+    read = load_estimator(tmp_path / "regressor")
+    for ours, theirs in zip(read.predict(x, True), regressor.predict(x, True), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert read.feature_names_in_.tolist() == ["a", "b"]
+    assert read.get_params() == regressor.get_params()
+    classifier = BayesianMLPClassifier(method, **TINY).fit(*blobs)
+    classifier.save(tmp_path / "classifier")
+    read = load_estimator(tmp_path / "classifier")
+    np.testing.assert_array_equal(read.predict_proba(blobs[0]), classifier.predict_proba(blobs[0]))
+    np.testing.assert_array_equal(read.classes_, classifier.classes_)
+    assert {path.name for path in (tmp_path / "classifier").iterdir()} == {"posterior.safetensors", "model.json"}
+
+
+@pytest.mark.parametrize("labels", [[1, 2], [True, False], [0.5, 1.5], ["yes", "no"]])
+def test_labels_keep_their_type(labels, blobs, tmp_path):
+    x = blobs[0]
+    y = np.array(labels)[np.arange(150) % 2]
+    if y.dtype == float:
+        y = y.astype(object).astype(str)
+    model = BayesianMLPClassifier("ensemble", **TINY).fit(x, y)
+    model.save(tmp_path)
+    assert load_estimator(tmp_path).predict(x).dtype == model.predict(x).dtype
+
+
+def test_several_targets_noise_and_conformal_scores(curve, tmp_path):
+    x, y = curve
+    model = BayesianMLPRegressor(heteroscedastic=True, **TINY).fit(x, np.stack([y, -y], 1))
+    model.conformalize(x, np.stack([y, -y], 1)).save(tmp_path)
+    read = load_estimator(tmp_path)
+    np.testing.assert_array_equal(read.predict_interval(x, conformal=True), model.predict_interval(x, conformal=True))
+
+
+def test_it_goes_on_learning(curve, tmp_path):
+    x, y = curve
+    model = BayesianMLPRegressor("vadam", **TINY).fit(x, y)
+    model.save(tmp_path)
+    read = load_estimator(tmp_path)
+    read.partial_fit(x[:50], y[:50])
+    model.partial_fit(x[:50], y[:50])
+    np.testing.assert_allclose(read.predict(x), model.predict(x))
+
+
+def test_damaged_files(curve, tmp_path):
+    BayesianMLPRegressor(**TINY).fit(*curve).save(tmp_path)
+    path = tmp_path / "model.json"
+    text = path.read_text()
+    for broken in ("", text[:100], "[]", '{"version": 1}'):
+        path.write_text(broken)
+        with pytest.raises(ValueError, match=r"model\.json must be what save\(\) wrote"):
+            load_estimator(tmp_path)
+    path.write_text(json.dumps({**json.loads(text), "version": 2}))
+    with pytest.raises(ValueError, match=r"model\.json must be of version 1 \(update bayesadam\?\), got 2"):
+        load_estimator(tmp_path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        load_estimator(tmp_path)
+    path.write_text(text)
+    posterior = tmp_path / "posterior.safetensors"
+    posterior.write_bytes(posterior.read_bytes()[:-50])
+    with pytest.raises(ValueError, match="posterior file"):
+        load_estimator(tmp_path)
+
+
+def test_a_generator_cannot_be_saved(curve, tmp_path):
+    model = BayesianMLPRegressor(**{**TINY, "random_state": np.random.RandomState(0)}).fit(*curve)
+    with pytest.raises(ValueError, match="random_state must be numbers, text or None to be saved"):
+        model.save(tmp_path)
+    assert not list(tmp_path.iterdir())

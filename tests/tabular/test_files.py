@@ -1,0 +1,263 @@
+"""CSV and Parquet files: what is read, in which chunks, and one line about each mistake."""
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from bayesadam.tabular import NotEnoughMemory, TableError, csv_file, file, memory, open_table, table_writer
+
+TABLE = {"a": [1, 2, 3], "b": [0.5, None, -1e-3], "c": ["x", "y, z", "ä"], "d": [True, False, None]}
+TEXT = 'a,b,c,d\n1,0.5,x,true\n2,,"y, z",false\n3,-1e-3,ä,\n'
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="table.csv"):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(csv_file, "_BLOCK", 512)
+    monkeypatch.setattr(file, "CHUNK_ROWS", 10)
+    monkeypatch.setattr(csv_file, "CHUNK_ROWS", 10)
+
+
+def types(table):
+    return {name: str(kind) for name, kind in zip(table.schema.names, table.schema.types, strict=True)}
+
+
+class TestReading:
+    @pytest.mark.parametrize(
+        ("content", "name", "delimiter"),
+        [
+            (TEXT, "table.csv", None),
+            ("\ufeff" + TEXT, "table.csv", None),
+            (TEXT.replace("\n", "\r\n"), "table.csv", None),
+            ("\n\n" + TEXT.replace("\n2", "\n\n2") + "\n\n", "table.csv", None),
+            (TEXT.replace("a,b", " a ,b  "), "table.csv", None),
+            (TEXT.replace(",", "\t").replace("y\t", "y,"), "table.tsv", None),
+            (TEXT.replace(",", ";").replace("y;", "y,"), "table.txt", ";"),
+            (gzip.compress(TEXT.encode()), "table.csv.gz", None),
+        ],
+    )
+    def test_csv(self, write, content, name, delimiter):
+        table = open_table(write(content, name), delimiter).read()
+        assert table.to_pydict() == TABLE
+        assert types(table) == {"a": "int64", "b": "double", "c": "string", "d": "bool"}
+
+    def test_parquet_by_content(self, tmp_path):
+        parquet.write_table(pa.table(TABLE), tmp_path / "table.data")
+        assert open_table(tmp_path / "table.data").read().to_pydict() == TABLE
+
+    def test_a_line_break_within_quotes(self, write):
+        assert open_table(write('a,b\n"x\ny",1\n')).read().to_pydict() == {"a": ["x\ny"], "b": [1]}
+
+    @pytest.mark.usefixtures("small_blocks")
+    @pytest.mark.parametrize(
+        ("early", "late", "kind"),
+        [
+            ("1", "2.5", "double"),
+            ("1", "x", "string"),
+            ("1.5", "x", "string"),
+            ("", "2", "int64"),
+            ("", "2.5", "double"),
+            ("", "x", "string"),
+            ("true", "2", "string"),
+            ("2020-01-01", "2020-01-01 10:00:00", "timestamp[s]"),
+            ("2020-01-01", "soon", "string"),
+        ],
+    )
+    def test_the_type_is_that_of_all_rows(self, write, early, late, kind):
+        rows = [early] * 500 + [late] + [early] * 100
+        table = open_table(write("a,b\n" + "".join(f"{i},{row}\n" for i, row in enumerate(rows)))).read()
+        assert types(table) == {"a": "int64", "b": kind}
+        assert table["a"].to_pylist() == list(range(601))
+        assert table["b"].null_count == (600 if not early else 0)
+        assert table["b"].cast(pa.string())[500].as_py().replace(".0", "").startswith(late)
+
+    def test_columns_without_a_name(self, write):
+        assert open_table(write(",a,\n0,1,2\n")).read().to_pydict() == {"column 1": [0], "a": [1], "column 3": [2]}
+
+    def test_names_that_count(self, write):
+        assert open_table(write("0,1,2\n5,6,7\n")).read().to_pydict() == {"0": [5], "1": [6], "2": [7]}
+
+
+@pytest.mark.usefixtures("small_blocks")
+class TestChunks:
+    KINDS = {"c": pa.string(), "a": pa.float64()}  # noqa: RUF012
+
+    @pytest.fixture(params=["csv", "parquet"])
+    def opened(self, request, tmp_path):
+        table = pa.table(
+            {"a": np.arange(1000.0), "b": np.zeros(1000), "c": pa.array([None, *(str(i) for i in range(999))])}
+        )
+        path = tmp_path / f"table.{request.param}"
+        with table_writer(path) as write:
+            write(table)
+        return open_table(path), table
+
+    def test_are_the_table(self, opened, monkeypatch):
+        from bayesadam.tabular import parquet_file
+
+        monkeypatch.setattr(parquet_file, "CHUNK_ROWS", 10)
+        source, table = opened
+        parts = list(source.chunks(self.KINDS))
+        assert pa.concat_tables([part for _, part in parts]).to_pydict() == table.select(["c", "a"]).to_pydict()
+        assert max(len(part) for _, part in parts) <= 10
+        assert [first for first, _ in parts] == np.cumsum([0, *(len(part) for _, part in parts)])[:-1].tolist()
+
+    def test_of_other_columns_only(self, write):
+        path = write("a,b\n" + "1,x\n" * 3000 + "1,ä\n")
+        assert sum(len(part) for _, part in open_table(path).chunks({"a": pa.float64()})) == 3001
+
+    def test_text_in_a_column_of_numbers(self, write):
+        path = write("a,b\n" + "1,2\n" * 3000 + "1,none of it\n")
+        message = r"table.csv: column 'b' must be a number in every row, got 'none of it' in line 3002$"
+        with pytest.raises(TableError, match=message):
+            list(open_table(path).chunks({"b": pa.float64()}))
+
+    def test_text_in_a_parquet_column_of_numbers(self, tmp_path, monkeypatch):
+        from bayesadam.tabular import parquet_file
+
+        monkeypatch.setattr(parquet_file, "CHUNK_ROWS", 10)
+        parquet.write_table(pa.table({"b": ["1", "2.5"] * 20 + ["x"]}), tmp_path / "t.parquet")
+        with pytest.raises(TableError, match=r"^column 'b' must be a number in every row, got 'x' in row 41$"):
+            list(open_table(tmp_path / "t.parquet").chunks({"b": pa.float64()}))
+
+
+class TestMistakes:
+    """The message starts with the path and is one line."""
+
+    @pytest.mark.parametrize(
+        ("content", "name", "message"),
+        [
+            (b"", "t.csv", " must be a CSV or Parquet file, got an empty file"),
+            (b"\n \n", "t.csv", " must be a CSV or Parquet file, got an empty file"),
+            (b"a,b\n", "t.csv", " must have rows below its header, got none"),
+            (b"1.5,2\n3,4\n", "t.csv", " must have the columns' names in its first line, got the numbers ['1.5', '2']"),
+            (
+                b"a;b\n1;2\n",
+                "t.csv",
+                " must have columns separated by ',', got the one column 'a;b': say --delimiter ';'",
+            ),
+            (
+                b"a\tb\n1\t2\n",
+                "t.csv",
+                " must have columns separated by ',', got the one column 'a\\tb': say --delimiter '\\t'",
+            ),
+            (
+                b"a,b\n1,2\n",
+                "t.tsv",
+                " must have columns separated by '\\t', got the one column 'a,b': say --delimiter ','",
+            ),
+            (b"a,b, a\n1,2,3\n", "t.csv", ": every column must have a name of its own, got 'a' more than once"),
+            (b"a,b\n1,2\n3\n", "t.csv", ": line 3 must have 2 values, as the header has, got 1"),
+            (b"a,b\n1,2\n3,4,5\n", "t.csv", ": line 3 must have 2 values, as the header has, got 3"),
+            (b"a,b\n1,\xff\xe4\n", "t.csv", " must be text in UTF-8, or a Parquet file"),
+            (b"PK\x03\x04\0\0\0\0", "t.csv", " must be a CSV or Parquet file, got neither text nor Parquet"),
+            (b"a,b\n1,2\n", "t.parquet", " must be a Parquet file, as its name says, got something else"),
+        ],
+    )
+    def test_content(self, write, content, name, message):
+        path = write(content, name)
+        with pytest.raises(TableError) as raised:
+            open_table(path).read()
+        assert str(raised.value) == f"{path}{message}"
+
+    def test_a_delimiter_of_two_characters(self, write):
+        with pytest.raises(TableError, match=r"^--delimiter must be one character, got '::'$"):
+            open_table(write("a::b\n"), "::")
+
+    def test_latin_1_far_below(self, write, small_blocks):
+        path = write(b"a,b\n" + b"1,x\n" * 400_000 + b"1,\xe4\n")
+        with pytest.raises(TableError, match="must be text in UTF-8, which column 'b' is not$"):
+            open_table(path).read()
+
+    def test_a_quotation_mark_that_is_not_closed(self, write, monkeypatch):
+        monkeypatch.setattr(csv_file, "_BLOCK", 64)
+        path = write('a,b\n1,"x\n' + "2,y\n" * 100)
+        with pytest.raises(TableError, match="no value may be longer than 8 MB; is a quotation mark not closed"):
+            open_table(path).read()
+
+    def test_a_parquet_file_that_was_cut(self, tmp_path):
+        path = tmp_path / "t.parquet"
+        parquet.write_table(pa.table({"a": np.arange(1000)}), path)
+        path.write_bytes(path.read_bytes()[:-10])
+        with pytest.raises(TableError, match=r"t\.parquet must be a complete Parquet file \(.+\)$") as raised:
+            open_table(path)
+        assert "\n" not in str(raised.value)
+
+    def test_a_missing_file_and_a_folder(self, tmp_path):
+        with pytest.raises(TableError, match=r"none\.csv must be a file that exists$"):
+            open_table(tmp_path / "none.csv")
+        with pytest.raises(TableError, match="must be a CSV or Parquet file, got a folder$"):
+            open_table(tmp_path)
+
+    @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+    def test_a_table_that_does_not_fit(self, name, tmp_path, monkeypatch):
+        path = tmp_path / name
+        with table_writer(path) as write:
+            write(pa.table({"a": np.random.default_rng(0).normal(size=10_000)}))
+        monkeypatch.setattr(memory, "available_memory", lambda: 100_000)
+        message = r"would take 0\.0 GiB of memory, 0\.0 GiB are available: use a file with fewer rows or columns$"
+        with pytest.raises(NotEnoughMemory, match=message):
+            open_table(path).read()
+        monkeypatch.setattr(memory, "available_memory", lambda: 1_000_000)
+        assert len(open_table(path).read()) == 10_000
+
+
+class TestMemory:
+    def test_of_this_machine(self):
+        available = memory.available_memory()
+        assert available is not None
+        assert 2**20 < available < 2**50
+
+    def test_the_limit_of_a_container_counts(self, tmp_path, monkeypatch):
+        limit, used = tmp_path / "max", tmp_path / "current"
+        monkeypatch.setattr(memory, "_LIMITS", {str(limit): str(used)})
+        used.write_text("60000\n")
+        limit.write_text("max\n")
+        unlimited = memory.available_memory()
+        assert unlimited > 2**20
+        limit.write_text("100000\n")
+        assert memory.available_memory() == 40_000
+
+    def test_unknown(self, monkeypatch):
+        monkeypatch.setattr(memory, "available_memory", lambda: None)
+        memory.require_memory(2**60, "this", "less")
+        with pytest.raises(NotEnoughMemory, match=r"^this would take .* more than there can be: less$"):
+            memory.require_memory(2.0**70, "this", "less")
+
+
+class TestWriting:
+    TABLE = pa.table({"a": [1, 2], "b": ["x", "y"]})
+
+    @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+    def test_parts_make_one_table(self, tmp_path, name):
+        path = tmp_path / name
+        path.write_text("older")
+        with table_writer(path) as write:
+            write(self.TABLE)
+            write(self.TABLE)
+            assert path.read_text() == "older"
+        assert open_table(path).read().to_pydict() == {"a": [1, 2, 1, 2], "b": ["x", "y", "x", "y"]}
+        assert list(tmp_path.iterdir()) == [path]
+
+    @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+    @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+    def test_an_error_leaves_nothing_and_what_was_there(self, tmp_path, name, error):
+        path = tmp_path / name
+        path.write_text("older")
+        with pytest.raises(error), table_writer(path) as write:
+            write(self.TABLE)
+            raise error
+        assert path.read_text() == "older"
+        assert list(tmp_path.iterdir()) == [path]

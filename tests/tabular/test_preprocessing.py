@@ -1,0 +1,313 @@
+"""From columns to a matrix: each kind by hand, the same for rows that come later, and what is left out and why."""
+
+import datetime
+import decimal
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bayesadam.tabular import Findings, Preprocessing, TableError, Target, describe
+from bayesadam.tabular.columns import Category, Number, Truth
+
+TARGET = Target("y", "regression", "")
+
+
+def learn(columns, rows=None, **options):
+    length = len(next(iter(columns.values())))
+    return Preprocessing.fit(pa.table({**columns, "y": np.zeros(length)}), TARGET, rows=rows, **options)
+
+
+def matrix(preprocessing, columns, findings=None):
+    return preprocessing.transform(pa.table(columns), findings=findings)
+
+
+class TestNumbers:
+    VALUES = (3.0, 1.0, 2.0, 10.0)
+
+    def test_by_hand(self):
+        found = learn({"a": self.VALUES})
+        center, scale = 2.5, np.sqrt(np.mean((np.array(self.VALUES) - 4.0) ** 2))
+        assert found.columns == (Number("a", center, scale, False),)
+        assert found.features == ["a"]
+        new = matrix(found, {"a": [0.0, None, 2.5, -1e6]})
+        assert new.dtype == np.float32
+        assert new.tolist() == np.float32([[-2.5 / scale], [0.0], [0.0], [(-1e6 - 2.5) / scale]]).tolist()
+
+    def test_a_missing_value_is_the_median_and_is_said(self):
+        found = learn({"a": [1.0, None, 3.0, 2.0, float("nan")]})
+        assert found.features == ["a", "a is missing"]
+        new = matrix(found, {"a": [None, float("nan"), 3.0]})
+        assert new.tolist() == np.float32([[0, 1], [0, 1], [1 / np.std([1.0, 2.0, 3.0]), 0]]).tolist()
+
+    def test_a_unix_time_to_the_second(self):
+        seconds = 1.7e9 + np.arange(1000.0)
+        found = learn({"a": seconds + 0.5})
+        difference = np.diff(matrix(found, {"a": seconds})[:, 0]) * found.columns[0].scale
+        assert np.allclose(difference, 1.0, atol=1e-3)
+        assert np.diff(seconds.astype(np.float32)).max() > 50  # what single precision would make of them
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            pa.array([5, 7, 1], pa.uint8()),
+            pa.array([5.0, 7.0, 1.0], pa.float32()),
+            pa.array([decimal.Decimal("5.00"), decimal.Decimal("7.00"), decimal.Decimal("1.00")]),
+            pa.array(["5", " 7.0", "1e0"]),
+            pa.array([5, 7, 1]).dictionary_encode(),
+        ],
+    )
+    def test_stored_in_any_way(self, values):
+        found = learn({"a": pa.concat_arrays([values] * 1)})
+        expected = learn({"a": [5.0, 7.0, 1.0]})
+        assert found.columns == expected.columns
+        assert matrix(found, {"a": values}).tolist() == matrix(expected, {"a": [5.0, 7.0, 1.0]}).tolist()
+
+    @pytest.mark.parametrize(("value", "text"), [(np.inf, "inf"), (-np.inf, "-inf"), (1e39, "1e+39")])
+    def test_infinite(self, value, text):
+        message = rf"^column 'a' must be finite \(below 1e\+38\), got {text.replace('+', '.')} in row 3$"
+        with pytest.raises(TableError, match=message):
+            learn({"a": [1.0, 2.0, value, value]})
+        found = learn({"a": [1.0, 2.0, 3.0, 5.0]})
+        with pytest.raises(TableError, match=message):
+            matrix(found, {"a": [1.0, 2.0, value]})
+
+    def test_far_beyond_the_training_rows(self):
+        found = learn({"a": [1e-30, 2e-30, 5e-30]})
+        with pytest.raises(TableError, match=r"^column 'a' must be near what it was in training, got 1e\+10 in row 2$"):
+            matrix(found, {"a": [0.0, 1e10]})
+
+    def test_text(self):
+        found = learn({"a": [1.0, 2.0, 4.0]})
+        with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got 'many' in row 2$"):
+            matrix(found, {"a": ["1", "many", "x"]})
+        with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got the type date32"):
+            matrix(found, {"a": [datetime.date(2020, 1, 1)]})
+
+
+class TestTruth:
+    def test_by_hand(self):
+        found = learn({"a": [True, False, None]})
+        assert found.columns == (Truth("a", True),)
+        assert found.features == ["a", "a is missing"]
+        expected = [[1.0, 0.0], [0.0, 0.0], [0.5, 1.0]]
+        assert matrix(found, {"a": [True, False, None]}).tolist() == expected
+        assert matrix(found, {"a": ["True", "FALSE", None]}).tolist() == expected
+        assert matrix(found, {"a": [1, 0, None]}).tolist() == expected
+
+    def test_something_else(self):
+        found = learn({"a": [True, False]})
+        with pytest.raises(TableError, match=r"^column 'a' must be true or false, got 'maybe' in row 2$"):
+            matrix(found, {"a": ["true", "maybe"]})
+
+
+class TestCategories:
+    VALUES = ("b",) * 4 + ("a",) * 3 + ("rare", None)
+
+    def test_by_hand(self):
+        found = learn({"c": self.VALUES})
+        assert found.columns == (Category("c", ("b", "a"), True, True),)
+        assert found.features == ["c = b", "c = a", "c = other", "c is missing"]
+        new = matrix(found, {"c": ["a", " b ", "rare", "new", None]})
+        assert new.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+        assert found.notes() == ["column 'c': levels of fewer than 3 training rows are taken together as 'other'"]
+
+    def test_a_new_level_where_there_was_no_other(self):
+        found = learn({"c": ["a"] * 3 + ["b"] * 3})
+        assert matrix(found, {"c": ["b", "new", None]}).tolist() == [[0, 1], [0, 0], [0, 0]]
+        assert found.notes() == []
+
+    def test_of_every_type_of_text(self):
+        array = pa.array(["a", "b"] * 3)
+        expected = learn({"c": array}).columns
+        for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
+            assert learn({"c": array.cast(kind)}).columns == expected
+
+
+class TestFindings:
+    def test_are_counted_over_chunks_and_said_once(self):
+        found = learn({"c": ["a"] * 3 + ["b"] * 3, "n": [1.0, 2.0, 4.0] * 2, "t": [True, False] * 3})
+        findings = Findings()
+        for first in (0, 3):
+            chunk = pa.table({"c": ["x", "a", f"y{first}"], "n": [1.0, None, 1.0], "t": ["true", None, "1"]})
+            found.transform(chunk, findings=findings, place=lambda row, first=first: f"line {first + row + 2}")
+        assert findings.notes() == [
+            "column 'n': 2 rows have missing values, of which the training rows had none (taken as typical)",
+            "column 't': 2 rows have missing values, of which the training rows had none (taken as typical)",
+            "column 'c': 4 rows have levels that training rows had never or rarely ('x' in line 2, 'y0' in line 4, "
+            "'y3' in line 7): taken as 'other'",
+        ]
+
+    def test_nothing(self):
+        found = learn({"c": ["a"] * 3 + ["b"] * 3, "n": [1.0, None, 4.0] * 2})
+        findings = Findings()
+        found.transform(pa.table({"c": ["a"], "n": pa.array([None], pa.float64())}), findings=findings)
+        assert findings.notes() == []
+
+
+class TestChoice:
+    """What each column is taken for."""
+
+    N = 200
+    COUNT = np.arange(N)
+    NOISE = np.random.default_rng(0).normal(size=N)
+    LEFT_OUT = (
+        ("nothing", pa.nulls(N), "all its values are missing"),
+        ("nothing", pa.nulls(N, pa.string()), "all its values are missing"),
+        ("same", np.full(N, 7), "it is the same in all training rows (7)"),
+        ("same", np.full(N, "x"), "it is the same in all training rows ('x')"),
+        ("same", np.full(N, True), "it is the same in all training rows (True)"),
+        ("nr", COUNT, "it numbers the rows"),
+        ("nr", COUNT + 1.0, "it numbers the rows"),
+        ("nr", COUNT + COUNT // 10, "it numbers the rows"),
+        ("customer_id", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
+        ("customerId", COUNT // 2 * 31, "it is an identifier by its name, with 100 different values"),
+        ("name", [f"name {i}" for i in range(N)], "it is text that is different in every row, like a name or an "),
+        ("zip", [f"z{i % 150}" for i in range(N)], "it is text with 150 different values in 200 rows"),
+        ("parts", [[i] for i in range(N)], "it is of the type list<item: int64>, which is neither numbers nor text"),
+    )
+    USED = (
+        ("year", 1900 + COUNT, Number),
+        ("order", COUNT[::-1].copy(), Number),
+        ("paid", COUNT * 7919 % 100_003, Number),
+        ("store_id", COUNT % 5, Category),
+        ("code", [str(i % 5) for i in range(N)], Category),
+        ("text", [str(x) for x in NOISE], Number),
+        ("flag", COUNT % 2 == 0, Truth),
+        ("flag", [True, None] * (N // 2), Truth),
+        ("same or missing", pa.array([1.0, None] * (N // 2)), Number),
+        ("colour", ["red", "green"] * (N // 2), Category),
+        ("digits", COUNT % 3, Number),
+    )
+
+    @pytest.mark.parametrize(("name", "values", "reason"), LEFT_OUT)
+    def test_left_out(self, name, values, reason):
+        found = learn({name: values, "a": self.NOISE})
+        assert [column.name for column in found.columns] == ["a"]
+        assert list(found.left_out) == [name]
+        assert found.left_out[name].startswith(reason)
+
+    @pytest.mark.parametrize(("name", "values", "kind"), USED)
+    def test_used(self, name, values, kind):
+        found = learn({name: values})
+        assert [(column.name, type(column)) for column in found.columns] == [(name, kind)]
+        assert not found.left_out
+
+    def test_the_training_rows_decide(self):
+        values = np.where(np.arange(200) < 150, 1.0, self.NOISE)
+        assert not learn({"a": values, "b": self.NOISE}, rows=np.arange(150)).types.get("a")
+        found = learn({"b": np.where(np.arange(200) < 150, self.NOISE, 1e6)}, rows=np.arange(150))
+        assert found.columns == learn({"b": self.NOISE[:150]}).columns
+
+    def test_gaps_of_held_out_rows_do_not_hide_a_row_number(self):
+        rows = np.sort(np.random.default_rng(0).permutation(200)[:120])
+        assert learn({"nr": np.arange(200), "a": self.NOISE}, rows=rows).left_out == {"nr": "it numbers the rows"}
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            [datetime.date(2020, 1, 1 + i % 3) for i in range(6)],
+            [datetime.datetime(2020, 1, 1 + i % 3, 10) for i in range(6)],
+            [datetime.time(10, i % 3) for i in range(6)],
+            ["03/04/2021", "12/4/2021"] * 3,
+            ["2021-03-04 10:00", "2021-03-05T10:00:00Z"] * 3,
+            ["1.2.2021", "31.12.99"] * 3,
+        ],
+    )
+    def test_dates(self, values):
+        message = (
+            r"^every input must be numbers, text or truth values, got dates in 'when', 'on this' \(.+, for example\): "
+            r"make numbers of them \(.+\), or leave them out: --drop when --drop 'on this'$"
+        )
+        with pytest.raises(TableError, match=message):
+            learn({"when": values, "a": np.arange(6.0) ** 2, "on this": values})
+        assert len(learn({"when": values, "a": np.arange(6.0) ** 2}, left_out={"when": "--drop"}).columns) == 1
+
+    def test_text_among_numbers(self):
+        values = [str(x) for x in self.NOISE]
+        values[17] = "?"
+        message = (
+            r"^column 'a b' must be numbers or text, got '\?' among numbers in row 18: leave the cell empty if that "
+            r"means a missing value, or --drop 'a b'$"
+        )
+        with pytest.raises(TableError, match=message):
+            learn({"a b": values})
+
+    def test_nothing_left(self):
+        with pytest.raises(TableError, match=r"predict 'y' from, got none \('a': it is the same in all training rows"):
+            learn({"a": np.ones(10)})
+        with pytest.raises(TableError, match=r"predict 'y' from, got none \(there is no other\)$"):
+            Preprocessing.fit(pa.table({"y": np.ones(10)}), TARGET)
+
+
+class TestCheck:
+    FOUND = learn({"a": [1.0, 2.0, 4.0], "b": [1.0, 5.0, 4.0], "c": [1, 1, 1]})
+
+    def test_missing_columns_are_all_named(self):
+        with pytest.raises(TableError, match=r"^the table must have .* it lacks 'a', 'b'$"):
+            self.FOUND.check(["c", "d"])
+
+    def test_others_are_noted(self):
+        assert self.FOUND.check(["b", "a"]) == []
+        assert self.FOUND.check(["b", "a", "c", "y", "d", "e"]) == [
+            "columns that are not in the training data are ignored: 'd', 'e'",
+            "the target 'y' is there and is not looked at",
+        ]
+
+    def test_their_order_does_not_matter(self):
+        columns = {"a": [7.0, 1.0], "b": [2.0, 3.0], "d": [0, 0]}
+        assert np.array_equal(matrix(self.FOUND, columns), matrix(self.FOUND, dict(reversed(columns.items()))))
+
+
+COLUMNS = st.one_of(
+    st.builds(Number, st.text(), st.floats(-1e38, 1e38), st.floats(1e-300, 1e38), st.booleans()),
+    st.builds(Truth, st.text(), st.booleans()),
+    st.builds(Category, st.text(), st.lists(st.text(), unique=True).map(tuple), st.booleans(), st.booleans()),
+)
+
+
+class TestJson:
+    @given(
+        columns=st.lists(COLUMNS).map(tuple),
+        left_out=st.dictionaries(st.text(), st.text()),
+        classes=st.one_of(
+            st.just(()), st.lists(st.integers()).map(tuple), st.lists(st.text()).map(tuple), st.just((False, True))
+        ),
+    )
+    @settings(max_examples=50, deadline=None)
+    def test_is_exact(self, columns, left_out, classes):
+        found = Preprocessing(Target("y", "regression", "so", classes), columns, left_out)
+        again = Preprocessing.from_json(json.loads(json.dumps(found.to_json())))
+        assert again == found
+        assert [type(label) for label in again.target.classes] == [type(label) for label in classes]
+
+    def test_a_newer_version(self):
+        record = {**TestCheck.FOUND.to_json(), "format_version": 2}
+        with pytest.raises(ValueError, match=r"^the preprocessing must be of format version 1 or older .*, got 2$"):
+            Preprocessing.from_json(record)
+
+    @pytest.mark.parametrize("record", [{}, [], None, {"format_version": 1}, {"format_version": 1, "columns": [{}]}])
+    def test_something_else(self, record):
+        with pytest.raises(ValueError, match="^the preprocessing must have been written by bayesadam$"):
+            Preprocessing.from_json(record)
+
+
+class TestDescription:
+    def test_of_numbers(self):
+        found = describe(Number("a", 0.0, 1.0, True), pa.chunked_array([[1.0, None, 3.0, 10.0]]))
+        assert found == {"name": "a", "kind": "number", "missing": 0.25, "summary": "1 to 10, median 3"}
+
+    def test_of_categories(self):
+        values = pa.chunked_array([["b"] * 5 + ["a"] * 3 + ["c", "d", None, None]])
+        assert describe(Category("c", ("b", "a"), True, True), values) == {
+            "name": "c",
+            "kind": "category",
+            "missing": pytest.approx(1 / 6),
+            "summary": "4 levels: b (50%), a (30%), c (10%) and 1 more",
+        }
+        assert describe(Truth("t", False), pa.chunked_array([[True, True, False, True]]))["summary"] == (
+            "true (75%), false (25%)"
+        )

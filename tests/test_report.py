@@ -1,0 +1,712 @@
+# ruff: noqa: RUF001
+"""The report: its numbers against slow loops, and the page as a browser shows it."""
+
+import copy
+import json
+import logging
+import math
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from bayesadam.report import classification, confusion, headline, network, regression, uncertainty, values, write_report
+from bayesadam.report.palette import PALETTE
+from bayesadam.report.scores import scores
+from chromium import WALK, colours, contrast, load, screen, settle, start, theme, until, view
+
+NASTY = "<script>alert(1)</script>"
+TAGS = (NASTY, "<img src=x onerror=alert(1)>", "</script><b>", "$$x^2$$", "a&b\"'\u2028", r"\[x\]", "Größe")
+CHARTS = {
+    "regression": {"predictions", "pit", "coverage", "sharpness"},
+    "classification": {"confusion", "reliability", "sharpness"},
+}
+SHARED = {"error-by-uncertainty", "rejection", "epistemic", "target", "signal-to-noise", "pruning-nll"}
+TRAINING = {"training-loss", "training-held-out-nll"}
+
+
+def shared(task, rows):
+    rng = np.random.default_rng(7)
+    score = {"rmse": [2.0, 2.0, 2.1, 3.5]} if task == "regression" else {"accuracy": [0.9, 0.9, 0.89, 0.5]}
+    return {
+        "version": 1,
+        "title": "Houses",
+        "task": task,
+        "created": "2026-01-02T03:04:05",
+        "data": {
+            "file": "houses.csv",
+            "rows": 5 * rows,
+            "train_rows": 4 * rows,
+            "held_out_rows": rows,
+            "held_out_how": "a fifth at random, seed 0",
+            "columns": [
+                {"name": "area", "kind": "numeric", "missing": 0.021, "summary": "12 to 310"},
+                {
+                    "name": "a very long name of a column " * 3,
+                    "kind": "categorical",
+                    "missing": 0,
+                    "summary": "x " * 99,
+                },
+            ],
+            "left_out": {"id": "an identifier"},
+            "notes": ["3 rows without a target were left out"],
+        },
+        "surprises": [
+            {"row": 1234, "values": {"area": 0.5, "year": 2021, "gap": None}, "y": 7, "predicted": "3 to 5", "nll": 9.5}
+        ],
+        "training": {key: rng.random((3, 40)).tolist() for key in ("loss", "held_out_nll")},
+        "weights": {
+            "signal_to_noise": np.linspace(-2, 1, 51).tolist(),
+            "pruning": {"fraction": [0, 0.5, 0.9, 0.99], "nll": [2.0, 2.0, 2.1, 3.0], **score},
+        },
+        "reproduce": {
+            "command": "bayesadam fit houses.csv --target price --out " + "very-long-folder/" * 12,
+            "config": {"method": "vadam", "hidden": [50]},
+            "versions": {"bayesadam": "1.0"},
+            "seconds": {"training": 12.4, "baselines": 0.051},
+        },
+    }
+
+
+def houses(rows=120):
+    """A regression whose standard deviations are right: errors are normal with the variance that is predicted."""
+    rng = np.random.default_rng(0)
+    mean = rng.normal(200, 40, rows)
+    std = np.exp(rng.normal(1.5, 0.8, rows))
+    y = mean + std * rng.normal(size=rows)
+    held = {
+        "y": y,
+        "mean": mean,
+        "std": std,
+        "epistemic_std": 0.5 * std,
+        "lower": mean - 1.96 * std,
+        "upper": mean + 1.96 * std,
+        "pit": stats.norm.cdf(y, mean, std),
+        "nll": -stats.norm.logpdf(y, mean, std),
+    }
+    data = shared("regression", rows) | {"target": "price", "classes": None}
+    data["held_out"] = {name: array.tolist() for name, array in held.items()}
+    data["data"]["target_histogram"] = {"edges": [0, 100, 200, 300], "counts": [3, 70, 47]}
+    data["metrics"] = {
+        "bayesadam": {"NLL": 2.9, "RMSE": 6.0, "CRPS": 3.0, "coverage 95%": 0.96, "fit seconds": 12.4},
+        "linear model": {"NLL": 3.1, "RMSE": 6.0, "CRPS": None, "coverage 95%": 0.93, "fit seconds": 0.01},
+        "gradient boosting": {"NLL": 2.8, "RMSE": 7.0, "CRPS": None, "coverage 95%": 0.9, "fit seconds": 1.2},
+    }
+    return data
+
+
+def digits(rows=120, classes=("setosa", "versicolor", "virginica")):
+    """A classification whose probabilities are right: labels are drawn from them."""
+    rng = np.random.default_rng(1)
+    probs = rng.dirichlet([0.3] * len(classes), rows)
+    label = np.array([rng.choice(len(classes), p=row) for row in probs])
+    entropy = -(probs * np.log(probs + 1e-300)).sum(axis=1)
+    data = shared("classification", rows) | {"target": "species", "classes": list(classes)}
+    data["held_out"] = {
+        "label": label.tolist(),
+        "probs": probs.tolist(),
+        "entropy": entropy.tolist(),
+        "mutual_information": (0.25 * entropy).tolist(),
+        "nll": (-np.log(probs[range(rows), label] + 1e-9)).tolist(),
+    }
+    data["data"]["target_histogram"] = {"labels": list(classes), "counts": [50] * len(classes)}
+    data["metrics"] = {"bayesadam": {"NLL": 0.3, "accuracy": 0.9}, "linear model": {"NLL": 0.4, "accuracy": 0.95}}
+    return data
+
+
+def hostile():
+    """Names and values that try to be more than text, wherever the user has a say."""
+    data = digits(60, TAGS)
+    data |= {"title": NASTY, "target": TAGS[1], "created": NASTY}
+    data["data"] |= {"file": NASTY, "held_out_how": TAGS[2], "notes": list(TAGS), "left_out": {NASTY: TAGS[1]}}
+    data["data"]["columns"] = [{"name": tag, "kind": tag, "missing": 0.1, "summary": tag} for tag in TAGS]
+    data["metrics"] = {"bayesadam": {NASTY: 1.0, "NLL": 1.0}, TAGS[1]: {NASTY: 2.0, "NLL": 2.0}}
+    row = {tag: tag for tag in TAGS}
+    data["surprises"] = [{"row": 1, "values": row, "y": NASTY, "predicted": TAGS[1], "nll": 3.0}]
+    data["reproduce"] = {"command": TAGS[2], "config": row, "versions": row, "seconds": {NASTY: 1.0}}
+    return data
+
+
+class Elements(HTMLParser):
+    """Tags with their attributes, and the text in each of them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def words(data, tmp_path):
+    """The page's text outside of scripts and style."""
+    path = tmp_path / "report.html"
+    write_report(path, data)
+    text = path.read_text(encoding="utf-8")
+    body = re.sub(r"<(script|style)\b.*?</\1>", " ", text, flags=re.DOTALL)
+    return " ".join(" ".join(Elements(body).text).split())
+
+
+def sentences(data):
+    return " ".join(re.sub("<[^>]+>", "", sentence) for sentence in headline.headline(data))
+
+
+def channels(name, version):
+    """Of a colour of the palette, 0 to 255."""
+    return [int(PALETTE[name][version][i : i + 2], 16) for i in (1, 3, 5)]
+
+
+def rgb(name, version):
+    return f"rgb({', '.join(map(str, channels(name, version)))})"
+
+
+def is_mark(name):
+    """Whether a pixel is of a mark: translucent ones are rounded."""
+    pixel = [int(name[i : i + 2], 16) for i in (1, 3, 5)]
+    marks = [channels(mark, 0) for mark in ("blue", "cell", "vermilion", "green", "purple")]
+    return any(all(abs(a - b) <= 3 for a, b in zip(pixel, mark, strict=True)) for mark in marks)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    makers = {"regression": houses, "classification": digits, "hostile": hostile}
+    for name, make in makers.items():
+        write_report(folder / f"{name}.html", make())
+    return {name: folder / f"{name}.html" for name in makers}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    browser = start()
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture(scope="module", params=["regression", "classification", "hostile"])
+def page(request, browser, pages):
+    """Name of the page that is loaded, what the console said meanwhile, and what was asked for; once for all tests."""
+    screen(browser)
+    return request.param, *load(browser, pages[request.param])
+
+
+class TestPage:
+    """In Chromium."""
+
+    def test_charts_are_drawn_without_a_complaint_or_a_request(self, browser, pages, page):
+        name, console, requests = page
+        assert [entry for entry in console if entry["level"] != "INFO"] == []
+        assert pages[name].as_uri() in requests
+        assert [url for url in requests if not url.startswith(("file:", "about:", "data:", "blob:"))] == []
+        assert [url for url in requests if url.startswith("file:") and url != pages[name].as_uri()] == []
+        places = browser.find_elements("css selector", ".canvas")
+        task = "regression" if name == "regression" else "classification"
+        score = {"pruning-rmse"} if name == "regression" else {"pruning-accuracy"}
+        expected = CHARTS[task] | SHARED | TRAINING | score
+        assert {place.get_attribute("id") for place in places} == {f"chart-{chart}" for chart in expected}
+        for place in places:
+            drawn = colours(browser, place)
+            assert PALETTE["muted"][0] in drawn, place.get_attribute("id")  # the axes
+            marks = sum(count for name, count in drawn.items() if is_mark(name))
+            assert marks > 100, place.get_attribute("id")
+
+    @pytest.mark.parametrize("page", ["hostile"], indirect=True)
+    def test_hostile_names_are_text(self, browser, page):
+        assert browser.find_element("tag name", "h1").text == NASTY
+        assert browser.find_elements("css selector", "body img, main script, main b") == []
+        listed = browser.execute_script(
+            "return [...document.querySelectorAll('table.text tbody th')].map((cell) => cell.textContent)"
+        )
+        assert listed[: len(TAGS)] == list(TAGS)
+
+    def test_a_phone_never_scrolls_sideways(self, browser, page):
+        view(browser, width=360)
+        browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+        settle(browser)
+        assert browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]") == [360, 360]
+        widths = browser.execute_script(
+            "return [...document.querySelectorAll('.canvas')].map((one) => one.firstElementChild.offsetWidth)"
+        )
+        assert all(250 < width <= 360 for width in widths), widths
+        boxes = "[...document.querySelectorAll('.scroll')].filter((one) => one.scrollWidth > one.clientWidth)"
+        assert browser.execute_script(f"return {boxes}.length") > 0
+
+    def test_charts_follow_the_theme_while_the_page_is_open(self, browser, page):
+        place = browser.find_element("id", "chart-signal-to-noise")
+        for version in (0, 1, 0):
+            theme(browser, dark=version == 1)
+            until(
+                browser,
+                "return getComputedStyle(document.body).backgroundColor === arguments[0]",
+                rgb("paper", version),
+            )
+            settle(browser)
+            drawn = colours(browser, place)
+            for name in ("blue", "muted", "grid"):
+                assert PALETTE[name][version] in drawn, (name, version)
+                assert PALETTE[name][1 - version] not in drawn, (name, version)
+
+    @pytest.mark.parametrize("dark", [False, True])
+    def test_text_stands_out(self, browser, page, dark):
+        view(browser, dark=dark)
+        browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = true")
+        pairs = browser.execute_script(
+            """
+            const seen = new Set();
+            const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+            while (texts.nextNode()) {
+              const parent = texts.currentNode.parentElement;
+              if (!texts.currentNode.textContent.trim() || parent.closest("script, style, noscript")) continue;
+              let below = parent;
+              while (/, 0\\)$/.test(getComputedStyle(below).backgroundColor)) below = below.parentElement;
+              seen.add(getComputedStyle(parent).color + "|" + getComputedStyle(below).backgroundColor);
+            }
+            return [...seen];
+            """
+        )
+        assert len(pairs) >= 4
+        for pair in pairs:
+            text, paper = ([int(part) for part in re.findall(r"\d+", colour)[:3]] for colour in pair.split("|"))
+            assert contrast(text, paper) >= 4.5, pair
+
+    @pytest.mark.parametrize("page", ["regression"], indirect=True)
+    def test_the_keyboard_reaches_everything_and_charts_are_no_stop(self, browser, page):
+        view(browser)
+        browser.execute_script("for (const one of document.querySelectorAll('details')) one.open = false")
+        browser.execute_script("document.activeElement.blur(); scrollTo(0, 0)")
+        body = browser.find_element("tag name", "body")
+        body.send_keys("\ue004")
+        active = browser.switch_to.active_element
+        assert active.text == "Skip to the report"
+        assert active.rect["y"] >= 0
+        reached, outlines = [], []
+        for _ in range(80):
+            name, outline = browser.execute_script(
+                """
+                const one = document.activeElement;
+                const style = getComputedStyle(one);
+                return [one.tagName + "#" + one.className, style.outlineStyle + style.outlineWidth];
+                """
+            )
+            if name.startswith("BODY"):
+                break
+            reached.append(name)
+            outlines.append(outline)
+            browser.switch_to.active_element.send_keys("\ue004")
+        summaries = [name for name in reached if name.startswith("SUMMARY")]
+        assert len(summaries) == len(browser.find_elements("tag name", "summary")) == 13
+        assert sum(name.startswith("BUTTON") for name in reached) == 2
+        assert sum(name.startswith("A#") for name in reached) == 9
+        assert {name.split()[0] for name in reached if name.startswith("DIV#")} == {"DIV#scroll"}
+        assert set(outlines) == {"solid3px"}
+        assert {name.split("#")[0] for name in reached} == {"A", "SUMMARY", "BUTTON", "PRE", "DIV"}
+        summary = browser.find_element("css selector", "summary")
+        summary.send_keys("\ue007")
+        assert browser.execute_script("return document.querySelector('details').open")
+
+    def test_everything_has_a_name(self, browser, page):
+        problems = browser.execute_script(
+            """
+            const all = (selector) => [...document.querySelectorAll(selector)];
+            const problems = [];
+            const ids = all("[id]").map((one) => one.id);
+            for (const id of ids) if (ids.filter((other) => other === id).length > 1) problems.push("twice: " + id);
+            const named = (one) => (one.getAttribute("aria-label") ??
+              document.getElementById(one.getAttribute("aria-labelledby"))?.textContent ?? one.textContent).trim();
+            for (const one of all("figure, [role], section, nav, button, a, summary, details .scroll")) {
+              const own = one.hasAttribute("aria-label") || one.hasAttribute("aria-labelledby");
+              if (named(one) && (own || one.matches("button, a, summary"))) continue;
+              problems.push("no name: " + one.outerHTML.slice(0, 99));
+            }
+            for (const one of all("nav a, .skip")) {
+              if (!document.querySelector(one.getAttribute("href"))) problems.push("nowhere: " + one);
+            }
+            for (const one of all("th")) if (!one.scope) problems.push("no scope: " + one.textContent);
+            for (const one of all("table")) {
+              if (!one.tHead || !one.tBodies[0].rows.length) problems.push("no rows: " + one.outerHTML.slice(0, 99));
+            }
+            const levels = all("h1, h2, h3, h4, h5, h6").map((one) => Number(one.tagName[1]));
+            if (levels.filter((level) => level === 1).length !== 1 || levels[0] !== 1) problems.push("h1");
+            levels.forEach((level, i) => {
+              if (i && level > levels[i - 1] + 1) problems.push("skipped to h" + level);
+            });
+            for (const mark of ["header", "nav", "main", "footer"]) if (all(mark).length !== 1) problems.push(mark);
+            if (!document.documentElement.lang || !document.title) problems.push("lang or title");
+            for (const one of all(".chart .reading")) if (!one.textContent.endsWith(".")) problems.push("reading");
+            return problems;
+            """
+        )
+        assert problems == []
+        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 12
+
+    @pytest.mark.parametrize("page", ["regression"], indirect=True)
+    def test_hovering_shows_the_row(self, browser, page):
+        view(browser)
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        place = browser.find_element("id", "chart-predictions")
+        browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", place)
+        held = houses()["held_out"]
+        x, y = browser.execute_script(
+            """
+            const roots = Object.values(Bokeh.index.roots ?? Bokeh.index);
+            const { frame } = roots.find((one) => one.el.closest("#chart-predictions"));
+            return [frame.x_scale.compute(arguments[0]), frame.y_scale.compute(arguments[1])];
+            """,
+            held["y"][5],
+            held["mean"][5],
+        )
+        size = place.size
+        move = ActionChains(browser)
+        move.move_to_element_with_offset(place, round(x - size["width"] / 2), round(y - size["height"] / 2)).perform()
+        tooltip = (
+            WALK.replace('node.tagName === "CANVAS"', 'node.classList.contains("bk-tooltip-content")')
+            + "return found.map((one) => one.textContent).join()"
+        )
+        until(browser, f"return (function () {{ {tooltip} }})(document.body).includes('held-out row')")
+        shown = browser.execute_script(tooltip, browser.find_element("tag name", "body"))
+        assert "held-out row: 6" in shown
+
+    @pytest.mark.parametrize("page", ["regression"], indirect=True)
+    def test_copying_and_printing(self, browser, page):
+        view(browser, dark=True)
+        button = browser.find_element("css selector", "[data-copy=command]")
+        button.click()
+        until(browser, "return /Copied|Selected/.test(document.querySelector('[data-copy=command]').textContent)")
+        browser.execute_script("dispatchEvent(new Event('beforeprint'))")
+        pictures = browser.execute_script("return [...document.images].map((one) => one.src.length)")
+        assert len(pictures) == len(browser.find_elements("css selector", ".canvas"))
+        assert min(pictures) > 3000
+        browser.execute_script("dispatchEvent(new Event('afterprint'))")
+        assert browser.execute_script("return document.images.length") == 0
+
+
+class TestText:
+    def test_nothing_of_the_users_becomes_markup(self, pages):
+        text = pages["hostile"].read_text(encoding="utf-8")
+        elements = Elements(text)
+        tags = [tag for tag, _ in elements.tags]
+        assert tags.count("script") == 5
+        assert {"img", "b"}.isdisjoint(tags)
+        assert not [attrs for _, attrs in elements.tags if any(name.startswith("on") for name in attrs)]
+        assert re.search(r"https?://", " ".join(str(a) for tag, a in elements.tags if tag != "path")) is None
+        embedded = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1]
+        assert "<" not in embedded
+        assert "Größe" in str(json.loads(embedded))
+        assert len(json.loads(embedded)) == 12
+
+    def test_size_and_a_log_without_complaints(self, tmp_path, caplog):
+        with caplog.at_level(logging.WARNING):
+            write_report(tmp_path / "r.html", houses(5000))
+        assert caplog.records == []
+        assert 1e6 < (tmp_path / "r.html").stat().st_size < 2e6
+
+    def test_the_words_and_tables_of_a_page(self, tmp_path):
+        data = houses(30)
+        for name in ("training", "weights"):
+            del data[name]
+        text = words(data, tmp_path)
+        for part in (
+            "Regression of price · houses.csv · 2026-01-02 03:04",
+            "area numeric 2.1% 12 to 310",
+            "id an identifier",
+            "held out 30, a fifth at random, seed 0",
+            "1234 7 3 to 5 9.50 0.5 2021 –",
+            "training 12.40 baselines 0.05",
+            '{ "method": "vadam", "hidden": [ 50 ] }',
+            "Most surprising rows",
+        ):
+            assert part in text, part
+        assert "The network" not in text
+
+    @pytest.mark.parametrize("make", [houses, digits])
+    def test_any_section_may_be_missing_or_empty(self, make, tmp_path):
+        full = make(3)
+        for change in (None, {}, []):
+            bare = {name: full[name] for name in ("version", "task")}
+            optional = [name for name in full if name not in bare]
+            data = bare if change is None else bare | {name: copy.copy(change) for name in optional}
+            for name in ("title", "target", "classes", "created"):
+                if change is not None:
+                    data[name] = None
+            text = words(data, tmp_path)
+            assert "No rows were held out" in text
+            assert "Numbers" not in text
+
+    @pytest.mark.parametrize("make", [houses, digits])
+    @pytest.mark.parametrize("rows", [1, 2])
+    def test_few_rows(self, make, rows, tmp_path):
+        data = {name: value for name, value in make(rows).items() if name in ("version", "task", "target", "held_out")}
+        text = words(data, tmp_path)
+        assert "On one held-out row" in text if rows == 1 else f"On {rows} held-out rows" in text
+        assert "knows when it is wrong:" not in text
+
+    @pytest.mark.parametrize("make", [houses, digits])
+    def test_gaps_and_degenerate_numbers(self, make, tmp_path):
+        data = make(30)
+        for name, column in data["held_out"].items():
+            column[3] = [None] * 3 if name == "probs" else None
+        data["metrics"]["bayesadam"] = dict.fromkeys(data["metrics"]["bayesadam"])
+        data["metrics"]["linear model"] = {}
+        data["training"] = {"loss": [[1.0, None, 0.5], [], [None]], "held_out_nll": []}
+        data["weights"] = {"signal_to_noise": [None, -1.0, 1.0], "pruning": {"fraction": [0, 1], "nll": [1, None]}}
+        text = words(data, tmp_path)
+        assert "On 29 held-out rows" in text
+        assert "nan" not in text.lower()
+
+    def test_constants(self, tmp_path):
+        data = houses(25)
+        data["held_out"] |= {name: [5.0] * 25 for name in ("y", "mean", "lower", "upper")}
+        data["held_out"] |= {name: [0.0] * 25 for name in ("std", "epistemic_std")}
+        data["training"] = {"loss": [[2.0, 2.0]]}
+        assert "error (root mean square) is 0" in words(data, tmp_path)
+
+    def test_bokeh_is_asked_for_by_name(self, monkeypatch, tmp_path):
+        monkeypatch.setitem(sys.modules, "bokeh", None)
+        message = r'^the report needs bokeh: pip install "bayesadam\[report\]"$'
+        with pytest.raises(ImportError, match=message):
+            write_report(tmp_path / "r.html", houses(3))
+        assert list(tmp_path.iterdir()) == []
+
+    @pytest.mark.parametrize("fault", ["full disk", "no folder"])
+    def test_a_page_is_written_completely_or_not_at_all(self, fault, tmp_path, monkeypatch):
+        path = tmp_path / "r.html"
+        path.write_text("old")
+        data = {"version": 1, "task": "regression"}
+        if fault == "full disk":
+
+            def full(_):
+                raise OSError(28, "No space left on device")
+
+            monkeypatch.setattr("os.fsync", full)
+            with pytest.raises(OSError, match="No space left"):
+                write_report(path, data)
+        else:
+            with pytest.raises(FileNotFoundError):
+                write_report(tmp_path / "missing" / "r.html", data)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["r.html"]
+        assert path.read_text() == "old"
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"version": 2}, "version must be 1, got 2"),
+            ({"task": "ranking"}, "task must be one of ('regression', 'classification'), got 'ranking'"),
+            ({"held_out": {"y": [1.0, 2.0], "mean": [1.0]}}, "held_out['mean'] must be as long as 'y' (2), got 1"),
+            (
+                {
+                    "task": "classification",
+                    "classes": ["a", "b"],
+                    "held_out": {"label": [0], "probs": [[0.1, 0.2, 0.7]]},
+                },
+                "held_out['probs'] must have a column for one of the 2 classes, got [3]",
+            ),
+            (
+                {"task": "classification", "held_out": {"label": [2], "probs": [[0.1, 0.9]]}},
+                "held_out['label'] must be codes from 0 to 1, got 2",
+            ),
+        ],
+    )
+    def test_mistakes(self, change, message, tmp_path):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            write_report(tmp_path / "r.html", {"version": 1, "task": "regression"} | change)
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestHeadline:
+    def test_regression_by_hand(self):
+        y = [0.0] * 40
+        error = [1.0, -1.0] * 10 + [7.0, -7.0] * 10
+        std = [1.0] * 20 + [4.0] * 20
+        held = {"y": y, "mean": error, "std": std}
+        held |= {"lower": [e - 2 * s for e, s in zip(error, std, strict=True)]}
+        held |= {"upper": [e + 2 * s for e, s in zip(error, std, strict=True)]}
+        metrics = {"bayesadam": {"NLL": 2.0}, "linear model": {"NLL": 3.0}, "gradient boosting": {"NLL": 1.5}}
+        data = {"task": "regression", "held_out": held, "metrics": metrics}
+        assert sentences(data) == (
+            "On 40 held-out rows the typical error (root mean square) is 5.00, and the 95% intervals cover 100%, "
+            "as they should. "
+            "It knows when it is wrong: the error is 1.00 on the half it is surest of, 7.00 on the other half. "
+            "Its negative log-likelihood, 2.00, is lower than 3.00 (linear model), "
+            "but higher than 1.50 (gradient boosting); lower is better."
+        )
+        assert headline.figures(data) == [("held-out rows", "40"), ("RMSE", "5.00"), ("95% intervals cover", "100.0%")]
+
+    @pytest.mark.parametrize(
+        ("inside", "verdict"),
+        [(30, "they are too narrow"), (95, "as they should"), (100, "they are wider than need be")],
+    )
+    def test_intervals(self, inside, verdict):
+        y = [0.0] * inside + [9.0] * (100 - inside)
+        held = {"y": y, "mean": y, "std": [1.0] * 100, "lower": [-1.0] * 100, "upper": [1.0] * 100}
+        assert f"cover {inside}%, " in sentences({"task": "regression", "held_out": held})
+        assert verdict in sentences({"task": "regression", "held_out": held})
+
+    def test_uncertainty_that_says_nothing_is_not_praised(self):
+        rng = np.random.default_rng(0)
+        held = {"y": rng.normal(size=200).tolist(), "mean": [0.0] * 200, "std": rng.random(200).tolist()}
+        assert "cannot be told" in sentences({"task": "regression", "held_out": held})
+
+    @pytest.mark.parametrize(("sure", "verdict"), [(0.99, "too sure"), (0.8, "as sure as"), (0.55, "more careful")])
+    def test_classification_by_hand(self, sure, verdict):
+        held = {"label": [0] * 80 + [1] * 20, "probs": [[sure, 1.0 - sure]] * 100}
+        text = sentences({"task": "classification", "held_out": held})
+        assert text.startswith(
+            f"On 100 held-out rows it is right in 80.0% and {100 * sure:.1f}% sure on average: {verdict}"
+        )
+
+
+class TestNumbers:
+    def test_binomial_ranges(self):
+        chances = np.array([0.0, 1e-3, 0.05, 0.5, 0.95, 1.0])
+        for trials in (1, 7, 412, 5000):
+            low, high = values.binomial_range(trials, chances)
+            inner = chances[1:-1]
+            np.testing.assert_array_equal(low[1:-1], stats.binom.ppf(0.025, trials, inner))
+            np.testing.assert_array_equal(high[1:-1], stats.binom.ppf(0.975, trials, inner))
+            assert (low[0], high[0], low[-1], high[-1]) == (0, 0, trials, trials)
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            (None, "–"),
+            (math.nan, "–"),
+            (0, "0"),
+            (1234567.0, "1,234,567"),
+            (0.012345, "0.0123"),
+            (-1.5, "−1.50"),
+            (99.96, "100.0"),
+            (1.2e-7, "1.20e−07"),
+            (math.inf, "∞"),
+            ("x", "x"),
+        ],
+    )
+    def test_numbers(self, value, text):
+        assert values.number(value) == text
+
+    @pytest.mark.parametrize(
+        ("share", "text"),
+        [(0.9996, "99.9%"), (1.0, "100.0%"), (1e-5, "<0.1%"), (0.0, "0.0%"), (None, "–"), (0.5, "50.0%")],
+    )
+    def test_percentages_do_not_round_to_all_or_nothing(self, share, text):
+        assert values.percent(share, 1) == text
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [(2021, "2021"), (1554675.4, "1554675"), (0.5, "0.5"), (1e-9, "1e-09"), (True, "True"), ("", "")],
+    )
+    def test_values_of_the_user_stay_as_they_are(self, value, text):
+        assert values.plain(value) == text
+
+    def test_scores(self):
+        columns = {column.name: column for column in scores(houses()["metrics"])}
+        best = {name: [m for m, (_, mark) in column.cells.items() if mark] for name, column in columns.items()}
+        assert best == {
+            "NLL": ["gradient boosting"],
+            "RMSE": ["bayesadam", "linear model"],
+            "CRPS": [],
+            "coverage 95%": ["bayesadam"],
+            "fit seconds": [],
+        }
+        assert [text for text, _ in columns["CRPS"].cells.values()] == ["3.000", "–", "–"]
+        assert [text for text, _ in columns["fit seconds"].cells.values()] == ["12.40", "0.01", "1.20"]
+        higher = scores({"a": {"accuracy": 0.9}, "b": {"accuracy": 0.95}})[0]
+        assert higher.cells == {"a": ("90.0%", False), "b": ("95.0%", True)}
+
+    def test_coverage_counts_rows_in_central_intervals(self):
+        held = houses()["held_out"]
+        chart = regression.coverage(held)
+        for level, reached, _ in chart.rows:
+            share = float(level.rstrip("%")) / 100
+            mean, std, y = (np.array(held[name]) for name in ("mean", "std", "y"))
+            half = stats.norm.ppf(0.5 + share / 2) * std
+            inside = sum(a <= t <= b for a, t, b in zip(mean - half, y, mean + half, strict=True))
+            assert float(reached.rstrip("%")) == pytest.approx(100 * inside / len(y), abs=0.051), level
+
+    def test_pit_counts(self):
+        held = houses()["held_out"]
+        chart = regression.pit(held)
+        assert [int(row[2]) for row in chart.rows] == [
+            sum(0.1 * i <= p < 0.1 * (i + 1) for p in held["pit"]) for i in range(10)
+        ]
+
+    def test_error_by_uncertainty_and_rejection(self):
+        held = houses()["held_out"]
+        rows = sorted(zip(held["std"], held["y"], held["mean"], strict=True))
+        chart = uncertainty.error_by_uncertainty(held, "regression", "price")
+        assert len(chart.rows) == 10
+        for i, (predicted, actual, *_) in enumerate(chart.rows):
+            part = rows[12 * i : 12 * (i + 1)]
+            assert predicted == values.number(math.sqrt(sum(s * s for s, _, _ in part) / 12))
+            assert actual == values.number(math.sqrt(sum((y - m) ** 2 for _, y, m in part) / 12))
+        errors = sorted((y - m) ** 2 for _, y, m in rows)
+        for dropped, error, best in uncertainty.rejection(held, "regression", "price").rows:
+            kept = round(120 * (1 - float(dropped.rstrip("%")) / 100))
+            near = [
+                values.number(math.sqrt(sum((y - m) ** 2 for _, y, m in rows[:n]) / n))
+                for n in (kept, kept - 1, kept + 1)
+                if n <= 120
+            ]
+            assert error in near
+            near = [values.number(math.sqrt(sum(errors[:n]) / n)) for n in (kept, kept - 1, kept + 1) if n <= 120]
+            assert best in near
+
+    def test_epistemic_share(self):
+        regression_chart = uncertainty.epistemic_share(houses()["held_out"], "regression")
+        assert {row[1] for row in regression_chart.rows} == {"25.0%"}
+        chart = uncertainty.epistemic_share(digits()["held_out"], "classification")
+        assert {row[1:3] for row in chart.rows} == {("25.0%", "75.0%")}
+
+    def test_confusion_and_reliability(self):
+        data = digits(300)
+        held, names = data["held_out"], data["classes"]
+        counts = {}
+        for label, row in zip(held["label"], held["probs"], strict=True):
+            key = (names[label], names[row.index(max(row))])
+            counts[key] = counts.get(key, 0) + 1
+        assert {(a, p): int(n) for a, p, n in confusion.confusion(held, names).rows} == counts
+        chart = classification.reliability(held)
+        bins = {}
+        for label, row in zip(held["label"], held["probs"], strict=True):
+            bins.setdefault(math.ceil(10 * max(row)), []).append((max(row), row.index(max(row)) == label))
+        assert [int(row[2]) for row in chart.rows] == [len(bins[b]) for b in sorted(bins)]
+        for (confidence, right, *_), number in zip(chart.rows, sorted(bins), strict=True):
+            part = bins[number]
+            assert confidence == values.percent(sum(c for c, _ in part) / len(part), 1)
+            assert right == values.percent(sum(r for _, r in part) / len(part), 1)
+
+    def test_many_classes(self):
+        names = [f"class {i}" for i in range(30)]
+        data = digits(400, names)
+        chart = confusion.confusion(data["held_out"], names)
+        assert "the 20 classes with the most mistakes" in chart.reading
+        assert chart.thinned
+
+    def test_signal_to_noise_from_quantiles(self):
+        chart = network.signal_to_noise({"signal_to_noise": np.linspace(-2, 1, 51).tolist()})
+        assert "67% of the weights are below 1" in chart.label
+        assert "median is 0.316" in chart.label
+
+    def test_colours(self):
+        for version in (0, 1):
+            colour = {name: channels(name, version) for name in PALETTE}
+            for paper in ("paper", "raised"):
+                for text in ("ink", "muted", "accent"):
+                    assert contrast(colour[text], colour[paper]) >= 4.5, (text, paper)
+            for mark in ("blue", "vermilion", "green", "purple"):
+                assert contrast(colour[mark], colour["paper"]) >= 3.0, mark
+            shaded = [0.75 * c + 0.25 * p for c, p in zip(colour["cell"], colour["paper"], strict=True)]
+            assert contrast(colour["ink"], shaded) >= 4.5
+        assert len({light for light, _ in PALETTE.values()}) == len(PALETTE)
+
+    def test_package_has_its_files(self):
+        folder = Path(classification.__file__).parent
+        assert {"template.html", "style.css", "charts.js"} <= {path.name for path in folder.iterdir()}
