@@ -32,6 +32,8 @@ LAYERS = [
     "sklearn",
     "report",
     "runs",
+    "plots",
+    "demo",
     "commands",
 ]
 

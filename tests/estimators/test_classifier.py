@@ -28,7 +28,8 @@ def best_nll(x, codes):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_accurate_and_calibrated(method, blobs):
-    model = BayesianMLPClassifier(method, **QUICK).fit(*blobs)
+    # FAWN needs more rows: from a few, the prior's own best variance takes all weights to 0.
+    model = BayesianMLPClassifier(method, **QUICK).fit(*(new_blobs(600)[:2] if "fawn" in method else blobs))
     x, labels, codes = new_blobs()
     probs = model.predict_proba(x)
     np.testing.assert_allclose(probs.sum(1), 1.0)
@@ -68,7 +69,14 @@ def test_far_away_it_knows_less(fitted):
 def test_temperature_is_by_rows_that_members_have_not_seen(blobs):
     x, _ = blobs
     coins = np.random.default_rng(0).integers(2, size=len(x))
-    options = {**QUICK, "method": "ensemble", "hidden": (100,), "epochs": 400, "prior_precision": 1e-3}
+    options = {
+        **QUICK,
+        "method": "ensemble",
+        "hidden": (100,),
+        "epochs": 400,
+        "prior_precision": 1e-3,
+        "early_stopping": False,
+    }
     model = BayesianMLPClassifier(**options).fit(x, coins)
     raw = BayesianMLPClassifier(**options, calibrate=False).fit(x, coins)
     assert model.score(x, coins) > 0.8

@@ -11,8 +11,8 @@ TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_st
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_is_read_predicts_the_same(method, curve, blobs, tmp_path):
-    x, y = curve
-    regressor = BayesianMLPRegressor(method, **TINY).fit(pd.DataFrame(x, columns=["a", "b"]), y)
+    x, y = pd.DataFrame(curve[0], columns=["a", "b"]), curve[1]
+    regressor = BayesianMLPRegressor(method, **TINY).fit(x, y)
     regressor.save(tmp_path / "regressor")
     read = load_estimator(tmp_path / "regressor")
     for ours, theirs in zip(read.predict(x, True), regressor.predict(x, True), strict=True):

@@ -16,7 +16,9 @@ from bayesadam.population.chunk import Chunk
 from bayesadam.population.record import Record
 from bayesadam.posterior import io
 
-SECONDS = 30.0
+SECONDS, SHARE = 2.0, 20.0
+"""A checkpoint follows another after so many seconds, and so many times what writing the last one took."""
+
 _KIND = "population"
 
 
@@ -43,14 +45,15 @@ class Checkpoint:
     def __init__(self, folder: Path, identity: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.identity = folder, identity
-        self._saved = time.monotonic()
+        self._due = time.monotonic() + SECONDS
 
     def _path(self, number: int) -> Path:
         return self.folder / f"chunk-{number:04d}.safetensors"
 
     def save(self, number: int, part: Chunk, record: Record, chosen: Sequence[int], epoch: int) -> None:
         """Write chunk ``number``, whose members were ``chosen``, after ``epoch`` epochs, if it is time."""
-        if part.members and time.monotonic() - self._saved < SECONDS:
+        begin = time.monotonic()
+        if part.members and begin < self._due:
             return
         index = torch.tensor(list(chosen))
         tensors = {f"record/{name}": value[index.to(value.device)] for name, value in _arrays(record).items()}
@@ -65,7 +68,8 @@ class Checkpoint:
             "counters": counters,
         }
         io.save_tensors(self._path(number), _KIND, tensors, header)
-        self._saved = time.monotonic()
+        now = time.monotonic()
+        self._due = now + max(SECONDS, SHARE * (now - begin)) if SECONDS else now
 
     def load(self, number: int, part: Chunk, record: Record) -> int:
         """Put chunk and record where the checkpoint left them; the epochs that are done, 0 without a checkpoint.

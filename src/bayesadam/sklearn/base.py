@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.likelihoods import Likelihood
+from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.members import ROWS, posteriors, predictions
@@ -45,7 +46,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         lr: float = 0.01,
         prior_precision: float = 0.1,
         mc_samples: int = 32,
-        patience: int | None = None,
+        early_stopping: bool = True,
         calibrate: bool = True,
         time_budget: float | None = None,
         device: str = "cpu",
@@ -61,7 +62,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self.lr = lr
         self.prior_precision = prior_precision
         self.mc_samples = mc_samples
-        self.patience = patience
+        self.early_stopping = early_stopping
         self.calibrate = calibrate
         self.time_budget = time_budget
         self.device = device
@@ -96,9 +97,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """
         self._check()
         X, y = self._validated(X, y)
+        X, y, weight, groups = weighed(X, y, sample_weight, groups)
         self._forget()
         self._learn_scales(X, y)
-        return self._train(X, y, sample_weight, groups, checkpoint, on_epoch)
+        return self._train(X, y, weight, groups, checkpoint, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``posterior.safetensors`` and ``model.json`` into a folder; :func:`load_estimator` reads them."""
@@ -115,7 +117,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"hidden must be a tuple of whole numbers of at least 1, got {hidden!r}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {self.activation!r}")
-        for name in ("members", "epochs", "batch_size", "patience"):
+        for name in ("members", "epochs", "batch_size"):
             value = getattr(self, name)
             if value is not None and not _at_least(value, 1):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
@@ -126,8 +128,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             fine = isinstance(value, int | float | np.number) and 0 < value < np.inf
             if not fine and not (name == "time_budget" and value is None):
                 raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
-        if self.patience is not None and self._method.posterior == "fawn":
-            raise ValueError(f"patience must be None for method={self.method!r}, got {self.patience!r}")
+        for name in ("early_stopping", "calibrate"):
+            if not isinstance(getattr(self, name), bool | np.bool_):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:
@@ -144,7 +147,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self,
         X: Array,
         y: Array,
-        sample_weight: ArrayLike | None,
+        weight: Array | None,
         groups: ArrayLike | None,
         checkpoint: str | os.PathLike[str] | None,
         on_epoch: Callable[[TrainingStatus], None] | None,
@@ -152,18 +155,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     ) -> Any:
         """Members on standardised data; with the posteriors before as priors, if there are any."""
         count = len(X)
-        weight = None if sample_weight is None else _check_sample_weight(sample_weight, X, dtype=np.float64)
-        if weight is not None and not ((weight >= 0).all() and weight.sum() > 0):
-            raise ValueError("sample_weight must have no negative number and a positive one, got others")
-        if weight is not None and (weight == 0).any():  # as if these rows were not there
-            kept = weight > 0
-            X, y, weight, count = X[kept], y[kept], weight[kept], int(kept.sum())
-            groups = None if groups is None else np.asarray(groups)[kept]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, _numbered(groups, count), seed)
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights = _parts(divided, inputs, targets, weight)
-        self.network_ = perceptron(X.shape[1], self.hidden, self._outputs(), self.activation).to(self.device)
+        self.network_ = self._network(X.shape[1])
         models, likelihoods = self._models(len(data), data[0][0].shape[0], X.shape[1], seed, priors)
         batch_size = self.batch_size or min(count, FULL_BATCH)
         rows = max(len(x) for x, _ in data)
@@ -178,7 +174,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             batch_size,
             seed,
             time_budget=self.time_budget,
-            patience=self.patience if held_out else None,
+            error=self._error(divided, held_out, targets),
             checkpoint=checkpoint,
             on_epoch=on_epoch,
             offset=self._offset(),
@@ -190,7 +186,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             "loss": nets.history["loss"].numpy(),
             "held_out_nll": training.held_out_nll[:, : nets.history["loss"].shape[1]].numpy(),
         }
-        self.epochs_ = int(nets.epochs.max())
+        self.epochs_ = training.best
         found, self._likelihoods = posteriors(
             self._method,
             nets,
@@ -207,7 +203,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self, count: int, rows: int, inputs: int, seed: int, priors: Mixture | None
     ) -> tuple[list[nn.Module], list[Likelihood]]:
         def make() -> nn.Module:
-            network = perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
+            network = self._network(inputs)
             return MomentNetwork(network, rows) if self._method.posterior == "fawn" else network
 
         models = population.initialize(make, seeds=range(seed, seed + count))
@@ -216,6 +212,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             objective = str(self.method).removeprefix("fawn-")
             likelihoods = [MomentLikelihood(likelihood, objective) for likelihood in likelihoods]
         return models, likelihoods
+
+    def _network(self, inputs: int) -> nn.Module:
+        """New weights, by torch's generator, which is left as it was."""
+        with torch.random.fork_rng(devices=[]):
+            return perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
 
     def _options(self, rows: Sequence[int], priors: Mixture | None) -> dict[str, Any]:
         options: dict[str, Any] = {"lr": self.lr, **self._method.options}
@@ -226,6 +227,30 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         if priors is not None:
             return options | {"prior": list(priors.components)}
         return options | {"prior_precision": self.prior_precision}
+
+    def _error(
+        self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor
+    ) -> Callable[[Population], float] | None:
+        """How wrong averages of the members' means are about rows that these members left out; lower is better."""
+        if not self.early_stopping or not held_out or self._method.posterior == "fawn":
+            return None
+        rows = divided.rows
+        place = np.zeros(len(targets), dtype=np.int64)
+        place[rows] = np.arange(len(rows))
+        known = targets[torch.from_numpy(rows).to(targets.device)]
+        count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
+
+        def error(nets: Population) -> float:
+            total: Tensor | None = None
+            predicted = nets.predict([x for x, _ in held_out], method="mean")
+            for pred, mask in zip(predicted, divided.left_out, strict=True):
+                value = self._center(pred)
+                total = value.new_zeros(len(rows), value.shape[-1]) if total is None else total
+                total[torch.from_numpy(place[np.flatnonzero(mask)]).to(value.device)] += value
+            assert total is not None
+            return self._held_out_error(total / count[:, None], known)
+
+        return error
 
     def _predictions(
         self,
@@ -275,6 +300,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _likelihood(self, member: int | None) -> Likelihood:
         raise NotImplementedError
 
+    def _center(self, pred: Predictive) -> Tensor:
+        """What an ensemble averages, ``(n, K)``."""
+        raise NotImplementedError
+
+    def _held_out_error(self, center: Tensor, targets: Tensor) -> float:
+        raise NotImplementedError
+
     def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
         raise NotImplementedError
 
@@ -282,6 +314,19 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 def continues(estimator: BayesianMLP) -> bool:
     """Whether the posterior of an estimator's method can be the prior of more data."""
     return method_named(estimator.method).continues
+
+
+def weighed(
+    X: Array, y: Array, sample_weight: ArrayLike | None, groups: ArrayLike | None
+) -> tuple[Array, Array, Array | None, ArrayLike | None]:
+    """Rows with their weights; those of weight 0 are as if they were not there."""
+    if sample_weight is None:
+        return X, y, None, groups
+    weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if not ((weight >= 0).all() and weight.sum() > 0):
+        raise ValueError("sample_weight must have no negative number and a positive one, got others")
+    kept = weight > 0
+    return X[kept], y[kept], weight[kept], None if groups is None else np.asarray(groups)[kept]
 
 
 def column_scales(values: Array) -> tuple[Array, Array]:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
-from bayesadam.sklearn.base import Array, BayesianMLP, continues
+from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn.base import Array, BayesianMLP, continues, weighed
 from bayesadam.sklearn.calibration import temperature, tempered
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.training import TrainingStatus
@@ -41,7 +42,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
             strength of the weight decay.
         mc_samples: Posterior samples per member.
-        patience: Stop a member that was not better for so many epochs on the rows it leaves out; ``None``: none is.
+        early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
+            at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
         calibrate: Fit the temperature on the rows left out; else it is 1.
         time_budget: Seconds for the training: there are as many epochs as fit.
         device: Of PyTorch.
@@ -55,7 +57,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         network_: ``nn.Module`` that gives a logit per class.
         calibration_: ``{"temperature": T}``.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
-        epochs_: Epochs trained.
+        epochs_: Epochs that the members were trained for.
         interrupted_: Whether Ctrl-C ended the training.
         n_features_in_: ``D``.
         feature_names_in_: Names of the columns, if they had any.
@@ -75,7 +77,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         lr: float = 0.01,
         prior_precision: float = 1.0,
         mc_samples: int = 16,
-        patience: int | None = None,
+        early_stopping: bool = True,
         calibrate: bool = True,
         time_budget: float | None = None,
         device: str = "cpu",
@@ -92,7 +94,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             lr=lr,
             prior_precision=prior_precision,
             mc_samples=mc_samples,
-            patience=patience,
+            early_stopping=early_stopping,
             calibrate=calibrate,
             time_budget=time_budget,
             device=device,
@@ -144,14 +146,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError("classes must be given in the first call of partial_fit, got None")
         if first:
             self._check()
-            X, y = self._validated(X, y, classes=classes)
-            self._learn_scales(X, y)
-            return self._train(X, y, sample_weight, groups, None, on_epoch)
+            rows = weighed(*self._validated(X, y, classes=classes), sample_weight, groups)
+            self._learn_scales(*rows[:2])
+            return self._train(*rows, None, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
         self._check()
-        X, y = self._validated(X, y, classes=self.classes_, reset=False)
-        return self._train(X, y, sample_weight, groups, None, on_epoch, self.posterior_)
+        rows = weighed(*self._validated(X, y, classes=self.classes_, reset=False), sample_weight, groups)
+        return self._train(*rows, None, on_epoch, self.posterior_)
 
     def _validated(
         self,
@@ -189,6 +191,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def _likelihood(self, member: int | None) -> Likelihood:
         return Categorical()
+
+    def _center(self, pred: Predictive) -> Tensor:
+        return pred.probs.double()  # type: ignore[union-attr]
+
+    def _held_out_error(self, center: Tensor, targets: Tensor) -> float:
+        return -float(center.gather(1, targets[:, None]).clamp_min(1e-12).log().mean())
 
     def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
         self.calibration_ = {"temperature": 1.0}

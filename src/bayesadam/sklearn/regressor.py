@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, RegressionPredictive
-from bayesadam.sklearn.base import Array, BayesianMLP, column_scales, continues
+from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn.base import Array, BayesianMLP, column_scales, continues, weighed
 from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.training import TrainingStatus
@@ -42,7 +43,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             strength of the weight decay.
         heteroscedastic: Let the networks give the noise's variance too, so that it depends on the inputs.
         mc_samples: Posterior samples per member, for methods that predict by sampling.
-        patience: Stop a member that was not better for so many epochs on the rows it leaves out; ``None``: none is.
+        early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
+            at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
         calibrate: Fit the scales of the variances on the rows left out; else both are 1.
         time_budget: Seconds for the training: there are as many epochs as fit.
         device: Of PyTorch.
@@ -55,7 +57,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         network_: ``nn.Module``.
         calibration_: ``{"epistemic": a, "aleatoric": b}``, one each per output.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
-        epochs_: Epochs trained.
+        epochs_: Epochs that the members were trained for.
         interrupted_: Whether Ctrl-C ended the training.
         n_features_in_: ``D``.
         feature_names_in_: Names of the columns, if they had any.
@@ -74,7 +76,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         prior_precision: float = 0.1,
         heteroscedastic: bool = False,
         mc_samples: int = 32,
-        patience: int | None = None,
+        early_stopping: bool = True,
         calibrate: bool = True,
         time_budget: float | None = None,
         device: str = "cpu",
@@ -91,7 +93,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             lr=lr,
             prior_precision=prior_precision,
             mc_samples=mc_samples,
-            patience=patience,
+            early_stopping=early_stopping,
             calibrate=calibrate,
             time_budget=time_budget,
             device=device,
@@ -185,8 +187,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if not hasattr(self, "posterior_"):
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
         self._check()
-        X, y = self._validated(X, y, reset=False)
-        return self._train(X, y, sample_weight, groups, None, on_epoch, self.posterior_)
+        rows = weighed(*self._validated(X, y, reset=False), sample_weight, groups)
+        return self._train(*rows, None, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -236,6 +238,13 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             assert isinstance(before, Gaussian)
             return Gaussian(before.noise_precision.detach(), learned=True)
         return Gaussian(torch.full((len(self._y_mean),), 10.0), learned=True)
+
+    def _center(self, pred: Predictive) -> Tensor:
+        return pred.mean  # type: ignore[union-attr]
+
+    def _held_out_error(self, center: Tensor, targets: Tensor) -> float:
+        """Log mean squared error, summed over the outputs: what a Gaussian with that variance has as NLL, twice."""
+        return float((center - targets).double().square().mean(0).log().sum())
 
     def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
         width = len(self._y_mean)

@@ -16,7 +16,6 @@ from bayesadam.posterior import Mixture, load_posterior
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.methods import method_named
-from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
 VERSION = 1
@@ -121,9 +120,8 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
             for precision in told["noise_precision"]
         ]
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
-    network = perceptron(estimator.n_features_in_, estimator.hidden, estimator._outputs(), estimator.activation)
-    estimator.network_ = network.to(estimator.device)
-    posterior.match(network)
+    estimator.network_ = estimator._network(estimator.n_features_in_)
+    posterior.match(estimator.network_)
     estimator.posterior_ = posterior
     result: BayesianMLPRegressor | BayesianMLPClassifier = estimator
     return result

@@ -19,6 +19,10 @@ from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, Regressi
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 
+FIRST_LOOK, LOOKS_APART, PATIENCE = 10, 1.3, 8
+"""The first epoch after which the error is looked at, the ratio of one such epoch to the next, and how many of them
+without a new least error end the training."""
+
 STATUS_EVERY = 0.5
 """Seconds between two looks at the rows left out."""
 
@@ -43,7 +47,7 @@ class TrainingStatus:
     seconds: float
 
 
-class _OutOfTimeError(Exception):
+class _EnoughError(Exception):
     pass
 
 
@@ -62,7 +66,8 @@ class Training:
         batch_size: Of it.
         seed: Of it.
         time_budget: Seconds; the number of epochs is made such that it fits.
-        patience: Of it.
+        error: Of the members, by the rows they leave out: training looks at it now and then, and ends with what had
+            the least. ``None``: with what was there at the end.
         checkpoint: Folder of it.
         on_epoch: Called with a :class:`TrainingStatus` after every epoch.
         offset: What makes a density of standardised targets one of the targets, in nats.
@@ -70,6 +75,7 @@ class Training:
 
     Attributes:
         interrupted: Whether somebody pressed Ctrl-C.
+        best: The epoch, from 1, that the members are of.
         held_out_nll: ``(members, epochs)``; NaN where nobody looked.
     """
 
@@ -83,15 +89,17 @@ class Training:
     batch_size: int
     seed: int
     time_budget: float | None = None
-    patience: int | None = None
+    error: Callable[[Population], float] | None = None
     checkpoint: str | os.PathLike[str] | None = None
     on_epoch: Callable[[TrainingStatus], None] | None = None
     offset: float = 0.0
     verbose: bool = False
     interrupted: bool = field(default=False, init=False)
+    best: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        self._last: Population | None = None
+        self._chosen: Population | None = None
+        self._least, self._next = math.inf, FIRST_LOOK
         self._steps: dict[str, Any] = {}
         self._looked = -math.inf
         self._held_out_nll: float | None = None
@@ -108,21 +116,19 @@ class Training:
             self._fit_into(self.time_budget)
         self.held_out_nll = torch.full((len(self.models), self.epochs), math.nan, dtype=torch.float64)
         try:
-            return self._train(
-                self.epochs,
-                self._after_epoch,
-                checkpoint=None if self.checkpoint is None else Path(self.checkpoint),
-                **self._watched(),
-            )
+            folder = None if self.checkpoint is None else Path(self.checkpoint)
+            ended = self._train(self.epochs, self._after_epoch, checkpoint=folder)
+            if self._chosen is None:  # a checkpoint of the end
+                self._chosen, self.best = ended, self.epochs
         except KeyboardInterrupt:
-            if self._last is None:
+            if self._chosen is None:
                 raise
             self.interrupted = True
             warnings.warn("training was interrupted; the members are what they are by now", UserWarning, stacklevel=4)
-        except _OutOfTimeError:
+        except _EnoughError:
             pass
-        assert self._last is not None
-        return self._last
+        assert self._chosen is not None
+        return self._chosen
 
     @property
     def steps_per_epoch(self) -> int:
@@ -147,11 +153,6 @@ class Training:
             **{**self.options, **self._steps, **options},
         )
 
-    def _watched(self) -> dict[str, Any]:
-        if self.patience is None:
-            return {}
-        return {"validation": self.held_out, "patience": self.patience, "validation_samples": 8}
-
     def _fit_into(self, seconds: float) -> None:
         """Choose the number of epochs by the time of a few steps; epochs shorter than the data if need be."""
         shown, self.verbose = self.verbose, False
@@ -173,8 +174,6 @@ class Training:
             self.epochs = 10
 
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
-        if len(members) == len(self.models):  # else some have stopped and the rest is told as it was
-            self._last = nets
         now = time.monotonic()
         last = epoch + 1 == self.epochs
         if self.on_epoch is not None:
@@ -185,10 +184,23 @@ class Training:
                 self._held_out_nll = float(values.mean())
             loss = float(nets.history["loss"][:, epoch].nanmean())
             self.on_epoch(TrainingStatus(epoch + 1, self.epochs, loss, self._held_out_nll, now - self._begin))
-        if self.time_budget is not None and now - self._begin > self.time_budget and not last:
-            if self._last is None:
-                self._last = nets
-            raise _OutOfTimeError
+        late = self.time_budget is not None and now - self._begin > self.time_budget
+        self._choose(epoch + 1, nets, last or late)
+        if late and not last:
+            raise _EnoughError
+
+    def _choose(self, epoch: int, nets: Population, last: bool) -> None:
+        """Keep the members if they are better than those kept, or the first, or if nobody asks which are better."""
+        if self.error is None or math.isinf(self._least):
+            self._chosen, self.best = nets, epoch
+        if self.error is None or (epoch < self._next and not last):
+            return
+        self._next = math.ceil(max(epoch * LOOKS_APART, epoch + 1))
+        error = self.error(nets)
+        if error < self._least:
+            self._least, self._chosen, self.best = error, nets, epoch
+        elif epoch > self.best * LOOKS_APART**PATIENCE:
+            raise _EnoughError
 
 
 def cosine(done: float) -> float:
