@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from bayesadam.commands.app import app
-from bayesadam.commands.mistakes import fail, require, writing_to
+from bayesadam.commands.fit import fit_table
+from bayesadam.commands.mistakes import fail, one_line, require, writing_to
 from bayesadam.commands.tables import score_table
 
 
@@ -23,7 +24,10 @@ def demo(
 ) -> None:
     """Train Vadam and IVON beside Adam on data that ships with scikit-learn, and show what the posterior adds."""
     require("sklearn", "scikit-learn", "sklearn")
+    require("pandas", "pandas", "sklearn")
+    require("pyarrow", "pyarrow", "sklearn")
     require("matplotlib", "matplotlib", "plot")
+    require("bokeh", "bokeh", "report")
     with writing_to("--out", out):  # tried before training, which takes a while
         if out.exists() and not out.is_dir():
             fail(f"--out must be a folder, got the file {str(out)!r}")
@@ -54,3 +58,16 @@ def demo(
     Console().print(
         f"{time.perf_counter() - start:.0f} s; table.json, posteriors and figures are in {out}/", soft_wrap=True
     )
+    _table(out, seed)
+
+
+def _table(out: Path, seed: int) -> None:
+    """The same as a user with a table would do: ``bayesadam fit``, and its report."""
+    from sklearn.datasets import load_diabetes
+
+    data = out / "diabetes.csv"
+    with writing_to("--out", out):
+        load_diabetes(as_frame=True, scaled=False).frame.to_csv(data, index=False)
+    Console().print(f"\nbayesadam fit {data} --target target --out {out / 'fit'}", markup=False, soft_wrap=True)
+    with one_line():
+        fit_table({"data": str(data), "target": "target", "seed": seed}, out / "fit", force=True)

@@ -70,10 +70,13 @@ def fit(
         fail("--out must say where the run folder should be")
     given = {name: value for name, value in options.items() if value is not None}
     with one_line():
-        _fit(given, out, config, resume=resume, force=force)
+        fit_table(given, out, config, resume=resume, force=force)
 
 
-def _fit(given: dict[str, Any], out: Path, config: Path | None, *, resume: bool, force: bool) -> None:
+def fit_table(
+    given: dict[str, Any], out: Path, config: Path | None = None, *, resume: bool = False, force: bool = False
+) -> None:
+    """What the command does with its options: fit, write the run folder, print the scores and what comes next."""
     from bayesadam import runs
     from bayesadam.commands.screen import Screen
 

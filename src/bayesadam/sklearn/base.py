@@ -34,40 +34,21 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     default_steps = 2_000
 
-    def __init__(
-        self,
-        method: str = "laplace",
-        *,
-        hidden: Sequence[int] = (50,),
-        activation: str = "tanh",
-        members: int | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        lr: float = 0.01,
-        prior_precision: float = 0.1,
-        mc_samples: int = 32,
-        early_stopping: bool = True,
-        calibrate: bool = True,
-        time_budget: float | None = None,
-        device: str = "cpu",
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.method = method
-        self.hidden = hidden
-        self.activation = activation
-        self.members = members
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.lr = lr
-        self.prior_precision = prior_precision
-        self.mc_samples = mc_samples
-        self.early_stopping = early_stopping
-        self.calibrate = calibrate
-        self.time_budget = time_budget
-        self.device = device
-        self.random_state = random_state
-        self.verbose = verbose
+    method: str
+    hidden: Sequence[int]
+    activation: str
+    members: int | None
+    epochs: int | None
+    batch_size: int | None
+    lr: float
+    prior_precision: float
+    mc_samples: int
+    early_stopping: bool
+    calibrate: bool
+    time_budget: float | None
+    device: str
+    random_state: Any
+    verbose: bool
 
     def fit(
         self,

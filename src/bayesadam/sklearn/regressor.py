@@ -83,23 +83,21 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         random_state: Any = None,
         verbose: bool = False,
     ) -> None:
-        super().__init__(
-            method,
-            hidden=hidden,
-            activation=activation,
-            members=members,
-            epochs=epochs,
-            batch_size=batch_size,
-            lr=lr,
-            prior_precision=prior_precision,
-            mc_samples=mc_samples,
-            early_stopping=early_stopping,
-            calibrate=calibrate,
-            time_budget=time_budget,
-            device=device,
-            random_state=random_state,
-            verbose=verbose,
-        )
+        self.method = method
+        self.hidden = hidden
+        self.activation = activation
+        self.members = members
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.prior_precision = prior_precision
+        self.mc_samples = mc_samples
+        self.early_stopping = early_stopping
+        self.calibrate = calibrate
+        self.time_budget = time_budget
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
         self.heteroscedastic = heteroscedastic
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
