@@ -103,7 +103,9 @@ class TestSettings:
         assert settings.changed({"seed": settings.seed, "target": "another"}) == ["target"]
 
         given = {}
-        monkeypatch.setattr(commands.fit, "_fit", lambda options, out, config, **rest: given.update(options, out=out))
+        monkeypatch.setattr(
+            commands.fit, "fit_table", lambda options, out, config, **rest: given.update(options, out=out)
+        )
         with pytest.raises(SystemExit) as stopped:
             commands.app(shlex.split(settings.command("my run"))[1:])
         assert stopped.value.code == 0

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from bayesadam.report import write_report
@@ -128,7 +129,8 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         settings.save(folder / names.CONFIG, interrupted=interrupted, training_rows=rows)
         if not interrupted:
             shutil.rmtree(folder / names.CHECKPOINT, ignore_errors=True)
-    return Result(metrics, interrupted, int(estimator.epochs_), prepared.notes, seconds)
+    done = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
+    return Result(metrics, interrupted, done, prepared.notes, seconds)
 
 
 def _train(
@@ -161,10 +163,10 @@ def _as_done(settings: Settings, estimator: Any, interrupted: bool) -> Settings:
     if interrupted:
         return settings
     settings = replace(settings, method=estimator.method)
-    epochs, planned = int(estimator.epochs_), estimator.history_["loss"].shape[1]
-    if settings.time_budget is None or epochs < planned or epochs <= _FEW_EPOCHS:
+    planned = estimator.history_["loss"].shape[1]
+    if settings.time_budget is None or estimator.stopped_ == "time" or planned <= _FEW_EPOCHS:
         return settings
-    return replace(settings, time_budget=None, epochs=epochs)
+    return replace(settings, time_budget=None, epochs=planned)
 
 
 @contextmanager

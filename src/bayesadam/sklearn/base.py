@@ -70,7 +70,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             y: Targets, ``(N,)`` (regression: or ``(N, K)``).
             sample_weight: ``(N,)``; only ratios count.
             groups: ``(N,)``: rows of one group are left out together, as measurements of one patient should be.
-            checkpoint: Folder for checkpoints; the same fit, called again, goes on there.
+            checkpoint: Folder for checkpoints; the same fit, called again, goes on there. What was best before is not
+                looked at again.
             on_epoch: Called with a :class:`TrainingStatus` after every epoch.
 
         Raises:
@@ -162,11 +163,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             verbose=self.verbose,
         )
         nets = training.run()
-        self.interrupted_ = training.interrupted
-        self.history_ = {
-            "loss": nets.history["loss"].numpy(),
-            "held_out_nll": training.held_out_nll[:, : nets.history["loss"].shape[1]].numpy(),
-        }
+        self.stopped_ = training.stopped
+        self.interrupted_ = training.stopped == "interrupted"
+        self.history_ = {"loss": training.loss.numpy(), "held_out_nll": training.held_out_nll.numpy()}
         self.epochs_ = training.best
         found, self._likelihoods = posteriors(
             self._method,

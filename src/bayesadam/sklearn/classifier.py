@@ -58,7 +58,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         calibration_: ``{"temperature": T}``.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
         epochs_: Epochs that the members were trained for.
-        interrupted_: Whether Ctrl-C ended the training.
+        stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
+        interrupted_: Whether it was Ctrl-C.
         n_features_in_: ``D``.
         feature_names_in_: Names of the columns, if they had any.
     """

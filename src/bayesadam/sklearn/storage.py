@@ -38,7 +38,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         "feature_names": getattr(estimator, "feature_names_in_", np.array([])).tolist(),
         "calibration": {name: np.asarray(value).tolist() for name, value in estimator.calibration_.items()},
         "epochs": estimator.epochs_,
-        "interrupted": estimator.interrupted_,
+        "stopped": estimator.stopped_,
         "history": {name: _with_none(values) for name, values in estimator.history_.items()},
     }
     if isinstance(estimator, BayesianMLPClassifier):
@@ -102,7 +102,8 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.n_features_in_ = len(estimator._x_mean)
     if told["feature_names"]:
         estimator.feature_names_in_ = np.array(told["feature_names"], dtype=object)
-    estimator.epochs_, estimator.interrupted_ = told["epochs"], told["interrupted"]
+    estimator.epochs_, estimator.stopped_ = told["epochs"], told["stopped"]
+    estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
     members = len(posterior.components)
     if told["kind"] == BayesianMLPClassifier.__name__:

@@ -74,9 +74,10 @@ class Training:
         verbose: Show a progress bar.
 
     Attributes:
-        interrupted: Whether somebody pressed Ctrl-C.
+        stopped: What ended it: ``"end"``; ``"early"``, the error was least long ago; ``"time"``; or ``"interrupted"``.
         best: The epoch, from 1, that the members are of.
-        held_out_nll: ``(members, epochs)``; NaN where nobody looked.
+        loss: ``(members, epochs)``; NaN where it was over.
+        held_out_nll: Likewise; NaN where nobody looked.
     """
 
     models: Sequence[nn.Module]
@@ -94,7 +95,7 @@ class Training:
     on_epoch: Callable[[TrainingStatus], None] | None = None
     offset: float = 0.0
     verbose: bool = False
-    interrupted: bool = field(default=False, init=False)
+    stopped: str = field(default="end", init=False)
     best: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -119,11 +120,11 @@ class Training:
             folder = None if self.checkpoint is None else Path(self.checkpoint)
             ended = self._train(self.epochs, self._after_epoch, checkpoint=folder)
             if self._chosen is None:  # a checkpoint of the end
-                self._chosen, self.best = ended, self.epochs
+                self._chosen, self.best, self.loss = ended, self.epochs, ended.history["loss"]
         except KeyboardInterrupt:
             if self._chosen is None:
                 raise
-            self.interrupted = True
+            self.stopped = "interrupted"
             warnings.warn("training was interrupted; the members are what they are by now", UserWarning, stacklevel=4)
         except _EnoughError:
             pass
@@ -176,31 +177,32 @@ class Training:
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
         now = time.monotonic()
         last = epoch + 1 == self.epochs
+        late = self.time_budget is not None and now - self._begin > self.time_budget
+        self.loss = nets.history["loss"]
+        enough = self._choose(epoch + 1, nets, last or late)
         if self.on_epoch is not None:
             if self.held_out and (last or now - self._looked > STATUS_EVERY):
                 self._looked = now
                 values = held_out_nll(nets, [self.held_out[member] for member in members]) + self.offset
                 self.held_out_nll[members, epoch] = values
                 self._held_out_nll = float(values.mean())
-            loss = float(nets.history["loss"][:, epoch].nanmean())
+            loss = float(self.loss[:, epoch].nanmean())
             self.on_epoch(TrainingStatus(epoch + 1, self.epochs, loss, self._held_out_nll, now - self._begin))
-        late = self.time_budget is not None and now - self._begin > self.time_budget
-        self._choose(epoch + 1, nets, last or late)
-        if late and not last:
+        if (enough or late) and not last:
+            self.stopped = "early" if enough else "time"
             raise _EnoughError
 
-    def _choose(self, epoch: int, nets: Population, last: bool) -> None:
-        """Keep the members if they are better than those kept, or the first, or if nobody asks which are better."""
+    def _choose(self, epoch: int, nets: Population, last: bool) -> bool:
+        """Keep the members if they are better than those kept, or nobody has asked; whether the best are long ago."""
         if self.error is None or math.isinf(self._least):
             self._chosen, self.best = nets, epoch
         if self.error is None or (epoch < self._next and not last):
-            return
+            return False
         self._next = math.ceil(max(epoch * LOOKS_APART, epoch + 1))
         error = self.error(nets)
         if error < self._least:
             self._least, self._chosen, self.best = error, nets, epoch
-        elif epoch > self.best * LOOKS_APART**PATIENCE:
-            raise _EnoughError
+        return epoch > self.best * LOOKS_APART**PATIENCE
 
 
 def cosine(done: float) -> float:
