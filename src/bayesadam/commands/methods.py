@@ -18,8 +18,8 @@ ADVICE = {
     "vogn": ("widths that do not depend on the batch", "a sample, and squares per example"),
     "von": ("the reference for small networks", "a sample, and second derivatives"),
     "bbb": ("pruning; the classic to compare with", "a sample, and twice the parameters"),
-    "fawn-ropd": ("regression by predictive density", "about three passes per step"),
-    "fawn-vi": ("variational inference without sampling", "about three passes per step"),
+    "fawn-ropd": ("regression by predictive density", "ten times a sample per step, or more"),
+    "fawn-vi": ("variational inference without sampling", "ten times a sample per step, or more"),
 }
 """When to take a method, and what it costs."""
 
