@@ -117,6 +117,12 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
                 f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows"
             )
         interrupted = bool(getattr(estimator, "interrupted_", False))
+        epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
+        if estimator.stopped_ == "early":
+            prepared.notes.append(
+                f"training ended early, after {epochs} epochs: what members left out was predicted best "
+                f"after {estimator.epochs_}, and that is what is kept"
+            )
         watcher.stage("report")
         settings = _as_done(settings, estimator, interrupted)
         report = contents(prepared, settings, estimator, held_out, inputs, metrics, seconds, str(out))
@@ -129,8 +135,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         settings.save(folder / names.CONFIG, interrupted=interrupted, training_rows=rows)
         if not interrupted:
             shutil.rmtree(folder / names.CHECKPOINT, ignore_errors=True)
-    done = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
-    return Result(metrics, interrupted, done, prepared.notes, seconds)
+    return Result(metrics, interrupted, epochs, prepared.notes, seconds)
 
 
 def _train(
