@@ -116,7 +116,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
             prepared.notes.append(
                 f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows"
             )
-        interrupted = bool(getattr(estimator, "interrupted_", False))
+        interrupted = estimator.interrupted_
         epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
         if estimator.stopped_ == "early":
             prepared.notes.append(
@@ -155,7 +155,7 @@ def _train(
             )
         except ValueError as error:
             raise RunError(f"the fit is not possible: {error}") from error
-    interrupted = bool(getattr(estimator, "interrupted_", False))
+    interrupted = estimator.interrupted_
     messages = [] if interrupted else [" ".join(str(w.message).split()) for w in caught]
     return estimator, list(dict.fromkeys(messages))
 

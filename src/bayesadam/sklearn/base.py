@@ -120,10 +120,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None
 
     def _forget(self) -> None:
-        """What an earlier fit left that this one may not set."""
-        for name in ("conformal_scores_",):
-            if hasattr(self, name):
-                delattr(self, name)
+        """What an earlier fit left that this one does not set."""
+        if hasattr(self, "conformal_scores_"):
+            del self.conformal_scores_
 
     def _train(
         self,
@@ -199,7 +198,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             return perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
 
     def _options(self, rows: Sequence[int], priors: Mixture | None) -> dict[str, Any]:
-        options: dict[str, Any] = {"lr": self.lr, **self._method.options}
+        options: dict[str, Any] = {"lr": self.lr}
         if self._method.posterior == "fawn":
             return options
         if self._method.train == "adam":
@@ -232,19 +231,14 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
         return error
 
-    def _predictions(
-        self,
-        X: Tensor,
-        member: int,
-        mc_samples: int | None = None,
-    ) -> Predictive:
+    def _predictions(self, X: Tensor, member: int) -> Predictive:
         return predictions(
             self._method,
             self.network_,
             self.posterior_.components[member],
             self._likelihoods[member],
             X,
-            mc_samples=mc_samples or self.mc_samples,
+            mc_samples=self.mc_samples,
             seed=member,
         )
 

@@ -222,9 +222,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
         self.calibration_ = {"temperature": temperature(log_probs, labels, own_weight)}
 
-    def _member_log_probs(self, X: Tensor, member: int, mc_samples: int | None = None) -> Tensor:
+    def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
         """Of posterior samples of a member, ``(S, N, C)`` float64, before the calibration."""
-        pred = self._predictions(X, member, mc_samples)
+        pred = self._predictions(X, member)
         assert isinstance(pred, ClassificationPredictive)
         return pred.log_probs.double().cpu()
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -16,7 +14,6 @@ class Method:
         predict: A method of :func:`bayesadam.predict`.
         posterior: Where posteriors come from: ``"own"``, of the training itself; ``"laplace"`` or ``"badam"``, read off
             afterwards; ``"fawn"``, of networks that propagate moments.
-        options: Of the training.
         about: One line for people who choose.
     """
 
@@ -24,7 +21,6 @@ class Method:
     predict: str
     posterior: str
     about: str
-    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def continues(self) -> bool:
@@ -32,8 +28,8 @@ class Method:
         return self.posterior == "own" and self.train != "adam"
 
 
-def _perturbed(about: str, **options: Any) -> Method:
-    return Method("", "monte_carlo", "own", about, options)
+def _perturbed(name: str, about: str) -> Method:
+    return Method(name, "monte_carlo", "own", about)
 
 
 _METHODS = {
@@ -42,19 +38,14 @@ _METHODS = {
     ),
     "badam": Method("adam", "linearized", "badam", "networks by Adam, variances read off its second moments; free"),
     "ensemble": Method("adam", "mean", "own", "networks by Adam without posteriors: a deep ensemble"),
-    "vadam": _perturbed("variational inference by Adam on perturbed weights; the default for classification"),
-    "vprop": _perturbed("variational inference by RMSprop on perturbed weights"),
-    "ivon": _perturbed("Vadam with a sharper estimate of the curvature"),
-    "vogn": _perturbed("variational inference with squared gradients per example"),
-    "von": _perturbed("variational inference by reparameterised Hessians"),
-    "bbb": _perturbed("Bayes by Backprop: means and scales by Adam"),
+    "vadam": _perturbed("vadam", "variational inference by Adam on perturbed weights; the default for classification"),
+    "vprop": _perturbed("vprop", "variational inference by RMSprop on perturbed weights"),
+    "ivon": _perturbed("ivon", "Vadam with a sharper estimate of the curvature"),
+    "vogn": _perturbed("vogn", "variational inference with squared gradients per example"),
+    "von": _perturbed("von", "variational inference by reparameterised Hessians"),
+    "bbb": _perturbed("bbb", "Bayes by Backprop: means and scales by Adam"),
     "fawn-ropd": Method("adam", "moments", "fawn", "weight noise in closed form, trained on the predictive density"),
     "fawn-vi": Method("adam", "moments", "fawn", "weight noise in closed form, variational inference"),
-}
-_METHODS |= {
-    name: Method(name, method.predict, method.posterior, method.about, method.options)
-    for name, method in _METHODS.items()
-    if not method.train
 }
 
 METHODS = tuple(_METHODS)
