@@ -9,6 +9,7 @@ import bayesadam as ba
 
 PACKAGE = Path(ba.__file__).parent
 LAYERS = [
+    "files",
     "functional",
     "curvature",
     "noise",

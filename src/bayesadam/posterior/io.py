@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import safetensors
 from safetensors.torch import save_file
 from torch import Tensor
+
+from bayesadam.files import whole_file
 
 FORMAT_VERSION = 1
 _KEY = "bayesadam.posterior"
@@ -35,19 +35,13 @@ def save_tensors(
         "hyperparameters": dict(hyperparameters),
     }
     metadata = {_KEY: json.dumps(header)}
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
-        save_file(_separate(tensors), temporary, metadata)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with whole_file(path) as temporary:
+            save_file(_separate(tensors), temporary, metadata)
     except safetensors.SafetensorError as error:
         raise OSError(
             f"the posterior file must be in a folder that can be written to, got {str(path)!r} ({error})"
         ) from None
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
 
 
 def load_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], dict[str, Any]]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from bayesadam.files import whole_file
 
 VERSION = 1
 TASKS = ("regression", "classification")
@@ -42,16 +42,8 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
 
     path = Path(path)
     text = render(data)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8", newline="\n", errors="replace") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n", errors="replace")
 
 
 def _check(data: Mapping[str, Any]) -> None:

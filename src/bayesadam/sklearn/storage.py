@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bayesadam.files import whole_file
 from bayesadam.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.posterior import Mixture, load_posterior
 from bayesadam.sklearn.base import BayesianMLP
@@ -59,12 +60,8 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     estimator.posterior_.save(path / POSTERIOR)
-    temporary = path / f"{MODEL}.{os.getpid()}.tmp"
-    try:
+    with whole_file(path / MODEL) as temporary:
         temporary.write_text(json.dumps(told, allow_nan=False))
-        temporary.replace(path / MODEL)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | BayesianMLPClassifier:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import csv, parquet
 
+from bayesadam.files import whole_file
 from bayesadam.tabular.open import PARQUET
 
 
@@ -25,25 +23,17 @@ def table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
     Raises:
         OSError: It cannot be written; what was there is left as it was.
     """
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     sink: list[csv.CSVWriter | parquet.ParquetWriter] = []
-    try:
-        with temporary.open("wb") as file:
+    with whole_file(path) as temporary, temporary.open("wb") as file:
 
-            def write(table: pa.Table) -> None:
-                if not sink:
-                    as_parquet = path.suffix.lower() in PARQUET
-                    sink.append((parquet.ParquetWriter if as_parquet else csv.CSVWriter)(file, table.schema))
-                sink[0].write_table(table)
+        def write(table: pa.Table) -> None:
+            if not sink:
+                as_parquet = path.suffix.lower() in PARQUET
+                sink.append((parquet.ParquetWriter if as_parquet else csv.CSVWriter)(file, table.schema))
+            sink[0].write_table(table)
 
-            try:
-                yield write
-            finally:
-                for writer in sink:
-                    writer.close()
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        try:
+            yield write
+        finally:
+            for writer in sink:
+                writer.close()
