@@ -16,8 +16,9 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
+# A process per core, each with one thread: threads that compete for the same cores only wait for each other.
 unit: $(READY)
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.predictive import monte_carlo
+from bayesadam.predictive import gaussian, monte_carlo
 
 BOUND = 4.5
 F64 = {"dtype": torch.float64}
@@ -844,3 +844,18 @@ class TestClassification:
     def test_errors(self, method, target, message):
         with pytest.raises(ValueError, match=message):
             getattr(classification(4, 5, 3), method)(target)
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (ba.RegressionPredictive(torch.zeros(3, 5), torch.ones(1)), "RegressionPredictive((5,), 3 components)"),
+        (
+            gaussian.GaussianPredictive(torch.zeros(5, 2), torch.ones(5, 2), torch.ones(1)),
+            "GaussianPredictive((5, 2), 1 component)",
+        ),
+        (ba.ClassificationPredictive(torch.zeros(4, 5, 2)), "ClassificationPredictive((5, 2), 4 components)"),
+    ],
+)
+def test_says_its_shape(found, words):
+    assert repr(found) == words

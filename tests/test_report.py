@@ -539,6 +539,11 @@ class TestHeadline:
             "but higher than 1.50 (gradient boosting); lower is better."
         )
         assert headline.figures(data) == [("held-out rows", "40"), ("RMSE", "5.00"), ("95% intervals cover", "100.0%")]
+        margins = {"linear model": [1.0, 0.6], "gradient boosting": [-0.5, 0.1]}
+        assert sentences(data | {"margins": margins}).endswith(
+            "Its negative log-likelihood, 2.00, is higher than 1.50 (gradient boosting), "
+            "but not clearly other than 3.00 (linear model); lower is better."
+        )
 
     @pytest.mark.parametrize(
         ("inside", "verdict"),

@@ -59,7 +59,7 @@ class TestTables:
             (b"a,y\n", "must have rows below its header, got none"),
             (b"1,2\n3,4\n", "y"),
             (b"0.5,2\n3,4\n", "must have the columns' names in its first line, got the numbers ['0.5', '2']"),
-            (b"a;y\n1;2\n", "must have columns separated by ',', got the one column 'a;y': say --delimiter ';'"),
+            (b"a;y\n1;2\n", "must have columns separated by ',', got one column, 'a;y': say --delimiter ';'"),
             (b"a,a,y\n1,2,3\n", "every column must have a name of its own, got 'a' more than once"),
             (b"a,y\n1,2\n3\n", "line 3 must have 2 values, as the header has, got 1"),
             (b"\x89PNG\r\n\x1a\n\0\0", "must be text in UTF-8, or a Parquet file"),
@@ -187,6 +187,20 @@ class TestOptions:
     def test_coverage(self, refused, made, tmp_path, coverage):
         arguments = ("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "o.csv", "--coverage", coverage)
         assert refused(*arguments) == f"--coverage must be in (0, 1), got {float(coverage)!r}"
+
+    @pytest.mark.parametrize(
+        ("name", "rule"),
+        [("nobody", "a column of the table"), ("mean", "called like a column of the predictions")],
+    )
+    def test_copy(self, refused, made, numbers, tmp_path, name, rule):
+        lines = numbers.read_text().splitlines()
+        path = tmp_path / "with_mean.csv"
+        path.write_text("\n".join([lines[0] + ",mean", *(line + ",1" for line in lines[1:])]))
+        out = tmp_path / "o.csv"
+        negation = "not be" if name == "mean" else "be"
+        message = refused("predict", made / "price", path, "-o", out, "--copy", name)
+        assert message == f"--copy must {negation} {rule}, got {name!r}"
+        assert not out.exists()
 
 
 class TestPlaces:

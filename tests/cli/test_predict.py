@@ -49,6 +49,23 @@ class TestRegression:
             assert np.allclose(first[name].to_numpy(), second[name].to_numpy(), rtol=1e-5)
         assert file.CHUNK_ROWS > 120
 
+    @pytest.mark.parametrize("suffix", ["csv", "parquet"])
+    def test_columns_are_copied(self, fitted, made, tmp_path, suffix):
+        table = numbers_table(30, seed=5).drop_columns(["id", "price"])
+        table = table.append_column("no", pa.array(range(30))).append_column("given", pa.array(["a", None, "c"] * 10))
+        path = tmp_path / f"t.{suffix}"
+        (csv.write_csv if suffix == "csv" else parquet.write_table)(table, path)
+        out = fitted("predict", made / "price", path, "-o", tmp_path / f"a.{suffix}")
+        assert "ignored: 'no', 'given'" in out
+        keep = ["--copy", "given", "--copy", "no", "--copy", table.column_names[0], "--copy", "no"]
+        out = fitted("predict", made / "price", path, "-o", tmp_path / f"b.{suffix}", *keep)
+        assert "ignored" not in out
+        plain, kept = (open_table(tmp_path / f"{name}.{suffix}").read() for name in "ab")
+        assert kept.column_names == ["given", "no", table.column_names[0], *plain.column_names]
+        assert kept.select(plain.column_names).equals(plain)
+        assert kept["no"].to_pylist() == list(range(30))
+        assert kept["given"].to_pylist() == ["a", None, "c"] * 10
+
     def test_other_columns(self, fitted, made, tmp_path):
         table = numbers_table(30, seed=5).drop_columns(["id", "price", "day"])
         expected = tmp_path / "a.csv"

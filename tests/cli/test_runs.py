@@ -141,13 +141,20 @@ class TestScores:
         found = scores.scores(scores.gaussian(np.array([np.inf]), np.array([0.0]), 1.0), 1.0)
         assert found["RMSE"] is None
 
+    def test_margins_by_hand(self):
+        ours, other = ({"nll": np.array(nll)} for nll in ([1.0, 2.0, 3.0], [2.0, 2.0, 5.0]))
+        assert scores.margin(ours, other) == pytest.approx([1.0, 1.0 / np.sqrt(3)])
+        assert scores.margin({"nll": np.zeros(1)}, {"nll": np.ones(1)}) is None
+        assert scores.margin(ours, {"nll": np.array([1.0, np.inf, 2.0])}) is None
+
 
 class TestBaselines:
     RNG = np.random.default_rng(0)
     X = RNG.normal(size=(600, 3)).astype(np.float32)
 
     def fit(self, y, task, classes=0):
-        return baselines.baselines(self.X[:500], y[:500], self.X[500:], y[500:], task=task, classes=classes, seed=0)
+        found = baselines.baselines(self.X[:500], y[:500], self.X[500:], y[500:], task=task, classes=classes, seed=0)
+        return {name: scores.scores(*row) for name, row in found.items()}
 
     def test_of_a_regression(self):
         y = np.where(self.X[:, 0] > 0, 3.0, -3.0) + 0.5 * self.RNG.normal(size=600)

@@ -100,8 +100,8 @@ class TestElsewhere:
         monkeypatch.setattr(fitting, "baselines", stop)
         code, _, err = command(*arguments(numbers, tmp_path / "run"))
         assert code == 130
-        message = f"bayesadam: stopped; what is done is kept: bayesadam fit --out {tmp_path / 'run'} --resume goes on"
-        assert err.splitlines()[-1] == message
+        kept, go_on = tmp_path / ".run.partial", f"bayesadam fit --out {tmp_path / 'run'} --resume goes on"
+        assert err.splitlines()[-1] == f"bayesadam: stopped; what is done is kept in {kept}: {go_on}"
         assert not (tmp_path / "run").exists()
         code, _, err = command(*arguments(numbers, tmp_path / "run"))
         assert code == 2

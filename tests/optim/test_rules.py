@@ -248,9 +248,11 @@ def test_theorem_1_by_enumeration():
 
 
 def test_vadam_mean_reaches_the_exact_posterior_of_linear_regression():
-    """Full batch, 64 samples, N = 200, rate 0.01, 10,000 steps, mean averaged over the second half: within 2% of the
-    exact posterior's standard deviations. (The variance is not expected to match: methods section 2.)
+    """Full batch, 64 samples, N = 200, rate 0.01: averaged over 20 runs side by side and their last 300 of 1,000 steps,
+    the mean is within 2% of the exact posterior's standard deviations; chance is 0.2% of them. (The variance is not
+    expected to match: methods section 2.)
     """
+    runs, steps, averaged = 20, 1_000, 300
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(200, 10, generator=generator, dtype=torch.float64)
     y = x @ torch.randn(10, generator=generator, dtype=torch.float64) + torch.randn(
@@ -260,14 +262,14 @@ def test_vadam_mean_reaches_the_exact_posterior_of_linear_regression():
     mean = torch.linalg.solve(exact, x.T @ y)
     std = torch.linalg.inv(exact).diagonal().sqrt()
     gram, moment = x.T @ x / 200, x.T @ y / 200
-    theta = torch.nn.Parameter(torch.zeros(10, dtype=torch.float64))
+    theta = torch.nn.Parameter(torch.zeros(runs, 10, dtype=torch.float64))
     opt = ba.Vadam([("theta", theta)], lr=0.01, num_data=200, mc_samples=64)
     average = torch.zeros(10, dtype=torch.float64)
-    for step in range(10_000):
+    for step in range(steps):
         for _ in range(64):
             with opt.sampled_params():
-                theta.grad = gram @ theta.detach() - moment
+                theta.grad = theta.detach() @ gram - moment
         opt.step()
-        if step >= 5_000:
-            average += theta.detach() / 5_000
+        if step >= steps - averaged:
+            average += theta.detach().mean(0) / averaged
     assert ((average - mean) / std).abs().max() < 0.02

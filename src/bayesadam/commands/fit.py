@@ -14,15 +14,15 @@ from bayesadam.commands.app import app
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
 from bayesadam.commands.tables import score_table
 
-_DATA = "The table: CSV with the columns' names in its first line, or Parquet."
+_DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
 _BUDGET = "Seconds of training; the number of epochs is chosen so that they are enough."
 
 
 @app.command()
 def fit(
     data: Annotated[Path | None, typer.Argument(help=_DATA, show_default=False)] = None,
-    target: Annotated[str | None, typer.Option(help="Column to predict.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the run.")] = None,
+    target: Annotated[str | None, typer.Option(help="Column to predict; required.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the run; required.")] = None,
     task: Annotated[str | None, typer.Option(help="regression or classification; default: what it looks like.")] = None,
     method: Annotated[str | None, typer.Option(help="One of bayesadam methods.")] = None,
     hidden: Annotated[str | None, typer.Option(help="Units of the hidden layers: 50, or 100,50.")] = None,
@@ -89,8 +89,8 @@ def fit_table(
         with writing_to("--out", out), screen:
             result = runs.fit(settings, out, screen, force=force, resume=stopped)
     except KeyboardInterrupt:
-        if runs.resumable(out):
-            fail(f"stopped; what is done is kept: bayesadam fit --out {out} --resume goes on", STOPPED)
+        if kept := runs.resumable(out):
+            fail(f"stopped; what is done is kept in {kept}: bayesadam fit --out {out} --resume goes on", STOPPED)
         fail("stopped; nothing was written", STOPPED)
     for note in result.notes:
         console.print(f"  note      {note}", markup=False, highlight=False, soft_wrap=True)

@@ -12,6 +12,8 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from bayesadam.commands.app import app
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
 
+_COPY = "Column of the table to copy, to know the rows by; may be repeated."
+
 
 @app.command()
 def predict(
@@ -19,16 +21,17 @@ def predict(
     data: Annotated[Path, typer.Argument(help="A table with the same columns; the target may be missing.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
     coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number.")] = 0.95,
+    copy: Annotated[list[str] | None, typer.Option(help=_COPY)] = None,
     delimiter: Annotated[str | None, typer.Option(help="Between the cells of a CSV file; default: a comma.")] = None,
 ) -> None:
     """Predict every row of a table, with its uncertainty."""
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():
-        _predict(run, data, out, coverage, {"\\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter))
+        _predict(run, data, out, coverage, copy or [], {"\\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter))
 
 
-def _predict(run: Path, data: Path, out: Path, coverage: float, delimiter: str | None) -> None:
+def _predict(run: Path, data: Path, out: Path, coverage: float, copy: list[str], delimiter: str | None) -> None:
     from bayesadam import runs
     from bayesadam.tabular import open_table
 
@@ -43,6 +46,7 @@ def _predict(run: Path, data: Path, out: Path, coverage: float, delimiter: str |
                 open_table(data, delimiter),
                 out,
                 coverage=coverage,
+                copy=copy,
                 advance=lambda done: bar.update(task, completed=done),
             )
     except KeyboardInterrupt:

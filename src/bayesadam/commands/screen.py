@@ -71,7 +71,7 @@ class Screen:
         """Move the bar."""
         scores = [f"loss {status.loss:.3f}"] if math.isfinite(status.loss) else []
         if status.held_out_nll is not None and math.isfinite(status.held_out_nll):
-            scores.append(f"held-out NLL {status.held_out_nll:.3f}")
+            scores.append(f"validation NLL {status.held_out_nll:.3f}")
         note = ", ".join(scores)
         self._bar.update(self._task, completed=status.epoch, total=status.epochs, note=note)
         every = max(1, status.epochs // _LINES)

@@ -24,6 +24,9 @@ class RegressionPredictive:
         self.means = means
         self.variances = variances.expand(means.shape)
 
+    def __repr__(self) -> str:
+        return _described(self, self.means)
+
     @cached_property
     def mean(self) -> Tensor:
         """Predictive mean, ``(N,)`` or ``(N, D)``."""
@@ -102,6 +105,9 @@ class ClassificationPredictive:
         self.log_probs = log_probs
         self.binary = binary
 
+    def __repr__(self) -> str:
+        return _described(self, self.log_probs)
+
     @cached_property
     def class_probs(self) -> Tensor:
         """Predictive probability of every class, ``(N, C)``; classes 0 and 1 for a Bernoulli likelihood."""
@@ -153,6 +159,11 @@ def from_outputs(outputs: Tensor, likelihood: RegressionLikelihood | Classificat
         return RegressionPredictive(*likelihood.moments(outputs))
     log_probs = likelihood.log_probs(outputs)
     return ClassificationPredictive(log_probs, binary=log_probs.ndim > outputs.ndim)
+
+
+def _described(found: Predictive, components: Tensor) -> str:
+    count, *shape = components.shape
+    return f"{type(found).__name__}({tuple(shape)}, {count} component{'s' * (count != 1)})"
 
 
 def _log_mean_exp(values: Tensor) -> Tensor:

@@ -27,7 +27,7 @@ def headline(data: Mapping[str, Any]) -> list[Markup]:
         return [Markup("No rows were held out, so nothing is known about how good the model is on new data.")]
     sentences = [_regression(held, given) if given.regression else _classification(held, given)]
     sentences.append(_knows(given))
-    if comparison := _comparison(data.get("metrics") or {}):
+    if comparison := _comparison(data.get("metrics") or {}, data.get("margins") or {}):
         sentences.append(comparison)
     return [sentence for sentence in sentences if sentence]
 
@@ -89,8 +89,11 @@ def _knows(given: Errors) -> Markup:
     return _fill("Whether it knows when it is wrong cannot be told from these rows: {} {}.", words, halves)
 
 
-def _comparison(metrics: Mapping[str, Any]) -> Markup:
-    """Beside the other models by the one score that takes the uncertainty into account."""
+def _comparison(metrics: Mapping[str, Any], margins: Mapping[str, Any]) -> Markup:
+    """Beside the other models by the one score that takes the uncertainty into account.
+
+    Where the difference is within two of its standard errors, neither is called the better one.
+    """
     scores = {model: (values or {}).get("NLL") for model, values in metrics.items()}
     known = {
         model: score for model, score in scores.items() if isinstance(score, (int, float)) and math.isfinite(score)
@@ -98,15 +101,16 @@ def _comparison(metrics: Mapping[str, Any]) -> Markup:
     if OURS not in known or len(known) < 2:
         return Markup("")
     ours = known.pop(OURS)
-    better = [model for model, score in known.items() if ours < score]
-    worse = [model for model, score in known.items() if ours > score]
+    groups: dict[str, list[str]] = {"lower than": [], "higher than": [], "not clearly other than": []}
+    for model, score in known.items():
+        above, error = margins.get(model) or (score - ours, 0.0)
+        clear = "lower than" if above > 0 else "higher than"
+        groups[clear if abs(above) > 2.0 * error else "not clearly other than"].append(model)
     parts = [
-        _fill("{} than {}", word, Markup(" and ").join(_fill("{} ({})", number(known[m]), m) for m in models))
-        for word, models in (("lower", better), ("higher", worse))
+        _fill("{} {}", words, Markup(" and ").join(_fill("{} ({})", number(known[m]), m) for m in models))
+        for words, models in groups.items()
         if models
     ]
-    if not parts:
-        return Markup("")
     return _fill(
         "Its negative log-likelihood, <strong>{}</strong>, is {}; lower is better.",
         number(ours),

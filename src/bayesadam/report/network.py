@@ -99,7 +99,8 @@ def history(training: Mapping[str, Any], what: str) -> Chart | None:
     longest = max((len(m) for _, m in drawn), default=0)
     if longest < 2:
         return None
-    y, title = ("training loss", "Training loss") if what == "loss" else ("held-out NLL", "Held-out NLL in training")
+    y = "training loss" if what == "loss" else "validation NLL"
+    title = "Training loss" if what == "loss" else "Validation NLL in training"
     shown = every(drawn, _MEMBERS)
     values = np.concatenate([m[np.isfinite(m)] for _, m in shown])
     steep = bool(values.min() > 0 and values.max() > 30.0 * values.min())

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from bayesadam.runs.scores import Scores, categorical, gaussian, scores
+from bayesadam.runs.held_out import Arrays
+from bayesadam.runs.scores import categorical, gaussian
 
 MAX_ROWS = 100_000
 """They are trained on this many rows at most, drawn at random: more would cost minutes and change little."""
@@ -22,8 +23,8 @@ Floats = NDArray[np.float32]
 
 def baselines(
     x: Floats, y: NDArray[Any], x_test: Floats, y_test: NDArray[Any], *, task: str, classes: int, seed: int
-) -> dict[str, Scores]:
-    """Scores by name of the model.
+) -> dict[str, tuple[Arrays, float]]:
+    """Predictions of the held-out rows, and seconds of the fit, by name of the model.
 
     A regression model gets one Gaussian noise for all rows. Its width is that of the residuals of a fifth of the rows
     when trained on the others, as the residuals of the rows themselves are too small; then it is trained on all.
@@ -40,7 +41,7 @@ def baselines(
     order = np.random.default_rng(seed).permutation(len(x))[:MAX_ROWS]
     if len(x) > MAX_ROWS:
         x, y, order = x[order], y[order], np.arange(MAX_ROWS)
-    found: dict[str, Scores] = {}
+    found: dict[str, tuple[Arrays, float]] = {}
     for name, build in _models(task, seed).items():
         begin = time.perf_counter()
         # One thread: on a machine that has something else to do, threads that wait for each other take minutes.
@@ -57,7 +58,7 @@ def baselines(
                 probs = np.zeros((len(x_test), classes))
                 probs[:, model.classes_] = model.predict_proba(x_test)
                 predictions = categorical(y_test, probs)
-        found[name] = scores(predictions, seconds)
+        found[name] = predictions, seconds
     return found
 
 

@@ -32,6 +32,7 @@ def contents(
     held_out: Arrays,
     inputs: NDArray[np.float32],
     metrics: Mapping[str, Scores],
+    margins: Mapping[str, list[float] | None],
     seconds: Mapping[str, float],
     out: str,
 ) -> dict[str, Any]:
@@ -44,6 +45,7 @@ def contents(
         held_out: Its predictions of the held-out rows.
         inputs: The held-out rows, ``(N, D)``.
         metrics: Scores by name of the model.
+        margins: By how much the NLL of the others is above ours, and its standard error.
         seconds: What took how long.
         out: Where the run will be.
     """
@@ -68,6 +70,7 @@ def contents(
             "target_histogram": _histogram(prepared),
         },
         "metrics": {name: dict(values) for name, values in metrics.items()},
+        "margins": dict(margins),
         "held_out": _held_out(prepared, held_out, shown),
         "surprises": _surprises(prepared, held_out),
         "training": {name: _thinned(values[:, : estimator.epochs_]) for name, values in estimator.history_.items()},

@@ -22,7 +22,7 @@ from bayesadam.runs.errors import RunError
 from bayesadam.runs.folder import check_place, new_run, read_fingerprint, write_json
 from bayesadam.runs.held_out import predict_held_out
 from bayesadam.runs.prepare import Prepared, prepare
-from bayesadam.runs.scores import Scores, scores
+from bayesadam.runs.scores import Scores, margin, scores
 from bayesadam.runs.settings import Settings
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
@@ -100,18 +100,18 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
             held_out = predict_held_out(estimator, inputs, truth, target)
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
-            metrics = {
-                "bayesadam": scores(held_out, seconds["training"]),
-                **baselines(
-                    prepared.inputs,
-                    prepared.targets[prepared.split.training],
-                    inputs,
-                    truth,
-                    task=target.task,
-                    classes=len(target.classes),
-                    seed=settings.seed,
-                ),
-            }
+            others = baselines(
+                prepared.inputs,
+                prepared.targets[prepared.split.training],
+                inputs,
+                truth,
+                task=target.task,
+                classes=len(target.classes),
+                seed=settings.seed,
+            )
+        metrics = {"bayesadam": scores(held_out, seconds["training"])}
+        metrics |= {name: scores(*found) for name, found in others.items()}
+        margins = {name: margin(held_out, found) for name, (found, _) in others.items()}
         if len(prepared.inputs) > MAX_ROWS:
             prepared.notes.append(
                 f"linear model and gradient boosting were trained on {MAX_ROWS:,} of the training rows"
@@ -125,7 +125,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
             )
         watcher.stage("report")
         settings = _as_done(settings, estimator, interrupted)
-        report = contents(prepared, settings, estimator, held_out, inputs, metrics, seconds, str(out))
+        report = contents(prepared, settings, estimator, held_out, inputs, metrics, margins, seconds, str(out))
         estimator.save(folder)
         write_json(folder / names.PREPROCESSING, prepared.preprocessing.to_json())
         parts = {name: report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}

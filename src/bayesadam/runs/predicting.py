@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +15,33 @@ from bayesadam.tabular import Findings, Preprocessing, TableError, TableFile, Ta
 
 
 def predict(
-    run: Run, file: TableFile, out: Path, *, coverage: float = 0.95, advance: Callable[[int], None] | None = None
+    run: Run,
+    file: TableFile,
+    out: Path,
+    *,
+    coverage: float = 0.95,
+    copy: Sequence[str] = (),
+    advance: Callable[[int], None] | None = None,
 ) -> tuple[int, list[str]]:
     """Write one row of predictions for every row of a table.
 
     A regression has the columns "mean", "std", "lower" and "upper"; a classification "predicted", "probability_LABEL"
-    for every class, "entropy" and "mutual_information" (nats).
+    for every class, "entropy" and "mutual_information" (nats). Columns that are copied stand before them.
 
     Args:
         run: What was fitted.
         file: The table.
         out: Parquet if its name says so, else CSV.
         coverage: Of the interval from "lower" to "upper".
+        copy: Columns of the table to copy, by which to know the rows again.
         advance: Is told the number of rows that are done.
 
     Returns:
         Number of rows, and notes about what the training data had not.
 
     Raises:
-        RunError: The run is damaged, or ``coverage`` is not in (0, 1).
+        RunError: The run is damaged, ``coverage`` is not in (0, 1), or ``copy`` has a column that is not there or is
+            called like one of the predictions.
         TableError: Columns are missing, values are of another kind, or there are no rows.
         OSError: ``out`` cannot be written; a file that was there is left as it was.
     """
@@ -43,12 +51,17 @@ def predict(
         raise RunError(f"-o must be a file, got the folder {str(out)!r}")
     if out.exists() and out.samefile(file.path):
         raise RunError(f"-o must be another file than the table, got {str(out)!r}")
+    absent = [name for name in copy if name not in file.columns]
+    if absent:
+        raise RunError(f"--copy must be a column of the table, got {absent[0]!r}")
     preprocessing, estimator = run.preprocessing(), run.estimator()
-    notes, findings, done = preprocessing.check(file.columns), Findings(), 0
+    looked_at = [name for name in file.columns if name in preprocessing.types or name not in copy]
+    notes, findings, done = preprocessing.check(looked_at), Findings(), 0
     with table_writer(out) as write:
-        for first, table in file.chunks(preprocessing.types):
+        for first, table in file.chunks(dict.fromkeys(copy) | preprocessing.types):
             inputs = _inputs(preprocessing, table, file, first, findings)
-            write(_predictions(estimator.predictive(inputs), preprocessing.target, coverage))
+            found = _predictions(estimator.predictive(inputs), preprocessing.target, coverage)
+            write(_beside(table.select(list(dict.fromkeys(copy))), found))
             done += len(table)
             if advance is not None:
                 advance(done)
@@ -72,6 +85,13 @@ def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
     shares = {f"probability_{_name(label)}": probs[:, code] for code, label in enumerate(target.classes)}
     doubts = {"entropy": _numbers(found.entropy), "mutual_information": _numbers(found.mutual_information)}
     return pa.table({"predicted": predicted, **shares, **doubts})
+
+
+def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
+    for name in kept.column_names:
+        if name in found.column_names:
+            raise RunError(f"--copy must not be called like a column of the predictions, got {name!r}")
+    return pa.table(dict(zip(kept.column_names + found.column_names, kept.columns + found.columns, strict=True)))
 
 
 def _numbers(values: Any) -> np.ndarray[Any, np.dtype[Any]]:

@@ -50,6 +50,17 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
+def margin(ours: Arrays, other: Arrays) -> list[float] | None:
+    """By how much the NLL of another model is above ours on the same rows, and the standard error of that.
+
+    ``None`` where it cannot be told: of one row, or where a number is not finite.
+    """
+    above = other["nll"] - ours["nll"]
+    if len(above) < 2 or not np.isfinite(above).all():
+        return None
+    return [float(above.mean()), float(above.std(ddof=1) / math.sqrt(len(above)))]
+
+
 def gaussian(y: NDArray[np.float64], mean: NDArray[np.float64], std: float) -> Arrays:
     """Predictions of a model that says a mean and has one standard deviation for all rows."""
     z = (y - mean) / std

@@ -46,8 +46,8 @@ class CsvFile(TableFile):
             for other in _OTHER_DELIMITERS:
                 if other in names[0]:
                     raise TableError(
-                        f"{path} must have columns separated by {self.delimiter!r}, got the one column {names[0]!r}: "
-                        f"say --delimiter {other!r}"
+                        f"{path} must have columns separated by {self.delimiter!r}, got one column, "
+                        f"{_short(names[0])!r}: say --delimiter {other!r}"
                     )
         if all(re.fullmatch(NUMBER, name.strip()) for name in names) and not _counted(names):
             raise TableError(f"{path} must have the columns' names in its first line, got the numbers {names[:3]}")
@@ -77,12 +77,13 @@ class CsvFile(TableFile):
             raise TableError(f"{self.path} must be text in UTF-8")
         return self._whole(parts, reader.schema)
 
-    def chunks(self, types: Mapping[str, pa.DataType]) -> Iterator[tuple[int, pa.Table]]:
+    def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
         """See the base class."""
         raw = dict(zip(self.columns, self._raw, strict=True))
         first = 0
         try:
-            for batch in self._open({raw[name]: kind for name, kind in types.items()}, [raw[name] for name in types]):
+            read_as = {raw[name]: kind or pa.string() for name, kind in types.items()}
+            for batch in self._open(read_as, list(read_as)):
                 table = pa.Table.from_batches([batch]).rename_columns(list(types))
                 for start in range(0, len(batch), CHUNK_ROWS):
                     part = table.slice(start, CHUNK_ROWS)
@@ -140,6 +141,10 @@ def _header(path: Path, delimiter: str) -> list[str]:
         return next(csv.reader(lines, delimiter=delimiter))
     except (csv.Error, StopIteration) as error:
         raise TableError(f"{path} must have the columns' names in its first line ({error})") from None
+
+
+def _short(name: str, most: int = 30) -> str:
+    return name if len(name) <= most else name[:most] + "..."
 
 
 def _counted(names: list[str]) -> bool:

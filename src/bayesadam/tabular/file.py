@@ -58,11 +58,12 @@ class TableFile(ABC):
         """
 
     @abstractmethod
-    def chunks(self, types: Mapping[str, pa.DataType]) -> Iterator[tuple[int, pa.Table]]:
+    def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
         """Some of the columns, in chunks of at most ``CHUNK_ROWS`` rows: constant memory.
 
         Args:
-            types: Which columns, and the types that their values must have.
+            types: Which columns, and the types that their values must have; ``None``: as they stand there, which in CSV
+                is text.
 
         Yields:
             Number of the chunk's first row, and the chunk.

@@ -41,7 +41,7 @@ class ParquetFile(TableFile):
             raise self._damaged(error) from None
         return self._whole(table.to_batches(), table.schema)
 
-    def chunks(self, types: Mapping[str, pa.DataType]) -> Iterator[tuple[int, pa.Table]]:
+    def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
         """See the base class."""
         raw = dict(zip(self.columns, self._raw, strict=True))
         first = 0
@@ -53,12 +53,14 @@ class ParquetFile(TableFile):
             raise self._damaged(error) from None
 
     def _cast(
-        self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType], raw: Mapping[str, str], first: int
+        self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType | None], raw: Mapping[str, str], first: int
     ) -> pa.Table:
         columns = {}
         for name, kind in types.items():
             column = pa.chunked_array([batch.column(raw[name])])
-            if pa.types.is_floating(kind):
+            if kind is None:
+                columns[name] = column
+            elif pa.types.is_floating(kind):
                 columns[name] = pa.chunked_array([as_numbers(column, name, lambda row: self.place(first + row))])
             else:
                 columns[name] = column.cast(kind)
