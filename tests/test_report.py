@@ -598,6 +598,13 @@ class TestNumbers:
         assert values.number(value) == text
 
     @pytest.mark.parametrize(
+        ("array", "count"),
+        [([], 5), ([7.0], 5), ([0.1, 3.0], 5), ([1.7e9, 1.7e9 + 1000.0], 11), ([1e15, 1e15 + 1], 15), ([-3.0, 2.0], 5)],
+    )
+    def test_digits_that_tell_values_apart(self, array, count):
+        assert values.digits(np.array(array)) == count
+
+    @pytest.mark.parametrize(
         ("share", "text"),
         [(0.9996, "99.9%"), (1.0, "100.0%"), (1e-5, "<0.1%"), (0.0, "0.0%"), (None, "–"), (0.5, "50.0%")],
     )

@@ -40,6 +40,20 @@ class TestScreen:
             (line,) = [line for line in out.split("\n") if name in line and "│" in line]
             assert [float(cell) for cell in line.split("│")[2:-1]] == [float(f"{v:.4g}") for v in row.values()]
 
+    def test_a_column_that_looks_like_a_number_of_the_rows_is_kept(self, fitted, numbers, tmp_path):
+        keep = ("--keep", "id", "--time", "block", "--keep", "block", "--drop", "day")
+        out = fitted("fit", numbers, "--target", "price", "--out", tmp_path / "run", *keep, *FAST)
+        assert "3 numbers (id, size, block)" in out or "numbers (size, block, id)" in out
+        assert "left out  day: --drop says so\n" in out
+        assert out.count("left out") == 1
+
+    def test_notes_are_said_once(self, fitted, tmp_path):
+        table = numbers_table(120)
+        rare = [f"rare {row}" if row % 40 == 0 else f"level {row % 3}" for row in range(120)]
+        path = write(table.append_column("c", pa.array(rare)), tmp_path / "t.csv")
+        out = fitted("fit", path, "--target", "price", "--drop", "day", "--out", tmp_path / "run", *FAST)
+        assert out.count("are taken together as 'other'") == 1
+
     def test_nothing_but_text_where_it_is_no_terminal(self, command, tmp_path):
         table = labels_table().rename_columns(["[red]a[/]", "b\x1b[31m", "answer"])
         code, out, err = command(
@@ -93,7 +107,7 @@ class TestRunFolder:
         data = report["data"]
         assert (data["rows"], data["train_rows"], data["held_out_rows"]) == (120, 108, 12)
         assert [column["name"] for column in data["columns"]] == ["size", "city", "new", "block"]
-        assert data["left_out"] == {"day": "--drop says so", "id": "it numbers the rows"}
+        assert data["left_out"] == {"day": "--drop says so", "id": "it numbers the rows (if it is an input: --keep)"}
         assert sum(data["target_histogram"]["counts"]) == 120
         worst = report["surprises"][0]
         assert worst["nll"] == max(report["held_out"]["nll"])

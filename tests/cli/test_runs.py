@@ -93,6 +93,7 @@ class TestSettings:
             {},
             {"method": "vadam", "hidden": (100, 50), "members": 3, "epochs": 7, "seed": 5, "device": "cpu"},
             {"time_budget": 2.5, "group": "a b", "drop": ("x", "it's"), "drop_missing_target": True},
+            {"keep": ("day", "a b"), "delimiter": ";", "decimal": ","},
             {"time": "day", "delimiter": "\t", "held_out": 0.25, "task": "classification", "hidden": ()},
         ],
     )
@@ -176,6 +177,21 @@ class TestBaselines:
         y = self.X @ np.array([1.0, 2.0, 3.0])
         y[:500][self.X[:500, 1] > 10] = np.nan
         assert self.fit(y, "regression")["linear model"]["RMSE"] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "text"),
+    [
+        (1699999794.25, 112.0, "1699999794 ± 1.1e+02"),
+        (12.3456, 0.0123, "12.346 ± 0.012"),
+        (12.3456, 5.0, "12.35 ± 5"),
+        (-0.00123456, 1e-5, "-0.001235 ± 1e-05"),
+        (0.0, 1.0, "0 ± 1"),
+        (3e20, 1e19, "3e+20 ± 1e+19"),
+    ],
+)
+def test_means_have_the_digits_of_their_error(mean, std, text):
+    assert contents._with_error(mean, std) == text
 
 
 def test_training_curves_are_thinned_and_without_gaps():

@@ -53,6 +53,12 @@ class TestReading:
         assert table.to_pydict() == TABLE
         assert types(table) == {"a": "int64", "b": "double", "c": "string", "d": "bool"}
 
+    def test_a_decimal_comma(self, write):
+        file = open_table(write("a;b\n1,5;x\n-2,25;1,5\n"), ";", ",")
+        assert file.read().to_pydict() == {"a": [1.5, -2.25], "b": ["x", "1,5"]}
+        ((_, chunk),) = file.chunks({"a": pa.float64(), "b": None})
+        assert chunk.to_pydict() == {"a": [1.5, -2.25], "b": ["x", "1,5"]}
+
     def test_parquet_by_content(self, tmp_path):
         parquet.write_table(pa.table(TABLE), tmp_path / "table.data")
         assert open_table(tmp_path / "table.data").read().to_pydict() == TABLE
@@ -175,6 +181,17 @@ class TestMistakes:
     def test_a_delimiter_of_two_characters(self, write):
         with pytest.raises(TableError, match=r"^--delimiter must be one character, got '::'$"):
             open_table(write("a::b\n"), "::")
+
+    @pytest.mark.parametrize("options", [(None, ","), (",", ","), (";", ";"), (";", "x")])
+    def test_another_decimal_mark(self, write, options):
+        with pytest.raises(TableError, match=r"^--decimal must be '.' or ',' and not the --delimiter, got "):
+            open_table(write("a\n1\n"), *options)
+
+    def test_a_decimal_comma_that_nobody_spoke_of(self, write):
+        file = open_table(write("a;b\n1;2\n3;4,5\n"), ";")
+        message = r"^column 'b' must be numbers such as 1234.5, got '4,5' in line 3: --decimal , reads"
+        with pytest.raises(TableError, match=message):
+            list(file.chunks({"b": pa.float64()}))
 
     def test_latin_1_far_below(self, write, small_blocks):
         path = write(b"a,b\n" + b"1,x\n" * 400_000 + b"1,\xe4\n")

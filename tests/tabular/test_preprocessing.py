@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ class TestNumbers:
     def test_by_hand(self):
         found = learn({"a": self.VALUES})
         center, scale = 2.5, np.sqrt(np.mean((np.array(self.VALUES) - 4.0) ** 2))
-        assert found.columns == (Number("a", center, scale, False),)
+        assert found.columns == (Number("a", center, scale, False, 1.0, 10.0),)
         assert found.features == ["a"]
         new = matrix(found, {"a": [0.0, None, 2.5, -1e6]})
         assert new.dtype == np.float32
@@ -126,6 +127,16 @@ class TestCategories:
         for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
             assert learn({"c": array.cast(kind)}).columns == expected
 
+    @pytest.mark.parametrize("values", [["005", "12", "+7", "-3"], ["5.0", "12.00", "7", "-3."]])
+    def test_whole_numbers_however_they_are_written(self, values):
+        found = learn({"store_id": [5, 12, 7, -3] * 4})
+        assert found.columns[0].levels == ("-3", "12", "5", "7")
+        new = matrix(found, {"store_id": [*values, None, "8", "5x"]})
+        assert new.argmax(1)[:4].tolist() == [2, 1, 3, 0]
+        assert new.sum(1).tolist() == [1, 1, 1, 1, 0, 0, 0]
+        text = learn({"store_id": ["005", "x"] * 4})
+        assert matrix(text, {"store_id": ["005", "5"]}).sum(1).tolist() == [1, 0]
+
 
 class TestFindings:
     def test_are_counted_over_chunks_and_said_once(self):
@@ -139,6 +150,17 @@ class TestFindings:
             "column 't': 2 rows have missing values, of which the training rows had none (taken as typical)",
             "column 'c': 4 rows have levels that training rows had never or rarely ('x' in line 2, 'y0' in line 4, "
             "'y3' in line 7): taken as 'other'",
+        ]
+
+    def test_numbers_far_from_those_of_the_training_rows(self):
+        found = learn({"n": [-1.0, 0.0, 3.0, 2.0]})
+        findings = Findings()
+        for first, values in ((0, [5.0, -3.0, None]), (3, [5.1, 1e6]), (5, [-3.5])):
+            chunk = pa.table({"n": pa.array(values, pa.float64())})
+            found.transform(chunk, findings=findings, place=lambda row, first=first: f"line {first + row + 2}")
+        assert findings.notes()[1:] == [
+            "column 'n': 3 rows have numbers far outside of the training rows' range of -1 to 3 (5.1 in line 5): do "
+            "not rely on the predictions there, nor on their intervals"
         ]
 
     def test_nothing(self):
@@ -204,7 +226,39 @@ class TestChoice:
 
     def test_gaps_of_held_out_rows_do_not_hide_a_row_number(self):
         rows = np.sort(np.random.default_rng(0).permutation(200)[:120])
-        assert learn({"nr": np.arange(200), "a": self.NOISE}, rows=rows).left_out == {"nr": "it numbers the rows"}
+        assert learn({"nr": np.arange(200), "a": self.NOISE}, rows=rows).left_out["nr"].startswith("it numbers the")
+
+    @pytest.mark.parametrize(("name", "values"), [("day", COUNT), ("dose_id", COUNT * 7919 % 100_003)])
+    def test_kept(self, name, values):
+        assert "(if it is an input: --keep)" in learn({name: values, "a": self.NOISE}).left_out[name]
+        found = learn({name: values, "a": self.NOISE}, keep=(name,))
+        assert [(column.name, type(column)) for column in found.columns] == [(name, Number), ("a", Number)]
+        assert not found.left_out
+
+    def test_what_cannot_be_kept(self):
+        message = r"^--keep must be a column that can be an input, got 'b': it is the same in all training rows \(7\)$"
+        with pytest.raises(TableError, match=message):
+            learn({"a": self.NOISE, "b": np.full(self.N, 7)}, keep=("b",))
+
+    @pytest.mark.parametrize(
+        ("values", "got"),
+        [
+            (["1,5", "2,25", "4"], "'1,5' in row 1"),
+            (["12", "999", "1,048.41", "2,000.00"], "'1,048.41' in row 3"),
+            (["1.048,41", "2.000,00"], "'1.048,41' in row 1"),
+            (["12", "1 000", "2 000 000"], "'1 000' in row 2"),
+        ],
+    )
+    def test_numbers_written_otherwise(self, values, got):
+        message = f"column 'a' must be numbers such as 1234.5, got {got}: --decimal , reads a decimal comma"
+        with pytest.raises(TableError, match=re.escape(message)):
+            learn({"a": values * 20, "b": np.arange(20.0 * len(values)) ** 2})
+        with pytest.raises(TableError, match=re.escape(message.replace("'a'", "'y'"))):
+            Target.find("y", pa.chunked_array([pa.array(values * 20)]))
+
+    @pytest.mark.parametrize("values", [["1,2", "red", "blue"], ["1,2,3", "2,3", "x"], ["1.234", "2.345", "3.456"]])
+    def test_text_that_is_none_of_that(self, values):
+        assert learn({"a": values * 20}).columns[0].name == "a"
 
     @pytest.mark.parametrize(
         "values",

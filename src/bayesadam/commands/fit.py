@@ -11,10 +11,12 @@ import typer
 from rich.console import Console
 
 from bayesadam.commands.app import app
+from bayesadam.commands.delimited import DECIMAL, DELIMITER, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
 from bayesadam.commands.tables import score_table
 
 _DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
+_KEEP = "Column that is an input although it looks like the numbers of the rows; may be repeated."
 _BUDGET = "Seconds of training; the number of epochs is chosen so that they are enough."
 
 
@@ -33,8 +35,10 @@ def fit(
     time: Annotated[str | None, typer.Option(help="Column: the last rows are held out.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of the rows to test on; default: 0.1.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Column that is no input; may be repeated.")] = None,
+    keep: Annotated[list[str] | None, typer.Option(help=_KEEP)] = None,
     drop_missing_target: Annotated[bool, typer.Option("--drop-missing-target", help="Leave such rows out.")] = False,
-    delimiter: Annotated[str | None, typer.Option(help="Between the cells of a CSV file; default: a comma.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help=DELIMITER)] = None,
+    decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split, the networks and the noise; default: 0.")] = None,
     device: Annotated[str | None, typer.Option(help="To train on: cpu (default), cuda, ...")] = None,
     config: Annotated[Path | None, typer.Option(help="config.json of a run, to do the same again.")] = None,
@@ -61,8 +65,10 @@ def fit(
         "time": time,
         "held_out": held_out,
         "drop": tuple(drop) if drop else None,
+        "keep": tuple(keep) if keep else None,
         "drop_missing_target": drop_missing_target or None,
-        "delimiter": {"\\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter),
+        "delimiter": delimiter_of(delimiter),
+        "decimal": decimal,
         "seed": seed,
         "device": device,
     }

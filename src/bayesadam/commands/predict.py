@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bayesadam.commands.app import app
+from bayesadam.commands.delimited import DECIMAL, DELIMITER, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
 
 _COPY = "Column of the table to copy, to know the rows by; may be repeated."
@@ -22,16 +23,19 @@ def predict(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
     coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number.")] = 0.95,
     copy: Annotated[list[str] | None, typer.Option(help=_COPY)] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Between the cells of a CSV file; default: a comma.")] = None,
+    delimiter: Annotated[str | None, typer.Option(help=DELIMITER)] = None,
+    decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
 ) -> None:
     """Predict every row of a table, with its uncertainty."""
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():
-        _predict(run, data, out, coverage, copy or [], {"\\t": "\t", "tab": "\t"}.get(delimiter or "", delimiter))
+        _predict(run, data, out, coverage, copy or [], (delimiter_of(delimiter), decimal))
 
 
-def _predict(run: Path, data: Path, out: Path, coverage: float, copy: list[str], delimiter: str | None) -> None:
+def _predict(
+    run: Path, data: Path, out: Path, coverage: float, copy: list[str], written: tuple[str | None, str | None]
+) -> None:
     from bayesadam import runs
     from bayesadam.tabular import open_table
 
@@ -43,7 +47,7 @@ def _predict(run: Path, data: Path, out: Path, coverage: float, copy: list[str],
         with writing_to("-o", out, "a file"), bar:
             rows, notes = runs.predict(
                 runs.Run(run),
-                open_table(data, delimiter),
+                open_table(data, *written),
                 out,
                 coverage=coverage,
                 copy=copy,

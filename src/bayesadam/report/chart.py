@@ -20,7 +20,7 @@ from bokeh.models import (
 from bokeh.plotting import figure
 
 from bayesadam.report.palette import LIGHT
-from bayesadam.report.values import Array, every, printable
+from bayesadam.report.values import Array, digits, every, printable
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _SMALL = "12px"
@@ -139,7 +139,8 @@ def histogram(plot: figure, edges: Array, counts: Array) -> None:
         fill_alpha=0.55,
         line_color=LIGHT["blue"],
     )
-    hover(plot, [bars], {"from": "@left{%.5g}", "to": "@right{%.5g}", "rows": "@count{%d}"})
+    exact = f"{{%.{digits(edges)}g}}"
+    hover(plot, [bars], {"from": f"@left{exact}", "to": f"@right{exact}", "rows": "@count{%d}"})
 
 
 def hover(plot: figure, renderers: Sequence[Any], entries: Mapping[str, str], mode: str = "mouse") -> None:
@@ -157,10 +158,14 @@ def hover(plot: figure, renderers: Sequence[Any], entries: Mapping[str, str], mo
 
 
 def units(axis: Any, *values: Array) -> None:
-    """Tick labels as 250k and 1.5m rather than 2.500e+5 where the values are large."""
+    """Tick labels as 250k and 1.5m rather than 2.500e+5 where the values are large, and whole where they are close."""
     largest = max((float(np.abs(array).max()) for array in values if len(array)), default=0.0)
-    large = 1e4 <= largest < 1e12
-    axis.formatter = NumeralTickFormatter(format="0.[00]a") if large else BasicTickFormatter(precision="auto")
+    if not 1e4 <= largest < 1e12:
+        axis.formatter = BasicTickFormatter(precision="auto")
+    elif digits(*values) > 5:
+        axis.formatter = BasicTickFormatter(use_scientific=False)
+    else:
+        axis.formatter = NumeralTickFormatter(format="0.[00]a")
 
 
 def span(*values: Array, margin: float = 0.04) -> tuple[float, float]:

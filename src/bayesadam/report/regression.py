@@ -10,7 +10,7 @@ from bokeh.models import ColumnDataSource
 
 from bayesadam.report.chart import Chart, Key, blank, histogram, hover, span, table, units
 from bayesadam.report.palette import LIGHT
-from bayesadam.report.values import Array, binomial_range, columns, number, percent, vector
+from bayesadam.report.values import Array, binomial_range, columns, digits, number, percent, vector
 
 LEVEL = 0.95
 """Nominal coverage of ``lower`` and ``upper``."""
@@ -36,7 +36,7 @@ def predictions(held: Mapping[str, Any], target: str) -> Chart | None:
     # What misses comes last, on top of the crowd.
     for where, marker, colour, size in ((inside, "circle", "blue", 5), (~inside, "triangle", "vermilion", 8)):
         arrays = {"y": y, "mean": mean, "lower": lower, "upper": upper, "row": row}
-        source = ColumnDataSource({name: array[where].astype(np.float32) for name, array in arrays.items()})
+        source = ColumnDataSource({name: array[where] for name, array in arrays.items()})
         plot.segment(
             "y", "lower", "y", "upper", source=source, line_color=LIGHT[colour], line_alpha=0.5 * max(crowd, 0.3)
         )
@@ -53,12 +53,13 @@ def predictions(held: Mapping[str, Any], target: str) -> Chart | None:
             )
         )
     name = "row of the file" if held.get("row") else "held-out row"
-    entries = {name: "@row{%d}", "actual": "@y{%.5g}", "predicted": "@mean{%.5g}"}
-    hover(plot, marks, entries | {"from": "@lower{%.5g}", "to": "@upper{%.5g}"})
+    exact = f"{{%.{digits(y)}g}}"
+    shown = {"actual": "y", "predicted": "mean", "from": "lower", "to": "upper"}
+    hover(plot, marks, {name: "@row{%d}"} | {word: f"@{column}{exact}" for word, column in shown.items()})
     order = np.argsort(y)
     rows, thinned = table(
         [str(int(i)) for i in row[order]],
-        *([number(v, 4) for v in array[order]] for array in (y, mean, lower, upper)),
+        *([number(v, digits(y) - 1) for v in array[order]] for array in (y, mean, lower, upper)),
         ["yes" if i else "no" for i in inside[order]],
     )
     return Chart(

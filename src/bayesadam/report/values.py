@@ -79,6 +79,13 @@ def number(value: Any, digits: int = 3) -> str:
     return text.replace("-", "−")  # noqa: RUF001
 
 
+def digits(*values: Array) -> int:
+    """Significant digits with which values can be told apart: many where they are large and lie close together."""
+    together = np.concatenate([array for array in values if len(array)] or [np.zeros(1)])
+    largest, reach = float(np.abs(together).max()), float(np.ptp(together))
+    return 5 if reach == 0 else min(15, max(5, 4 + math.ceil(math.log10(largest / reach))))
+
+
 def aligned(values: Sequence[float], most: int = 4) -> list[str]:
     """Numbers below each other: all with the decimals that give the largest of them four digits, ``most`` at most."""
     largest = max((abs(value) for value in values), default=0.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -108,7 +109,7 @@ def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
             predicted = f"{classes[best]} ({share[best]:.1%}; {actual}: {share[code]:.1%})"
         else:
             actual = float(held_out["y"][row])
-            predicted = f"{held_out['mean'][row]:.4g} ± {held_out['std'][row]:.2g}"
+            predicted = _with_error(float(held_out["mean"][row]), float(held_out["std"][row]))
         found.append(
             {
                 "row": int(prepared.rows[prepared.split.held_out[row]]) + prepared.file.first_line,
@@ -119,6 +120,14 @@ def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _with_error(mean: float, std: float) -> str:
+    """A mean with all the digits that its standard deviation leaves it, and four at least."""
+    if mean == 0 or std == 0 or not 1e-4 <= abs(mean) < 1e15:
+        return f"{mean:.4g} ± {std:.2g}"
+    first, last = math.floor(math.log10(abs(mean))), math.floor(math.log10(std)) - 1
+    return f"{mean:.{max(0, -min(last, first - 3))}f} ± {std:.2g}"
 
 
 def _histogram(prepared: Prepared) -> dict[str, Any]:

@@ -51,7 +51,7 @@ class Result:
         metrics: Scores on the held-out rows, by name of the model.
         interrupted: Whether training was stopped by Ctrl-C.
         epochs: Of training that were done.
-        notes: Warnings.
+        notes: What came up after the watcher was told what was found.
         seconds: What took how long.
     """
 
@@ -87,6 +87,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
     if resume is not None and read_fingerprint(resume) != rows:
         raise RunError(f"--resume needs the table to be what it was when the fit began, got another in {settings.data}")
     watcher.prepared(prepared)
+    told = len(prepared.notes)
     target = prepared.preprocessing.target
     with new_run(out, resume=resume) as folder, _threads(len(prepared.inputs)):
         settings.save(folder / names.CONFIG, interrupted=True, training_rows=rows)
@@ -135,7 +136,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         settings.save(folder / names.CONFIG, interrupted=interrupted, training_rows=rows)
         if not interrupted:
             shutil.rmtree(folder / names.CHECKPOINT, ignore_errors=True)
-    return Result(metrics, interrupted, epochs, prepared.notes, seconds)
+    return Result(metrics, interrupted, epochs, prepared.notes[told:], seconds)
 
 
 def _train(

@@ -82,7 +82,7 @@ def prepare(settings: Settings) -> Prepared:
         RunError: A column that the settings name is not there.
         NotEnoughMemory: It, or the networks, are too large.
     """
-    file = open_table(settings.data, settings.delimiter)
+    file = open_table(settings.data, settings.delimiter, settings.decimal)
     _check_names(settings, file.columns)
     table = file.read()
     table, rows, notes = _with_target(settings, table)
@@ -101,7 +101,11 @@ def prepare(settings: Settings) -> Prepared:
         left_out[settings.group] = "its groups decide what is held out"
     if settings.time:
         left_out[settings.time] = "it decides what is held out"
-    preprocessing = Preprocessing.fit(table, target, rows=split.training, left_out=left_out, place=place)
+    for name in settings.keep:
+        left_out.pop(name, None)
+    preprocessing = Preprocessing.fit(
+        table, target, rows=split.training, left_out=left_out, keep=settings.keep, place=place
+    )
     _check_size(settings, len(preprocessing.features), max(len(target.classes), 1))
     inputs = preprocessing.transform(table, rows=split.training, place=place)
     groups = group_codes(table.column(settings.group).take(split.training)) if settings.group else None
@@ -120,8 +124,13 @@ def prepare(settings: Settings) -> Prepared:
 
 
 def _check_names(settings: Settings, columns: Sequence[str]) -> None:
-    named = [("--target", settings.target), ("--group", settings.group), ("--time", settings.time)]
-    for option, name in (*named, *(("--drop", name) for name in settings.drop)):
+    named: list[tuple[str, str | None]] = [
+        ("--target", settings.target),
+        ("--group", settings.group),
+        ("--time", settings.time),
+    ]
+    named += [("--drop", name) for name in settings.drop] + [("--keep", name) for name in settings.keep]
+    for option, name in named:
         if name is not None and name not in columns:
             there = quoted(list(columns))
             raise RunError(f"{option} must be a column of {Path(settings.data).name}, got {name!r}; they are {there}")

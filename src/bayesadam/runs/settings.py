@@ -14,7 +14,7 @@ from bayesadam.runs.errors import RunError
 from bayesadam.sklearn import METHODS
 
 FORMAT_VERSION = 1
-_TUPLES = ("hidden", "drop")
+_TUPLES = ("hidden", "drop", "keep")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Settings:
         time: Column by which the last rows are held out.
         held_out: Share of the rows to test on.
         drop: Columns that are no inputs.
+        keep: Columns that are, even if they look like numbers of the rows or identifiers.
         drop_missing_target: Leave rows without a target out.
         delimiter: Of a CSV file.
+        decimal: Of a CSV file: "." or ",".
         seed: Of the split, the networks and the noise.
         device: To train on.
 
@@ -55,8 +57,10 @@ class Settings:
     time: str | None = None
     held_out: float = 0.1
     drop: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()
     drop_missing_target: bool = False
     delimiter: str | None = None
+    decimal: str | None = None
     seed: int = 0
     device: str = "cpu"
 
@@ -79,9 +83,17 @@ class Settings:
             raise RunError(f"--seed must be in [0, 2**32), got {self.seed!r}")
         if self.group is not None and self.time is not None:
             raise RunError(f"--group must not be given with --time, got {self.group!r} and {self.time!r}")
-        for option, names in (("--group", [self.group]), ("--time", [self.time]), ("--drop", self.drop)):
+        for option, names in (
+            ("--group", [self.group]),
+            ("--time", [self.time]),
+            ("--drop", self.drop),
+            ("--keep", self.keep),
+        ):
             if self.target in names:
                 raise RunError(f"{option} must not be the target, got {self.target!r}")
+        for name in self.keep:
+            if name in self.drop:
+                raise RunError(f"--keep must not be a column of --drop, got {name!r}")
         _check_device(self.device)
 
     def estimator_options(self) -> dict[str, Any]:
@@ -102,7 +114,7 @@ class Settings:
             if value == field.default and field.name != "target":
                 continue
             option = "--" + field.name.replace("_", "-")
-            if field.name == "drop":
+            if field.name in ("drop", "keep"):
                 words += [f"{option} {_quoted(name)}" for name in value]
             elif value is True:
                 words.append(option)

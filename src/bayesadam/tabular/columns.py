@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
@@ -20,6 +21,9 @@ Floats = NDArray[np.float32]
 OTHER = "other"
 MIN_ROWS = 3
 """A level of a category that fewer training rows have is one of the "other" levels."""
+_FAR = 0.5
+"""A value is far outside if it is this part of the training rows' range away from it."""
+_WHOLE = r"^\+?(-?)0*(\d+)(\.0*)?$"
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,16 @@ class Number:
         center: Median of the training rows; stands for a missing value.
         scale: Their standard deviation, 1 if that is 0.
         missing: Whether training rows had missing values: then a second column says where.
+        least: Of the training rows; a value far outside of what they had is predicted all the same, and said.
+        largest: Likewise.
     """
 
     name: str
     center: float
     scale: float
     missing: bool
+    least: float = -math.inf
+    largest: float = math.inf
 
     kind: ClassVar[str] = "number"
 
@@ -46,7 +54,14 @@ class Number:
         values = as_numbers(column, name, place)
         known = values[~np.isnan(values)]
         scale = float(known.std())
-        return cls(name, float(np.median(known)), scale if scale > 0 else 1.0, len(known) < len(values))
+        return cls(
+            name,
+            float(np.median(known)),
+            scale if scale > 0 else 1.0,
+            len(known) < len(values),
+            float(known.min()),
+            float(known.max()),
+        )
 
     @property
     def features(self) -> list[str]:
@@ -70,6 +85,9 @@ class Number:
                 f"column {self.name!r} must be near what it was in training, got {values[row]:g} in {place(row)}"
             )
         out[:, 0] = np.where(absent, 0.0, scaled)
+        room = _FAR * (self.largest - self.least)
+        far = (values < self.least - room) | (values > self.largest + room)
+        findings.far_outside(self.name, values, far, (self.least, self.largest), place)
         if self.missing:
             out[:, 1] = absent
         else:
@@ -130,12 +148,14 @@ class Category:
         other: Whether training rows had further levels: they share a column, and a new level is one of them. Without
             it, a row with a new level has zeros.
         missing: Whether training rows had missing values: then a column says where.
+        whole: The levels are whole numbers: 005 and 5.0 are the level 5.
     """
 
     name: str
     levels: tuple[str, ...]
     other: bool
     missing: bool
+    whole: bool = False
 
     kind: ClassVar[str] = "category"
 
@@ -144,7 +164,8 @@ class Category:
         """Of the training rows."""
         counts = level_counts(column)
         levels = tuple(level for level, count in counts.items() if count >= MIN_ROWS)
-        return cls(name, levels, len(levels) < len(counts), column.null_count > 0)
+        whole = pa.types.is_integer(column.type)
+        return cls(name, levels, len(levels) < len(counts), column.null_count > 0, whole)
 
     @property
     def features(self) -> list[str]:
@@ -159,7 +180,10 @@ class Category:
 
     def encode(self, column: pa.ChunkedArray, out: Floats, place: Place, findings: Findings) -> None:
         """Write the columns of the matrix, ``(N, len(features))``."""
-        codes = _codes(as_text(column), self.levels)
+        text = as_text(column)
+        if self.whole:
+            text = compute.replace_substring_regex(text, _WHOLE, r"\1\2")
+        codes = _codes(text, self.levels)
         new = codes == -2
         findings.new_levels(self.name, column, new, place)
         out[:] = 0.0

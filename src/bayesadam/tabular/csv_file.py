@@ -13,7 +13,7 @@ from pyarrow import csv as arrow_csv
 
 from bayesadam.tabular.errors import TableError
 from bayesadam.tabular.file import CHUNK_ROWS, TableFile
-from bayesadam.tabular.numbers import NUMBER
+from bayesadam.tabular.numbers import NUMBER, refuse_foreign
 
 _BLOCK = 8 * 2**20
 _OTHER_DELIMITERS = (";", "\t", "|", ",")
@@ -31,6 +31,8 @@ class CsvFile(TableFile):
         path: Of the file.
         delimiter: Between the cells; ``None``: a tab if the name ends in ".tsv" or ".tab", else a comma.
 
+        decimal: The decimal mark, ``"."`` or ``","``; ``None``: a point.
+
     Raises:
         TableError: There are no names in the first line, or another delimiter; and as the base class.
     """
@@ -38,9 +40,11 @@ class CsvFile(TableFile):
     first_line = 2
     unit = "line"
 
-    def __init__(self, path: Path, delimiter: str | None = None) -> None:
+    def __init__(self, path: Path, delimiter: str | None = None, decimal: str | None = None) -> None:
         tabs = any(suffix in (".tsv", ".tab") for suffix in path.suffixes)
-        self.delimiter = delimiter or ("\t" if tabs else ",")
+        self.delimiter, self.decimal = delimiter or ("\t" if tabs else ","), decimal or "."
+        if self.decimal not in (".", ",") or self.decimal == self.delimiter:
+            raise TableError(f"--decimal must be '.' or ',' and not the --delimiter, got {self.decimal!r}")
         names = _header(path, self.delimiter)
         if len(names) == 1:
             for other in _OTHER_DELIMITERS:
@@ -99,7 +103,10 @@ class CsvFile(TableFile):
             read_options=arrow_csv.ReadOptions(block_size=_BLOCK, use_threads=False),
             parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
-                column_types=dict(types), include_columns=columns, strings_can_be_null=True
+                column_types=dict(types),
+                include_columns=columns,
+                strings_can_be_null=True,
+                decimal_point=self.decimal,
             ),
         )
 
@@ -112,6 +119,8 @@ class CsvFile(TableFile):
                 raise TableError(f"{self.path} must be text in UTF-8, which column {name!r} is not") from None
             rule = "a number" if match[3] == "double" else f"of type {match[3]}"
             where = f" in line {match[2]}" if match[2] else ""
+            if match[3] == "double":
+                refuse_foreign(name, pa.array([match[4]]), lambda _: where.removeprefix(" in ") or "a row")
             raise TableError(f"{self.path}: column {name!r} must be {rule} in every row, got {match[4]!r}{where}")
         if match := _RAGGED.search(text):
             where = f"line {match[1]}" if match[1] else "every line"

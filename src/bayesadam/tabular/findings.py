@@ -21,10 +21,13 @@ class Findings:
     Attributes:
         absent: Missing values in columns where training rows had none.
         levels: New or rare levels: how many rows, and the first few with their places.
+        outside: Numbers far outside of the training rows' range: how many rows, the range, and the first with its
+            place.
     """
 
     absent: dict[str, int] = field(default_factory=dict)
     levels: dict[str, tuple[int, dict[str, str]]] = field(default_factory=dict)
+    outside: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def missing(self, name: str, where: NDArray[np.bool_]) -> None:
         """Count missing values."""
@@ -42,6 +45,17 @@ class Findings:
                 shown.setdefault(str(level), place(row))
         self.levels[name] = count + int(where.sum()), shown
 
+    def far_outside(
+        self, name: str, values: NDArray[np.float64], where: NDArray[np.bool_], known: tuple[float, float], place: Place
+    ) -> None:
+        """Count numbers of which the training rows had nothing near."""
+        if not where.any():
+            return
+        row = int(where.argmax())
+        words = f"of {known[0]:g} to {known[1]:g} ({values[row]:g} in {place(row)})"
+        count, first = self.outside.get(name, (0, words))
+        self.outside[name] = count + int(where.sum()), first
+
     def notes(self) -> list[str]:
         """One line per column."""
         lines = []
@@ -55,6 +69,11 @@ class Findings:
             lines.append(
                 f"column {name!r}: {_rows(count)} levels that training rows had never or rarely ({examples}): "
                 "taken as 'other'"
+            )
+        for name, (count, words) in self.outside.items():
+            lines.append(
+                f"column {name!r}: {_rows(count)} numbers far outside of the training rows' range {words}: "
+                "do not rely on the predictions there, nor on their intervals"
             )
         return lines
 

@@ -14,6 +14,8 @@ from bayesadam.tabular.errors import Place, TableError, row_place
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:inf|infinity|nan)"
 """A regular expression of a number as text."""
 
+_FOREIGN = r"[+-]?\d+,\d+|[+-]?\d{1,3}([., ]\d{3})+([.,]\d+)?"
+
 LARGEST = 1e38
 """Numbers are used in single precision, which ends at 3.4e38."""
 
@@ -33,6 +35,7 @@ def as_numbers(column: pa.ChunkedArray, name: str, place: Place = row_place) -> 
         text = as_text(column)
         row = compute.index(compute.match_substring_regex(text, f"^({NUMBER})$"), pa.scalar(False)).as_py()
         if row >= 0:
+            refuse_foreign(name, pa.array([text[row].as_py()]), lambda _: place(row))
             raise TableError(
                 f"column {name!r} must be a number in every row, got {text[row].as_py()!r} in {place(row)}"
             )
@@ -45,6 +48,28 @@ def as_numbers(column: pa.ChunkedArray, name: str, place: Place = row_place) -> 
         row = int(beyond[0])
         raise TableError(f"column {name!r} must be finite (below {LARGEST:g}), got {values[row]:g} in {place(row)}")
     return values
+
+
+def refuse_foreign(name: str, text: pa.ChunkedArray, place: Place) -> None:
+    """Refuse numbers with a decimal comma or thousands separators, which would be taken for text.
+
+    Args:
+        name: Of the column.
+        text: Values.
+        place: Where a row is, for the message.
+
+    Raises:
+        TableError: Nearly all values are numbers, and some are written so.
+    """
+    plain = compute.match_substring_regex(text, f"^({NUMBER})$")
+    foreign = compute.and_not(compute.match_substring_regex(text, f"^({_FOREIGN})$"), plain)
+    row = compute.index(foreign, pa.scalar(True)).as_py()
+    if row < 0 or compute.mean(compute.or_(plain, foreign)).as_py() < 0.9:
+        return
+    raise TableError(
+        f"column {name!r} must be numbers such as 1234.5, got {text[row].as_py()!r} in {place(row)}: --decimal , reads "
+        "a decimal comma; thousands separators have to go"
+    )
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -13,12 +13,13 @@ PARQUET = (".parquet", ".pq")
 _MAGIC = b"PAR1"
 
 
-def open_table(path: str | os.PathLike[str], delimiter: str | None = None) -> TableFile:
+def open_table(path: str | os.PathLike[str], delimiter: str | None = None, decimal: str | None = None) -> TableFile:
     """Open a CSV or a Parquet file.
 
     Args:
         path: Of the file.
         delimiter: Between the cells of a CSV file, if it is not a comma.
+        decimal: The decimal mark of a CSV file, if it is not a point.
 
     Raises:
         TableError: The file is missing, empty, or neither; or as its kind says.
@@ -28,4 +29,4 @@ def open_table(path: str | os.PathLike[str], delimiter: str | None = None) -> Ta
         parquet = file.read(4) == _MAGIC
     if path.suffix.lower() in PARQUET and not parquet:
         raise TableError(f"{path} must be a Parquet file, as its name says, got something else")
-    return ParquetFile(path) if parquet else CsvFile(path, delimiter)
+    return ParquetFile(path) if parquet else CsvFile(path, delimiter, decimal)

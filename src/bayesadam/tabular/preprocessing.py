@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Preprocessing:
         *,
         rows: Rows | None = None,
         left_out: Mapping[str, str] | None = None,
+        keep: Sequence[str] = (),
         place: Place = row_place,
     ) -> Preprocessing:
         """Learn from training rows.
@@ -53,10 +54,12 @@ class Preprocessing:
             target: Its column is no input.
             rows: Those to be trained on; default all.
             left_out: Further columns that are no inputs, and why.
+            keep: Columns of numbers that are inputs even if they look like numbers of the rows or identifiers.
             place: Where a row of the table is, for messages.
 
         Raises:
-            TableError: A column holds dates, infinite values or text among numbers, or no column is left.
+            TableError: A column holds dates, infinite values or text among numbers, one to be kept cannot be, or no
+                column is left.
         """
         reasons = dict(left_out or {})
         columns: list[Column] = []
@@ -66,9 +69,11 @@ class Preprocessing:
             if name == target.name or name in reasons:
                 continue
             column = table.column(name)
-            choice = choose(name, column if rows is None else column.take(rows), where)
+            choice = choose(name, column if rows is None else column.take(rows), where, keep=name in keep)
             if isinstance(choice, Date):
                 dates[name] = choice.example
+            elif isinstance(choice, LeftOut) and name in keep:
+                raise TableError(f"--keep must be a column that can be an input, got {name!r}: {choice.reason}")
             elif isinstance(choice, LeftOut):
                 reasons[name] = choice.reason
             else:

@@ -13,7 +13,7 @@ from pyarrow import compute
 
 from bayesadam.tabular.columns import level_counts
 from bayesadam.tabular.errors import Place, TableError, quoted, row_place
-from bayesadam.tabular.numbers import are_integers, as_numbers, as_text, is_number, is_text
+from bayesadam.tabular.numbers import are_integers, as_numbers, as_text, is_number, is_text, refuse_foreign
 
 TASKS = ("regression", "classification")
 FEW = 10
@@ -75,6 +75,8 @@ class Target:
                 return cls._regression(name, values, f"its values are {distinct:,} different whole numbers")
             why = f"its values are {distinct} different whole numbers" if task is None else why
         elif task is None:
+            if is_text(kind):
+                refuse_foreign(name, as_text(column), place)
             why = "its values are true or false" if pa.types.is_boolean(kind) else "its values are text"
         return cls._classification(name, column, why)
 
