@@ -158,9 +158,11 @@ class Local(Reparameterized):
         name, fixed = self._bias(bias, use)
         draw = self.draw
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
-        spread = call(x.square(), draw.std(weight).square(), None if name is None else draw.std(name).square())
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
+        variance, of_bias = (None if key is None else draw.std(key).square().to(dtype) for key in (weight, name))
+        std = root(call(x.to(dtype).square(), variance, of_bias)).to(mean.dtype)
         eps = draw.source.activations(draw.seed, draw.number, draw.indices[weight], mean)
-        return mean + root(spread) * (eps.neg_() if draw.sign < 0 else eps)
+        return mean + std * (eps.neg_() if draw.sign < 0 else eps)
 
 
 class Flipout(Reparameterized):
@@ -182,7 +184,8 @@ class Flipout(Reparameterized):
         before, after = both[:, :width].reshape(shape), both[:, width:].reshape(shape)
         if x.ndim == -channels:
             before, after = before[0], after[0]
-        change = call(x * before, draw.deviation(weight), None if name is None else draw.deviation(name))
+        deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))
+        change = call(x * before, deviation, of_bias)
         return mean.addcmul(change, after)
 
 
