@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,6 +18,11 @@ WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 
 AHEAD = 64
 """Draws for which the noise of small parameters is made at once, at most."""
+
+
+def recording() -> AbstractContextManager[Any]:
+    """Gradients are recorded inside, whatever the mode outside: what inference mode makes is of no use after it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
 
 
 class Noise:
@@ -53,8 +59,9 @@ class Noise:
 
     def activations(self, seed: int, number: int, index: int, like: Tensor) -> Tensor:
         """Standard normals for the outputs of a layer."""
-        out = torch.empty_like(like, memory_format=torch.contiguous_format)
-        return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
+        with recording():  # the buffers are for later passes too
+            out = torch.empty_like(like, memory_format=torch.contiguous_format)
+            return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
 
 
 class Draw:
@@ -100,28 +107,29 @@ class Draw:
 
     def mean(self, name: str) -> Tensor:
         """In the dtype of the standard deviation, which is float32 at least."""
-        with torch.enable_grad():
+        with recording():
             return self.means[name].to(self._rho[name].dtype)
 
     def std(self, name: str) -> Tensor:
         """Standard deviations of a parameter."""
         if name not in self._std:
-            with torch.enable_grad():
+            with recording():
                 self._std[name] = softplus(self._rho[name])
         return self._std[name]
 
     def eps(self, name: str) -> Tensor:
         """The standard normals of a parameter's sample."""
         if name not in self._eps:
-            like = {self.indices[other]: rho.detach() for other, rho in self._rho.items()}
-            eps = self.source.weights(self.seed, self.number, self.indices[name], like, compile=self.compile)
-            self._eps[name] = eps.neg_() if self.sign < 0 else eps
+            with recording():
+                like = {self.indices[other]: rho.detach() for other, rho in self._rho.items()}
+                eps = self.source.weights(self.seed, self.number, self.indices[name], like, compile=self.compile)
+                self._eps[name] = eps.neg_() if self.sign < 0 else eps
         return self._eps[name]
 
     def deviation(self, name: str) -> Tensor:
         """The sample less its mean."""
         if name not in self._deviation:
-            with torch.enable_grad():
+            with recording():
                 self._deviation[name] = self.std(name) * self.eps(name)
         return self._deviation[name]
 
@@ -129,7 +137,7 @@ class Draw:
         """The sample of a parameter, in the parameter's dtype."""
         if name not in self._theta:
             mean, eps = self.means[name], self.eps(name)
-            with torch.enable_grad():
+            with recording():
                 if name in self._std:
                     self._theta[name] = torch.addcmul(self.mean(name), self._std[name], eps).to(mean.dtype)
                 else:
