@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from bayesadam.variational import kernels
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """What noise is for: the sample's number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 AHEAD = 64
 """Draws for which the noise of small parameters is made at once, at most."""
 
@@ -23,6 +26,13 @@ AHEAD = 64
 def recording() -> AbstractContextManager[Any]:
     """Gradients are recorded inside, whatever the mode outside: what inference mode makes is of no use after it."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, left alone by ``torch.compile``: with every draw, it would compile what draws once more."""
+    if torch.compiler.is_compiling():  # importing the compiler takes seconds
+        return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
+    return function
 
 
 class Noise:
@@ -104,6 +114,10 @@ class Draw:
         self._eps: dict[str, Tensor] = {}
         self._deviation: dict[str, Tensor] = {}
         self._theta: dict[str, Tensor] = {}
+
+    def sample(self) -> dict[str, Tensor]:
+        """The sample of all parameters."""
+        return {name: self.theta(name) for name in self.means}
 
     def mean(self, name: str) -> Tensor:
         """In the dtype of the standard deviation, which is float32 at least."""

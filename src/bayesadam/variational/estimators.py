@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesadam import noise
 from bayesadam.functional.reparameterized import root
-from bayesadam.variational.draws import SIGNS, Draw
+from bayesadam.variational.draws import SIGNS, Draw, uncompiled
 
 _CHANNELS = {
     functional.linear: -1,
@@ -37,17 +37,17 @@ _SHAPES = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tens
 
 def shared(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model at one weight sample."""
-    return functional_call(model, {name: draw.theta(name) for name in draw.means}, args, kwargs)
+    return functional_call(model, uncompiled(draw.sample)(), args, kwargs)
 
 
 def local(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model with the outputs of linear functions drawn (Kingma et al. 2015, section 2.3)."""
-    return _run(Local(draw), model, args, kwargs)
+    return uncompiled(_run)(Local, draw, model, args, kwargs)
 
 
 def flipout(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model with random signs in the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
-    return _run(Flipout(draw), model, args, kwargs)
+    return uncompiled(_run)(Flipout, draw, model, args, kwargs)
 
 
 ESTIMATORS: Mapping[str, Callable[[nn.Module, Draw, tuple[Any, ...], dict[str, Any]], Any]] = {
@@ -199,6 +199,9 @@ def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor)
     return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
 
 
-def _run(mode: Reparameterized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    kind: type[Reparameterized], draw: Draw, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    mode = kind(draw)
     with mode:
         return functional_call(model, mode.placeholders, args, kwargs)
