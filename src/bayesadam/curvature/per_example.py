@@ -84,11 +84,14 @@ class PerExampleSquares:
 
         Args:
             after_backward: Called at the end of every backward pass, when gradients are complete.
+
+        Raises:
+            RuntimeError: Another one is started on the model, or on a part of it; nothing has changed.
         """
         if "_modules" not in vars(self.model):  # of a copy that is being made, where a module has its optimiser
             return
-        self._collector.after_backward = after_backward
         self._collector.start()
+        self._collector.after_backward = after_backward
         self._slots = {}
 
     def stop(self) -> None:
@@ -135,7 +138,8 @@ class PerExampleSquares:
 
         Raises:
             ValueError: The parameter is not of the model.
-            RuntimeError: It has a gradient that did not come from a call of its module.
+            RuntimeError: It has a gradient that did not come from a call of its module, or whose squares were
+                forgotten.
         """
         slot = self._slot(parameter)
         value = self._collector.read(slot)
@@ -145,7 +149,8 @@ class PerExampleSquares:
         if value is None and parameter.requires_grad and parameter.grad is not None:
             raise RuntimeError(
                 f"the gradient of parameter {slot.name} must come from calls of its module in the model's forward "
-                "pass since start(), got one that no hook saw"
+                "pass since start(), got one that no hook saw, or whose squares were forgotten in the step of another "
+                "optimizer with the same PerExampleSquares (use one optimizer with param groups)"
             )
         return value
 
