@@ -85,7 +85,8 @@ def test_a_stopped_one_stays_stopped(copied):
 
 def test_a_model_that_leads_to_its_squares():
     """As a trainer's module does that has its optimiser as an attribute."""
-    model, _, x, t = used()
+    model, first, x, t = used()
+    first.stop()
     model.squares = PerExampleSquares(model)
     model.squares.start()
     other = copy.deepcopy(model)

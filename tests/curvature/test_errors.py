@@ -1,14 +1,16 @@
 """What is refused, by name and before it is silently wrong."""
 
+import gc
 import re
 
 import pytest
 import torch
 from torch import nn
 
+import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
 from curvature.conftest import check
-from curvature.models import inputs, mlp, tokens, transformer
+from curvature.models import convnet, inputs, mlp, tokens, transformer
 
 
 def started(model, **options):
@@ -267,6 +269,60 @@ def test_a_parameter_of_another_model():
     squares = started(model)
     with pytest.raises(ValueError, match=r"parameter must be of the model .* got one of shape \(3, 2\)"):
         squares.mean_squares(nn.Parameter(torch.zeros(3, 2)))
+
+
+@pytest.mark.parametrize("make", [mlp, convnet])
+@pytest.mark.parametrize("part", [False, True])
+def test_two_on_one_model(make, part):
+    model = make()
+    squares, x = started(model), inputs(6, 5) if make is mlp else inputs(6, 2, 8, 8)
+    second = PerExampleSquares(model[0] if part else model)
+    match = "the model must be followed by one started PerExampleSquares at a time, got a second one: use one optimizer"
+    with pytest.raises(RuntimeError, match=match):
+        second.start()
+    assert not second.started
+    model(x).flatten(1).sum(1).mean().backward()
+    assert squares.num_examples == 6
+    assert squares.mean_squares(model[0].weight) is not None
+    squares.stop()
+    second.start()
+
+
+def test_one_that_nobody_refers_to_any_more():
+    model = mlp()
+    gc.disable()
+    try:
+        squares = started(model)
+        squares.cycle = squares
+        del squares
+        assert started(model).started
+    finally:
+        gc.enable()
+
+
+def test_two_optimizers_on_one_model():
+    """Each in its block, one after the other, may have its own squares; in drop-in training none may be shared."""
+    model, x = mlp(), inputs(6, 5)
+
+    def vogn(layer, squares):
+        return ba.VOGN(layer.parameters(), num_data=6, curvature=squares)
+
+    first, second = (vogn(layer, PerExampleSquares(model)) for layer in (model[0], model[2]))
+    with first.sampled_params():
+        with pytest.raises(RuntimeError, match="use one optimizer with param groups"), second.sampled_params():
+            pass
+        model(x).sum(1).mean().backward()
+    first.step()
+    squares = PerExampleSquares(model)
+    first, second = vogn(model[0], squares), vogn(model[2], squares)
+    first.train()
+    second.train()
+    model.zero_grad()
+    model(x).sum(1).mean().backward()
+    first.step()
+    match = r"the gradient .* whose squares were forgotten in the step of another optimizer .* with param groups"
+    with pytest.raises(RuntimeError, match=match):
+        second.step()
 
 
 @pytest.mark.parametrize(("announced", "other"), [("mean", "sum"), ("sum", "mean")])

@@ -137,6 +137,29 @@ def test_signs_are_fair_bits_of_their_own():
     assert not torch.equal(signs(7, 3, 1, 40, 33, like), signs(2**40 + 7, 3, 1, 40, 33, like))
 
 
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+@pytest.mark.parametrize(
+    ("dtype", "std", "tolerance"),
+    [(torch.bfloat16, 0.05, 0.02), (torch.float16, 0.05, 2e-3), (torch.float16, 3e-4, 2e-3)],
+)
+def test_low_precision_is_rounding_only(layer, estimator, dtype, std, tolerance):
+    """With means of 0 nothing hides the spread; the square of 3e-4 is no number of float16."""
+    make, shape = LAYERS[layer]
+    low, wide = (variational(make().to(d), initial_std=std, estimator=estimator) for d in (dtype, torch.float64))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(4)).to(dtype)
+    for parameter in (*low.model.parameters(), *wide.model.parameters()):
+        parameter.data.zero_()
+    out, expected = low(x), wide(x.double())
+    assert out.dtype == dtype
+    assert (out.double() - expected).norm() < tolerance * expected.norm()
+    out.square().sum().backward()
+    expected.square().sum().backward()
+    for parameter, reference in zip(low.parameters(), wide.parameters(), strict=True):
+        assert parameter.grad.dtype == parameter.dtype
+        assert (parameter.grad.double() - reference.grad).norm() < tolerance * reference.grad.norm()
+
+
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
 def test_gradients_are_unbiased(estimator):
     """The mean gradient is that of the expected loss, which many samples of plain PyTorch noise estimate."""

@@ -222,6 +222,37 @@ def test_autocast(estimator, prior):
         assert (got.grad - reference.grad).norm() < 0.1 * reference.grad.norm()
 
 
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixture()])
+@pytest.mark.parametrize("size", [4, 200])
+def test_inference_mode_leaves_nothing_behind(estimator, prior, size):
+    """A validation pass in inference mode gives what it gives without gradients, and so does training afterwards."""
+    torch.manual_seed(0)
+    x, y = torch.randn(20, size), torch.randint(3, (20,))
+    found = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        torch.manual_seed(1)
+        net = variational(nn.Sequential(nn.Linear(size, 100), nn.Tanh(), nn.Linear(100, 3)), prior, estimator=estimator)
+        with mode():
+            outputs = [net(x), nelbo(net, x, y, likelihood=ba.Categorical(), num_data=20)]
+            net.eval()
+            outputs.append(net(x))
+            with net.common_draw():
+                outputs.append(net(x))
+            assert not any(out.requires_grad for out in outputs)
+        net.train()
+        with net.common_draw():  # the pass with gradients uses the draw of the one without
+            with mode():
+                net(x)
+                net.kl_divergence()
+            outputs.append(net(x))
+            (outputs[-1].square().sum() + net.kl_divergence()).backward()
+        nelbo(net, x, y, likelihood=ba.Categorical(), num_data=20).backward()
+        found.append([out.detach().clone() for out in outputs] + [p.grad for p in net.parameters()])
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+
+
 def test_low_precision_weights_have_spreads_in_float32():
     net = variational(mlp(dtype=torch.bfloat16), initial_std=0.3)
     assert all(rho.dtype == torch.float32 for rho in net.rho.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -57,12 +58,24 @@ class Collector:
         return bool(self._handles)
 
     def start(self) -> None:
-        """Look at the model as it is now, forget, and put the hooks on."""
+        """Look at the model as it is now, forget, and put the hooks on.
+
+        Raises:
+            RuntimeError: Another one's hooks are on; nothing has changed.
+        """
+        units, slots = units_of(self.root, self._totals)
+        if self._has_others(units):
+            gc.collect()  # an optimizer that nobody refers to any more is left in a cycle, and its hooks on
+            if self._has_others(units):
+                raise RuntimeError(
+                    "the model must be followed by one started PerExampleSquares at a time, got a second one: use one "
+                    "optimizer with param groups, or stop the other first (eval() of its optimizer)"
+                )
         self.stop()
         self.discard()
         self.generation += 1
         self._pass = None
-        self._units, self.slots = units_of(self.root, self._totals)
+        self._units, self.slots = units, slots
         reference = weakref.ref(self)
         for unit in self._units:
             self._handles.append(
@@ -204,6 +217,11 @@ class Collector:
             Variable._execution_engine.queue_callback(self.after_backward)
 
     # Inside
+
+    def _has_others(self, units: list[Unit]) -> bool:
+        """Whether another collector's hooks are on one of these parts."""
+        hooks = (hook for unit in units for hook in unit.module._forward_hooks.values())
+        return any(isinstance(hook, Called) and hook.reference() not in (None, self) for hook in hooks)
 
     def _square_sums(self, slot: Slot, calls: list[tuple[str, Call]]) -> None:
         """Square what several calls add to the gradient of one parameter."""

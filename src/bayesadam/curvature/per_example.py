@@ -28,12 +28,14 @@ class PerExampleSquares:
         h = squares.mean_squares(model.weight)
 
     The first axis of the model's first tensor, and of what every layer gets, must be the examples; where it is only as
-    long by chance (a square of positions, say), this cannot be seen. Layers with a closed form are ``Linear``,
-    ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``, ``GroupNorm``, ``InstanceNorm`` and
-    ``BatchNorm`` in eval mode. Any other module with parameters of its own is called again with its inputs, mapped over
-    the examples, which costs about two more forward and backward passes of that module; it must not draw random
-    numbers. An ``Embedding`` of positions that all examples share, of shape ``(T,)`` or ``(1, T)``, returns its output
-    once for every example.
+    long by chance (a square of positions, say), this cannot be seen. All positions of a sequence are one example, whose
+    loss is their sum: the square of their mean's gradient is too small, by their number if they are independent.
+
+    Layers with a closed form are ``Linear``, ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``,
+    ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode. Any other module with parameters of its own is
+    called again with its inputs, mapped over the examples, which costs about two more forward and backward passes of
+    that module; it must not draw random numbers. An ``Embedding`` of positions that all examples share, of shape
+    ``(T,)`` or ``(1, T)``, returns its output once for every example.
 
     With ``d_i`` the contribution of example ``i`` to ``p.grad`` in a backward pass and ``n`` the number of examples in
     all passes since the start, the result is ``n sum_i d_i^2`` if the loss is a mean (``d_i = grad f_i / M``; with
@@ -84,11 +86,14 @@ class PerExampleSquares:
 
         Args:
             after_backward: Called at the end of every backward pass, when gradients are complete.
+
+        Raises:
+            RuntimeError: Another one is started on the model, or on a part of it; nothing has changed.
         """
         if "_modules" not in vars(self.model):  # of a copy that is being made, where a module has its optimiser
             return
-        self._collector.after_backward = after_backward
         self._collector.start()
+        self._collector.after_backward = after_backward
         self._slots = {}
 
     def stop(self) -> None:
@@ -135,7 +140,8 @@ class PerExampleSquares:
 
         Raises:
             ValueError: The parameter is not of the model.
-            RuntimeError: It has a gradient that did not come from a call of its module.
+            RuntimeError: It has a gradient that did not come from a call of its module, or whose squares were
+                forgotten.
         """
         slot = self._slot(parameter)
         value = self._collector.read(slot)
@@ -145,7 +151,8 @@ class PerExampleSquares:
         if value is None and parameter.requires_grad and parameter.grad is not None:
             raise RuntimeError(
                 f"the gradient of parameter {slot.name} must come from calls of its module in the model's forward "
-                "pass since start(), got one that no hook saw"
+                "pass since start(), got one that no hook saw, or whose squares were forgotten in the step of another "
+                "optimizer with the same PerExampleSquares (use one optimizer with param groups)"
             )
         return value
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,8 +16,23 @@ from bayesadam.variational import kernels
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """What noise is for: the sample's number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 AHEAD = 64
 """Draws for which the noise of small parameters is made at once, at most."""
+
+
+def recording() -> AbstractContextManager[Any]:
+    """Gradients are recorded inside, whatever the mode outside: what inference mode makes is of no use after it."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """The function, left alone by ``torch.compile``: with every draw, it would compile what draws once more."""
+    if torch.compiler.is_compiling():  # importing the compiler takes seconds
+        return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
+    return function
 
 
 class Noise:
@@ -53,8 +69,9 @@ class Noise:
 
     def activations(self, seed: int, number: int, index: int, like: Tensor) -> Tensor:
         """Standard normals for the outputs of a layer."""
-        out = torch.empty_like(like, memory_format=torch.contiguous_format)
-        return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
+        with recording():  # the buffers are for later passes too
+            out = torch.empty_like(like, memory_format=torch.contiguous_format)
+            return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
 
 
 class Draw:
@@ -98,30 +115,35 @@ class Draw:
         self._deviation: dict[str, Tensor] = {}
         self._theta: dict[str, Tensor] = {}
 
+    def sample(self) -> dict[str, Tensor]:
+        """The sample of all parameters."""
+        return {name: self.theta(name) for name in self.means}
+
     def mean(self, name: str) -> Tensor:
         """In the dtype of the standard deviation, which is float32 at least."""
-        with torch.enable_grad():
+        with recording():
             return self.means[name].to(self._rho[name].dtype)
 
     def std(self, name: str) -> Tensor:
         """Standard deviations of a parameter."""
         if name not in self._std:
-            with torch.enable_grad():
+            with recording():
                 self._std[name] = softplus(self._rho[name])
         return self._std[name]
 
     def eps(self, name: str) -> Tensor:
         """The standard normals of a parameter's sample."""
         if name not in self._eps:
-            like = {self.indices[other]: rho.detach() for other, rho in self._rho.items()}
-            eps = self.source.weights(self.seed, self.number, self.indices[name], like, compile=self.compile)
-            self._eps[name] = eps.neg_() if self.sign < 0 else eps
+            with recording():
+                like = {self.indices[other]: rho.detach() for other, rho in self._rho.items()}
+                eps = self.source.weights(self.seed, self.number, self.indices[name], like, compile=self.compile)
+                self._eps[name] = eps.neg_() if self.sign < 0 else eps
         return self._eps[name]
 
     def deviation(self, name: str) -> Tensor:
         """The sample less its mean."""
         if name not in self._deviation:
-            with torch.enable_grad():
+            with recording():
                 self._deviation[name] = self.std(name) * self.eps(name)
         return self._deviation[name]
 
@@ -129,7 +151,7 @@ class Draw:
         """The sample of a parameter, in the parameter's dtype."""
         if name not in self._theta:
             mean, eps = self.means[name], self.eps(name)
-            with torch.enable_grad():
+            with recording():
                 if name in self._std:
                     self._theta[name] = torch.addcmul(self.mean(name), self._std[name], eps).to(mean.dtype)
                 else:

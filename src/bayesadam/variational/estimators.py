@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from bayesadam import noise
 from bayesadam.functional.reparameterized import root
-from bayesadam.variational.draws import SIGNS, Draw
+from bayesadam.variational.draws import SIGNS, Draw, uncompiled
 
 _CHANNELS = {
     functional.linear: -1,
@@ -37,17 +37,17 @@ _SHAPES = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tens
 
 def shared(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model at one weight sample."""
-    return functional_call(model, {name: draw.theta(name) for name in draw.means}, args, kwargs)
+    return functional_call(model, uncompiled(draw.sample)(), args, kwargs)
 
 
 def local(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model with the outputs of linear functions drawn (Kingma et al. 2015, section 2.3)."""
-    return _run(Local(draw), model, args, kwargs)
+    return uncompiled(_run)(Local, draw, model, args, kwargs)
 
 
 def flipout(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The model with random signs in the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
-    return _run(Flipout(draw), model, args, kwargs)
+    return uncompiled(_run)(Flipout, draw, model, args, kwargs)
 
 
 ESTIMATORS: Mapping[str, Callable[[nn.Module, Draw, tuple[Any, ...], dict[str, Any]], Any]] = {
@@ -158,9 +158,11 @@ class Local(Reparameterized):
         name, fixed = self._bias(bias, use)
         draw = self.draw
         mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
-        spread = call(x.square(), draw.std(weight).square(), None if name is None else draw.std(name).square())
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
+        variance, of_bias = (None if key is None else draw.std(key).square().to(dtype) for key in (weight, name))
+        std = root(call(x.to(dtype).square(), variance, of_bias)).to(mean.dtype)
         eps = draw.source.activations(draw.seed, draw.number, draw.indices[weight], mean)
-        return mean + root(spread) * (eps.neg_() if draw.sign < 0 else eps)
+        return mean + std * (eps.neg_() if draw.sign < 0 else eps)
 
 
 class Flipout(Reparameterized):
@@ -182,7 +184,8 @@ class Flipout(Reparameterized):
         before, after = both[:, :width].reshape(shape), both[:, width:].reshape(shape)
         if x.ndim == -channels:
             before, after = before[0], after[0]
-        change = call(x * before, draw.deviation(weight), None if name is None else draw.deviation(name))
+        deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))
+        change = call(x * before, deviation, of_bias)
         return mean.addcmul(change, after)
 
 
@@ -196,6 +199,9 @@ def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor)
     return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
 
 
-def _run(mode: Reparameterized, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _run(
+    kind: type[Reparameterized], draw: Draw, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    mode = kind(draw)
     with mode:
         return functional_call(model, mode.placeholders, args, kwargs)

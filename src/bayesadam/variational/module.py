@@ -22,7 +22,7 @@ from bayesadam.optim import compiled
 from bayesadam.optim.checks import check
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.priors import Prior, as_prior
-from bayesadam.variational.draws import Draw, Noise
+from bayesadam.variational.draws import Draw, Noise, uncompiled
 from bayesadam.variational.estimators import ESTIMATORS
 from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
 
@@ -41,6 +41,9 @@ class VariationalModule(nn.Module):
     number of the draw (which the state dict has, so that a resumed run is bit-identical; copies go on with the same
     numbers) and the position of the parameter in ``model.named_parameters()``. Data-parallel ranks draw the same if
     they agree on the seed; with a seed for every rank, the average of their gradients is less noisy.
+
+    ``torch.compile`` of this module compiles ``model`` at a shared sample, and draws outside; with the other estimators
+    nothing is compiled.
 
     A module inside the model that computes again in the backward pass what it did in the forward pass (activation
     checkpointing) would find the means there: such models are not supported.
@@ -115,7 +118,7 @@ class VariationalModule(nn.Module):
         if draw is None:
             if not self.training:
                 return self.model(*args, **kwargs)
-            draw = self._new_draw(mirrored=False)
+            draw = uncompiled(self._new_draw)(mirrored=False)
         return ESTIMATORS[self.estimator](self.model, draw, args, kwargs)
 
     @contextmanager
