@@ -23,7 +23,7 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def draw(*shape, seed=0, **kind):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **(kind or F64))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **(kind or F64))
 
 
 def close(a, b, **tolerances):

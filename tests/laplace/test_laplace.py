@@ -110,6 +110,45 @@ class TestCurvature:
         fitted = Laplace(model, (x, y), likelihood=likelihood, structure="full")
         torch.testing.assert_close(fitted.curvature, references("categorical", "ggn"), **EXACT)
 
+    @pytest.mark.parametrize("mapped", [True, False])
+    @pytest.mark.parametrize("batch_size", [None, 1, 3, 6])
+    def test_full_with_a_shared_tensor_that_is_as_long_as_a_batch(self, batch_size, mapped):
+        anchors = draw(3, 2, seed=1)
+
+        class Kernel(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = mlp()
+
+            def forward(self, x, anchors=anchors):
+                z = self.model((-torch.cdist(x, anchors).square()).exp())
+                return z if mapped or z.sum().item() > -1e9 else -z
+
+        x, (_, _, y, likelihood) = draw(N, 2), case("categorical")
+        data = ((x, anchors), y)
+        fitted = Laplace(Kernel(), data, likelihood=likelihood, structure="full", batch_size=batch_size)
+        torch.testing.assert_close(fitted.curvature, slow_matrix(Kernel(), x, y, likelihood, "ggn"), **EXACT)
+
+    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    def test_a_parameter_without_axes(self, structure):
+        class Tempered(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale, self.model = nn.Parameter(torch.tensor(1.5, **F64)), mlp()
+
+            def forward(self, x):
+                return self.model(x) * self.scale
+
+        _, x, y, likelihood = case("categorical")
+        fitted = Laplace(Tempered(), (x, y), likelihood=likelihood, structure=structure)
+        expected = slow_matrix(Tempered(), x, y, likelihood, "ggn")
+        if structure == "diagonal":
+            torch.testing.assert_close(flat(fitted.curvature), expected.diagonal(), **EXACT)
+        else:
+            size = len(fitted.curvature)
+            torch.testing.assert_close(fitted.curvature, expected[-size:, -size:], **EXACT)
+            assert (size == len(expected)) == (structure == "full")
+
     @BOTH
     def test_full_of_a_module_that_cannot_be_mapped(self, curvature, references):
         class Unmapped(nn.Module):

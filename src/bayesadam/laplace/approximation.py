@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
-from bayesadam.laplace.batches import Data, batches, length
+from bayesadam.laplace.batches import Data, batches_of_rows, length
 from bayesadam.laplace.diagonal import DiagonalSum
 from bayesadam.laplace.evidence import best_prior_precision, log_evidence
 from bayesadam.laplace.full import FullSum
@@ -289,8 +289,8 @@ def _go_through(
     device = next(iter(network.trainable.values())).device
     shown = not isinstance(data, tuple)
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
-        for inputs, target in batches(data, device, batch_size):
-            output = total.add(inputs, target)
+        for rows, target in batches_of_rows(data, device, batch_size):
+            output = total.add(rows, target)
             with torch.no_grad():
                 density = network.likelihood.log_density(output, target).double()
             if not density.isfinite().all():

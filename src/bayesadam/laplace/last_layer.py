@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bayesadam.laplace.full import check_size
 from bayesadam.laplace.network import Network, columns
 from bayesadam.likelihoods import Categorical
+from bayesadam.predictive.batches import Rows
 
 
 class LastLayerSum:
@@ -44,7 +45,7 @@ class LastLayerSum:
         self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
         self._handle = self.layer.register_forward_hook(self._capture)
 
-    def add(self, inputs: Any, target: Tensor) -> Tensor:
+    def add(self, rows: Rows, target: Tensor) -> Tensor:
         """Add a batch; returns its outputs, detached.
 
         Raises:
@@ -52,7 +53,7 @@ class LastLayerSum:
         """
         self._calls.clear()
         with torch.enable_grad():
-            output = self.network(inputs)
+            output = self.network(rows.batch)
         if len(self._calls) != 1:
             raise ValueError(
                 f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -67,34 +68,75 @@ def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[s
     return result
 
 
+class Rows:
+    """The rows of a batch, of which parts can be taken.
+
+    Which tensors have rows is said once, by the whole batch: in a part of it, others may be as long by chance.
+
+    Args:
+        batch: The first tensor that has an axis has the rows; tensors of another length belong to all of them.
+
+    Attributes:
+        batch: What a model is called with.
+        count: Number of rows.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        tensors = tensors_of(batch)
+        self.count = next((len(tensor) for tensor in tensors if tensor.ndim), 1)
+        self._shared = [tensor.ndim == 0 or len(tensor) != self.count for tensor in tensors]
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Some of the rows."""
+        part = copy(self)
+        part.batch = self._map(lambda tensor: tensor[start:stop])
+        part.count = len(range(self.count)[start:stop])
+        return part
+
+    def examples(self) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
+        """For ``vmap``: the tensors that have rows, and a function from one row of each to a batch of it."""
+        tensors = zip(tensors_of(self.batch), self._shared, strict=True)
+
+        def example(rows: list[Tensor]) -> Any:
+            left = iter(rows)
+            return self._map(lambda _: next(left).unsqueeze(0))
+
+        return [tensor for tensor, shared in tensors if not shared], example
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Any:
+        shared = iter(self._shared)
+        return map_tensors(self.batch, lambda tensor: tensor if next(shared) else function(tensor))
+
+
 class Chunked:
-    """A function of a batch, in chunks of rows that are halved for good when memory runs out.
+    """A function of the rows of a batch, in chunks that are halved for good when memory runs out.
 
     Args:
         function: Gives tensors that have the rows along their first axis.
         rows: Of a chunk, to start with; ``None``: all.
     """
 
-    def __init__(self, function: Callable[[Any], tuple[Tensor, ...]], rows: int | None) -> None:
+    def __init__(self, function: Callable[[Rows], tuple[Tensor, ...]], rows: int | None) -> None:
         self.function = function
         self.rows = rows
 
     def __call__(self, batch: Any) -> tuple[Tensor, ...]:
         """What the function gives for the whole batch."""
+        rows = Rows(batch)
         if self.rows is None:
             try:
-                return self.function(batch)
+                return self.function(rows)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                self.rows = max(1, count_rows(batch) // 2)
-        total = count_rows(batch)
+                self.rows = max(1, rows.count // 2)
         parts: list[tuple[Tensor, ...]] = []
         start = 0
-        while start < total or not parts:
-            stop = min(start + self.rows, total)
+        while start < rows.count or not parts:
+            stop = min(start + self.rows, rows.count)
             try:
-                parts.append(self.function(take_rows(batch, total, start, stop)))
+                parts.append(self.function(rows.part(start, stop)))
                 start = stop
             except RuntimeError as error:
                 if not is_out_of_memory(error) or self.rows == 1:
@@ -136,28 +178,3 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, Mapping):
         return {key: apply(value) for key, value in batch.items()}
     return tuple(map(apply, batch)) if isinstance(batch, tuple) else apply(batch)
-
-
-def has_rows(tensor: Tensor, total: int) -> bool:
-    """Whether a tensor of a batch has its rows; others are passed whole."""
-    return tensor.ndim > 0 and len(tensor) == total
-
-
-def take_rows(batch: Any, total: int, start: int, stop: int) -> Any:
-    """Rows of a batch that has ``total`` of them."""
-    return map_tensors(batch, lambda tensor: tensor[start:stop] if has_rows(tensor, total) else tensor)
-
-
-def examples(batch: Any, total: int) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-    """For ``vmap``: a batch's tensors with its ``total`` rows, and a function from one row of each to a batch of it."""
-
-    def example(rows: list[Tensor]) -> Any:
-        left = iter(rows)
-        return map_tensors(batch, lambda tensor: next(left).unsqueeze(0) if has_rows(tensor, total) else tensor)
-
-    return [tensor for tensor in tensors_of(batch) if has_rows(tensor, total)], example
-
-
-def count_rows(batch: Any) -> int:
-    """Rows of the first tensor that has any."""
-    return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), 1)

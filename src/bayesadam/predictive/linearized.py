@@ -18,13 +18,12 @@ from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.batches import (
     Chunked,
     Output,
+    Rows,
     as_batches,
-    count_rows,
     groups,
     in_eval_mode,
     map_tensors,
     no_batches,
-    take_rows,
 )
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
 from bayesadam.predictive.jacobian import Jacobians
@@ -78,17 +77,17 @@ def linearized_outputs(
 
 
 class _Linearized:
-    """From a batch to the outputs and their covariance."""
+    """From the rows of a batch to the outputs and their covariance."""
 
     def __init__(self, network: MeanNetwork, weights: WeightCovariance) -> None:
         self.network = network
         self.weights = weights
         self.engine: Layerwise | Jacobians | None = None
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs = self.network.outputs(batch)
+    def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        outputs = self.network.outputs(rows.batch)
         wanted = self.network.part(outputs)
-        total, width = count_rows(batch), wanted[:1].numel()
+        total, width = rows.count, wanted[:1].numel()
         if wanted.shape[:1] != (total,):
             raise ValueError(
                 f"output must have the {total} rows of the inputs along its first axis, got {tuple(wanted.shape)}"
@@ -100,20 +99,20 @@ class _Linearized:
         start = 0
         while start < total:
             if self.engine is None:
-                self.engine = self._engine(take_rows(batch, total, start, start + 1))
+                self.engine = self._engine(rows.part(start, start + 1))
             stop = min(total, start + max(1, CHUNK_BYTES // self.engine.bytes_each(width)))
             covariance = OutputCovariance(self.weights, stop - start, width, like)
-            chunk = take_rows(batch, total, start, stop)
+            chunk = rows.part(start, stop)
             try:
                 self.engine.add_to(covariance, chunk)
             except NotLayerwiseError:  # control flow that depends on the data
-                self.engine = Jacobians(self.network, take_rows(batch, total, start, start + 1), CHUNK_BYTES)
+                self.engine = Jacobians(self.network, rows.part(start, start + 1), CHUNK_BYTES)
                 continue
             covariances.append(covariance.value())
             start = stop
         return outputs, torch.cat(covariances)
 
-    def _engine(self, row: Any) -> Layerwise | Jacobians:
+    def _engine(self, row: Rows) -> Layerwise | Jacobians:
         try:
             return Layerwise(self.network, row, CHUNK_BYTES)
         except NotLayerwiseError:

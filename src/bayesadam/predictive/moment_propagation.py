@@ -94,7 +94,7 @@ def propagated_outputs(
             parts = (result.mean, result.spread())
             return (*parts, result.covariance) if several else parts  # type: ignore[return-value]
 
-        propagate = Chunked(run, batch_size)
+        propagate = Chunked(lambda rows: run(rows.batch), batch_size)
         for group in groups(batches, device, single, 0):
             found += map(propagate, group)
             advance()

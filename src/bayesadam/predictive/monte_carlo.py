@@ -32,7 +32,7 @@ def outputs_at_samples(
     """Outputs ``(S, N, ...)`` at samples number ``numbers``, or ``(1, N, ...)`` at the mean if they are ``None``."""
     device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
-    forward = Chunked(lambda batch: (call(model, batch, output),), batch_size)
+    forward = Chunked(lambda rows: (call(model, rows.batch, output),), batch_size)
     parts = []
     samples = [None] if numbers is None else numbers
     total = operator.length_hint(batches) * len(samples) or None
