@@ -525,6 +525,15 @@ class TestLeavesNoTrace:
         assert model.calls == 0
         assert_unchanged(model, before)
 
+    @pytest.mark.parametrize("method", ["monte_carlo", "linearized"])
+    def test_whole_numbers_of_numpy(self, method):
+        model, x = nn.Linear(2, 3), draw(5, 2, dtype=torch.float32)
+        options = {"likelihood": ba.Categorical(), "method": method}
+        q = posterior_of(model)
+        expected = ba.predict(model, q, x, mc_samples=3, batch_size=2, seed=1, **options).log_probs
+        numbers = {"mc_samples": np.int64(3), "batch_size": np.uint8(2), "seed": np.int64(1)}
+        assert ba.predict(model, q, x, **numbers, **options).log_probs.equal(expected)
+
     @pytest.mark.parametrize("inputs", [[], iter(())])
     def test_an_empty_loader(self, inputs):
         with pytest.raises(ValueError, match="^inputs must have at least one batch, got an empty loader$"):

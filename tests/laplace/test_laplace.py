@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -486,6 +487,8 @@ class TestRefusals:
     @pytest.mark.parametrize("value", [0, 1.5])
     def test_batch_size(self, value):
         self.refused(f"^batch_size must be a whole number of at least 1, got {value}$", batch_size=value)
+        model, x, y, likelihood = case("gaussian")
+        assert Laplace(model, (x, y), likelihood=likelihood, batch_size=np.int64(2)).num_data == N
 
     def test_likelihood(self):
         class Poisson(ba.likelihoods.Likelihood):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -112,7 +113,7 @@ class Laplace:
         if num_data is not None:
             check("num_data", num_data, "a positive, finite number", _is_positive)
         if batch_size is not None:
-            check("batch_size", batch_size, "a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1)
+            check("batch_size", batch_size, "a whole number of at least 1", lambda v: operator.index(v) >= 1)
         network = Network(unwrapped(model), likelihood, output, curvature)
         total: DiagonalSum | FullSum | LastLayerSum
         if structure == "diagonal":

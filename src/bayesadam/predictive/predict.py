@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.optim.checks import check
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs
@@ -65,7 +67,7 @@ def predict(
         output: Takes the output tensor, data points along its first axis, out of what the model returns. Not by
             moments.
         batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
-            tuple or dict has the rows; tensors of another length are passed whole.
+            tuple or dict has the rows, and so have those of the same length; others are passed whole with every part.
         progress: Show a progress bar; default for loaders in a terminal.
 
     Returns:
@@ -83,9 +85,8 @@ def predict(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
-    for name, value in (("mc_samples", mc_samples), ("batch_size", batch_size)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    mc_samples = _whole("mc_samples", mc_samples)
+    batch_size = None if batch_size is None else _whole("batch_size", batch_size)
     if not isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood):
         raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
     if link is not None:
@@ -131,3 +132,13 @@ def predict(
     )
     with torch.no_grad():
         return from_outputs(outputs, likelihood)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number of any whole type, numpy's say, as Python's.
+
+    Raises:
+        ValueError: It is none, or below 1.
+    """
+    check(name, value, "a whole number of at least 1", lambda number: operator.index(number) >= 1)
+    return operator.index(value)
