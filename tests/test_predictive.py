@@ -540,6 +540,91 @@ class TestLeavesNoTrace:
             self.predict(Network(), inputs=inputs)
 
 
+class Halved(nn.Module):
+    """It computes something else than the module inside, and has the same parameters."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x / 2)
+
+
+@pytest.fixture
+def wrap(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
+    yield {
+        "DDP": nn.parallel.DistributedDataParallel,
+        "compiled": lambda net: torch.compile(net, backend="eager"),
+        "DDP of compiled": lambda net: nn.parallel.DistributedDataParallel(torch.compile(net, backend="eager")),
+        "module": Halved,
+        "DDP of module": lambda net: nn.parallel.DistributedDataParallel(Halved(net)),
+    }
+    torch.distributed.destroy_process_group()
+
+
+class TestWrappers:
+    X = draw(6, 2, dtype=torch.float32)
+
+    def found(self, model, q, x, method):
+        if method == "applied":
+            with q.applied(model, 1, seed=3), torch.no_grad():
+                return model(x)
+        return ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3, method=method).epistemic
+
+    def expected(self, name, net, q, method):
+        return self.found(net, q, self.X / 2 if "module" in name else self.X, method)
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
+    @pytest.mark.parametrize("names", ["inside", "outside"])
+    @pytest.mark.parametrize("name", ["DDP", "compiled", "DDP of compiled", "module", "DDP of module"])
+    def test_posteriors_of_the_wrapper_and_of_the_network_inside(self, wrap, name, names):
+        net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        model = wrap[name](net).eval()
+        before = snapshot(net)
+        shapes = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "1.running_mean"]
+        tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        mean = {key: draw(*tensors[key].shape, seed=len(key), dtype=torch.float32) for key in shapes}
+        variance = {key: torch.full_like(value, 0.0 if "mean" in key else 0.1) for key, value in mean.items()}
+        inside = ba.DiagonalGaussian(mean, variance)
+        own = {id(t): key for key, t in [*model.named_parameters(), *model.named_buffers()]}
+        prefix = own[id(net[0].weight)].removesuffix("0.weight")
+        q = inside
+        if names == "outside":
+            q = ba.DiagonalGaussian(*({prefix + key: v for key, v in part.items()} for part in (q.mean, q.variance)))
+        for method in ("monte_carlo", "mean", "linearized", "applied", "moments"):
+            if method == "moments" and name != "module":
+                continue  # which is not traced
+            close(self.found(model, q, self.X, method), self.expected(name, net, inside, method), rtol=1e-5, atol=1e-6)
+        assert_unchanged(net, before)
+
+    @pytest.mark.parametrize("name", ["DDP", "compiled", "module"])
+    def test_what_the_library_makes_of_a_wrapped_network(self, wrap, name):
+        net, x = nn.Linear(2, 1), self.X
+        model, y = wrap[name](net), x[:, :1]
+        adam = torch.optim.Adam(model.parameters())
+        ba.Gaussian().nll(model(x), y).backward()
+        adam.step()
+        vadam = ba.Vadam(model.named_parameters(), num_data=6)
+        with vadam.sampled_params():
+            ba.Gaussian().nll(model(x), y).backward()
+        vadam.step()
+        laplace = ba.Laplace(model, (x, y), likelihood=ba.Gaussian(), structure="full")
+        made = [vadam.posterior(), vadam.posterior(model), ba.badam(adam, model, num_data=6), laplace.posterior()]
+        for q in made:
+            assert ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3).epistemic.min() > 0
+        assert list(made[1].mean) == list(made[2].mean) == ["weight", "bias"]
+        ba.pruning_curve(model, made[1], x, y, likelihood=ba.Gaussian(), fractions=[0.5])
+        ba.tune_laplace(laplace.posterior, model, (x, y), likelihood=ba.Gaussian(), prior_precision=[1.0])
+
+    def test_another_network_inside_is_refused_by_the_names_there(self, wrap):
+        q = posterior_of(nn.Linear(2, 1))
+        message = "^the model must have a parameter 'weight' as the posterior does, got none of that name$"
+        with pytest.raises(ValueError, match=message):
+            self.found(wrap["DDP"](nn.Sequential(nn.Linear(2, 1))), q, self.X, "mean")
+
+
 class TestProgress:
     BATCHES = tuple(torch.ones(2) for _ in range(4))
 

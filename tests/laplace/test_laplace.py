@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
@@ -577,11 +578,46 @@ class TestRefusals:
                     y = self.head(x)
                 return x if self.count < 1 else y
 
-        for count in (0, 2):
+        for count, named in ((0, {"last_layer": "head"}), (2, {}), (2, {"last_layer": "head"})):
             message = f"^last_layer must be called once in the model's forward, got {count} calls of 'head'$"
-            self.refused(message, model=Calls(count), structure="last_layer")
+            self.refused(message, model=Calls(count), structure="last_layer", **named)
         message = "^last_layer must have a part in the model's outputs, got 'head'$"
         self.refused(message, model=Calls(-1), structure="last_layer")
+
+    def test_a_model_that_calls_no_layer(self):
+        class Uncalled(nn.Linear):
+            def forward(self, x):
+                return F.linear(x, self.inner.weight, self.inner.bias)
+
+        model = Uncalled(3, 4).double()
+        model.inner = nn.Linear(3, 4).double()
+        message = "^model must call an nn.Linear for structure='last_layer', got no call$"
+        self.refused(message, model=model, structure="last_layer")
+        assert not model.inner._forward_hooks
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_the_last_layer_is_the_last_one_that_is_called(loader):
+    class Backwards(nn.Module):
+        """Layers are registered in another order than they are used in."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.head, self.body, self.unused = nn.Linear(5, 4), nn.Linear(3, 5), nn.Linear(2, 2)
+            self.double()
+
+        def forward(self, x):
+            return self.head(self.body(x).tanh())
+
+    model, (_, x, y, likelihood) = Backwards(), case("categorical")
+    data = [(x[:4], y[:4]), (x[4:], y[4:])] if loader else (x, y)
+    fitted = Laplace(model, data, likelihood=likelihood, structure="last_layer")
+    assert fitted.random == ("head.weight", "head.bias")
+    assert fitted.posterior().hyperparameters["last_layer"] == "head"
+    expected = slow_matrix(model, x, y, likelihood, "ggn")[:24, :24]
+    torch.testing.assert_close(fitted.curvature, expected, **EXACT)
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_layer_without_bias(references):

@@ -62,8 +62,8 @@ class Laplace:
         likelihood: What the outputs mean.
         structure: See above.
         curvature: See above.
-        last_layer: Name of the linear layer for ``structure="last_layer"``; default the last one of
-            ``model.named_modules()``.
+        last_layer: Name of the linear layer for ``structure="last_layer"``; default the last one that the model calls
+            for the first batch.
         num_data: Number of training data points, if ``data`` is a part of them, or a chosen number: curvature and
             log-likelihood are multiplied by its ratio to the number that ``data`` has. Data points are counted as the
             likelihood does. Default: that number.
@@ -124,13 +124,13 @@ class Laplace:
             name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
             for name, p in network.trainable.items()
         }
-        self.random = tuple(total.names) if isinstance(total, LastLayerSum) else tuple(self.mean)
         try:
             with network.evaluated():
                 found = _go_through(network, total, data, batch_size, progress)
                 self.curvature = total.result()
         finally:
             total.close()
+        self.random = tuple(total.names) if isinstance(total, LastLayerSum) else tuple(self.mean)
         self.num_data = found.count if num_data is None else num_data
         self._rescale(self.num_data / found.count)
         self.log_likelihood = found.log_likelihood * self.num_data / found.count

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from bayesadam.curvature.passes import is_sharded
 from bayesadam.posterior import io
 from bayesadam.posterior.network import NetworkDistribution
+from bayesadam.posterior.wrappers import unwrapping
 
 
 class Posterior(NetworkDistribution):
@@ -71,13 +72,18 @@ class Posterior(NetworkDistribution):
         io.save_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's parameters and buffers that this posterior covers, by name.
+        """The model's parameters and buffers that this posterior covers, by the posterior's names.
+
+        These are the model's, or those of what it wraps (``DistributedDataParallel``, ``torch.compile``).
 
         Raises:
             ValueError: The model's trainable parameters have other names or shapes; the first difference is named.
         """
-        parameters = dict(model.named_parameters())
-        tensors: dict[str, Tensor] = {**dict(model.named_buffers()), **parameters}
+        for inner in unwrapping(model):
+            parameters = dict(inner.named_parameters())
+            tensors: dict[str, Tensor] = {**dict(inner.named_buffers()), **parameters}
+            if self.mean.keys() <= tensors.keys():
+                break
         for name, mean in self.mean.items():
             if name not in tensors:
                 raise ValueError(

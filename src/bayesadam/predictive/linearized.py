@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.functional.curvature import wide
-from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import (
     Chunked,
     Output,
@@ -28,7 +28,7 @@ from bayesadam.predictive.batches import (
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
 from bayesadam.predictive.jacobian import Jacobians
 from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
-from bayesadam.predictive.network import MeanNetwork
+from bayesadam.predictive.network import MeanNetwork, own_names
 from bayesadam.progress import progress_bar
 
 CHUNK_BYTES = 2**26
@@ -55,6 +55,8 @@ def linearized_outputs(
     """
     device = next(model.parameters(), torch.empty(0)).device
     weights = weight_covariance(posterior)
+    names = own_names(model, cast(Posterior, posterior).match(model))  # what has a covariance of weights is one
+    weights = weights.placed(names, device)
     batches, single = as_batches(inputs)
     found: list[tuple[Tensor, ...]] = []
     with (
@@ -64,7 +66,7 @@ def linearized_outputs(
     ):
         put(None)
         network = MeanNetwork(model, weights.names, output, part)
-        linearize = Chunked(_Linearized(network, weights.to(device)), batch_size)
+        linearize = Chunked(_Linearized(network, weights), batch_size)
         for group in groups(batches, device, single, 0):
             # An inference tensor cannot be part of a graph.
             plain = (map_tensors(batch, lambda t: t.clone() if t.is_inference() else t) for batch in group)

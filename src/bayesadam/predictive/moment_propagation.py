@@ -17,6 +17,7 @@ from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import Chunked, arguments, as_batches, groups, in_eval_mode, map_tensors, no_batches
 from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
+from bayesadam.predictive.network import own_names
 from bayesadam.predictive.result import Predictive
 from bayesadam.progress import progress_bar
 
@@ -71,6 +72,9 @@ def propagated_outputs(
     """
     weights = independent_weights(posterior)
     covered = cast(Posterior, posterior).match(model)  # what has independent weights is one
+    names = own_names(model, covered)
+    covered = {names[name]: tensor for name, tensor in covered.items()}
+    weights = {names[name]: value for name, value in weights.items()}
     # Buffers are read where they are; parameters are not.
     buffers = any(name in covered for name, _ in model.named_buffers())
     device = next(model.parameters(), torch.empty(0)).device

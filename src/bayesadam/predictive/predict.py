@@ -45,7 +45,8 @@ def predict(
     weights and modes are what they were afterwards, whatever happens.
 
     Args:
-        model: Its trainable parameters must be those of the posterior.
+        model: Its trainable parameters must be those of the posterior, by its own names or those of the network that it
+            wraps (``DistributedDataParallel``, ``torch.compile``).
         posterior: Over the model's weights; or another distribution over what it computes, as
             :class:`bayesadam.MCDropout`.
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that gives batches of
