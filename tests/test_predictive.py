@@ -540,6 +540,120 @@ class TestLeavesNoTrace:
             self.predict(Network(), inputs=inputs)
 
 
+class Adapted(nn.Linear):
+    """A frozen layer with an update of low rank."""
+
+    def __init__(self):
+        super().__init__(3, 4, **F64)
+        self.down, self.up = (nn.Parameter(draw(*shape)) for shape in ((2, 3), (4, 2)))
+        self.weight.requires_grad_(False)
+        self.merged = False
+
+    def forward(self, x):
+        return super().forward(x) + (0 if self.merged else x @ self.down.T @ self.up.T)
+
+
+class Merging(Adapted):
+    """The update is a part of the weight in eval mode, as in loralib."""
+
+    def train(self, mode=True):
+        if self.merged == mode:
+            self.weight.data += (1 - 2 * mode) * (self.up @ self.down)
+            self.merged = not mode
+        return super().train(mode)
+
+
+class Caching(Adapted):
+    """What is computed of the weights is computed once in eval mode, as in LeViT."""
+
+    def train(self, mode=True):
+        self.whole = None if mode else (self.weight + self.up @ self.down).detach()
+        return super().train(mode)
+
+    def forward(self, x):
+        return super().forward(x) if self.training else nn.functional.linear(x, self.whole, self.bias)
+
+
+class Frozen(Adapted):
+    """Never in training mode."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+class TestModulesThatChangeWithTheirMode:
+    X = draw(6, 3)
+
+    def model(self, kind, mode=True):
+        torch.manual_seed(0)
+        model = nn.Sequential(kind(), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 1, **F64))
+        return model.train(mode)
+
+    def posterior(self, model):
+        mean = trained_part(model).mean
+        return ba.DiagonalGaussian(mean, {name: torch.full_like(value, 0.3) for name, value in mean.items()})
+
+    @pytest.mark.parametrize("mode", [True, False])
+    @pytest.mark.parametrize("kind", [Merging, Caching, Frozen])
+    def test_samples_are_of_all_weights_and_nothing_is_left(self, kind, mode):
+        q = self.posterior(self.model(Adapted))
+        model = self.model(kind, mode)
+        outputs = model.eval()(self.X)
+        before = snapshot(model.train(mode))
+        options = {"likelihood": ba.Gaussian(), "mc_samples": 5, "batch_size": 4}
+        for method in ("monte_carlo", "mean"):
+            expected = ba.predict(self.model(Adapted), q, self.X, method=method, **options).means
+            close(ba.predict(model, q, self.X, method=method, **options).means, expected)
+            assert_unchanged(model, before)
+        with pytest.raises(RuntimeError, match="shapes"):
+            ba.predict(model, q, self.X[:, :2], **options)
+        assert_unchanged(model, before)
+        close(model.eval()(self.X), outputs)
+
+    @pytest.mark.parametrize("mode", [True, False])
+    @pytest.mark.parametrize("kind", [Merging, Caching])
+    def test_derivatives_are_refused_where_they_would_not_be_seen(self, kind, mode):
+        model = self.model(kind, mode)
+        before, q = snapshot(model), self.posterior(model)
+        y, likelihood = self.X[:, :1], ba.Gaussian()
+        message = (
+            rf"^model must compute with its weights .*, got module '0' \({kind.__name__}\), which merges or caches "
+        )
+        for method in ("linearized", "moments"):
+            with pytest.raises(ValueError, match=message if method == "linearized" else "^model must "):
+                ba.predict(model, q, self.X, likelihood=likelihood, method=method)
+            assert_unchanged(model, before)
+        for structure in ("diagonal", "full"):
+            with pytest.raises(ValueError, match=message):
+                ba.Laplace(model, (self.X, y), likelihood=likelihood, structure=structure)
+            assert_unchanged(model, before)
+        last = ba.laplace(model, (self.X, y), likelihood=likelihood, structure="last_layer")
+        found = ba.predict(model, last, self.X, likelihood=likelihood, method="linearized").epistemic
+        plain = ba.predict(self.model(Adapted), last, self.X, likelihood=likelihood, method="linearized").epistemic
+        close(found, plain)
+        assert_unchanged(model, before)
+
+    def test_a_train_of_its_own_that_changes_no_tensors_is_no_matter(self):
+        model, plain = self.model(Frozen), self.model(Adapted)
+        q, options = self.posterior(model), {"likelihood": ba.Gaussian(), "method": "linearized"}
+        close(*(ba.predict(net, q, self.X, **options).epistemic for net in (model, plain)))
+        made = [ba.Laplace(net, (self.X, self.X[:, :1]), likelihood=ba.Gaussian()) for net in (model, plain)]
+        for name, value in made[0].curvature.items():
+            close(value, made[1].curvature[name])
+
+    def test_children_in_other_modes_and_of_several_parents(self):
+        shared = nn.Linear(4, 4, **F64)
+        model = nn.Sequential(self.model(Merging)[0], nn.Sequential(shared), nn.Sequential(shared, nn.Dropout(0.1)))
+        model[0].eval()
+        shared.eval()
+        before = snapshot(model)
+        for q in (self.posterior(model), ba.MCDropout(model)):
+            ba.predict(model, q, self.X, likelihood=ba.Gaussian(), mc_samples=2)
+            assert_unchanged(model, before)
+        assert model[0].merged
+        assert not model[0].training
+
+
 class Halved(nn.Module):
     """It computes something else than the module inside, and has the same parameters."""
 

@@ -26,6 +26,7 @@ from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.predictive.batches import check_weights_are_used
 from bayesadam.progress import progress_bar
 
 STRUCTURES = ("diagonal", "full", "last_layer")
@@ -81,7 +82,7 @@ class Laplace:
 
     Raises:
         ValueError: An unknown structure or curvature, a likelihood that does not go with it, a model that is too large
-            for a matrix or has no such layer, data that are empty, no pairs, or do not fit, or outputs that are not
+            for a matrix, has no such layer or merges its weights in eval mode, data that are empty, no pairs, or do not fit, or outputs that are not
             finite.
         TypeError: The model returns no tensor and ``output`` is not given.
     """
@@ -126,6 +127,7 @@ class Laplace:
         }
         try:
             with network.evaluated():
+                check_weights_are_used(network.model, () if isinstance(total, LastLayerSum) else self.mean)
                 found = _go_through(network, total, data, batch_size, progress)
                 self.curvature = total.result()
         finally:

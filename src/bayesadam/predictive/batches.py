@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from bayesadam.posterior import NetworkDistribution
+
 Output = Callable[[Any], Tensor]
 
 
@@ -153,14 +155,91 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; every module's mode is restored after."""
+    """Eval mode inside; after, every module is in the mode that it was in, and has gone there by its own ``train``.
+
+    Modules that have one may change their tensors in it, merge weights say, and then back to rounding only: their
+    tensors are kept.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    own = [t for m in _changing(model) for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
+    kept = [(tensor, tensor.detach().clone()) for tensor in own]
     try:
         model.eval()
         yield
     finally:
-        for module, mode in modes:
+        for module, mode in modes:  # parents first, whose children may be in another mode
+            if module.training != mode:
+                module.train(mode)
+        for module, mode in modes:  # some never train, some have several parents
             module.training = mode
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
+
+
+@contextmanager
+def draws_in_eval_mode(
+    model: nn.Module, posterior: NetworkDistribution, seed: int = 0, *, until: int = 0
+) -> Iterator[Callable[[int | None], None]]:
+    """The posterior's ``draws``, with the model in eval mode.
+
+    What modules make of their weights when they go into eval mode (merged or cached ones) they make of every sample.
+    """
+    with in_eval_mode(model):
+        if not _changing(model):
+            with posterior.draws(model, seed, until=until) as put:
+                yield put
+            return
+        model.train()
+        with posterior.draws(model, seed, until=until) as put_weights:
+
+            def put(number: int | None) -> None:
+                model.train()
+                put_weights(number)
+                model.eval()
+
+            try:
+                yield put
+            finally:
+                model.train()
+
+
+def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse modules that compute with other tensors, made of their weights, in eval mode: derivatives are not seen.
+
+    Args:
+        model: In eval mode.
+        names: Of the weights that matter.
+
+    Raises:
+        ValueError: A module that has any of them changes its tensors when its mode changes.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = {id(parameters[name]) for name in names if name in parameters}
+    changing = _changing(model)
+    for path, module in model.named_modules() if changing else ():
+        if module not in changing or wanted.isdisjoint(map(id, module.parameters())):
+            continue
+        module.train()
+        before = {name: tensor.clone() for name, tensor in _tensors(module).items()}
+        module.eval()
+        after = _tensors(module)
+        if before.keys() != after.keys() or any(not torch.equal(before[name], after[name]) for name in before):
+            raise ValueError(
+                "model must compute with its weights themselves in eval mode, but for method='monte_carlo', got module "
+                f"{path!r} ({type(module).__name__}), which merges or caches them when its mode changes"
+            )
+
+
+def _changing(model: nn.Module) -> list[nn.Module]:
+    """Modules with a ``train`` of their own, which may do more than to set a mode."""
+    return [m for m in model.modules() if getattr(m.train, "__func__", None) is not nn.Module.train]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters, buffers, and other tensors that it has as attributes."""
+    named = {**vars(module), **module._parameters, **module._buffers}
+    return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def tensors_of(batch: Any) -> list[Tensor]:

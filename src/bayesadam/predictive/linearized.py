@@ -20,8 +20,9 @@ from bayesadam.predictive.batches import (
     Output,
     Rows,
     as_batches,
+    check_weights_are_used,
+    draws_in_eval_mode,
     groups,
-    in_eval_mode,
     map_tensors,
     no_batches,
 )
@@ -60,11 +61,11 @@ def linearized_outputs(
     batches, single = as_batches(inputs)
     found: list[tuple[Tensor, ...]] = []
     with (
-        in_eval_mode(model),
-        posterior.draws(model) as put,
+        draws_in_eval_mode(model, posterior) as put,
         progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
     ):
         put(None)
+        check_weights_are_used(model, weights.names)
         network = MeanNetwork(model, weights.names, output, part)
         linearize = Chunked(_Linearized(network, weights), batch_size)
         for group in groups(batches, device, single, 0):

@@ -15,7 +15,16 @@ from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import ClassificationLikelihood, HeteroscedasticGaussian, RegressionLikelihood
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
-from bayesadam.predictive.batches import Chunked, arguments, as_batches, groups, in_eval_mode, map_tensors, no_batches
+from bayesadam.predictive.batches import (
+    Chunked,
+    arguments,
+    as_batches,
+    check_weights_are_used,
+    groups,
+    in_eval_mode,
+    map_tensors,
+    no_batches,
+)
 from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
 from bayesadam.predictive.network import own_names
 from bayesadam.predictive.result import Predictive
@@ -86,6 +95,7 @@ def propagated_outputs(
         progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
     ):
         put(None)
+        check_weights_are_used(model, weights)
         graph = Graph(model)  # which may depend on the mode
         placed = {name: _moved(value, device) for name, value in weights.items()}
 

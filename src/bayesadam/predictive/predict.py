@@ -42,7 +42,8 @@ def predict(
     """The predictive distribution of a network whose weights have a posterior.
 
     The model is run in eval mode (dropout off, batch norm with its running statistics) and without gradients; its
-    weights and modes are what they were afterwards, whatever happens.
+    weights and modes are what they were afterwards, whatever happens. Modules whose own ``train`` merges or caches
+    weights do that for every sample; linearised or by moments they are refused, if any of their weights matter.
 
     Args:
         model: Its trainable parameters must be those of the posterior, by its own names or those of the network that it
