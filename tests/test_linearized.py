@@ -234,6 +234,18 @@ class Branch(Raw):
         return super().forward(x)
 
 
+class Scalar(Raw):
+    """A parameter without axes."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+
+class ScalarBranch(Branch, Scalar):
+    """The same, not to be mapped."""
+
+
 class Custom(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -314,6 +326,8 @@ NETWORKS = {
     "changed in place": (InPlace, draw(5, 3), "layers"),
     "squeezed": (Squeezed, draw(5, 3), "map"),
     "own parameter": (Raw, draw(5, 3), "map"),
+    "scalar": (Scalar, draw(5, 3), "map"),
+    "scalar and control flow": (ScalarBranch, draw(5, 3), "loop"),
     "control flow": (Branch, draw(5, 3), "loop"),
     "custom function": (CustomFunction, draw(5, 3), "loop"),
 }
@@ -876,6 +890,20 @@ class TestMemory:
         monkeypatch.setattr(linearized, "CHUNK_BYTES", limit)
         close(linearize(model, q, x).epistemic_covariance, expected, **LOOSE)
 
+    @pytest.mark.parametrize("batch_size", [None, 1, 3, 6])
+    @pytest.mark.parametrize("way", ["layers", "map", "loop"])
+    def test_a_shared_tensor_that_is_as_long_as_a_chunk(self, way, batch_size, monkeypatch):
+        class Kernel(nn.Sequential):
+            def forward(self, x, anchors):
+                return super().forward((-torch.cdist(x, anchors).square()).exp())
+
+        torch.manual_seed(0)
+        model, x, anchors = Kernel(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), draw(7, 2), draw(3, 2, seed=1)
+        q = diagonal(model)
+        only(monkeypatch, way)
+        found = linearize(model, q, (x, anchors), batch_size=batch_size).epistemic_covariance
+        close(found, reference(model, q, [(row[None], anchors) for row in x]), **LOOSE)
+
     @pytest.mark.parametrize("posterior", [diagonal, dense, low_rank])
     @pytest.mark.parametrize("name", ["MLP", "CNN", "sequence"])
     def test_data_points_one_by_one_in_a_layer(self, name, posterior, monkeypatch):
@@ -948,9 +976,9 @@ class TestMemory:
         rows, sizes = [], []
         original = jacobian.Jacobians._by_map
 
-        def spy(self, batch, *args):
-            sizes.append(len(batch))
-            return original(self, batch, *args)
+        def spy(self, part, *args):
+            sizes.append(part.count)
+            return original(self, part, *args)
 
         model = Wide()
         only(monkeypatch, way)
@@ -1030,10 +1058,10 @@ class TestMemory:
         model, x = network("own parameter")
         original = jacobian.Jacobians._by_map
 
-        def limited(self, batch, *args):
-            if len(batch) > 2:
+        def limited(self, rows, *args):
+            if rows.count > 2:
                 OUT_OF_MEMORY["accelerator"]()
-            return original(self, batch, *args)
+            return original(self, rows, *args)
 
         expected = linearize(model, diagonal(model), x).epistemic_covariance
         monkeypatch.setattr(jacobian.Jacobians, "_by_map", limited)

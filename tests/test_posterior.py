@@ -1,6 +1,7 @@
 """The diagonal Gaussian posterior: sampling, scores, pruning, use in a network, and its file."""
 
 import copy
+import itertools
 import json
 import math
 import os
@@ -21,6 +22,9 @@ from torch.distributions import kl_divergence as torch_kl
 
 import bayesadam as ba
 from bayesadam import noise
+from bayesadam.posterior import Bernoulli, Mixture
+from bayesadam.posterior.low_rank import LowRankGaussian
+from bayesadam.posterior.partial import PartialGaussian
 
 BOUND = 4.5
 SHAPES = {"z.weight": (30, 4), "a": (), "m/bias": (5,)}  # not in alphabetic order
@@ -400,6 +404,29 @@ def weights(model):
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
+def ones_like(mean):
+    return {name: torch.ones_like(value) for name, value in mean.items()}
+
+
+def first(mean):
+    return dict(itertools.islice(mean.items(), 1))
+
+
+SHARING = {
+    "diagonal": lambda mean: ba.DiagonalGaussian(mean, ones_like(mean)),
+    "dense": lambda mean: ba.DenseGaussian(mean, torch.eye(sum(value.numel() for value in mean.values()))),
+    "low rank": lambda mean: LowRankGaussian(
+        mean, ones_like(mean), {name: torch.stack([value, -value]) for name, value in mean.items()}
+    ),
+    "partial": lambda mean: PartialGaussian(
+        ba.DiagonalGaussian(first(mean), ones_like(first(mean))),
+        {name: value for name, value in mean.items() if name not in first(mean)},
+    ),
+    "mixture": lambda mean: Mixture([ba.DiagonalGaussian(mean, ones_like(mean)) for _ in range(2)]),
+    "Bernoulli": lambda mean: Bernoulli({name: torch.full_like(value, 0.5) for name, value in mean.items()}, mean),
+}
+
+
 class TestApplied:
     def test_inside_the_weights_are_the_sample(self, model, q):
         before, pointers = weights(model), [p.data_ptr() for p in model.parameters()]
@@ -425,6 +452,23 @@ class TestApplied:
             for p in model.parameters():
                 p.zero_()
         assert_same(q.tensors(), before.tensors())
+
+    @pytest.mark.parametrize("kind", SHARING)
+    def test_a_posterior_made_of_the_weights_themselves(self, model, kind):
+        q = SHARING[kind]({name: p.detach() for name, p in model.named_parameters()})
+        apart = copy.deepcopy(q)
+        before = weights(model)
+        found = []
+        for posterior in (q, apart):
+            with posterior.draws(model) as put:
+                for number in (0, 1, 1, None)[: 3 if kind == "mixture" else 4]:
+                    put(number)
+                    found.append(weights(model))
+            assert_same(weights(model), before)
+        assert_same(q.tensors(), apart.tensors())
+        for one, other in zip(found[: len(found) // 2], found[len(found) // 2 :], strict=True):
+            assert_same(one, other)
+        assert q._apart_from(copy.deepcopy(model).parameters()) is q
 
     @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, GeneratorExit])
     def test_the_weights_are_restored_whatever_happens_inside(self, model, q, error):

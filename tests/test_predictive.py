@@ -23,7 +23,7 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def draw(*shape, seed=0, **kind):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **(kind or F64))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), **(kind or F64))
 
 
 def close(a, b, **tolerances):
@@ -525,10 +525,218 @@ class TestLeavesNoTrace:
         assert model.calls == 0
         assert_unchanged(model, before)
 
+    @pytest.mark.parametrize("method", ["monte_carlo", "linearized"])
+    def test_whole_numbers_of_numpy(self, method):
+        model, x = nn.Linear(2, 3), draw(5, 2, dtype=torch.float32)
+        options = {"likelihood": ba.Categorical(), "method": method}
+        q = posterior_of(model)
+        expected = ba.predict(model, q, x, mc_samples=3, batch_size=2, seed=1, **options).log_probs
+        numbers = {"mc_samples": np.int64(3), "batch_size": np.uint8(2), "seed": np.int64(1)}
+        assert ba.predict(model, q, x, **numbers, **options).log_probs.equal(expected)
+
     @pytest.mark.parametrize("inputs", [[], iter(())])
     def test_an_empty_loader(self, inputs):
         with pytest.raises(ValueError, match="^inputs must have at least one batch, got an empty loader$"):
             self.predict(Network(), inputs=inputs)
+
+
+class Adapted(nn.Linear):
+    """A frozen layer with an update of low rank."""
+
+    def __init__(self):
+        super().__init__(3, 4, **F64)
+        self.down, self.up = (nn.Parameter(draw(*shape)) for shape in ((2, 3), (4, 2)))
+        self.weight.requires_grad_(False)
+        self.merged = False
+
+    def forward(self, x):
+        return super().forward(x) + (0 if self.merged else x @ self.down.T @ self.up.T)
+
+
+class Merging(Adapted):
+    """The update is a part of the weight in eval mode, as in loralib."""
+
+    def train(self, mode=True):
+        if self.merged == mode:
+            self.weight.data += (1 - 2 * mode) * (self.up @ self.down)
+            self.merged = not mode
+        return super().train(mode)
+
+
+class Caching(Adapted):
+    """What is computed of the weights is computed once in eval mode, as in LeViT."""
+
+    def train(self, mode=True):
+        self.whole = None if mode else (self.weight + self.up @ self.down).detach()
+        return super().train(mode)
+
+    def forward(self, x):
+        return super().forward(x) if self.training else nn.functional.linear(x, self.whole, self.bias)
+
+
+class Frozen(Adapted):
+    """Never in training mode."""
+
+    def train(self, mode=True):
+        return super().train(False)
+
+
+class TestModulesThatChangeWithTheirMode:
+    X = draw(6, 3)
+
+    def model(self, kind, mode=True):
+        torch.manual_seed(0)
+        model = nn.Sequential(kind(), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 1, **F64))
+        return model.train(mode)
+
+    def posterior(self, model):
+        mean = trained_part(model).mean
+        return ba.DiagonalGaussian(mean, {name: torch.full_like(value, 0.3) for name, value in mean.items()})
+
+    @pytest.mark.parametrize("mode", [True, False])
+    @pytest.mark.parametrize("kind", [Merging, Caching, Frozen])
+    def test_samples_are_of_all_weights_and_nothing_is_left(self, kind, mode):
+        q = self.posterior(self.model(Adapted))
+        model = self.model(kind, mode)
+        outputs = model.eval()(self.X)
+        before = snapshot(model.train(mode))
+        options = {"likelihood": ba.Gaussian(), "mc_samples": 5, "batch_size": 4}
+        for method in ("monte_carlo", "mean"):
+            expected = ba.predict(self.model(Adapted), q, self.X, method=method, **options).means
+            close(ba.predict(model, q, self.X, method=method, **options).means, expected)
+            assert_unchanged(model, before)
+        with pytest.raises(RuntimeError, match="shapes"):
+            ba.predict(model, q, self.X[:, :2], **options)
+        assert_unchanged(model, before)
+        close(model.eval()(self.X), outputs)
+
+    @pytest.mark.parametrize("mode", [True, False])
+    @pytest.mark.parametrize("kind", [Merging, Caching])
+    def test_derivatives_are_refused_where_they_would_not_be_seen(self, kind, mode):
+        model = self.model(kind, mode)
+        before, q = snapshot(model), self.posterior(model)
+        y, likelihood = self.X[:, :1], ba.Gaussian()
+        message = (
+            rf"^model must compute with its weights .*, got module '0' \({kind.__name__}\), which merges or caches "
+        )
+        for method in ("linearized", "moments"):
+            with pytest.raises(ValueError, match=message if method == "linearized" else "^model must "):
+                ba.predict(model, q, self.X, likelihood=likelihood, method=method)
+            assert_unchanged(model, before)
+        for structure in ("diagonal", "full"):
+            with pytest.raises(ValueError, match=message):
+                ba.Laplace(model, (self.X, y), likelihood=likelihood, structure=structure)
+            assert_unchanged(model, before)
+        last = ba.laplace(model, (self.X, y), likelihood=likelihood, structure="last_layer")
+        found = ba.predict(model, last, self.X, likelihood=likelihood, method="linearized").epistemic
+        plain = ba.predict(self.model(Adapted), last, self.X, likelihood=likelihood, method="linearized").epistemic
+        close(found, plain)
+        assert_unchanged(model, before)
+
+    def test_a_train_of_its_own_that_changes_no_tensors_is_no_matter(self):
+        model, plain = self.model(Frozen), self.model(Adapted)
+        q, options = self.posterior(model), {"likelihood": ba.Gaussian(), "method": "linearized"}
+        close(*(ba.predict(net, q, self.X, **options).epistemic for net in (model, plain)))
+        made = [ba.Laplace(net, (self.X, self.X[:, :1]), likelihood=ba.Gaussian()) for net in (model, plain)]
+        for name, value in made[0].curvature.items():
+            close(value, made[1].curvature[name])
+
+    def test_children_in_other_modes_and_of_several_parents(self):
+        shared = nn.Linear(4, 4, **F64)
+        model = nn.Sequential(self.model(Merging)[0], nn.Sequential(shared), nn.Sequential(shared, nn.Dropout(0.1)))
+        model[0].eval()
+        shared.eval()
+        before = snapshot(model)
+        for q in (self.posterior(model), ba.MCDropout(model)):
+            ba.predict(model, q, self.X, likelihood=ba.Gaussian(), mc_samples=2)
+            assert_unchanged(model, before)
+        assert model[0].merged
+        assert not model[0].training
+
+
+class Halved(nn.Module):
+    """It computes something else than the module inside, and has the same parameters."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, x):
+        return self.module(x / 2)
+
+
+@pytest.fixture
+def wrap(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/init", rank=0, world_size=1)
+    yield {
+        "DDP": nn.parallel.DistributedDataParallel,
+        "compiled": lambda net: torch.compile(net, backend="eager"),
+        "DDP of compiled": lambda net: nn.parallel.DistributedDataParallel(torch.compile(net, backend="eager")),
+        "module": Halved,
+        "DDP of module": lambda net: nn.parallel.DistributedDataParallel(Halved(net)),
+    }
+    torch.distributed.destroy_process_group()
+
+
+class TestWrappers:
+    X = draw(6, 2, dtype=torch.float32)
+
+    def found(self, model, q, x, method):
+        if method == "applied":
+            with q.applied(model, 1, seed=3), torch.no_grad():
+                return model(x)
+        return ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3, method=method).epistemic
+
+    def expected(self, name, net, q, method):
+        return self.found(net, q, self.X / 2 if "module" in name else self.X, method)
+
+    @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
+    @pytest.mark.parametrize("names", ["inside", "outside"])
+    @pytest.mark.parametrize("name", ["DDP", "compiled", "DDP of compiled", "module", "DDP of module"])
+    def test_posteriors_of_the_wrapper_and_of_the_network_inside(self, wrap, name, names):
+        net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+        model = wrap[name](net).eval()
+        before = snapshot(net)
+        shapes = ["0.weight", "0.bias", "1.weight", "1.bias", "2.weight", "2.bias", "1.running_mean"]
+        tensors = {**dict(net.named_parameters()), **dict(net.named_buffers())}
+        mean = {key: draw(*tensors[key].shape, seed=len(key), dtype=torch.float32) for key in shapes}
+        variance = {key: torch.full_like(value, 0.0 if "mean" in key else 0.1) for key, value in mean.items()}
+        inside = ba.DiagonalGaussian(mean, variance)
+        own = {id(t): key for key, t in [*model.named_parameters(), *model.named_buffers()]}
+        prefix = own[id(net[0].weight)].removesuffix("0.weight")
+        q = inside
+        if names == "outside":
+            q = ba.DiagonalGaussian(*({prefix + key: v for key, v in part.items()} for part in (q.mean, q.variance)))
+        for method in ("monte_carlo", "mean", "linearized", "applied", "moments"):
+            if method == "moments" and name != "module":
+                continue  # which is not traced
+            close(self.found(model, q, self.X, method), self.expected(name, net, inside, method), rtol=1e-5, atol=1e-6)
+        assert_unchanged(net, before)
+
+    @pytest.mark.parametrize("name", ["DDP", "compiled", "module"])
+    def test_what_the_library_makes_of_a_wrapped_network(self, wrap, name):
+        net, x = nn.Linear(2, 1), self.X
+        model, y = wrap[name](net), x[:, :1]
+        adam = torch.optim.Adam(model.parameters())
+        ba.Gaussian().nll(model(x), y).backward()
+        adam.step()
+        vadam = ba.Vadam(model.named_parameters(), num_data=6)
+        with vadam.sampled_params():
+            ba.Gaussian().nll(model(x), y).backward()
+        vadam.step()
+        laplace = ba.Laplace(model, (x, y), likelihood=ba.Gaussian(), structure="full")
+        made = [vadam.posterior(), vadam.posterior(model), ba.badam(adam, model, num_data=6), laplace.posterior()]
+        for q in made:
+            assert ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3).epistemic.min() > 0
+        assert list(made[1].mean) == list(made[2].mean) == ["weight", "bias"]
+        ba.pruning_curve(model, made[1], x, y, likelihood=ba.Gaussian(), fractions=[0.5])
+        ba.tune_laplace(laplace.posterior, model, (x, y), likelihood=ba.Gaussian(), prior_precision=[1.0])
+
+    def test_another_network_inside_is_refused_by_the_names_there(self, wrap):
+        q = posterior_of(nn.Linear(2, 1))
+        message = "^the model must have a parameter 'weight' as the posterior does, got none of that name$"
+        with pytest.raises(ValueError, match=message):
+            self.found(wrap["DDP"](nn.Sequential(nn.Linear(2, 1))), q, self.X, "mean")
 
 
 class TestProgress:

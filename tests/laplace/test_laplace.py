@@ -3,10 +3,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.distributions import MultivariateNormal
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
@@ -109,6 +111,45 @@ class TestCurvature:
         model, x, y, likelihood = case("categorical")
         fitted = Laplace(model, (x, y), likelihood=likelihood, structure="full")
         torch.testing.assert_close(fitted.curvature, references("categorical", "ggn"), **EXACT)
+
+    @pytest.mark.parametrize("mapped", [True, False])
+    @pytest.mark.parametrize("batch_size", [None, 1, 3, 6])
+    def test_full_with_a_shared_tensor_that_is_as_long_as_a_batch(self, batch_size, mapped):
+        anchors = draw(3, 2, seed=1)
+
+        class Kernel(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = mlp()
+
+            def forward(self, x, anchors=anchors):
+                z = self.model((-torch.cdist(x, anchors).square()).exp())
+                return z if mapped or z.sum().item() > -1e9 else -z
+
+        x, (_, _, y, likelihood) = draw(N, 2), case("categorical")
+        data = ((x, anchors), y)
+        fitted = Laplace(Kernel(), data, likelihood=likelihood, structure="full", batch_size=batch_size)
+        torch.testing.assert_close(fitted.curvature, slow_matrix(Kernel(), x, y, likelihood, "ggn"), **EXACT)
+
+    @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
+    def test_a_parameter_without_axes(self, structure):
+        class Tempered(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale, self.model = nn.Parameter(torch.tensor(1.5, **F64)), mlp()
+
+            def forward(self, x):
+                return self.model(x) * self.scale
+
+        _, x, y, likelihood = case("categorical")
+        fitted = Laplace(Tempered(), (x, y), likelihood=likelihood, structure=structure)
+        expected = slow_matrix(Tempered(), x, y, likelihood, "ggn")
+        if structure == "diagonal":
+            torch.testing.assert_close(flat(fitted.curvature), expected.diagonal(), **EXACT)
+        else:
+            size = len(fitted.curvature)
+            torch.testing.assert_close(fitted.curvature, expected[-size:, -size:], **EXACT)
+            assert (size == len(expected)) == (structure == "full")
 
     @BOTH
     def test_full_of_a_module_that_cannot_be_mapped(self, curvature, references):
@@ -447,6 +488,8 @@ class TestRefusals:
     @pytest.mark.parametrize("value", [0, 1.5])
     def test_batch_size(self, value):
         self.refused(f"^batch_size must be a whole number of at least 1, got {value}$", batch_size=value)
+        model, x, y, likelihood = case("gaussian")
+        assert Laplace(model, (x, y), likelihood=likelihood, batch_size=np.int64(2)).num_data == N
 
     def test_likelihood(self):
         class Poisson(ba.likelihoods.Likelihood):
@@ -535,11 +578,46 @@ class TestRefusals:
                     y = self.head(x)
                 return x if self.count < 1 else y
 
-        for count in (0, 2):
+        for count, named in ((0, {"last_layer": "head"}), (2, {}), (2, {"last_layer": "head"})):
             message = f"^last_layer must be called once in the model's forward, got {count} calls of 'head'$"
-            self.refused(message, model=Calls(count), structure="last_layer")
+            self.refused(message, model=Calls(count), structure="last_layer", **named)
         message = "^last_layer must have a part in the model's outputs, got 'head'$"
         self.refused(message, model=Calls(-1), structure="last_layer")
+
+    def test_a_model_that_calls_no_layer(self):
+        class Uncalled(nn.Linear):
+            def forward(self, x):
+                return F.linear(x, self.inner.weight, self.inner.bias)
+
+        model = Uncalled(3, 4).double()
+        model.inner = nn.Linear(3, 4).double()
+        message = "^model must call an nn.Linear for structure='last_layer', got no call$"
+        self.refused(message, model=model, structure="last_layer")
+        assert not model.inner._forward_hooks
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_the_last_layer_is_the_last_one_that_is_called(loader):
+    class Backwards(nn.Module):
+        """Layers are registered in another order than they are used in."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.head, self.body, self.unused = nn.Linear(5, 4), nn.Linear(3, 5), nn.Linear(2, 2)
+            self.double()
+
+        def forward(self, x):
+            return self.head(self.body(x).tanh())
+
+    model, (_, x, y, likelihood) = Backwards(), case("categorical")
+    data = [(x[:4], y[:4]), (x[4:], y[4:])] if loader else (x, y)
+    fitted = Laplace(model, data, likelihood=likelihood, structure="last_layer")
+    assert fitted.random == ("head.weight", "head.bias")
+    assert fitted.posterior().hyperparameters["last_layer"] == "head"
+    expected = slow_matrix(model, x, y, likelihood, "ggn")[:24, :24]
+    torch.testing.assert_close(fitted.curvature, expected, **EXACT)
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_a_layer_without_bias(references):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
-from bayesadam.laplace.batches import Data, batches, length
+from bayesadam.laplace.batches import Data, batches_of_rows, length
 from bayesadam.laplace.diagonal import DiagonalSum
 from bayesadam.laplace.evidence import best_prior_precision, log_evidence
 from bayesadam.laplace.full import FullSum
@@ -25,6 +26,7 @@ from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.predictive.batches import check_weights_are_used
 from bayesadam.progress import progress_bar
 
 STRUCTURES = ("diagonal", "full", "last_layer")
@@ -61,8 +63,8 @@ class Laplace:
         likelihood: What the outputs mean.
         structure: See above.
         curvature: See above.
-        last_layer: Name of the linear layer for ``structure="last_layer"``; default the last one of
-            ``model.named_modules()``.
+        last_layer: Name of the linear layer for ``structure="last_layer"``; default the last one that the model calls
+            for the first batch.
         num_data: Number of training data points, if ``data`` is a part of them, or a chosen number: curvature and
             log-likelihood are multiplied by its ratio to the number that ``data`` has. Data points are counted as the
             likelihood does. Default: that number.
@@ -80,7 +82,7 @@ class Laplace:
 
     Raises:
         ValueError: An unknown structure or curvature, a likelihood that does not go with it, a model that is too large
-            for a matrix or has no such layer, data that are empty, no pairs, or do not fit, or outputs that are not
+            for a matrix, has no such layer or merges its weights in eval mode, data that are empty, no pairs, or do not fit, or outputs that are not
             finite.
         TypeError: The model returns no tensor and ``output`` is not given.
     """
@@ -112,7 +114,7 @@ class Laplace:
         if num_data is not None:
             check("num_data", num_data, "a positive, finite number", _is_positive)
         if batch_size is not None:
-            check("batch_size", batch_size, "a whole number of at least 1", lambda v: isinstance(v, int) and v >= 1)
+            check("batch_size", batch_size, "a whole number of at least 1", lambda v: operator.index(v) >= 1)
         network = Network(unwrapped(model), likelihood, output, curvature)
         total: DiagonalSum | FullSum | LastLayerSum
         if structure == "diagonal":
@@ -123,13 +125,14 @@ class Laplace:
             name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
             for name, p in network.trainable.items()
         }
-        self.random = tuple(total.names) if isinstance(total, LastLayerSum) else tuple(self.mean)
         try:
             with network.evaluated():
+                check_weights_are_used(network.model, () if isinstance(total, LastLayerSum) else self.mean)
                 found = _go_through(network, total, data, batch_size, progress)
                 self.curvature = total.result()
         finally:
             total.close()
+        self.random = tuple(total.names) if isinstance(total, LastLayerSum) else tuple(self.mean)
         self.num_data = found.count if num_data is None else num_data
         self._rescale(self.num_data / found.count)
         self.log_likelihood = found.log_likelihood * self.num_data / found.count
@@ -289,8 +292,8 @@ def _go_through(
     device = next(iter(network.trainable.values())).device
     shown = not isinstance(data, tuple)
     with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
-        for inputs, target in batches(data, device, batch_size):
-            output = total.add(inputs, target)
+        for rows, target in batches_of_rows(data, device, batch_size):
+            output = total.add(rows, target)
             with torch.no_grad():
                 density = network.likelihood.log_density(output, target).double()
             if not density.isfinite().all():

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
-from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.checks import check
 from bayesadam.optim.state import full
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.wrappers import unwrapping
 
 State = Mapping[str, Any]
 
@@ -44,7 +44,8 @@ def badam(
 
     Args:
         optimizer: Of ``torch.optim``, which has trained the model; any of its implementations.
-        model: Its trainable parameters get a posterior; frozen ones have none. Copied.
+        model: Its trainable parameters get a posterior; frozen ones have none. Copied. Names are those inside wrappers
+            (``DistributedDataParallel``, ``torch.compile``).
         num_data: Number of training examples ``N``, or any number of "pseudo-observations": larger is narrower.
         prior_precision: ``lambda``, of the prior ``N(0, 1 / lambda)``. 0 leaves the prior out, which needs second
             moments above 0.
@@ -69,7 +70,8 @@ def badam(
     if not any(_steps(state) > 0 for state in optimizer.state.values()):
         raise RuntimeError(f"optimizer must have trained the model, got {type(optimizer).__name__} without a step")
     groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
-    trained = {name: p for name, p in unwrapped(model).named_parameters() if p.requires_grad}
+    *_, inner = unwrapping(model)
+    trained = {name: p for name, p in inner.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("model must have a trainable parameter, got none")
     for name, parameter in trained.items():

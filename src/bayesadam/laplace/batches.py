@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.batches import count_rows, map_tensors, take_rows
+from bayesadam.predictive.batches import Rows, map_tensors
 
 Data = tuple[Any, Tensor] | Iterable[Any]
 ROWS = 512
@@ -17,6 +17,13 @@ ROWS = 512
 
 
 def batches(data: Data, device: torch.device | None, batch_size: int | None = None) -> Iterator[tuple[Any, Tensor]]:
+    """Inputs, as a model takes them, and targets; see :func:`batches_of_rows`."""
+    return ((rows.batch, target) for rows, target in batches_of_rows(data, device, batch_size))
+
+
+def batches_of_rows(
+    data: Data, device: torch.device | None, batch_size: int | None = None
+) -> Iterator[tuple[Rows, Tensor]]:
     """Inputs and targets on the device.
 
     Args:
@@ -34,19 +41,22 @@ def batches(data: Data, device: torch.device | None, batch_size: int | None = No
         inputs, target = pair
         if isinstance(inputs, list):  # the default collate function makes lists of tuples
             inputs = tuple(inputs)
-        count = count_rows(inputs)
-        if target.ndim == 0 or len(target) != count:
-            raise ValueError(f"targets must have as many rows as the inputs, {count}, got shape {tuple(target.shape)}")
-        step = (batch_size or ROWS) if single else max(1, count)
-        for start in range(0, count, step):
-            part = take_rows(inputs, count, start, start + step)
-            yield map_tensors(part, lambda tensor: tensor.to(device=device)), target[start : start + step].to(device)
+        rows = Rows(inputs)
+        if target.ndim == 0 or len(target) != rows.count:
+            raise ValueError(
+                f"targets must have as many rows as the inputs, {rows.count}, got shape {tuple(target.shape)}"
+            )
+        step = (batch_size or ROWS) if single else max(1, rows.count)
+        for start in range(0, rows.count, step):
+            part = rows.part(start, start + step)
+            part.batch = map_tensors(part.batch, lambda tensor: tensor.to(device=device))
+            yield part, target[start : start + step].to(device)
 
 
 def length(data: Data, batch_size: int | None = None) -> int | None:
     """Number of batches, if it is known."""
     if isinstance(data, tuple):
-        return -(-count_rows(data[0]) // (batch_size or ROWS))
+        return -(-Rows(data[0]).count // (batch_size or ROWS))
     return operator.length_hint(data) or None
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.laplace.network import Network, columns
+from bayesadam.predictive.batches import Rows
 
 
 class DiagonalSum:
@@ -23,14 +22,14 @@ class DiagonalSum:
         self.squares = PerExampleSquares(network.model, reduction="sum")
         self.squares.start()
 
-    def add(self, inputs: Any, target: Tensor) -> Tensor:
+    def add(self, rows: Rows, target: Tensor) -> Tensor:
         """Add a batch; returns its outputs, detached."""
         with torch.enable_grad():
-            output = self.network(inputs)
+            output = self.network(rows.batch)
             vectors = columns(self.network.factor(output, target), output)
             for number, vector in enumerate(vectors):
                 if number:  # the hooks follow one backward pass through each forward pass
-                    output = self.network(inputs)
+                    output = self.network(rows.batch)
                 self._forget_gradients()
                 torch.autograd.backward(output, vector)
         return output.detach()

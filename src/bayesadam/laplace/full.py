@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.func import vjp, vmap
 
 from bayesadam.laplace.network import Network, columns
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.predictive.batches import call, count_rows, examples, take_rows
+from bayesadam.predictive.batches import Rows, call
 
 CHUNK = 2**22
 """Numbers in one batch of Jacobians, about."""
@@ -32,15 +31,14 @@ class FullSum:
         device = next(iter(self.parameters.values())).device
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
-    def add(self, inputs: Any, target: Tensor) -> Tensor:
+    def add(self, rows: Rows, target: Tensor) -> Tensor:
         """Add a batch; returns its outputs, detached."""
         with torch.no_grad():
-            output = self.network(inputs)
+            output = self.network(rows.batch)
         vectors = torch.stack(list(columns(self.network.factor(output, target), output)), dim=1)
         step = max(1, CHUNK // (vectors.shape[1] * len(self.matrix)))
         for start in range(0, len(output), step):
-            part = take_rows(inputs, len(output), start, start + step)
-            pulled = self._pulled(part, vectors[start : start + step])
+            pulled = self._pulled(rows.part(start, start + step), vectors[start : start + step])
             pulled = pulled.reshape(-1, len(self.matrix)).double()
             self.matrix.addmm_(pulled.T, pulled)
         return output
@@ -52,38 +50,38 @@ class FullSum:
     def close(self) -> None:
         """Nothing is to be undone."""
 
-    def _pulled(self, inputs: Any, vectors: Tensor) -> Tensor:
+    def _pulled(self, rows: Rows, vectors: Tensor) -> Tensor:
         """``J_n' v`` for the vectors ``(N, R, ...)`` of every example: ``(N, R, D)``."""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of operations that are mapped one by one
-                return self._by_map(inputs, vectors)
+                return self._by_map(rows, vectors)
         except (RuntimeError, ValueError):  # some modules cannot be mapped: recurrent ones, say
-            return self._by_loop(inputs, vectors)
+            return self._by_loop(rows, vectors)
 
-    def _by_map(self, inputs: Any, vectors: Tensor) -> Tensor:
-        all_rows, example = examples(inputs, count_rows(inputs))
+    def _by_map(self, rows: Rows, vectors: Tensor) -> Tensor:
+        all_rows, example = rows.examples()
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
 
-        def pulled(vectors: Tensor, rows: list[Tensor]) -> Tensor:
+        def pulled(vectors: Tensor, row: list[Tensor]) -> Tensor:
             """Of one example."""
-            batch_of_one = example(rows)
+            batch_of_one = example(row)
 
             def output(weights: dict[str, Tensor]) -> Tensor:
                 return call(self.network.model, batch_of_one, self.network.output, weights)
 
             gradients = vmap(vjp(output, weights)[1])(vectors.unsqueeze(1))[0]
-            return torch.cat([gradients[name].flatten(1) for name in weights], dim=1)
+            return torch.cat([gradients[name].unsqueeze(-1).flatten(1) for name in weights], dim=1)
 
         found: Tensor = vmap(pulled)(vectors, all_rows)
         return found
 
-    def _by_loop(self, inputs: Any, vectors: Tensor) -> Tensor:
+    def _by_loop(self, rows: Rows, vectors: Tensor) -> Tensor:
         parameters = list(self.parameters.values())
         found = []
         for number, each in enumerate(vectors):
             with torch.enable_grad():
-                output = self.network(take_rows(inputs, len(vectors), number, number + 1))
+                output = self.network(rows.part(number, number + 1).batch)
             for vector in each:
                 gradients = torch.autograd.grad(
                     output, parameters, vector[None], retain_graph=True, allow_unused=True, materialize_grads=True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from bayesadam.laplace.full import check_size
 from bayesadam.laplace.network import Network, columns
 from bayesadam.likelihoods import Categorical
+from bayesadam.predictive.batches import Rows
 
 
 class LastLayerSum:
@@ -21,18 +24,34 @@ class LastLayerSum:
 
     Args:
         network: What is looked at.
-        name: Of the layer; default the last ``nn.Linear`` of ``model.named_modules()``.
+        name: Of the layer; default the last ``nn.Linear`` that the model calls, known when data have been added.
 
     Raises:
         ValueError: There is no such layer, it has too many weights, a parameter of it is frozen or shared.
     """
 
+    name: str
+    layer: nn.Linear
+    names: list[str]
+    matrix: Tensor
+
     def __init__(self, network: Network, name: str | None) -> None:
         self.network = network
-        self.name, self.layer = _find(network.model, name)
+        self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._handle: RemovableHandle | None = None
+        self._layers = {key: module for key, module in network.model.named_modules() if _is_plain(module)}
+        if name is not None:
+            self._take(name)
+        elif not self._layers:
+            raise ValueError("model must have an nn.Linear for structure='last_layer', got none")
+
+    def _take(self, name: str) -> None:
+        if name not in self._layers:
+            raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(self._layers)}, got {name!r}")
+        self.name, self.layer = name, self._layers[name]
         prefix = f"{self.name}." if self.name else ""
         own = {f"{prefix}{key}": parameter for key, parameter in self.layer.named_parameters()}
-        everywhere = [id(p) for _, p in network.model.named_parameters(remove_duplicate=False)]
+        everywhere = [id(p) for _, p in self.network.model.named_parameters(remove_duplicate=False)]
         for key, parameter in own.items():
             if not parameter.requires_grad or everywhere.count(id(parameter)) > 1:
                 state = "shared with another module" if parameter.requires_grad else "frozen"
@@ -41,18 +60,32 @@ class LastLayerSum:
         size = sum(parameter.numel() for parameter in own.values())
         check_size("last_layer", size, "'diagonal'")
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
-        self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
         self._handle = self.layer.register_forward_hook(self._capture)
 
-    def add(self, inputs: Any, target: Tensor) -> Tensor:
+    @torch.no_grad()
+    def _last_called(self, inputs: Any) -> str:
+        """Name of the layer that a pass of the model ends with."""
+        called: list[str] = []
+        with ExitStack() as stack:
+            for name, layer in self._layers.items():
+                stack.callback(layer.register_forward_hook(lambda *_, name=name: called.append(name)).remove)
+            self.network(inputs)
+        if not called:
+            raise ValueError("model must call an nn.Linear for structure='last_layer', got no call")
+        return called[-1]
+
+    def add(self, rows: Rows, target: Tensor) -> Tensor:
         """Add a batch; returns its outputs, detached.
 
         Raises:
-            ValueError: The layer was not called once, or the outputs do not depend on it.
+            ValueError: The layer was not called once, or the outputs do not depend on it; and as for the class, if no
+                layer was named.
         """
+        if self._handle is None:
+            self._take(self._last_called(rows.batch))
         self._calls.clear()
         with torch.enable_grad():
-            output = self.network(inputs)
+            output = self.network(rows.batch)
         if len(self._calls) != 1:
             raise ValueError(
                 f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
@@ -84,7 +117,8 @@ class LastLayerSum:
 
     def close(self) -> None:
         """Take the hook off the layer."""
-        self._handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
 
     def _capture(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Cut the graph behind the layer, so that only what comes after it is differentiated."""
@@ -120,20 +154,7 @@ class LastLayerSum:
         self.matrix.addmm_(vectors.T, vectors)
 
 
-def _find(model: nn.Module, name: str | None) -> tuple[str, nn.Linear]:
-    layers = {key: module for key, module in model.named_modules() if _is_plain(module)}
-    if name is None:
-        if not layers:
-            raise ValueError("model must have an nn.Linear for structure='last_layer', got none")
-        name = list(layers)[-1]
-    if name not in layers:
-        raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(layers)}, got {name!r}")
-    layer = layers[name]
-    assert isinstance(layer, nn.Linear)
-    return name, layer
-
-
-def _is_plain(module: nn.Module) -> bool:
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a linear layer whose weight is a parameter, and not computed from others."""
     own = {key for key, parameter in module._parameters.items() if parameter is not None}
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.posterior.wrappers import unwrapping
+
 if TYPE_CHECKING:
     from bayesadam.optim.base import PerturbedOptimizer
 
@@ -21,11 +23,8 @@ def names_of(optimizer: PerturbedOptimizer, model: nn.Module) -> dict[Tensor, st
     Raises:
         ValueError: A perturbed parameter that is not the model's.
     """
-    while isinstance(inner := getattr(model, "_orig_mod", None) or getattr(model, "module", None), nn.Module):
-        if set(map(id, inner.parameters())) != set(map(id, model.parameters())):
-            break
-        model = inner
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    *_, inner = unwrapping(model)
+    names: dict[Tensor, str] = {parameter: name for name, parameter in inner.named_parameters()}
     for group, position, parameter in optimizer.parameters():
         if parameter not in names and group["perturb"]:
             raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,12 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.curvature.passes import is_sharded
 from bayesadam.posterior import io
 from bayesadam.posterior.network import NetworkDistribution
+from bayesadam.posterior.wrappers import unwrapping
 
 
 class Posterior(NetworkDistribution):
     """A distribution over named weights; buffers, a batch norm's statistics say, may be among them.
+
+    The tensors that it is made of are kept, not copied. They may be those of a network, which predictions and
+    :meth:`applied` leave as it was; but training it further changes the posterior.
 
     Attributes:
         mean: The mean of every weight tensor, by the name that ``named_parameters()`` gives it.
@@ -67,13 +72,18 @@ class Posterior(NetworkDistribution):
         io.save_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's parameters and buffers that this posterior covers, by name.
+        """The model's parameters and buffers that this posterior covers, by the posterior's names.
+
+        These are the model's, or those of what it wraps (``DistributedDataParallel``, ``torch.compile``).
 
         Raises:
             ValueError: The model's trainable parameters have other names or shapes; the first difference is named.
         """
-        parameters = dict(model.named_parameters())
-        tensors: dict[str, Tensor] = {**dict(model.named_buffers()), **parameters}
+        for inner in unwrapping(model):
+            parameters = dict(inner.named_parameters())
+            tensors: dict[str, Tensor] = {**dict(inner.named_buffers()), **parameters}
+            if self.mean.keys() <= tensors.keys():
+                break
         for name, mean in self.mean.items():
             if name not in tensors:
                 raise ValueError(
@@ -97,7 +107,7 @@ class Posterior(NetworkDistribution):
             ValueError: The model's trainable parameters are not those of the posterior.
         """
         tensors = self.match(model)
-        write = self.writer(seed, until=until)
+        write = self._apart_from(tensors.values()).writer(seed, until=until)
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         try:
             yield partial(write, tensors)
@@ -106,6 +116,16 @@ class Posterior(NetworkDistribution):
                 for name, tensor in tensors.items():
                     tensor.copy_(before[name])
             torch.clear_autocast_cache()
+
+    def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
+        """A posterior that stays as it is when the targets are written to: itself, if it shares no memory with them."""
+        written = {_address(target) for target in targets} - {0}
+        tensors = self.tensors()
+        shared = [name for name, tensor in tensors.items() if _address(tensor) in written]
+        if not shared:
+            return self
+        copies = {name: tensors[name].detach().clone() for name in shared}
+        return self.from_tensors({**tensors, **copies}, self.hyperparameters)
 
     def _check_theta(self, theta: Mapping[str, Tensor]) -> None:
         """Weights by name must be those of the posterior, with any leading axes."""
@@ -150,6 +170,12 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
         return kinds[kind].from_tensors(tensors, hyperparameters)
     except (KeyError, ValueError) as error:
         raise ValueError(f"the posterior file must hold a valid {kind}, got {os.fspath(path)!r} ({error})") from None
+
+
+def _address(tensor: Tensor) -> int:
+    """Of the memory that a tensor, or this process's part of it, is in; 0 without any."""
+    own: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return own.untyped_storage().data_ptr()
 
 
 def posterior_kinds() -> dict[str, type[Posterior]]:

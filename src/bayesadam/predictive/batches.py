@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+
+from bayesadam.posterior import NetworkDistribution
 
 Output = Callable[[Any], Tensor]
 
@@ -67,34 +70,75 @@ def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[s
     return result
 
 
+class Rows:
+    """The rows of a batch, of which parts can be taken.
+
+    Which tensors have rows is said once, by the whole batch: in a part of it, others may be as long by chance.
+
+    Args:
+        batch: The first tensor that has an axis has the rows; tensors of another length belong to all of them.
+
+    Attributes:
+        batch: What a model is called with.
+        count: Number of rows.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+        tensors = tensors_of(batch)
+        self.count = next((len(tensor) for tensor in tensors if tensor.ndim), 1)
+        self._shared = [tensor.ndim == 0 or len(tensor) != self.count for tensor in tensors]
+
+    def part(self, start: int, stop: int) -> Rows:
+        """Some of the rows."""
+        part = copy(self)
+        part.batch = self._map(lambda tensor: tensor[start:stop])
+        part.count = len(range(self.count)[start:stop])
+        return part
+
+    def examples(self) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
+        """For ``vmap``: the tensors that have rows, and a function from one row of each to a batch of it."""
+        tensors = zip(tensors_of(self.batch), self._shared, strict=True)
+
+        def example(rows: list[Tensor]) -> Any:
+            left = iter(rows)
+            return self._map(lambda _: next(left).unsqueeze(0))
+
+        return [tensor for tensor, shared in tensors if not shared], example
+
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Any:
+        shared = iter(self._shared)
+        return map_tensors(self.batch, lambda tensor: tensor if next(shared) else function(tensor))
+
+
 class Chunked:
-    """A function of a batch, in chunks of rows that are halved for good when memory runs out.
+    """A function of the rows of a batch, in chunks that are halved for good when memory runs out.
 
     Args:
         function: Gives tensors that have the rows along their first axis.
         rows: Of a chunk, to start with; ``None``: all.
     """
 
-    def __init__(self, function: Callable[[Any], tuple[Tensor, ...]], rows: int | None) -> None:
+    def __init__(self, function: Callable[[Rows], tuple[Tensor, ...]], rows: int | None) -> None:
         self.function = function
         self.rows = rows
 
     def __call__(self, batch: Any) -> tuple[Tensor, ...]:
         """What the function gives for the whole batch."""
+        rows = Rows(batch)
         if self.rows is None:
             try:
-                return self.function(batch)
+                return self.function(rows)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-                self.rows = max(1, count_rows(batch) // 2)
-        total = count_rows(batch)
+                self.rows = max(1, rows.count // 2)
         parts: list[tuple[Tensor, ...]] = []
         start = 0
-        while start < total or not parts:
-            stop = min(start + self.rows, total)
+        while start < rows.count or not parts:
+            stop = min(start + self.rows, rows.count)
             try:
-                parts.append(self.function(take_rows(batch, total, start, stop)))
+                parts.append(self.function(rows.part(start, stop)))
                 start = stop
             except RuntimeError as error:
                 if not is_out_of_memory(error) or self.rows == 1:
@@ -111,14 +155,91 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; every module's mode is restored after."""
+    """Eval mode inside; after, every module is in the mode that it was in, and has gone there by its own ``train``.
+
+    Modules that have one may change their tensors in it, merge weights say, and then back to rounding only: their
+    tensors are kept.
+    """
     modes = [(module, module.training) for module in model.modules()]
+    own = [t for m in _changing(model) for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
+    kept = [(tensor, tensor.detach().clone()) for tensor in own]
     try:
         model.eval()
         yield
     finally:
-        for module, mode in modes:
+        for module, mode in modes:  # parents first, whose children may be in another mode
+            if module.training != mode:
+                module.train(mode)
+        for module, mode in modes:  # some never train, some have several parents
             module.training = mode
+        with torch.no_grad():
+            for tensor, value in kept:
+                tensor.copy_(value)
+
+
+@contextmanager
+def draws_in_eval_mode(
+    model: nn.Module, posterior: NetworkDistribution, seed: int = 0, *, until: int = 0
+) -> Iterator[Callable[[int | None], None]]:
+    """The posterior's ``draws``, with the model in eval mode.
+
+    What modules make of their weights when they go into eval mode (merged or cached ones) they make of every sample.
+    """
+    with in_eval_mode(model):
+        if not _changing(model):
+            with posterior.draws(model, seed, until=until) as put:
+                yield put
+            return
+        model.train()
+        with posterior.draws(model, seed, until=until) as put_weights:
+
+            def put(number: int | None) -> None:
+                model.train()
+                put_weights(number)
+                model.eval()
+
+            try:
+                yield put
+            finally:
+                model.train()
+
+
+def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
+    """Refuse modules that compute with other tensors, made of their weights, in eval mode: derivatives are not seen.
+
+    Args:
+        model: In eval mode.
+        names: Of the weights that matter.
+
+    Raises:
+        ValueError: A module that has any of them changes its tensors when its mode changes.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = {id(parameters[name]) for name in names if name in parameters}
+    changing = _changing(model)
+    for path, module in model.named_modules() if changing else ():
+        if module not in changing or wanted.isdisjoint(map(id, module.parameters())):
+            continue
+        module.train()
+        before = {name: tensor.clone() for name, tensor in _tensors(module).items()}
+        module.eval()
+        after = _tensors(module)
+        if before.keys() != after.keys() or any(not torch.equal(before[name], after[name]) for name in before):
+            raise ValueError(
+                "model must compute with its weights themselves in eval mode, but for method='monte_carlo', got module "
+                f"{path!r} ({type(module).__name__}), which merges or caches them when its mode changes"
+            )
+
+
+def _changing(model: nn.Module) -> list[nn.Module]:
+    """Modules with a ``train`` of their own, which may do more than to set a mode."""
+    return [m for m in model.modules() if getattr(m.train, "__func__", None) is not nn.Module.train]
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters, buffers, and other tensors that it has as attributes."""
+    named = {**vars(module), **module._parameters, **module._buffers}
+    return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
 
 
 def tensors_of(batch: Any) -> list[Tensor]:
@@ -136,28 +257,3 @@ def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(batch, Mapping):
         return {key: apply(value) for key, value in batch.items()}
     return tuple(map(apply, batch)) if isinstance(batch, tuple) else apply(batch)
-
-
-def has_rows(tensor: Tensor, total: int) -> bool:
-    """Whether a tensor of a batch has its rows; others are passed whole."""
-    return tensor.ndim > 0 and len(tensor) == total
-
-
-def take_rows(batch: Any, total: int, start: int, stop: int) -> Any:
-    """Rows of a batch that has ``total`` of them."""
-    return map_tensors(batch, lambda tensor: tensor[start:stop] if has_rows(tensor, total) else tensor)
-
-
-def examples(batch: Any, total: int) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-    """For ``vmap``: a batch's tensors with its ``total`` rows, and a function from one row of each to a batch of it."""
-
-    def example(rows: list[Tensor]) -> Any:
-        left = iter(rows)
-        return map_tensors(batch, lambda tensor: next(left).unsqueeze(0) if has_rows(tensor, total) else tensor)
-
-    return [tensor for tensor in tensors_of(batch) if has_rows(tensor, total)], example
-
-
-def count_rows(batch: Any) -> int:
-    """Rows of the first tensor that has any."""
-    return next((len(tensor) for tensor in tensors_of(batch) if tensor.ndim), 1)

@@ -41,9 +41,9 @@ class WeightCovariance:
         """Number of weights of a tensor."""
         return self.variance[name].numel() if name in self.variance else len(self.factor[name])
 
-    def to(self, device: torch.device) -> WeightCovariance:
-        """The same on another device."""
-        parts = ({name: t.to(device) for name, t in part.items()} for part in (self.variance, self.factor))
+    def placed(self, names: Mapping[str, str], device: torch.device) -> WeightCovariance:
+        """The same by other names, and on a device."""
+        parts = ({names[name]: t.to(device) for name, t in part.items()} for part in (self.variance, self.factor))
         return WeightCovariance(*parts)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch.func import vjp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bayesadam.curvature.observe import without_autocast
-from bayesadam.predictive.batches import count_rows, examples, is_out_of_memory, take_rows
+from bayesadam.predictive.batches import Rows, is_out_of_memory
 from bayesadam.predictive.covariance import OutputCovariance
 from bayesadam.predictive.network import MeanNetwork
 
@@ -21,13 +20,13 @@ class Jacobians:
 
     Args:
         network: At the mean.
-        batch: With one data point, at which the network is looked at.
+        row: One data point, at which the network is looked at.
         limit: Bytes of a Jacobian.
     """
 
-    def __init__(self, network: MeanNetwork, batch: Any, limit: int) -> None:
+    def __init__(self, network: MeanNetwork, row: Rows, limit: int) -> None:
         self.network = network
-        outputs, self.saved_bytes = network.look(batch)
+        outputs, self.saved_bytes = network.look(row.batch)
         self.groups = _groups(network, limit // outputs)
         self.mapped = True
 
@@ -36,32 +35,32 @@ class Jacobians:
         largest = max(sum(self.network.bytes_of(name) for name in names) for names in self.groups)
         return outputs * (largest + self.saved_bytes)
 
-    def add_to(self, covariance: OutputCovariance, batch: Any) -> None:
+    def add_to(self, covariance: OutputCovariance, rows: Rows) -> None:
         """Add all contributions of a chunk of data points."""
         outputs = covariance.total.shape[1]
         for names in self.groups:
-            for name, rows in self._rows(batch, names, outputs):
-                with without_autocast([rows]):
-                    covariance.add(name, rows.flatten(2))
+            for name, found in self._jacobians(rows, names, outputs):
+                with without_autocast([found]):
+                    covariance.add(name, found.unsqueeze(-1).flatten(2))  # of a scalar, too
 
-    def _rows(self, batch: Any, names: list[str], outputs: int) -> Iterator[tuple[str, Tensor]]:
+    def _jacobians(self, rows: Rows, names: list[str], outputs: int) -> Iterator[tuple[str, Tensor]]:
         if self.mapped:
             try:
-                return iter(self._by_map(batch, names, outputs).items())
+                return iter(self._by_map(rows, names, outputs).items())
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise
                 self.mapped = False  # something that cannot be mapped: control flow, .item(), a custom function
-        return iter(self._by_loop(batch, names, outputs).items())
+        return iter(self._by_loop(rows, names, outputs).items())
 
-    def _by_map(self, batch: Any, names: list[str], outputs: int) -> dict[str, Tensor]:
-        all_rows, example = examples(batch, count_rows(batch))
+    def _by_map(self, rows: Rows, names: list[str], outputs: int) -> dict[str, Tensor]:
+        all_rows, example = rows.examples()
         tensors = {name: tensor.detach() for name, tensor in self.network.tensors.items()}
         random = {name: tensors.pop(name) for name in names}
         basis = torch.eye(outputs, device=next(iter(random.values())).device)
 
-        def jacobian(rows: list[Tensor]) -> dict[str, Tensor]:
-            batch_of_one = example(rows)
+        def jacobian(row: list[Tensor]) -> dict[str, Tensor]:
+            batch_of_one = example(row)
             pulled = vjp(lambda free: self.network.parts(batch_of_one, {**tensors, **free}).reshape(-1), random)
             (gradients,) = vmap(pulled[1])(basis.to(pulled[0].dtype))
             return dict(gradients)
@@ -69,12 +68,11 @@ class Jacobians:
         with sdpa_kernel(SDPBackend.MATH):  # the fused ones are not mapped but called data point by data point
             return dict(vmap(jacobian)(all_rows))
 
-    def _by_loop(self, batch: Any, names: list[str], outputs: int) -> dict[str, Tensor]:
-        total = count_rows(batch)
+    def _by_loop(self, rows: Rows, names: list[str], outputs: int) -> dict[str, Tensor]:
         random = [self.network.tensors[name] for name in names]
         found: dict[str, list[Tensor]] = {name: [] for name in names}
-        for row in range(total):
-            values = self.network.graph(take_rows(batch, total, row, row + 1))
+        for row in range(rows.count):
+            values = self.network.graph(rows.part(row, row + 1).batch)
             for k, basis in enumerate(torch.eye(outputs, dtype=values.dtype, device=values.device)):
                 gradients = torch.autograd.grad(
                     values,
@@ -87,7 +85,8 @@ class Jacobians:
                 for name, gradient in zip(names, gradients, strict=True):
                     found[name].append(gradient)
         return {
-            name: torch.stack(gradients).view(total, outputs, *gradients[0].shape) for name, gradients in found.items()
+            name: torch.stack(gradients).view(rows.count, outputs, *gradients[0].shape)
+            for name, gradients in found.items()
         }
 
 

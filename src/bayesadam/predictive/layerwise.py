@@ -26,7 +26,7 @@ from bayesadam.curvature.observe import without_autocast
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.curvature import wide
-from bayesadam.predictive.batches import count_rows
+from bayesadam.predictive.batches import Rows
 from bayesadam.predictive.covariance import OutputCovariance
 from bayesadam.predictive.network import MeanNetwork
 
@@ -59,7 +59,7 @@ class Layerwise:
 
     Args:
         network: At the mean.
-        batch: With one data point, at which the network is looked at.
+        row: One data point, at which the network is looked at.
         limit: Bytes of derivatives of a layer that are made at once.
 
     Raises:
@@ -67,28 +67,28 @@ class Layerwise:
             or whose first axis is not that of the data points, or whose weights are used in other ways, too.
     """
 
-    def __init__(self, network: MeanNetwork, batch: Any, limit: int) -> None:
+    def __init__(self, network: MeanNetwork, row: Rows, limit: int) -> None:
         self.network = network
         self.limit = limit
         self.scratch = Scratch()
         self.layers = list(_layers(network))
-        found, calls = self._graph(batch)
+        found, calls = self._graph(row)
         self.output_bytes = sum(call.shape.numel() for call in calls) * wide(found.dtype).itemsize
-        _, self.saved_bytes = network.look(batch)
+        _, self.saved_bytes = network.look(row.batch)
         self._compare(found, calls)
 
     def bytes_each(self, outputs: int) -> int:
         """Memory that the graph and the output gradients of one data point take."""
         return outputs * self.output_bytes + self.saved_bytes
 
-    def add_to(self, covariance: OutputCovariance, batch: Any) -> None:
+    def add_to(self, covariance: OutputCovariance, rows: Rows) -> None:
         """Add all contributions of a chunk of data points.
 
         Raises:
             NotLayerwiseError: As for the class, or rows that are not data points; then nothing has been added.
         """
-        found, calls = self._graph(batch)
-        count = count_rows(batch)
+        found, calls = self._graph(rows)
+        count = rows.count
         outputs = found.numel() // count
         grads = [found.new_empty(count, outputs, *call.shape[1:], dtype=wide(found.dtype)) for call in calls]
         for k in range(outputs):
@@ -145,16 +145,15 @@ class Layerwise:
     def _closed(self, layer: _Layer, inputs: Tensor, grads: Tensor) -> dict[str, Tensor]:
         return layer.form.gradients(layer.module, inputs, grads, list(layer.names), self.scratch)
 
-    def _graph(self, batch: Any) -> tuple[Tensor, list[_Call]]:
+    def _graph(self, rows: Rows) -> tuple[Tensor, list[_Call]]:
         calls: list[_Call] = []
         with _recorded(self.layers, calls):
-            found = self.network.graph(batch)
-        count = count_rows(batch)
+            found = self.network.graph(rows.batch)
         if sorted(id(call.layer) for call in calls) != sorted(map(id, self.layers)):
             raise NotLayerwiseError
         for call in calls:
             axes = call.layer.form.least_axes(call.layer.module)
-            if not (call.inputs.ndim >= axes and len(call.inputs) == call.shape[0] == count):
+            if not (call.inputs.ndim >= axes and len(call.inputs) == call.shape[0] == rows.count):
                 raise NotLayerwiseError
         return found, calls
 

@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.functional.curvature import wide
-from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.predictive.batches import (
     Chunked,
     Output,
+    Rows,
     as_batches,
-    count_rows,
+    check_weights_are_used,
+    draws_in_eval_mode,
     groups,
-    in_eval_mode,
     map_tensors,
     no_batches,
-    take_rows,
 )
 from bayesadam.predictive.covariance import OutputCovariance, WeightCovariance, weight_covariance
 from bayesadam.predictive.jacobian import Jacobians
 from bayesadam.predictive.layerwise import Layerwise, NotLayerwiseError
-from bayesadam.predictive.network import MeanNetwork
+from bayesadam.predictive.network import MeanNetwork, own_names
 from bayesadam.progress import progress_bar
 
 CHUNK_BYTES = 2**26
@@ -56,16 +56,18 @@ def linearized_outputs(
     """
     device = next(model.parameters(), torch.empty(0)).device
     weights = weight_covariance(posterior)
+    names = own_names(model, cast(Posterior, posterior).match(model))  # what has a covariance of weights is one
+    weights = weights.placed(names, device)
     batches, single = as_batches(inputs)
     found: list[tuple[Tensor, ...]] = []
     with (
-        in_eval_mode(model),
-        posterior.draws(model) as put,
+        draws_in_eval_mode(model, posterior) as put,
         progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
     ):
         put(None)
+        check_weights_are_used(model, weights.names)
         network = MeanNetwork(model, weights.names, output, part)
-        linearize = Chunked(_Linearized(network, weights.to(device)), batch_size)
+        linearize = Chunked(_Linearized(network, weights), batch_size)
         for group in groups(batches, device, single, 0):
             # An inference tensor cannot be part of a graph.
             plain = (map_tensors(batch, lambda t: t.clone() if t.is_inference() else t) for batch in group)
@@ -78,17 +80,17 @@ def linearized_outputs(
 
 
 class _Linearized:
-    """From a batch to the outputs and their covariance."""
+    """From the rows of a batch to the outputs and their covariance."""
 
     def __init__(self, network: MeanNetwork, weights: WeightCovariance) -> None:
         self.network = network
         self.weights = weights
         self.engine: Layerwise | Jacobians | None = None
 
-    def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
-        outputs = self.network.outputs(batch)
+    def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        outputs = self.network.outputs(rows.batch)
         wanted = self.network.part(outputs)
-        total, width = count_rows(batch), wanted[:1].numel()
+        total, width = rows.count, wanted[:1].numel()
         if wanted.shape[:1] != (total,):
             raise ValueError(
                 f"output must have the {total} rows of the inputs along its first axis, got {tuple(wanted.shape)}"
@@ -100,20 +102,20 @@ class _Linearized:
         start = 0
         while start < total:
             if self.engine is None:
-                self.engine = self._engine(take_rows(batch, total, start, start + 1))
+                self.engine = self._engine(rows.part(start, start + 1))
             stop = min(total, start + max(1, CHUNK_BYTES // self.engine.bytes_each(width)))
             covariance = OutputCovariance(self.weights, stop - start, width, like)
-            chunk = take_rows(batch, total, start, stop)
+            chunk = rows.part(start, stop)
             try:
                 self.engine.add_to(covariance, chunk)
             except NotLayerwiseError:  # control flow that depends on the data
-                self.engine = Jacobians(self.network, take_rows(batch, total, start, start + 1), CHUNK_BYTES)
+                self.engine = Jacobians(self.network, rows.part(start, start + 1), CHUNK_BYTES)
                 continue
             covariances.append(covariance.value())
             start = stop
         return outputs, torch.cat(covariances)
 
-    def _engine(self, row: Any) -> Layerwise | Jacobians:
+    def _engine(self, row: Rows) -> Layerwise | Jacobians:
         try:
             return Layerwise(self.network, row, CHUNK_BYTES)
         except NotLayerwiseError:

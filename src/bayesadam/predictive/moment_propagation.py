@@ -15,8 +15,18 @@ from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import ClassificationLikelihood, HeteroscedasticGaussian, RegressionLikelihood
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
-from bayesadam.predictive.batches import Chunked, arguments, as_batches, groups, in_eval_mode, map_tensors, no_batches
+from bayesadam.predictive.batches import (
+    Chunked,
+    arguments,
+    as_batches,
+    check_weights_are_used,
+    groups,
+    in_eval_mode,
+    map_tensors,
+    no_batches,
+)
 from bayesadam.predictive.gaussian import GaussianPredictive, from_gaussian
+from bayesadam.predictive.network import own_names
 from bayesadam.predictive.result import Predictive
 from bayesadam.progress import progress_bar
 
@@ -71,6 +81,9 @@ def propagated_outputs(
     """
     weights = independent_weights(posterior)
     covered = cast(Posterior, posterior).match(model)  # what has independent weights is one
+    names = own_names(model, covered)
+    covered = {names[name]: tensor for name, tensor in covered.items()}
+    weights = {names[name]: value for name, value in weights.items()}
     # Buffers are read where they are; parameters are not.
     buffers = any(name in covered for name, _ in model.named_buffers())
     device = next(model.parameters(), torch.empty(0)).device
@@ -82,6 +95,7 @@ def propagated_outputs(
         progress_bar("predicting", operator.length_hint(batches) or None, progress, shown=not single) as advance,
     ):
         put(None)
+        check_weights_are_used(model, weights)
         graph = Graph(model)  # which may depend on the mode
         placed = {name: _moved(value, device) for name, value in weights.items()}
 
@@ -94,7 +108,7 @@ def propagated_outputs(
             parts = (result.mean, result.spread())
             return (*parts, result.covariance) if several else parts  # type: ignore[return-value]
 
-        propagate = Chunked(run, batch_size)
+        propagate = Chunked(lambda rows: run(rows.batch), batch_size)
         for group in groups(batches, device, single, 0):
             found += map(propagate, group)
             advance()

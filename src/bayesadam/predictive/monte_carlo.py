@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior import NetworkDistribution
-from bayesadam.predictive.batches import Chunked, Output, as_batches, call, groups, in_eval_mode, no_batches
+from bayesadam.predictive.batches import Chunked, Output, as_batches, call, draws_in_eval_mode, groups, no_batches
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
@@ -32,13 +32,12 @@ def outputs_at_samples(
     """Outputs ``(S, N, ...)`` at samples number ``numbers``, or ``(1, N, ...)`` at the mean if they are ``None``."""
     device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
-    forward = Chunked(lambda batch: (call(model, batch, output),), batch_size)
+    forward = Chunked(lambda rows: (call(model, rows.batch, output),), batch_size)
     parts = []
     samples = [None] if numbers is None else numbers
     total = operator.length_hint(batches) * len(samples) or None
     with (
-        in_eval_mode(model),
-        posterior.draws(model, seed, until=0 if numbers is None else len(numbers)) as put,
+        draws_in_eval_mode(model, posterior, seed, until=0 if numbers is None else len(numbers)) as put,
         progress_bar("predicting", total, progress, shown=not single) as advance,
     ):
         for group in groups(batches, device, single, GROUP_BYTES):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from bayesadam.predictive.batches import Output, call
+
+
+def own_names(model: nn.Module, covered: Mapping[str, Tensor]) -> dict[str, str]:
+    """From the names of tensors that a posterior covers, which may be those inside a wrapper, to the model's own."""
+    tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    own = {id(tensor): name for name, tensor in tensors.items()}
+    return {name: own[id(tensor)] for name, tensor in covered.items()}
 
 
 class MeanNetwork:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.optim.checks import check
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs
@@ -40,10 +42,12 @@ def predict(
     """The predictive distribution of a network whose weights have a posterior.
 
     The model is run in eval mode (dropout off, batch norm with its running statistics) and without gradients; its
-    weights and modes are what they were afterwards, whatever happens.
+    weights and modes are what they were afterwards, whatever happens. Modules whose own ``train`` merges or caches
+    weights do that for every sample; linearised or by moments they are refused, if any of their weights matter.
 
     Args:
-        model: Its trainable parameters must be those of the posterior.
+        model: Its trainable parameters must be those of the posterior, by its own names or those of the network that it
+            wraps (``DistributedDataParallel``, ``torch.compile``).
         posterior: Over the model's weights; or another distribution over what it computes, as
             :class:`bayesadam.MCDropout`.
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that gives batches of
@@ -65,7 +69,7 @@ def predict(
         output: Takes the output tensor, data points along its first axis, out of what the model returns. Not by
             moments.
         batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
-            tuple or dict has the rows; tensors of another length are passed whole.
+            tuple or dict has the rows, and so have those of the same length; others are passed whole with every part.
         progress: Show a progress bar; default for loaders in a terminal.
 
     Returns:
@@ -83,9 +87,8 @@ def predict(
     """
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
-    for name, value in (("mc_samples", mc_samples), ("batch_size", batch_size)):
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    mc_samples = _whole("mc_samples", mc_samples)
+    batch_size = None if batch_size is None else _whole("batch_size", batch_size)
     if not isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood):
         raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
     if link is not None:
@@ -131,3 +134,13 @@ def predict(
     )
     with torch.no_grad():
         return from_outputs(outputs, likelihood)
+
+
+def _whole(name: str, value: Any) -> int:
+    """A number of any whole type, numpy's say, as Python's.
+
+    Raises:
+        ValueError: It is none, or below 1.
+    """
+    check(name, value, "a whole number of at least 1", lambda number: operator.index(number) >= 1)
+    return operator.index(value)
