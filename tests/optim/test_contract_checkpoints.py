@@ -465,6 +465,18 @@ def test_beta_scheduler_follows_equation_104(method):
     assert other.param_groups[0]["betas"] == opt.param_groups[0]["betas"]
 
 
+def test_beta_scheduler_takes_groups_that_are_added_later(method):
+    method.skip_matrix("no group can be added")
+    net = make_net()
+    opt = method(net[0].parameters(), model=net, betas=(0.9, 0.99))
+    scheduler = ba.BetaScheduler(opt, ba.polynomial_decay())
+    scheduler.step()
+    opt.add_param_group({"params": net[2].parameters()})
+    scheduler.step()
+    expected = (0.9, pytest.approx(1 - 0.01 / (1 + 2**0.55)))
+    assert [group["betas"] for group in opt.param_groups] == [expected] * 2
+
+
 def test_beta_scheduler_errors(method):
     _, opt = fresh(method)
     with pytest.raises(ValueError, match="optimizer must have betas, got SGD"):

@@ -5,6 +5,7 @@ import itertools
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -849,7 +850,6 @@ BAD = [
     ("lr", torch.ones(2), "a number or a 1-element tensor"),
     ("lr", math.nan, "a number or a 1-element tensor"),
     ("betas", (0.9, 1.0), r"a pair of numbers in \[0, 1\)"),
-    ("betas", [0.9, 0.99], "a pair of numbers"),
     ("betas", 0.9, "a pair of numbers"),
     ("num_data", 0, "a positive, finite number"),
     ("num_data", None, "a positive, finite number"),
@@ -885,6 +885,37 @@ def test_bad_hyperparameters_of_methods_with_a_prior(method, net, name, value, r
     else:
         with pytest.raises((TypeError, ValueError), match=name):
             method(net.named_parameters(), **{name: value} if name != "initial_precision" else {name: 0.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("betas", [0.9, 0.99], (0.9, 0.99)),
+        ("betas", np.array([0.9, 0.99]), (0.9, 0.99)),
+        ("num_data", np.int64(40), 40),
+        ("lr", np.float64(0.01), 0.01),
+        ("mc_samples", 2.0, 2),
+        ("mc_samples", np.int64(2), 2),
+        ("seed", np.uint32(3), 3),
+        ("maximize", np.False_, False),
+    ],
+    ids=repr,
+)
+def test_numbers_from_files_and_numpy_are_taken_as_pythons(method, net, name, value, taken):
+    opt = method(net.named_parameters(), **{name: value})
+    assert opt.param_groups[0][name] == taken
+    assert type(opt.param_groups[0][name]) is type(taken)
+    train(net, opt, 1)
+    if not method.full and name not in ("mc_samples", "seed"):
+        extra = torch.nn.Linear(2, 2)
+        net.append(extra)
+        opt.add_param_group({"params": list(extra.named_parameters(prefix="3")), name: value})
+        assert type(opt.param_groups[1][name]) is type(taken)
+
+
+def test_a_prior_may_be_numpys_number(method, net):
+    if method.has_prior:
+        assert method(net.named_parameters(), prior=np.int64(2)).param_groups[0]["prior_precision"] == 2
 
 
 def test_antithetic_needs_pairs(method, net):

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from bayesadam.optim import attachment, compiled
 from bayesadam.optim.blocks import local
 from bayesadam.optim.checkpoints import check_state_dict, take_tensors
-from bayesadam.optim.checks import check_common, check_prior
+from bayesadam.optim.checks import check_common, check_prior, plain
 from bayesadam.optim.continuation import start_from
 from bayesadam.optim.gradients import Gradients
 from bayesadam.optim.rule import Rule
@@ -111,6 +111,7 @@ class PerturbedOptimizer(Optimizer):
             raise ValueError(
                 f"prior must not be given together with prior_precision, got {prior!r} and {prior_precision!r}"
             )
+        prior = plain("prior", prior)
         if isinstance(prior, int | float):
             prior, prior_precision = None, prior
         if not isinstance(prior, DiagonalGaussian | None):
@@ -135,9 +136,9 @@ class PerturbedOptimizer(Optimizer):
         }
         if self.has_prior:
             defaults["prior_precision"] = 1.0 if prior_precision is None else prior_precision
-        self.defaults = defaults  # where a subclass finds its options
+        self.defaults = {name: plain(name, value) for name, value in defaults.items()}  # subclasses look there
         self._reset()
-        super().__init__(params, defaults)
+        super().__init__(params, self.defaults)
         if prior is not None:
             start_from(self, prior)
 
@@ -157,6 +158,7 @@ class PerturbedOptimizer(Optimizer):
         """
         if self._open:
             raise RuntimeError("add_param_group must be called outside sampled_params(), got a call inside")
+        param_group = {name: plain(name, v) if name in self.defaults else v for name, v in param_group.items()}
         group = {**self.defaults, **param_group}
         self.check_group(group)
         for name in self._shared:
