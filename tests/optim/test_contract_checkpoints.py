@@ -224,6 +224,28 @@ def test_a_foreign_state_dict_is_refused_and_changes_nothing(method, what):
     assert same(snapshot(opt), before)
 
 
+def test_a_checkpoint_of_another_method_is_refused(method):
+    """Also where it has all that is needed; checkpoints of before methods were named are taken."""
+    net, opt = fresh(method)
+    train(net, opt, 1)
+    before, saved = snapshot(opt), copy.deepcopy(opt.state_dict())
+    saved["param_groups"][0]["method"] = "Other"
+    own = method.cls.__name__
+    with pytest.raises(ValueError, match=f"^method of the state_dict must be '{own}', got 'Other'"):
+        opt.load_state_dict(saved)
+    assert same(snapshot(opt), before)
+    del saved["param_groups"][0]["method"]
+    opt.load_state_dict(saved)
+    assert same(snapshot(opt), before)
+
+
+@pytest.mark.parametrize(("target", "origin"), [("vprop", "vadam"), ("von", "natural_von"), ("van", "von")])
+def test_a_checkpoint_with_all_that_another_method_needs_is_refused(target, origin):
+    saved = fresh(Method(origin))[1].state_dict()
+    with pytest.raises(ValueError, match="method of the state_dict must be"):
+        fresh(Method(target))[1].load_state_dict(saved)
+
+
 def test_loading_does_not_share_tensors(method):
     net, opt = fresh(method)
     train(net, opt, 2)

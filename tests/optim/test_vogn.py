@@ -253,7 +253,7 @@ def test_examples_whose_gradients_cancel_are_unscaled_with_the_others():
 def test_a_checkpoint_of_another_method_is_refused():
     net, opt = make()
     other = ba.IVON(net.named_parameters(), num_data=50)
-    with pytest.raises(ValueError, match="hessian of the state_dict must be 'gauss_newton', got None"):
+    with pytest.raises(ValueError, match="method of the state_dict must be 'VOGN', got 'IVON'"):
         opt.load_state_dict(other.state_dict())
 
 

@@ -132,6 +132,7 @@ class PerturbedOptimizer(Optimizer):
             "noise_step": 0,
             "skipped_steps": 0,
             "weights": MEAN,
+            "method": type(self).__name__,
             **(extra or {}),
         }
         if self.has_prior:
@@ -467,6 +468,7 @@ class PerturbedOptimizer(Optimizer):
         super().__setstate__(state)
         for group in self.param_groups:
             group.setdefault("compile", False)  # not in checkpoints of version 0.1
+            group.setdefault("method", type(self).__name__)  # likewise
         self._reset(attached=vars(self).get("_attached", False))
 
     # Internals, shared with the sampler and the gradients
