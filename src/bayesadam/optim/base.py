@@ -318,7 +318,7 @@ class PerturbedOptimizer(Optimizer):
             RuntimeError: No sample was drawn, or not exactly ``mc_samples``; a sparse gradient; a gradient without the
                 curvature that the method needs.
             FloatingPointError: A gradient or a curvature that is not finite, or a precision that would not stay
-                positive, with ``nonfinite="raise"``; nothing has changed.
+                positive, with ``nonfinite="raise"``; nothing has changed. Samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
             TypeError: The closure returned no loss to a method that differentiates it.
         """
@@ -336,7 +336,13 @@ class PerturbedOptimizer(Optimizer):
         self._sampler.reconcile(0)
         if self._sampler.weights == TRAIN:
             self._gradients.collect_drop_in()
-        if self._gradients.prepare():
+        try:
+            ready = self._gradients.prepare()
+        except BaseException:
+            if self._sampler.weights != TRAIN:
+                self._gradients.discard()
+            raise
+        if ready:
             self._gradients.step()
         else:
             self.set_all("skipped_steps", self.param_groups[0]["skipped_steps"] + 1)
