@@ -27,6 +27,7 @@ class Collector:
         num_examples: In the backward passes since the start.
         generation: Counts the starts: calls from before the last one are ignored.
         paused: While a module is called again.
+        resumable: Since :meth:`pause`, until :meth:`resume` or the next start.
         positions: Of embeddings by name, where it is known: whether their indices are positions.
     """
 
@@ -36,6 +37,7 @@ class Collector:
         self.num_examples = 0
         self.generation = 0
         self.paused = False
+        self.resumable = False
         self.positions: dict[str, bool] = {}
         self.after_backward: Callable[[], None] | None = None
         self.slots: list[Slot] = []
@@ -62,6 +64,16 @@ class Collector:
         self.discard()
         self.generation += 1
         self._pass = None
+        self.resume()
+
+    def pause(self) -> None:
+        """Take the hooks off for a while."""
+        self.stop()
+        self.resumable = True
+
+    def resume(self) -> None:
+        """Look at the model as it is now, and put the hooks on."""
+        self.resumable = False
         self._units, self.slots = units_of(self.root, self._totals)
         reference = weakref.ref(self)
         for unit in self._units:

@@ -253,7 +253,9 @@ class PerturbedOptimizer(Optimizer):
                 self._start_source()
             return
         self._sampler.perturb(0, TRAIN)
-        self._start_source()
+        if self._source is not None:  # what it has collected goes with gradients that have not been stepped with
+            pending = any(parameter.grad is not None for _, _, parameter in self.parameters())
+            (self._source.resume if pending else self._source.start)(self._gradients.after_backward)
 
     def eval(self) -> None:
         """End of drop-in training: the weights hold the mean. Calling it again changes nothing.
@@ -266,7 +268,7 @@ class PerturbedOptimizer(Optimizer):
         if self._sampler.weights != MEAN:
             self._sampler.restore()
             if self._source is not None:
-                self._source.stop()
+                self._source.pause()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients. Outside a block this also discards the samples collected for the next step."""
