@@ -232,6 +232,33 @@ def test_what_must_not_be_called_inside_a_block(method, net):
     opt.step()
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_training_goes_on_after_inference_mode(method, mode):
+    """Nothing that is made there and kept may be an inference tensor."""
+    nets = [make_net(), make_net()]
+    opts = [method(net.named_parameters()) for net in nets]
+    with torch.inference_mode():
+        with opts[0].sampled_params():
+            nets[0](batch()[0])
+        opts[0].zero_grad()  # this sample is not drawn again
+        if mode == "train":
+            opts[0].train()
+            nets[0](batch()[0])
+            opts[0].eval()
+            opts[0].train()
+    with opts[1].sampled_params():
+        pass
+    opts[1].zero_grad()
+    for net, opt in zip(nets, opts, strict=True):
+        train(net, opt, 2, mode=mode)
+        saved = opt.state_dict() if mode != "train" else None
+        if saved is not None:
+            with torch.inference_mode():
+                opt.load_state_dict(saved)
+        train(net, opt, 1, first=2, mode=mode)
+    assert torch.equal(*map(weights, nets))
+
+
 def test_blocks_and_drop_in_do_not_mix(method, net):
     opt = method(net.named_parameters())
     opt.train()

@@ -304,6 +304,7 @@ class PerturbedOptimizer(Optimizer):
 
     # Stepping
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior from the gradients at its samples.
@@ -453,6 +454,7 @@ class PerturbedOptimizer(Optimizer):
             attachment.warn_of_sample()
         return super().state_dict()
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume bit-identically, in whatever order model and optimiser are loaded.
 

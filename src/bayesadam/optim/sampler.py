@@ -90,6 +90,7 @@ class Sampler:
             )
         }
 
+    @torch.inference_mode(False)  # what is made here and kept must be of use in training
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:
         """Put a sample into the weights, which then hold ``then``; if that fails, they are the mean again."""
@@ -167,6 +168,7 @@ class Sampler:
                 self.perturb(0, TRAIN)
             self.optimizer.set_all("weights", loaded)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def reconcile(self, sample: int, *, allow_mean: bool = False, adopt: bool = False) -> None:
         """Deal with weights that others wrote while they held a sample (a checkpoint was loaded, say).
