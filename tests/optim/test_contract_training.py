@@ -856,6 +856,27 @@ def test_copies_go_on_identically(method, net, copier, mode):
     assert same(snapshot(opt), snapshot(other))
 
 
+@pytest.mark.parametrize(
+    "copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_made_in_drop_in_training_knows_what_holds_a_sample(method, net, copier):
+    opt = method(net.named_parameters())
+    train(net, opt, 1)
+    net[2].bias.requires_grad_(False)
+    net[2].bias.fill_(5.0)  # while it holds the mean: no sample of it is drawn
+    opt.train()
+    mean = opt.posterior().mean
+    other_net, other = copier((net, opt))
+    other.attach(other_net)
+    for name in ("0.weight", "0.bias", "2.weight"):
+        assert torch.equal(other_net.state_dict()[name], mean[name])
+    other_net[0].requires_grad_(False)
+    other.eval()
+    assert torch.equal(other_net[0].weight, mean["0.weight"])
+    assert torch.equal(other_net[2].weight, mean["2.weight"])
+    assert other_net[2].bias.tolist() == [5.0, 5.0]
+
+
 def test_a_copy_made_inside_a_block_knows_the_mean(method, net):
     opt = method(net.named_parameters())
     train(net, opt, 2)

@@ -262,13 +262,18 @@ class PerturbedOptimizer(Optimizer):
 
         Raises:
             RuntimeError: Called inside a sampling block.
+
+        Warns:
+            UserWarning: Weights were changed by others while they held a sample: what they are now is the mean.
         """
         if self._open:
             raise RuntimeError("eval() must be called outside sampled_params(), got a call inside")
         if self._sampler.weights != MEAN:
-            self._sampler.restore()
+            others = self._sampler.release()
             if self._source is not None:
                 self._source.pause()
+            if others:
+                attachment.warn_of_other_values(self.name_of(others[0]))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients. Outside a block this also discards the samples collected for the next step."""
@@ -421,7 +426,8 @@ class PerturbedOptimizer(Optimizer):
     def attach(self, model: nn.Module) -> None:
         """From now on ``model.state_dict()`` always gives the mean, and the parameters' names are known.
 
-        Loading a state dict into the model then sets the mean, and rebuilds the sample if the weights hold one.
+        So do the state dicts of its parts, of what it wraps (``ddp.module``) and of what wraps it. Loading a state dict
+        into any of them then sets the mean, and rebuilds the sample if the weights hold one.
 
         Raises:
             ValueError: A perturbed parameter of this optimiser that is not the model's; nothing is attached.
@@ -437,9 +443,10 @@ class PerturbedOptimizer(Optimizer):
         """Whether a parameter holds a posterior sample at this moment, and ``state[parameter]["mean"]`` its mean."""
         return self._sampler.holds_sample(parameter)
 
-    def take_loaded_weights(self) -> None:
-        """Called when an attached model has loaded a state dict: what it loaded is the mean."""
-        self._sampler.reconcile(self._gradients.collected, allow_mean=True, adopt=True)
+    def take_loaded_weights(self, module: nn.Module) -> None:
+        """Called when a part of an attached model has loaded a state dict: what it loaded is the mean."""
+        among = module.parameters()
+        self._sampler.reconcile(self._gradients.collected, allow_mean=True, adopt=True, among=among)
 
     # Checkpoints and copies
 
@@ -466,20 +473,26 @@ class PerturbedOptimizer(Optimizer):
             raise RuntimeError("load_state_dict() must be called outside sampled_params(), got a call inside")
         check_state_dict(self, state_dict)
         if self._sampler.weights != MEAN:
-            self._sampler.restore()
+            self._sampler.release()  # a model that was loaded before stays as it is
         self._reset(attached=self._attached)
         super().load_state_dict(state_dict)
         take_tensors(self, state_dict)
         self._sampler.rebuild()
         self._start_source()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Also which parameters hold a sample, which a parameter that was frozen meanwhile does not tell."""
+        return {**super().__getstate__(), "_written": dict(self._sampler.written)}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild what a copy or a pickle does not carry."""
-        super().__setstate__(state)
+        written = state.get("_written")
+        super().__setstate__({name: value for name, value in state.items() if name != "_written"})
         for group in self.param_groups:
             group.setdefault("compile", False)  # not in checkpoints of version 0.1
             group.setdefault("method", type(self).__name__)  # likewise
         self._reset(attached=vars(self).get("_attached", False))
+        self._sampler.resume(written)
 
     # Internals, shared with the sampler and the gradients
 
