@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -264,6 +265,11 @@ def test_elbo_of_a_part_of_the_data_and_of_a_dense_posterior():
     for prior in (3.0, priors.Gaussian(3.0)):
         value = elbo(linear(), dense, x, y, likelihood=LIKELIHOOD, prior=prior, mc_samples=500).item()
         assert value == pytest.approx(exact, rel=0.03)
+
+
+def test_counts_may_be_numpys():
+    assert torch.equal(call(mc_samples=np.int64(2)), call(mc_samples=2))
+    assert torch.equal(kl_weights(np.int64(3)), kl_weights(3))
 
 
 def call(**options):

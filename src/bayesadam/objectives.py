@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
+from bayesadam.optim.checks import check, is_whole
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
@@ -211,5 +212,4 @@ def _output(net: nn.Module, inputs: Any, output: Callable[[Any], Tensor] | None)
 
 
 def _check_count(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
+    check(name, value, "a whole number of at least 1", is_whole)

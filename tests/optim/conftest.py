@@ -77,6 +77,12 @@ class LooseSquares(PerExampleSquares):
     def stop(self):
         pass
 
+    def pause(self):
+        pass
+
+    def resume(self, after_backward=None):
+        pass
+
     def discard(self):
         pass
 

@@ -160,6 +160,65 @@ def test_the_mean_loaded_behind_an_unattached_drop_in_optimiser_becomes_the_samp
     assert torch.equal(weights(opt2_net), sample)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_a_checkpoint_replaces_a_drop_in_run_in_either_order(method, dtype):
+    """The sample's mean must not be written over a model that was loaded first."""
+    net, opt = fresh(method, dtype)
+    train(net, opt, 2)
+    saved = copy.deepcopy({"model": net.state_dict(), "opt": opt.state_dict()})
+    other_net, other = scrambled(method, dtype)
+    other.train()
+    other_net.load_state_dict(saved["model"])
+    other.load_state_dict(saved["opt"])
+    assert torch.equal(weights(other_net), weights(net))
+    assert same(other.posterior().mean, opt.posterior().mean)
+    assert same(snapshot(other), snapshot(opt))
+
+
+def test_a_drop_in_run_rolled_back_in_part_restores_the_rest(method):
+    """What others wrote the sample's own values to holds the sample all the same."""
+    net, opt = fresh(method)
+    train(net, opt, 1)
+    saved, mean = copy.deepcopy(opt.state_dict()), weights(net)
+    opt.train()
+    with torch.no_grad():
+        net[0].weight.add_(0.0)
+        net[2].bias.fill_(7.0)
+    opt.load_state_dict(saved)
+    assert torch.equal(weights(net[0]), mean[:32])
+    assert torch.equal(net[2].weight.detach().double().flatten(), mean[32:48])
+    assert net[2].bias.tolist() == [7.0, 7.0]
+
+
+def test_weights_loaded_during_drop_in_training_are_the_mean_after_eval(method):
+    net, opt = fresh(method)
+    train(net, opt, 1)
+    best = copy.deepcopy(net.state_dict())
+    train(net, opt, 2, first=1, mode="train")
+    net.load_state_dict(best)
+    with pytest.warns(UserWarning, match=r"parameter '0.weight' did not hold the sample .*taken as the mean"):
+        opt.eval()
+    assert same({n: p.detach() for n, p in net.named_parameters()}, dict(best))
+    assert same(opt.posterior().mean, dict(best))
+    opt.train()
+    opt.eval()
+    assert same(opt.posterior().mean, dict(best))
+
+
+def test_the_mean_loaded_during_drop_in_training_is_kept_by_eval(method):
+    net, opt = fresh(method, BF16)
+    train(net, opt, 2, mode="train")
+    before = opt.posterior().mean
+    opt.attach(net)
+    mean = copy.deepcopy(net.state_dict())
+    with torch.no_grad():
+        for name, p in net.named_parameters():
+            p.copy_(mean[name])  # as a model that is not attached is loaded
+    opt.eval()
+    assert same({n: p.detach() for n, p in net.named_parameters()}, dict(mean))
+    assert same(opt.posterior().mean, before)  # with the bits that bfloat16 has not
+
+
 def test_attached_models_give_and_take_the_mean(method):
     net, opt = fresh(method)
     opt.attach(net)
@@ -183,6 +242,34 @@ def test_attached_models_give_the_mean_inside_a_block(method):
     with opt.sampled_params():
         assert same(dict(net.state_dict()), before)
         loss_of(net).backward()
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, lambda net: torch.nn.ModuleDict({"module": net})])
+def test_what_an_attached_model_wraps_and_its_parts_give_and_take_the_mean(method, wrap):
+    net, opt = fresh(method)
+    wrapper = wrap(net)
+    opt.attach(wrapper)
+    train(net, opt, 1, mode="train")
+    mean = opt.posterior().mean
+    assert same(list(wrapper.state_dict().values()), list(mean.values()))
+    assert same(dict(net.state_dict()), mean)
+    assert same(dict(net[2].state_dict()), {"weight": mean["2.weight"], "bias": mean["2.bias"]})
+    replacement = {"weight": mean["2.weight"] + 1, "bias": mean["2.bias"] + 1}
+    net[2].load_state_dict(replacement)
+    assert not torch.equal(net[2].weight, replacement["weight"])  # the sample around the new mean
+    opt.eval()
+    assert same(dict(net[2].state_dict()), replacement)
+    assert torch.equal(net[0].weight, mean["0.weight"])
+
+
+def test_layers_added_to_an_attached_model_give_the_mean_too(method):
+    method.skip_matrix("no group can be added")
+    net, opt = fresh(method)
+    opt.attach(net)
+    net.append(torch.nn.Linear(2, 2))
+    opt.add_param_group({"params": list(net[3].named_parameters(prefix="3"))})
+    opt.train()
+    assert same(dict(net.state_dict()), opt.posterior().mean)
 
 
 def test_attached_models_can_be_copied_and_pickled(method):
@@ -222,6 +309,28 @@ def test_a_foreign_state_dict_is_refused_and_changes_nothing(method, what):
         opt.load_state_dict(saved)
     assert torch.equal(weights(net), holds)
     assert same(snapshot(opt), before)
+
+
+def test_a_checkpoint_of_another_method_is_refused(method):
+    """Also where it has all that is needed; checkpoints of before methods were named are taken."""
+    net, opt = fresh(method)
+    train(net, opt, 1)
+    before, saved = snapshot(opt), copy.deepcopy(opt.state_dict())
+    saved["param_groups"][0]["method"] = "Other"
+    own = method.cls.__name__
+    with pytest.raises(ValueError, match=f"^method of the state_dict must be '{own}', got 'Other'"):
+        opt.load_state_dict(saved)
+    assert same(snapshot(opt), before)
+    del saved["param_groups"][0]["method"]
+    opt.load_state_dict(saved)
+    assert same(snapshot(opt), before)
+
+
+@pytest.mark.parametrize(("target", "origin"), [("vprop", "vadam"), ("von", "natural_von"), ("van", "von")])
+def test_a_checkpoint_with_all_that_another_method_needs_is_refused(target, origin):
+    saved = fresh(Method(origin))[1].state_dict()
+    with pytest.raises(ValueError, match="method of the state_dict must be"):
+        fresh(Method(target))[1].load_state_dict(saved)
 
 
 def test_loading_does_not_share_tensors(method):
@@ -463,6 +572,18 @@ def test_beta_scheduler_follows_equation_104(method):
     resumed = ba.BetaScheduler(other, ba.polynomial_decay())
     resumed.load_state_dict(scheduler.state_dict())
     assert other.param_groups[0]["betas"] == opt.param_groups[0]["betas"]
+
+
+def test_beta_scheduler_takes_groups_that_are_added_later(method):
+    method.skip_matrix("no group can be added")
+    net = make_net()
+    opt = method(net[0].parameters(), model=net, betas=(0.9, 0.99))
+    scheduler = ba.BetaScheduler(opt, ba.polynomial_decay())
+    scheduler.step()
+    opt.add_param_group({"params": net[2].parameters()})
+    scheduler.step()
+    expected = (0.9, pytest.approx(1 - 0.01 / (1 + 2**0.55)))
+    assert [group["betas"] for group in opt.param_groups] == [expected] * 2
 
 
 def test_beta_scheduler_errors(method):

@@ -5,6 +5,7 @@ import itertools
 import math
 import pickle
 
+import numpy as np
 import pytest
 import torch
 
@@ -229,6 +230,33 @@ def test_what_must_not_be_called_inside_a_block(method, net):
                 call()
         loss_of(net).backward()
     opt.step()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_goes_on_after_inference_mode(method, mode):
+    """Nothing that is made there and kept may be an inference tensor."""
+    nets = [make_net(), make_net()]
+    opts = [method(net.named_parameters()) for net in nets]
+    with torch.inference_mode():
+        with opts[0].sampled_params():
+            nets[0](batch()[0])
+        opts[0].zero_grad()  # this sample is not drawn again
+        if mode == "train":
+            opts[0].train()
+            nets[0](batch()[0])
+            opts[0].eval()
+            opts[0].train()
+    with opts[1].sampled_params():
+        pass
+    opts[1].zero_grad()
+    for net, opt in zip(nets, opts, strict=True):
+        train(net, opt, 2, mode=mode)
+        saved = opt.state_dict() if mode != "train" else None
+        if saved is not None:
+            with torch.inference_mode():
+                opt.load_state_dict(saved)
+        train(net, opt, 1, first=2, mode=mode)
+    assert torch.equal(*map(weights, nets))
 
 
 def test_blocks_and_drop_in_do_not_mix(method, net):
@@ -697,11 +725,11 @@ def test_a_gradient_that_is_not_finite_changes_nothing(method, net, bad, mode):
     assert same(snapshot(opt), before)
     assert torch.equal(weights(net), holds)
     assert same(opt.posterior().mean, mean)
-    if mode != "block":
-        opt.zero_grad()
-    else:
-        opt.zero_grad()  # discards the sample; the next loop iteration starts afresh
-    train(net, opt, 1, first=2, mode=mode)
+    train(net, opt, 1, first=2, mode=mode)  # the refused sample is not counted
+    other_net = make_net()
+    other = method(other_net.named_parameters())
+    train(other_net, other, 3, mode=mode)
+    assert torch.equal(weights(net), weights(other_net))
 
 
 def test_steps_with_bad_gradients_can_be_skipped_and_are_counted(method, net):
@@ -828,6 +856,27 @@ def test_copies_go_on_identically(method, net, copier, mode):
     assert same(snapshot(opt), snapshot(other))
 
 
+@pytest.mark.parametrize(
+    "copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_made_in_drop_in_training_knows_what_holds_a_sample(method, net, copier):
+    opt = method(net.named_parameters())
+    train(net, opt, 1)
+    net[2].bias.requires_grad_(False)
+    net[2].bias.fill_(5.0)  # while it holds the mean: no sample of it is drawn
+    opt.train()
+    mean = opt.posterior().mean
+    other_net, other = copier((net, opt))
+    other.attach(other_net)
+    for name in ("0.weight", "0.bias", "2.weight"):
+        assert torch.equal(other_net.state_dict()[name], mean[name])
+    other_net[0].requires_grad_(False)
+    other.eval()
+    assert torch.equal(other_net[0].weight, mean["0.weight"])
+    assert torch.equal(other_net[2].weight, mean["2.weight"])
+    assert other_net[2].bias.tolist() == [5.0, 5.0]
+
+
 def test_a_copy_made_inside_a_block_knows_the_mean(method, net):
     opt = method(net.named_parameters())
     train(net, opt, 2)
@@ -849,7 +898,6 @@ BAD = [
     ("lr", torch.ones(2), "a number or a 1-element tensor"),
     ("lr", math.nan, "a number or a 1-element tensor"),
     ("betas", (0.9, 1.0), r"a pair of numbers in \[0, 1\)"),
-    ("betas", [0.9, 0.99], "a pair of numbers"),
     ("betas", 0.9, "a pair of numbers"),
     ("num_data", 0, "a positive, finite number"),
     ("num_data", None, "a positive, finite number"),
@@ -885,6 +933,37 @@ def test_bad_hyperparameters_of_methods_with_a_prior(method, net, name, value, r
     else:
         with pytest.raises((TypeError, ValueError), match=name):
             method(net.named_parameters(), **{name: value} if name != "initial_precision" else {name: 0.0})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("betas", [0.9, 0.99], (0.9, 0.99)),
+        ("betas", np.array([0.9, 0.99]), (0.9, 0.99)),
+        ("num_data", np.int64(40), 40),
+        ("lr", np.float64(0.01), 0.01),
+        ("mc_samples", 2.0, 2),
+        ("mc_samples", np.int64(2), 2),
+        ("seed", np.uint32(3), 3),
+        ("maximize", np.False_, False),
+    ],
+    ids=repr,
+)
+def test_numbers_from_files_and_numpy_are_taken_as_pythons(method, net, name, value, taken):
+    opt = method(net.named_parameters(), **{name: value})
+    assert opt.param_groups[0][name] == taken
+    assert type(opt.param_groups[0][name]) is type(taken)
+    train(net, opt, 1)
+    if not method.full and name not in ("mc_samples", "seed"):
+        extra = torch.nn.Linear(2, 2)
+        net.append(extra)
+        opt.add_param_group({"params": list(extra.named_parameters(prefix="3")), name: value})
+        assert type(opt.param_groups[1][name]) is type(taken)
+
+
+def test_a_prior_may_be_numpys_number(method, net):
+    if method.has_prior:
+        assert method(net.named_parameters(), prior=np.int64(2)).param_groups[0]["prior_precision"] == 2
 
 
 def test_antithetic_needs_pairs(method, net):

@@ -486,6 +486,20 @@ def trained_together(seed=3):
     return a, b, curve, opt, loss
 
 
+def test_weights_frozen_and_changed_in_drop_in_training_are_refused_by_name():
+    net = make_net()
+    opt = ba.VON(net.named_parameters(), num_data=20, covariance="full")
+    opt.train()
+    net[2].bias.requires_grad_(False)
+    net[2].bias.fill_(5.0)
+    loss_of(net).backward()
+    with pytest.raises(RuntimeError, match=r"parameter '2.bias' must hold the sample that train\(\) drew"):
+        opt.step()
+    with pytest.warns(UserWarning, match="parameter '2.bias' did not hold the sample"):
+        opt.eval()
+    assert net[2].bias.tolist() == [5.0, 5.0]
+
+
 def test_frozen_in_the_middle_the_others_follow_the_conditional_posterior():
     a, b, curve, opt, loss = trained_together()
     matrix, fixed = matrix_of(opt).clone(), b.detach().clone()

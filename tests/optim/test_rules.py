@@ -165,6 +165,11 @@ def test_vprop_with_negligible_prior_is_rmsprop_with_eps_lt():
     assert mean == pytest.approx(rmsprop, abs=5e-8)
 
 
+def test_vadagrad_must_be_told_where_to_start():
+    with pytest.raises(ValueError, match="initial_precision must be a positive, finite number, got None"):
+        OPTIMIZERS["vadagrad"]([torch.nn.Parameter(torch.ones(2))], initial_precision=None)
+
+
 def test_vadagrad_with_negligible_noise_is_adagrad():
     _, mean, _ = run("vadagrad", 200, lr=0.05, betas=(0.0, 0.0), num_data=1e15, initial_precision=1e28)
     adagrad = run_torch(lambda p: torch.optim.Adagrad(p, lr=0.05, eps=0.0, initial_accumulator_value=1e-2), 200)

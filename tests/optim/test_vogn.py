@@ -96,6 +96,49 @@ def test_clipping_and_scaling_in_drop_in_training_scale_the_curvature():
     torch.testing.assert_close(*runs, rtol=1e-11, atol=0)
 
 
+@pytest.mark.parametrize("zero_grad", [None, "model", "optimizer"])
+def test_squares_are_kept_between_micro_batches_as_gradients_are(zero_grad):
+    """Where a validation pass comes between two micro-batches; and forgotten when the gradients are."""
+    x, y = data()
+    results = []
+    for between in (False, True):
+        net, opt = make()
+        opt.train()
+        if between or zero_grad is None:
+            (nll(net, x[:6], y[:6]) / 2).backward()
+        if between:
+            opt.eval()
+            if zero_grad is not None:
+                (net if zero_grad == "model" else opt).zero_grad()
+            opt.train()
+        (nll(net, x[6:], y[6:]) / 2).backward()
+        opt.step()
+        results.append((opt.state[net[0].weight]["hessian"].clone(), weights(net)))
+    assert same(*results)
+
+
+def test_squares_of_others_are_not_taken_for_those_of_pending_gradients():
+    x, y = data()
+    results = []
+    for between in (False, True):
+        net = make_net(torch.float64)
+        squares = ba.PerExampleSquares(net)
+        opt = ba.VOGN(net.named_parameters(), lr=0.05, num_data=50, curvature=squares)
+        opt.train()
+        opt.eval()
+        if between:
+            squares.start()
+            nll(net, x, y).backward()
+            squares.stop()
+            for p in net.parameters():
+                p.grad.zero_()
+        opt.train()
+        nll(net, x, y).backward()
+        opt.step()
+        results.append(opt.state[net[0].weight]["hessian"].clone())
+    assert torch.equal(*results)
+
+
 def test_micro_batches_are_one_batch():
     x, y = data()
     runs = []
@@ -253,7 +296,7 @@ def test_examples_whose_gradients_cancel_are_unscaled_with_the_others():
 def test_a_checkpoint_of_another_method_is_refused():
     net, opt = make()
     other = ba.IVON(net.named_parameters(), num_data=50)
-    with pytest.raises(ValueError, match="hessian of the state_dict must be 'gauss_newton', got None"):
+    with pytest.raises(ValueError, match="method of the state_dict must be 'VOGN', got 'IVON'"):
         opt.load_state_dict(other.state_dict())
 
 

@@ -650,6 +650,12 @@ BAD = [
 
 
 @pytest.mark.parametrize("name", CLASSES)
+def test_probes_may_be_any_whole_number(name):
+    probes = CLASSES[name](make_net().parameters(), num_data=10, probes=3.0).param_groups[0]["probes"]
+    assert type(probes) is int
+
+
+@pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[str(options) for options, _ in BAD])
 def test_bad_options(name, options, message):
     with pytest.raises(ValueError, match=message):

@@ -248,6 +248,12 @@ def test_initialize():
     torch.set_rng_state(before)
 
 
+def test_counts_may_be_numpys():
+    (_, plain), (_, numpys) = (run(epochs=number(2), batch_size=number(4)) for number in (int, np.int64))
+    for name, mean in plain.mean.items():
+        assert torch.equal(mean, numpys.mean[name])
+
+
 def test_initialize_leaves_the_generator_after_an_error():
     before = torch.get_rng_state()
     with pytest.raises(ZeroDivisionError):

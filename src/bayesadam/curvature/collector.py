@@ -28,6 +28,7 @@ class Collector:
         num_examples: In the backward passes since the start.
         generation: Counts the starts: calls from before the last one are ignored.
         paused: While a module is called again.
+        resumable: Since :meth:`pause`, until :meth:`resume` or the next start.
         positions: Of embeddings by name, where it is known: whether their indices are positions.
     """
 
@@ -37,6 +38,7 @@ class Collector:
         self.num_examples = 0
         self.generation = 0
         self.paused = False
+        self.resumable = False
         self.positions: dict[str, bool] = {}
         self.after_backward: Callable[[], None] | None = None
         self.slots: list[Slot] = []
@@ -63,29 +65,21 @@ class Collector:
         Raises:
             RuntimeError: Another one's hooks are on; nothing has changed.
         """
-        units, slots = units_of(self.root, self._totals)
-        if self._has_others(units):
-            gc.collect()  # an optimizer that nobody refers to any more is left in a cycle, and its hooks on
-            if self._has_others(units):
-                raise RuntimeError(
-                    "the model must be followed by one started PerExampleSquares at a time, got a second one: use one "
-                    "optimizer with param groups, or stop the other first (eval() of its optimizer)"
-                )
+        parts = self._parts()
         self.stop()
         self.discard()
         self.generation += 1
         self._pass = None
-        self._units, self.slots = units, slots
-        reference = weakref.ref(self)
-        for unit in self._units:
-            self._handles.append(
-                unit.module.register_forward_hook(Called(reference, weakref.ref(unit)), with_kwargs=True)
-            )
-        for name, module in self.root.named_modules():
-            if isinstance(module, _BatchNorm):
-                self._handles.append(module.register_forward_hook(Refused(reference, name)))
-        self._handles.append(self.root.register_forward_pre_hook(Entered(reference), with_kwargs=True))
-        self._handles.append(self.root.register_forward_hook(Left(reference), always_call=True))
+        self._follow(*parts)
+
+    def pause(self) -> None:
+        """Take the hooks off for a while."""
+        self.stop()
+        self.resumable = True
+
+    def resume(self) -> None:
+        """Look at the model as it is now, and put the hooks on; raises as :meth:`start`."""
+        self._follow(*self._parts())
 
     def stop(self) -> None:
         """Take the hooks off."""
@@ -217,6 +211,33 @@ class Collector:
             Variable._execution_engine.queue_callback(self.after_backward)
 
     # Inside
+
+    def _parts(self) -> tuple[list[Unit], list[Slot]]:
+        """The parts of the model; RuntimeError if another collector's hooks are on one."""
+        units, slots = units_of(self.root, self._totals)
+        if self._has_others(units):
+            gc.collect()  # an optimizer that nobody refers to any more is left in a cycle, and its hooks on
+            if self._has_others(units):
+                raise RuntimeError(
+                    "the model must be followed by one started PerExampleSquares at a time, got a second one: use one "
+                    "optimizer with param groups, or stop the other first (eval() of its optimizer)"
+                )
+        return units, slots
+
+    def _follow(self, units: list[Unit], slots: list[Slot]) -> None:
+        """Put the hooks on."""
+        self.resumable = False
+        self._units, self.slots = units, slots
+        reference = weakref.ref(self)
+        for unit in units:
+            self._handles.append(
+                unit.module.register_forward_hook(Called(reference, weakref.ref(unit)), with_kwargs=True)
+            )
+        for name, module in self.root.named_modules():
+            if isinstance(module, _BatchNorm):
+                self._handles.append(module.register_forward_hook(Refused(reference, name)))
+        self._handles.append(self.root.register_forward_pre_hook(Entered(reference), with_kwargs=True))
+        self._handles.append(self.root.register_forward_hook(Left(reference), always_call=True))
 
     def _has_others(self, units: list[Unit]) -> bool:
         """Whether another collector's hooks are on one of these parts."""

@@ -100,6 +100,19 @@ class PerExampleSquares:
         """Follow no more forward passes; what was collected stays."""
         self._collector.stop()
 
+    def pause(self) -> None:
+        """As :meth:`stop`, until :meth:`resume`."""
+        self._collector.pause()
+
+    def resume(self, after_backward: Callable[[], None] | None = None) -> None:
+        """Add to what was collected before :meth:`pause`; without a pause since the last start, :meth:`start`."""
+        if not self._collector.resumable:
+            self.start(after_backward)
+            return
+        self._collector.after_backward = after_backward
+        self._collector.resume()
+        self._slots = {}
+
     def discard(self) -> None:
         """Forget what was collected."""
         self._collector.discard()

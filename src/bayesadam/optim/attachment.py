@@ -6,7 +6,6 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior.wrappers import unwrapping
@@ -35,9 +34,22 @@ def names_of(optimizer: PerturbedOptimizer, model: nn.Module) -> dict[Tensor, st
 
 
 def add_hooks(optimizer: PerturbedOptimizer, model: nn.Module) -> None:
-    """Make the model's state dicts give and take the mean while its weights hold a sample."""
-    model.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
-    model.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
+    """Make state dicts of the model, its parts and its wrappers give and take the mean while weights hold a sample."""
+    own = {parameter for _, _, parameter in optimizer.parameters()}
+    for module in model.modules():
+        if not own.isdisjoint(module.parameters()):
+            module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
+
+
+def warn_of_other_values(name: str) -> None:
+    """Say that weights are taken as the mean that others wrote over a sample."""
+    warnings.warn(
+        f"parameter {name} did not hold the sample that train() drew; its values are taken as the mean: call "
+        "eval() before changing weights, or attach(model) once to load a mean into the model",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def warn_of_sample() -> None:
@@ -74,5 +86,4 @@ class _TakeMean(_Hook):
     def __call__(self, module: nn.Module, incompatible_keys: Any) -> None:
         optimizer = self.optimizer()
         if optimizer is not None:
-            with torch.no_grad():
-                optimizer.take_loaded_weights()
+            optimizer.take_loaded_weights(module)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from bayesadam.optim import attachment, compiled
 from bayesadam.optim.blocks import local
 from bayesadam.optim.checkpoints import check_state_dict, take_tensors
-from bayesadam.optim.checks import check_common, check_prior
+from bayesadam.optim.checks import check_common, check_prior, plain
 from bayesadam.optim.continuation import start_from
 from bayesadam.optim.gradients import Gradients
 from bayesadam.optim.rule import Rule
@@ -111,6 +111,7 @@ class PerturbedOptimizer(Optimizer):
             raise ValueError(
                 f"prior must not be given together with prior_precision, got {prior!r} and {prior_precision!r}"
             )
+        prior = plain("prior", prior)
         if isinstance(prior, int | float):
             prior, prior_precision = None, prior
         if not isinstance(prior, DiagonalGaussian | None):
@@ -131,13 +132,14 @@ class PerturbedOptimizer(Optimizer):
             "noise_step": 0,
             "skipped_steps": 0,
             "weights": MEAN,
+            "method": type(self).__name__,
             **(extra or {}),
         }
         if self.has_prior:
             defaults["prior_precision"] = 1.0 if prior_precision is None else prior_precision
-        self.defaults = defaults  # where a subclass finds its options
+        self.defaults = {name: plain(name, value) for name, value in defaults.items()}  # subclasses look there
         self._reset()
-        super().__init__(params, defaults)
+        super().__init__(params, self.defaults)
         if prior is not None:
             start_from(self, prior)
 
@@ -157,6 +159,7 @@ class PerturbedOptimizer(Optimizer):
         """
         if self._open:
             raise RuntimeError("add_param_group must be called outside sampled_params(), got a call inside")
+        param_group = {name: plain(name, v) if name in self.defaults else v for name, v in param_group.items()}
         group = {**self.defaults, **param_group}
         self.check_group(group)
         for name in self._shared:
@@ -250,20 +253,27 @@ class PerturbedOptimizer(Optimizer):
                 self._start_source()
             return
         self._sampler.perturb(0, TRAIN)
-        self._start_source()
+        if self._source is not None:  # what it has collected goes with gradients that have not been stepped with
+            pending = any(parameter.grad is not None for _, _, parameter in self.parameters())
+            (self._source.resume if pending else self._source.start)(self._gradients.after_backward)
 
     def eval(self) -> None:
         """End of drop-in training: the weights hold the mean. Calling it again changes nothing.
 
         Raises:
             RuntimeError: Called inside a sampling block.
+
+        Warns:
+            UserWarning: Weights were changed by others while they held a sample: what they are now is the mean.
         """
         if self._open:
             raise RuntimeError("eval() must be called outside sampled_params(), got a call inside")
         if self._sampler.weights != MEAN:
-            self._sampler.restore()
+            others = self._sampler.release()
             if self._source is not None:
-                self._source.stop()
+                self._source.pause()
+            if others:
+                attachment.warn_of_other_values(self.name_of(others[0]))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients. Outside a block this also discards the samples collected for the next step."""
@@ -299,6 +309,7 @@ class PerturbedOptimizer(Optimizer):
 
     # Stepping
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior from the gradients at its samples.
@@ -315,7 +326,7 @@ class PerturbedOptimizer(Optimizer):
             RuntimeError: No sample was drawn, or not exactly ``mc_samples``; a sparse gradient; a gradient without the
                 curvature that the method needs.
             FloatingPointError: A gradient or a curvature that is not finite, or a precision that would not stay
-                positive, with ``nonfinite="raise"``; nothing has changed.
+                positive, with ``nonfinite="raise"``; nothing has changed. Samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
             TypeError: The closure returned no loss to a method that differentiates it.
         """
@@ -333,7 +344,13 @@ class PerturbedOptimizer(Optimizer):
         self._sampler.reconcile(0)
         if self._sampler.weights == TRAIN:
             self._gradients.collect_drop_in()
-        if self._gradients.prepare():
+        try:
+            ready = self._gradients.prepare()
+        except BaseException:
+            if self._sampler.weights != TRAIN:
+                self._gradients.discard()
+            raise
+        if ready:
             self._gradients.step()
         else:
             self.set_all("skipped_steps", self.param_groups[0]["skipped_steps"] + 1)
@@ -409,7 +426,8 @@ class PerturbedOptimizer(Optimizer):
     def attach(self, model: nn.Module) -> None:
         """From now on ``model.state_dict()`` always gives the mean, and the parameters' names are known.
 
-        Loading a state dict into the model then sets the mean, and rebuilds the sample if the weights hold one.
+        So do the state dicts of its parts, of what it wraps (``ddp.module``) and of what wraps it. Loading a state dict
+        into any of them then sets the mean, and rebuilds the sample if the weights hold one.
 
         Raises:
             ValueError: A perturbed parameter of this optimiser that is not the model's; nothing is attached.
@@ -425,9 +443,10 @@ class PerturbedOptimizer(Optimizer):
         """Whether a parameter holds a posterior sample at this moment, and ``state[parameter]["mean"]`` its mean."""
         return self._sampler.holds_sample(parameter)
 
-    def take_loaded_weights(self) -> None:
-        """Called when an attached model has loaded a state dict: what it loaded is the mean."""
-        self._sampler.reconcile(self._gradients.collected, allow_mean=True, adopt=True)
+    def take_loaded_weights(self, module: nn.Module) -> None:
+        """Called when a part of an attached model has loaded a state dict: what it loaded is the mean."""
+        among = module.parameters()
+        self._sampler.reconcile(self._gradients.collected, allow_mean=True, adopt=True, among=among)
 
     # Checkpoints and copies
 
@@ -442,6 +461,7 @@ class PerturbedOptimizer(Optimizer):
             attachment.warn_of_sample()
         return super().state_dict()
 
+    @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume bit-identically, in whatever order model and optimiser are loaded.
 
@@ -453,19 +473,26 @@ class PerturbedOptimizer(Optimizer):
             raise RuntimeError("load_state_dict() must be called outside sampled_params(), got a call inside")
         check_state_dict(self, state_dict)
         if self._sampler.weights != MEAN:
-            self._sampler.restore()
+            self._sampler.release()  # a model that was loaded before stays as it is
         self._reset(attached=self._attached)
         super().load_state_dict(state_dict)
         take_tensors(self, state_dict)
         self._sampler.rebuild()
         self._start_source()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Also which parameters hold a sample, which a parameter that was frozen meanwhile does not tell."""
+        return {**super().__getstate__(), "_written": dict(self._sampler.written)}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild what a copy or a pickle does not carry."""
-        super().__setstate__(state)
+        written = state.get("_written")
+        super().__setstate__({name: value for name, value in state.items() if name != "_written"})
         for group in self.param_groups:
             group.setdefault("compile", False)  # not in checkpoints of version 0.1
+            group.setdefault("method", type(self).__name__)  # likewise
         self._reset(attached=vars(self).get("_attached", False))
+        self._sampler.resume(written)
 
     # Internals, shared with the sampler and the gradients
 

@@ -18,8 +18,10 @@ def check_state_dict(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) 
     Raises:
         ValueError: It is of another one.
     """
+    method = optimizer.defaults["method"]
     for group in state_dict["param_groups"]:
-        for name in ("hessian", "covariance"):
+        group = {"method": method, **group}  # not in checkpoints of version 0.1
+        for name in ("method", "hessian", "covariance"):
             own = optimizer.defaults.get(name)
             if group.get(name) != own:
                 raise ValueError(f"{name} of the state_dict must be {own!r}, got {group.get(name)!r}")

@@ -6,7 +6,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from torch import Tensor
+
+_COUNTS = ("mc_samples", "probes")
 
 
 def check(name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> None:
@@ -19,13 +22,29 @@ def check(name: str, value: Any, rule: str, holds: Callable[[Any], bool]) -> Non
         raise ValueError(f"{name} must be {rule}, got {value!r}")
 
 
+def plain(name: str, value: Any) -> Any:
+    """A hyper-parameter without numpy's types and as schedulers want it, so that a configuration file's values do."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if name == "betas" and isinstance(value, list | tuple):
+        return tuple(plain("beta", beta) for beta in value)
+    if name in _COUNTS and isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def is_whole(value: Any, least: int = 1) -> bool:
+    """Whether a value is a whole number, of Python's or numpy's."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
 def check_common(group: dict[str, Any]) -> None:
     """The hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
     check("betas", group["betas"], "a pair of numbers in [0, 1)", _is_betas)
     check("num_data", group["num_data"], "a positive, finite number", _is_positive)
     check("temperature", group["temperature"], "in [0, 1]", lambda v: 0 <= v <= 1)
-    check("mc_samples", group["mc_samples"], "a whole number of at least 1", lambda v: int(v) == v and v >= 1)
+    check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
     for name in ("antithetic", "perturb", "maximize", "compile"):
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))

@@ -152,7 +152,8 @@ class DenseSampler(Sampler):
         self._written[parameter] = 0
         if adopt:
             follow(mean, parameter.detach())
-        theta = mean + self._displacements[parameter].view(mean.shape).to(mean.dtype)
+        moved = self._displacements.get(parameter)  # none if it was frozen since: held at its mean
+        theta = mean if moved is None else mean + moved.view(mean.shape).to(mean.dtype)
         self._written[parameter] = parameter.numel()
         parameter.copy_(theta)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.optim.checks import check
+from bayesadam.optim.checks import check, is_whole
 from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_scaled_, factor
 
 HESSIANS = ("reparameterized", "exact", "hutchinson")
@@ -75,4 +75,4 @@ def check_hessian(group: dict[str, Any]) -> None:
         raise ValueError(f"hessian must be one of {HESSIANS}, got {group['hessian']!r}")
     if group["correction"] not in CORRECTIONS:
         raise ValueError(f"correction must be one of {CORRECTIONS}, got {group['correction']!r}")
-    check("probes", group["probes"], "a whole number of at least 1", lambda v: int(v) == v and v >= 1)
+    check("probes", group["probes"], "a whole number of at least 1", is_whole)

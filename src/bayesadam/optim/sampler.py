@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.optim import compiled
@@ -40,6 +41,28 @@ class Sampler:
         """``MEAN``, ``BLOCK`` or ``TRAIN``."""
         weights: str = self.optimizer.param_groups[0]["weights"]
         return weights
+
+    @property
+    def written(self) -> Mapping[Tensor, int]:
+        """Which parameters hold a sample, and how far."""
+        return self._written
+
+    def resume(self, written: Mapping[Tensor, int] | None) -> None:
+        """In a copy: what the original had written; in what was loaded that is not known, so all that it may be."""
+        if self.weights == MEAN:
+            return
+        self._written = {
+            parameter: parameter.numel()
+            for group, _, parameter in self.optimizer.parameters()
+            if group["perturb"] and parameter.requires_grad and parameter in self.optimizer.state
+        }
+        if written is not None:
+            self._written = dict(written)
+        if self.weights == TRAIN:
+            self._remember_versions()
+
+    def _remember_versions(self) -> None:
+        self._versions = {parameter: local(parameter)._version for parameter in self._written}
 
     def holds_sample(self, parameter: Tensor) -> bool:
         """Whether a parameter holds a sample at this moment."""
@@ -90,6 +113,7 @@ class Sampler:
             )
         }
 
+    @torch.inference_mode(False)  # what is made here and kept must be of use in training
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:
         """Put a sample into the weights, which then hold ``then``; if that fails, they are the mean again."""
@@ -108,7 +132,7 @@ class Sampler:
             self.restore()
             raise
         self.optimizer.set_all("weights", then)
-        self._versions = {parameter: local(parameter)._version for parameter in self._written}
+        self._remember_versions()
         torch.clear_autocast_cache()
 
     def _write(self, group: dict[str, Any], index: int, parameter: Tensor, sample: int, adopt: bool) -> None:
@@ -139,14 +163,7 @@ class Sampler:
     @torch.no_grad()
     def restore(self) -> None:
         """Put the mean back wherever a sample was written."""
-        written = self._written
-        if self.weights != MEAN and not written:  # a copy, or loaded: what was written is not known here
-            written = {
-                parameter: parameter.numel()
-                for group, _, parameter in self.optimizer.parameters()
-                if group["perturb"] and parameter.requires_grad and parameter in self.optimizer.state
-            }
-        for parameter, stop in written.items():
+        for parameter, stop in self._written.items():
             weights, state = local(parameter), self.optimizer.state[parameter]
             if self.weights != MEAN:
                 weights.copy_(local(state["mean"]))
@@ -160,34 +177,74 @@ class Sampler:
 
     def rebuild(self) -> None:
         """After loading: the weights become what the loaded groups say, from the loaded mean."""
-        loaded = self.weights
+        loaded, written = self.weights, self._written
         if loaded != MEAN:
             self.restore()
             if loaded == TRAIN:
                 self.perturb(0, TRAIN)
+            else:  # the model may yet be loaded, with the block's sample
+                self._written = written
             self.optimizer.set_all("weights", loaded)
 
+    @torch.inference_mode(False)
     @torch.no_grad()
-    def reconcile(self, sample: int, *, allow_mean: bool = False, adopt: bool = False) -> None:
+    def reconcile(
+        self, sample: int, *, allow_mean: bool = False, adopt: bool = False, among: Iterable[Tensor] | None = None
+    ) -> None:
         """Deal with weights that others wrote while they held a sample (a checkpoint was loaded, say).
 
         The same sample is fine. The mean is replaced by the sample if ``allow_mean``, anything else becomes the new
         mean if ``adopt``; otherwise it is an error, since the step would use a gradient from other weights.
         """
-        for group, index, parameter in self.optimizer.parameters():
-            weights = local(parameter)
-            if parameter not in self._versions or weights._version == self._versions[parameter]:
+        for group, index, parameter, found in self._overwritten(sample, among):
+            weights, mean = local(parameter), local(self.optimizer.state[parameter]["mean"])
+            if torch.equal(found, mean.to(found.dtype)) and allow_mean:
                 continue
-            found, mean = weights.clone(), local(self.optimizer.state[parameter]["mean"])
+            if not adopt:
+                weights.copy_(found)
+                raise RuntimeError(
+                    f"parameter {self.optimizer.name_of(parameter)} must hold the sample that train() drew, "
+                    "got other values: call train() after loading a checkpoint, and eval() before changing weights "
+                    "(now, eval() takes them as the mean)"
+                )
+            mean.copy_(found)
             self._write(group, index, parameter, sample, adopt=False)
-            is_mean = torch.equal(found, mean.to(found.dtype))
-            if not torch.equal(weights, found) and not (is_mean and allow_mean):
-                if not adopt:
-                    weights.copy_(found)
-                    raise RuntimeError(
-                        f"parameter {self.optimizer.name_of(parameter)} must hold the sample that train() drew, "
-                        "got other values: call train() after loading a checkpoint, and eval() before changing weights"
-                    )
-                mean.copy_(found)
-                self._write(group, index, parameter, sample, adopt=False)
             self._versions[parameter] = weights._version
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def release(self) -> list[Tensor]:
+        """End of drop-in training: the mean back, but not over what others wrote since, which is the mean from now on.
+
+        Returns:
+            The parameters that others wrote.
+        """
+        others: list[Tensor] = []
+        for _, _, parameter, found in self._overwritten(0):
+            if not torch.equal(found, local(self.optimizer.state[parameter]["mean"]).to(found.dtype)):
+                local(parameter).copy_(found)
+                others.append(parameter)
+        for other in others:
+            del self._written[other]
+        self.restore()
+        return others
+
+    def _overwritten(
+        self, sample: int, among: Iterable[Tensor] | None = None
+    ) -> Iterator[tuple[dict[str, Any], int, nn.Parameter, Tensor]]:
+        """Parameters to which others wrote something else since they were given their sample, and what it was.
+
+        They hold the sample again.
+        """
+        candidates = self._versions if among is None else self._versions.keys() & set(among)
+        changed = {p for p in candidates if local(p)._version != self._versions[p]}
+        if not changed:
+            return
+        for group, index, parameter in self.optimizer.parameters():
+            if parameter in changed:
+                weights = local(parameter)
+                found = weights.clone()
+                self._write(group, index, parameter, sample, adopt=False)
+                self._versions[parameter] = weights._version
+                if not torch.equal(weights, found):
+                    yield group, index, parameter, found

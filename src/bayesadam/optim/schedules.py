@@ -25,8 +25,8 @@ class BetaScheduler:
     """Sets ``betas[1]`` to ``1 - (1 - b2) * factor(t)``, ``t`` the number of calls of :meth:`step` (eq. 104).
 
     Args:
-        optimizer: Its groups' ``betas`` when the first scheduler is made are the initial ones (kept in the groups as
-            ``initial_betas``).
+        optimizer: Its groups' ``betas`` when the first scheduler is made, or when a group is added later, are the
+            initial ones (kept in the groups as ``initial_betas``).
         factor: From ``t`` to a number in [0, 1 / (1 - b2)].
 
     Raises:
@@ -37,7 +37,6 @@ class BetaScheduler:
         for group in optimizer.param_groups:
             if "betas" not in group:
                 raise ValueError(f"optimizer must have betas, got {type(optimizer).__name__}")
-            group.setdefault("initial_betas", group["betas"])
         self.optimizer = optimizer
         self.factor = factor
         self.last_step = 0
@@ -51,7 +50,8 @@ class BetaScheduler:
     def _apply(self) -> None:
         for group in self.optimizer.param_groups:
             first, _ = group["betas"]
-            second = 1.0 - (1.0 - group["initial_betas"][1]) * self.factor(self.last_step)
+            _, initial = group.setdefault("initial_betas", group["betas"])  # the group may be new
+            second = 1.0 - (1.0 - initial) * self.factor(self.last_step)
             if not 0 <= second < 1:
                 raise ValueError(f"factor must keep betas[1] in [0, 1), got {second!r} at step {self.last_step}")
             group["betas"] = (first, second)

@@ -37,6 +37,12 @@ class CurvatureSource(Protocol):
     def stop(self) -> None:
         """The weights hold the mean again."""
 
+    def pause(self) -> None:
+        """The same, but gradients may stay: what was collected with them does."""
+
+    def resume(self, after_backward: Callable[[], None]) -> None:
+        """Go on from :meth:`pause`; if there was none since the last start, start."""
+
     def discard(self) -> None:
         """Forget what was collected."""
 
@@ -80,6 +86,14 @@ class ExampleSource:
     def stop(self) -> None:
         """See the protocol."""
         self.squares.stop()
+
+    def pause(self) -> None:
+        """See the protocol."""
+        self.squares.pause()
+
+    def resume(self, after_backward: Callable[[], None]) -> None:
+        """See the protocol."""
+        self.squares.resume(after_backward)
 
     def discard(self) -> None:
         """See the protocol."""
@@ -140,6 +154,12 @@ class HessianSource:
 
     def stop(self) -> None:
         """See the protocol."""
+
+    def pause(self) -> None:
+        """See the protocol: only after drop-in training, which does without this."""
+
+    def resume(self, after_backward: Callable[[], None]) -> None:
+        """See :meth:`pause`."""
 
     def discard(self) -> None:
         """See the protocol."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.checks import check
 from bayesadam.optim.rule import Hyper, State, add_scaled_, factor
 
 
@@ -77,3 +78,8 @@ class VadaGrad(PerturbedOptimizer):
             if name in options:
                 raise TypeError(f"VadaGrad has no prior, so {name} must not be given, got {options[name]!r}")
         super().__init__(params, lr, num_data=num_data, initial_precision=initial_precision, temperature=0.0, **options)
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Also that there is an initial precision."""
+        super().check_group(group)
+        check("initial_precision", group["initial_precision"], "a positive, finite number", lambda v: v is not None)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import PerturbedOptimizer
+from bayesadam.optim.checks import is_whole
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.checkpoint import Checkpoint, fingerprint
 from bayesadam.population.chunk import Chunk
@@ -115,7 +116,7 @@ def train(
         raise ValueError("models must have at least one network, got none")
     counts = {"epochs": epochs, "batch_size": batch_size, "validation_samples": validation_samples}
     for name, value in {**counts, "patience": patience, "chunk": chunk, "steps_per_epoch": steps_per_epoch}.items():
-        if value is not None and not (isinstance(value, int) and value >= 1):
+        if value is not None and not is_whole(value):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
     if nonfinite not in ("raise", "stop"):
         raise ValueError(f"nonfinite must be 'raise' or 'stop', got {nonfinite!r}")
