@@ -313,6 +313,13 @@ def test_two_optimizers_on_one_model():
             pass
         model(x).sum(1).mean().backward()
     first.step()
+    first.train()
+    before = model[2].weight.detach().clone()
+    with pytest.raises(RuntimeError, match="use one optimizer with param groups"):
+        second.train()
+    assert torch.equal(model[2].weight, before)
+    second.eval()
+    first.eval()
     squares = PerExampleSquares(model)
     first, second = vogn(model[0], squares), vogn(model[2], squares)
     first.train()

@@ -82,8 +82,8 @@ class Laplace:
 
     Raises:
         ValueError: An unknown structure or curvature, a likelihood that does not go with it, a model that is too large
-            for a matrix, has no such layer or merges its weights in eval mode, data that are empty, no pairs, or do not fit, or outputs that are not
-            finite.
+            for a matrix, has no such layer or merges its weights in eval mode, data that are empty, no pairs, or do not
+            fit, or outputs that are not finite.
         TypeError: The model returns no tensor and ``output`` is not given.
     """
 

@@ -255,7 +255,12 @@ class PerturbedOptimizer(Optimizer):
         self._sampler.perturb(0, TRAIN)
         if self._source is not None:  # what it has collected goes with gradients that have not been stepped with
             pending = any(parameter.grad is not None for _, _, parameter in self.parameters())
-            (self._source.resume if pending else self._source.start)(self._gradients.after_backward)
+            begin = self._source.resume if pending else self._source.start
+            try:
+                begin(self._gradients.after_backward)
+            except BaseException:
+                self._sampler.restore()
+                raise
 
     def eval(self) -> None:
         """End of drop-in training: the weights hold the mean. Calling it again changes nothing.
