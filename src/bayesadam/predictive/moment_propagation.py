@@ -120,7 +120,8 @@ def from_moments(
         (mean, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
         width = mean.shape[-1]
         epistemic = spread if covariance is None else covariance[:, :width, :width]
-        return GaussianPredictive(mean, epistemic, (log_noise + 0.5 * wobble).exp())
+        log_expected = log_noise + 0.5 * wobble
+        return GaussianPredictive(mean, epistemic, log_expected.exp(), log_expected)
     epistemic = spread if covariance is None else covariance
     return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed)
 
