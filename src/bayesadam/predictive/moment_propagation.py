@@ -38,7 +38,7 @@ def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
 @independent_weights.register(Bernoulli)
 def _(posterior: DiagonalGaussian | Bernoulli) -> dict[str, Moments]:
     variances = posterior.variance
-    return {n: Moments(mean, variances[n] if variances[n].max() > 0 else None) for n, mean in posterior.mean.items()}
+    return {name: Moments(mean, variances[name]) for name, mean in posterior.mean.items()}
 
 
 @independent_weights.register
@@ -70,7 +70,7 @@ def propagated_outputs(
         ValueError: Weights that are not independent, or a model that does not match or cannot be propagated through.
     """
     weights = independent_weights(posterior)
-    covered = cast(Posterior, posterior).match(model)  # what has independent weights is one
+    covered = cast(Posterior, posterior).match(model)  # what has independent weights can be matched
     # Buffers are read where they are; parameters are not.
     buffers = any(name in covered for name, _ in model.named_buffers())
     device = next(model.parameters(), torch.empty(0)).device
@@ -83,7 +83,7 @@ def propagated_outputs(
     ):
         put(None)
         graph = Graph(model)  # which may depend on the mode
-        placed = {name: _moved(value, device) for name, value in weights.items()}
+        placed = {name: _placed(value, covered[name], device) for name, value in weights.items()}
 
         def run(batch: Any) -> tuple[Tensor, ...]:
             args, kwargs = arguments(map_tensors(batch, _widened))
@@ -126,8 +126,11 @@ def from_moments(
     return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed)
 
 
-def _moved(value: Moments, device: torch.device) -> Moments:
-    return value.moved(lambda tensor: _widened(tensor.to(device)))
+def _placed(value: Moments, target: Tensor, device: torch.device) -> Moments:
+    """In the dtype that the model computes in, as a sample would be: a posterior's variances may have another."""
+    certain = value.variance is None or not value.variance.any()
+    known = Moments(value.mean) if certain else value
+    return known.moved(lambda tensor: tensor.to(device, wide(target.dtype)))
 
 
 def _widened(tensor: Tensor) -> Tensor:
