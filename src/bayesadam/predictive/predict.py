@@ -57,8 +57,8 @@ def predict(
             Immer et al. 2021); for Gaussian posteriors, and every row by itself. What a row has to do with the others
             of its batch is not seen. The log variance that a network gives is taken at the mean.
             ``"moments"``: mean and variance are propagated from layer to layer (Bayer et al. 2015), for networks that
-            :func:`bayesadam.fawn` takes and posteriors with independent weights; exact but for Gaussianity with one
-            hidden layer, units are taken as independent with more.
+            :func:`bayesadam.fawn` takes and posteriors with independent weights. With one hidden layer mean and
+            variance are exact, as far as its activation's are; with more, units are taken as independent.
             ``"mean"``: the network at the posterior's mean alone.
         link: From Gaussian logits to probabilities, for classification, linearised or by moments:
             ``"monte_carlo"`` (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
