@@ -560,7 +560,7 @@ class TestScores:
     @pytest.mark.parametrize("precision", [0, -1.0, math.inf, math.nan])
     def test_kl_divergence_needs_a_positive_precision(self, precision):
         with pytest.raises(
-            ValueError, match=rf"^prior must be a positive, finite precision or a posterior, got {precision}$"
+            ValueError, match=rf"^prior must be a positive, finite precision or a Gaussian posterior, got {precision}$"
         ):
             make().kl_divergence(precision)
 

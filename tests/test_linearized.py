@@ -676,6 +676,11 @@ def gaussian(n=4, d=3, shape=None):
     return GaussianPredictive(draw(*(shape or (n, d))), covariance, draw(d if shape is None else 1, seed=5).exp())
 
 
+def exact_parts(prediction):
+    covariance = prediction.epistemic_covariance
+    return prediction.mean, prediction.epistemic if covariance is None else covariance, prediction.aleatoric
+
+
 class TestGaussianPredictive:
     def test_is_a_regression_predictive_of_one_component(self):
         prediction = gaussian()
@@ -737,6 +742,46 @@ class TestGaussianPredictive:
         close(rescaled.aleatoric, scale**2 * prediction.aleatoric)
         y = draw(4, 3, seed=8)
         close(rescaled.log_prob(shift + scale * y), prediction.log_prob(y) - scale.log().sum())
+
+    @pytest.mark.parametrize("points", [(), (2,), (2, 1)])
+    def test_the_last_axis_has_the_outputs_of_a_data_point(self, points):
+        """Of the covariance of a whole row, what belongs to one data point counts for its density."""
+        count = math.prod(points) * 3
+        mean = draw(4, *points, 3)
+        rows = torch.stack([spd(count, seed=i) for i in range(4)])
+        prediction, y = GaussianPredictive(mean, rows, torch.tensor(0.5, **F64)), draw(4, *points, 3, seed=8)
+        found = prediction.log_prob(y)
+        assert found.shape == (4, *points)
+        for i in range(4):
+            for j, value in enumerate(found[i].flatten()):
+                part = slice(3 * j, 3 * j + 3)
+                normal = [t[i].flatten()[part].numpy() for t in (y, mean)]
+                covariance = rows[i, part, part] + 0.5 * torch.eye(3)
+                close(value, stats.multivariate_normal.logpdf(*normal, covariance.numpy()))
+        close(prediction.rescale(1.0, 2.0).log_prob(1 + 2 * y), found - 3 * math.log(2))
+
+    @pytest.mark.parametrize("method", ["linearized", "moments"])
+    def test_of_positions_it_is_what_the_likelihood_counts(self, method):
+        model = nn.Linear(2, 3, dtype=torch.float64)
+        q, x, y = ba.DiagonalGaussian.point_mass(model), draw(4, 5, 2), draw(4, 5, 3, seed=1)
+        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), method=method)
+        expected = ba.Gaussian(2.0).nll(model(x), y).item()
+        assert ba.metrics.nll(prediction, y) == pytest.approx(expected, rel=1e-10)
+
+    @pytest.mark.parametrize("kind", ["covariance", "variances"])
+    def test_log_variances_that_leave_float32(self, kind):
+        """The noise that a network gives far out: as in float64, and nan nowhere."""
+        mean, log_noise = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[100.0, -2.0], [-110.0, -110.0]])
+        epistemic = torch.tensor([[[1.0, 0.5], [0.5, 2.0]], [[0.0, 0.0], [0.0, 0.0]]])
+        if kind == "variances":
+            epistemic = epistemic.diagonal(dim1=1, dim2=2)
+        noises = (log_noise, log_noise.double())
+        prediction, exact = (GaussianPredictive(mean.to(v), epistemic.to(v), v.exp(), v) for v in noises)
+        y = torch.zeros(2, 2)
+        close(prediction.log_prob(y), exact.log_prob(y.double()).float(), rtol=1e-5, atol=0)
+        close(exact.log_prob(y.double()), GaussianPredictive(*exact_parts(exact)).log_prob(y.double()))
+        close(prediction.quantile([0.1, 0.9]), exact.quantile([0.1, 0.9]).float(), rtol=1e-5, atol=1e-20)
+        close(prediction.rescale(0.0, 3.0).log_prob(y), prediction.log_prob(y) - 2 * math.log(3), rtol=1e-5, atol=0)
 
     def test_far_targets_in_float32(self):
         prediction = GaussianPredictive(torch.zeros(1, 2), 0.01 * torch.eye(2)[None], torch.tensor(1e-4))

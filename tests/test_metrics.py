@@ -154,6 +154,35 @@ class TestClassification:
             for labels in (target, target.bool(), target.int(), target.float()):
                 assert metric(p, labels) == metric(both, target)
 
+    @pytest.mark.parametrize("binary", [False, True])
+    @pytest.mark.parametrize("share", [1, 4])
+    def test_what_is_nan_or_empty_has_no_score(self, binary, share):
+        """An argmax takes nan for the largest, of class 0; a score must not."""
+        probs, target = classes()
+        if binary:
+            probs, target = probs[:, 0], target % 2
+        bad = probs.clone()
+        bad[::share] = math.nan
+        for metric in (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error):
+            assert math.isnan(metric(bad, target))
+            assert math.isnan(metric(probs[:0], target[:0]))
+
+    def test_one_class_that_is_nan(self):
+        probs, target = torch.tensor([[0.1, 0.9], [math.nan, 0.9]]), torch.tensor([1, 1])
+        assert math.isnan(metrics.accuracy(probs, target))
+        assert math.isnan(metrics.expected_calibration_error(probs, target))
+        confidence, correct, share = metrics.calibration_curve(probs, target, bins=2)
+        assert share.tolist() == [0.5, 0.5]
+        assert confidence[0].isnan()
+        assert correct[0].isnan()
+        assert correct[1] == 1
+
+    @pytest.mark.parametrize("bad", [0.7, math.nan])
+    def test_refuses_targets_that_are_no_classes(self, bad):
+        for metric in (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error):
+            with pytest.raises(ValueError, match=f"^target must be class numbers, got {bad}"):
+                metric(torch.tensor([0.5, 0.5]), torch.tensor([0.0, bad], **F64))
+
     def test_perfect_and_worst_predictions(self):
         probs = torch.eye(3)
         right, wrong = torch.arange(3), (torch.arange(3) + 1) % 3
@@ -280,7 +309,8 @@ class TestPlots:
         np.testing.assert_allclose(np.ma.filled(points, math.nan), torch.stack([confidence, correct], -1))
         sizes = axes.collections[0].get_sizes()
         assert (np.argsort(sizes, kind="stable") == np.argsort(share.numpy(), kind="stable")).all()
-        error = metrics.expected_calibration_error(probs, target)
+        error = metrics.expected_calibration_error(probs, target, 8)
+        assert f"{error:.3f}" != f"{metrics.expected_calibration_error(probs, target):.3f}"
         assert self.labels(axes)[1:] == [f"one (ECE {error:.3f})", f"two (ECE {error:.3f})"]
 
     def test_entropy_histogram(self, axes):

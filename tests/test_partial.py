@@ -119,7 +119,7 @@ class TestDistribution:
             torch.testing.assert_close(q.kl_divergence(prior), expected, **EXACT)
             torch.testing.assert_close(q.random.kl_divergence(q.random), torch.zeros((), **F64), **EXACT)
         assert q.kl_divergence(make(kind, fixed_seed=51)) == math.inf
-        with pytest.raises(ValueError, match="^prior must be a positive, finite precision or a posterior, got 0$"):
+        with pytest.raises(ValueError, match="^prior must be a positive, finite precision or a Gaussian .*, got 0$"):
             q.kl_divergence(0)
 
     def test_as_a_prior(self, kind):
@@ -174,6 +174,33 @@ class TestDistribution:
             assert torch.equal(r.mean[name], q.mean[name].float())
         assert r.hyperparameters == q.hyperparameters
         assert {t.device.type for t in q.to("cpu").mean.values()} == {"cpu"}
+
+
+class TestPruning:
+    @pytest.mark.parametrize("kind", [dense, diagonal])
+    @pytest.mark.parametrize("fraction", [0.0, 0.25, 0.8, 1.0])
+    @pytest.mark.parametrize("by", ["signal_to_noise", "magnitude"])
+    def test_is_that_of_the_whole(self, kind, fraction, by):
+        q = make(kind)
+        pruned, expected = q.prune(fraction, by=by), whole(q).prune(fraction, by=by)
+        assert isinstance(pruned, PartialGaussian)
+        assert list(pruned.mean) == ORDER
+        for name in ORDER:
+            assert torch.equal(pruned.mean[name], expected.mean[name])
+            torch.testing.assert_close(pruned.variance[name], expected.variance[name], **EXACT)
+        torch.testing.assert_close(whole(pruned).covariance, expected.covariance, **EXACT)
+        assert pruned.hyperparameters == {**q.hyperparameters, "pruned_fraction": fraction}
+
+    def test_what_is_random_goes_first(self):
+        q = make()
+        random = q.random.num_weights
+        fixed = q.prune(random / q.num_weights).fixed
+        assert all(torch.equal(fixed[name], value) for name, value in q.fixed.items())
+        assert not q.prune(1.0).fixed["m/bias"].any()
+
+    def test_errors(self):
+        with pytest.raises(ValueError, match=r"^fraction must be in \[0, 1\], got 2$"):
+            make().prune(2)
 
 
 def test_in_a_network():

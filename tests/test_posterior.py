@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import safetensors
 import torch
@@ -307,9 +308,21 @@ class TestScores:
     @pytest.mark.parametrize("precision", [0, -1.0, math.inf, math.nan])
     def test_kl_divergence_needs_a_positive_precision(self, precision):
         with pytest.raises(
-            ValueError, match=rf"^prior must be a positive, finite precision or a posterior, got {precision}$"
+            ValueError, match=rf"^prior must be a positive, finite precision or a Gaussian posterior, got {precision}$"
         ):
             make().kl_divergence(precision)
+
+    @pytest.mark.parametrize(
+        "prior",
+        [{"a": 1.0}, None, "wide", torch.ones(2), ba.Mixture([ba.DiagonalGaussian.point_mass({"a": torch.ones(1)})])],
+    )
+    def test_kl_divergence_needs_a_number_or_a_gaussian(self, prior):
+        with pytest.raises(ValueError, match="^prior must be a positive, finite precision or a Gaussian posterior, "):
+            make().kl_divergence(prior)
+
+    @pytest.mark.parametrize("two", [2, np.float32(2.0), torch.tensor(2.0)])
+    def test_a_precision_is_any_number(self, two):
+        assert make().kl_divergence(two) == make().kl_divergence(2.0)
 
     @pytest.mark.parametrize(
         ("shapes", "message"),
@@ -656,6 +669,48 @@ class TestFile:
             "hyperparameters": HYPERPARAMETERS,
         }
 
+    def test_numbers_and_arrays_of_other_libraries_are_hyperparameters(self, path):
+        """Constructors take them, so that a training run must not be lost to them at the end."""
+        given = {
+            "num_data": np.int64(6),
+            "prior_precision": np.float32(0.5),
+            "scale": torch.tensor(2.0),
+            "flag": np.bool_(True),
+            "nested": {"betas": [torch.tensor(0.5), np.float64(0.25)], "each": torch.tensor([1.0, 2.0])},
+        }
+        make(**given).save(path)
+        assert ba.load_posterior(path).hyperparameters == {
+            "num_data": 6,
+            "prior_precision": 0.5,
+            "scale": 2.0,
+            "flag": True,
+            "nested": {"betas": [0.5, 0.25], "each": [1.0, 2.0]},
+        }
+
+    @pytest.mark.parametrize(
+        "find",
+        [
+            lambda m, opt: opt.posterior(),
+            lambda m, opt: opt.posterior().prune(np.float32(0.5)),
+            lambda m, opt: ba.ensemble([m], {"epochs": np.int64(3)}),
+        ],
+    )
+    def test_whatever_found_it_with_numbers_of_numpy(self, path, find):
+        model = torch.nn.Linear(2, 1)
+        opt = ba.Vadam(model.named_parameters(), num_data=np.int64(6), prior_precision=np.float32(0.5))
+        with opt.sampled_params():
+            model(torch.ones(6, 2)).mean().backward()
+        opt.step()
+        q = find(model, opt)
+        q.save(path)
+        assert ba.load_posterior(path).hyperparameters == q.hyperparameters
+
+    @pytest.mark.parametrize("value", [torch.tensor(1j), {(1, 2): 3}, [{1}]])
+    def test_what_json_cannot_say_is_named(self, path, value):
+        with pytest.raises(TypeError, match=r"^hyperparameters\['found'\] must be a JSON value, got "):
+            make(lr=0.1, found=value).save(path)
+        assert not path.exists()
+
     def test_a_new_process_loads_it_without_pickle(self, path):
         q = make()
         q.save(path)
@@ -676,9 +731,14 @@ class TestFile:
 
 
 class TestFailingWrites:
+    MESSAGE = (
+        r"^hyperparameters\['thing'\] must be a JSON value, got <object .*> "
+        r"\(Object of type object is not JSON serializable\)$"
+    )
+
     @pytest.mark.parametrize("exists", [False, True])
     def test_a_hyperparameter_that_is_no_json(self, path, exists):
-        self.check(path, exists, make(thing=object()), TypeError, "^Object of type object is not JSON serializable$")
+        self.check(path, exists, make(thing=object()), TypeError, self.MESSAGE)
 
     @pytest.mark.parametrize("exists", [False, True])
     @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt("stop")])

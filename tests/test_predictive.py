@@ -15,7 +15,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
+from bayesadam import metrics
 from bayesadam.predictive import gaussian, monte_carlo
+from bayesadam.predictive.result import from_outputs
 
 BOUND = 4.5
 F64 = {"dtype": torch.float64}
@@ -873,6 +875,35 @@ class TestRegression:
         close(joint, special.logsumexp(terms.sum(1)) - math.log(6))
         assert joint.shape == ()
 
+    @pytest.mark.parametrize("likelihood", [ba.Gaussian(3.0), ba.HeteroscedasticGaussian(), ba.Bernoulli()])
+    @pytest.mark.parametrize("shape", [(5, 2), (5, 7, 2), (5, 1, 4, 4)])
+    def test_data_points_are_those_of_the_likelihood(self, likelihood, shape):
+        """The last axis has the outputs of one data point, and every axis before it counts data points."""
+        output = draw(3, *shape[:-1], shape[-1] * (2 if isinstance(likelihood, ba.HeteroscedasticGaussian) else 1))
+        y = (draw(*shape, seed=1) > 0).double()
+        prediction = from_outputs(output, likelihood)
+        terms = torch.stack([likelihood.log_prob(sample, y) for sample in output])
+        assert terms.shape == (3, *shape[:-1])
+        close(prediction.log_prob(y), terms.logsumexp(0) - math.log(3))
+        close(prediction.joint_log_likelihood(y), terms.flatten(1).sum(1).logsumexp(0) - math.log(3))
+        one = from_outputs(output[:1], likelihood)
+        assert metrics.nll(one, y) == pytest.approx(likelihood.nll(output[0], y).item(), rel=1e-12)
+        assert metrics.joint_log_likelihood(one, y) == pytest.approx(-metrics.nll(one, y), rel=1e-12)
+
+    def test_log_variances_that_leave_float32(self):
+        """On far extrapolation a network's log variance is anything: nothing of it may become nan."""
+        output = torch.tensor([[[1.0, 100.0], [0.0, -110.0]], [[2.0, 50.0], [0.0, -110.0]]])
+        y, likelihood = torch.zeros(2, 1), ba.HeteroscedasticGaussian()
+        prediction, same = (from_outputs(o, likelihood) for o in (output, output.double()))
+        found = prediction.log_prob(y)
+        close(found, likelihood.log_prob(output, y).logsumexp(0) - math.log(2), rtol=1e-6, atol=0)
+        assert found[1] == pytest.approx(54.08, abs=0.01)
+        levels = [0.025, 0.5, 0.9]
+        close(prediction.quantile(levels), same.quantile(levels), rtol=1e-5, atol=0)
+        rescaled = prediction.rescale(0.0, 3.0)
+        close(rescaled.log_prob(y), found - math.log(3), rtol=1e-5, atol=0)
+        close(rescaled.quantile(levels), 3 * prediction.quantile(levels), rtol=1e-5, atol=0)
+
     def test_far_targets_do_not_underflow(self):
         prediction = ba.RegressionPredictive(torch.tensor([[0.0], [1.0]]), torch.full((2, 1), 0.01))
         y = torch.tensor([100.0])
@@ -1011,6 +1042,25 @@ class TestClassification:
         close(prediction.log_prob(y), np.log(likely.mean(0)))
         close(prediction.joint_log_likelihood(y), np.log(likely.prod(1).mean()))
 
+    def test_labels_between_the_classes_are_those_of_the_likelihood(self):
+        logits, y = draw(3, 4, 2), torch.tensor([[0.7, 0.0], [0.2, 1.0], [0.5, 0.5], [1.0, 0.0]], **F64)
+        terms = ba.Bernoulli().log_prob(logits, y)
+        prediction = from_outputs(logits, ba.Bernoulli())
+        close(prediction.log_prob(y), terms.logsumexp(0) - math.log(3))
+        close(prediction.joint_log_likelihood(y), terms.sum(1).logsumexp(0) - math.log(3))
+        single = from_outputs(torch.tensor([[2.0]]), ba.Bernoulli()).log_prob(torch.tensor([0.7]))
+        assert single.item() == pytest.approx(-0.7269, abs=1e-4)
+
+    def test_of_a_class_that_cannot_be_only_the_others_count(self):
+        prediction = from_outputs(torch.tensor([[math.inf, -math.inf]]), ba.Bernoulli())
+        assert prediction.log_prob(torch.tensor([1, 0])).tolist() == [0.0, 0.0]
+
+    @pytest.mark.parametrize("bad", [1.5, -0.1, math.nan])
+    def test_refuses_labels_that_are_none(self, bad):
+        prediction = from_outputs(draw(3, 2), ba.Bernoulli())
+        with pytest.raises(ValueError, match=r"^target must be in \[0, 1\], got "):
+            prediction.log_prob(torch.tensor([0.0, bad]))
+
     def test_two_classes_by_softmax_are_not_binary(self):
         model = nn.Linear(3, 2)
         prediction = ba.predict(model, posterior_of(model), torch.ones(5, 3), likelihood=ba.Categorical())
@@ -1047,6 +1097,7 @@ class TestClassification:
             (torch.zeros(()), r"^target must be of shape \(5,\), got \(\)$"),
             (torch.tensor([0, 1, 2, 3, 0]), r"^target must be in \[0, 3\), got 0 to 3$"),
             (torch.tensor([0, 1, 2, -1, 0]), r"^target must be in \[0, 3\), got -1 to 2$"),
+            (torch.tensor([0.0, 1.7, 0, 0, 0]), "^target must be integer class numbers, got dtype torch.float32$"),
         ],
     )
     def test_errors(self, method, target, message):

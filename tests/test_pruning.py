@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam import metrics, plots
+from bayesadam import metrics, plots, pruning
 from bayesadam.posterior import LowRankGaussian
 from bayesadam.pruning import FRACTIONS, PruningCurve, pruning_curve
 
@@ -70,7 +70,7 @@ class TestMagnitude:
             q.prune(0.5, by="size")
 
 
-@pytest.mark.parametrize("method", ["mean", "monte_carlo"])
+@pytest.mark.parametrize("method", ["mean", "monte_carlo", "linearized", "moments"])
 @pytest.mark.parametrize("by", ["signal_to_noise", "magnitude"])
 class TestAgainstPrunedPosteriors:
     def test_classification(self, model, q, data, by, method):
@@ -106,6 +106,61 @@ class TestCurve:
             curve = pruning_curve(model, posterior, x, y, fractions=[0.5], **options)
             expected = metrics.nll(ba.predict(model, pruned, x, **options), y)
             assert curve.scores["nll"] == [pytest.approx(expected, rel=1e-5)]
+
+    @pytest.mark.parametrize("kind", ["dense", "low rank", "partial"])
+    def test_other_posteriors_linearised(self, model, q, data, kind):
+        names = ["2.weight", "2.bias"]
+        head = {n: q.mean[n] for n in names}
+        size = sum(m.numel() for m in (head if kind == "partial" else q.mean).values())
+        root = draw((size, size), 7).double()
+        covariance = root @ root.T / size + 0.1 * torch.eye(size)
+        posterior = {
+            "dense": lambda: ba.DenseGaussian(q.mean, covariance),
+            "low rank": lambda: LowRankGaussian(
+                q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()}
+            ),
+            "partial": lambda: ba.PartialGaussian(
+                ba.DenseGaussian(head, covariance), {n: q.mean[n] for n in q.mean if n not in names}, list(q.mean)
+            ),
+        }[kind]()
+        x, y = data
+        options = {"likelihood": ba.Categorical(), "method": "linearized", "mc_samples": 4}
+        curve = pruning_curve(model, posterior, x, y, fractions=LEVELS, **options)
+        for level, nll in zip(LEVELS, curve.scores["nll"], strict=True):
+            expected = ba.predict(model, posterior.prune(level), x, **options)
+            assert nll == pytest.approx(metrics.nll(expected, y), rel=1e-4)
+
+    @pytest.mark.parametrize("method", ["mean", "monte_carlo", "linearized", "moments"])
+    def test_labels_of_any_shape(self, model, q, data, method):
+        """One label in an axis of its own, and classes at several positions."""
+        x, y = data
+        options = {"method": method, "mc_samples": 3, "fractions": [0.5]}
+        two = nn.Sequential(*model[:2], nn.Linear(16, 1))
+        head = {"2.weight": (1, 16), "2.bias": (1,)}
+        mean = {**q.mean, **{n: draw(shape, 3) for n, shape in head.items()}}
+        q_two = ba.DiagonalGaussian(mean, {n: torch.full_like(m, 0.1) for n, m in mean.items()})
+        labels = (y == 0).long().unsqueeze(1)
+        curve = pruning_curve(two, q_two, x, labels, likelihood=ba.Bernoulli(), **options)
+        found = ba.predict(two, q_two.prune(0.5), x, likelihood=ba.Bernoulli(), method=method, mc_samples=3)
+        assert curve.scores["accuracy"] == [((found.probs > 0.5) == labels).double().mean().item()]
+        curve = pruning_curve(model, q, x.view(8, 5, 5), y.view(8, 5), likelihood=ba.Categorical(), **options)
+        found = ba.predict(
+            model, q.prune(0.5), x.view(8, 5, 5), likelihood=ba.Categorical(), method=method, mc_samples=3
+        )
+        assert curve.scores["accuracy"] == [(found.probs.argmax(-1) == y.view(8, 5)).double().mean().item()]
+        assert curve.scores["nll"] == [pytest.approx(metrics.nll(found, y.view(8, 5)))]
+
+    def test_targets_follow_the_predictions(self):
+        class Elsewhere:
+            device = torch.device("meta")
+            mean = torch.zeros(3, device="meta")
+
+            def log_prob(self, target):
+                assert target.device == self.device
+                raise InterruptedError
+
+        with pytest.raises(InterruptedError):
+            pruning._scores(lambda pruned: Elsewhere(), torch.zeros(3), None)
 
     def test_a_trained_network_by_magnitude(self, model, data):
         x, y = data

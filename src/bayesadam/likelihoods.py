@@ -1,8 +1,9 @@
 """Likelihoods: the training loss, and what a network's output says about a target.
 
 The training loss ``nll`` is the *mean* over data points of ``-log p(y | output)``: what the optimisers expect, with
-``num_data`` the number of data points. A data point is an element of the first axis; for :class:`Categorical`, whose
-targets have no output axis, it is an element of the target (a token, say).
+``num_data`` the number of data points. The last axis of an output has the outputs (labels, classes) of one data point;
+every axis before it counts data points. So outputs ``(N, T, D)`` are those of ``N T`` data points, of tokens say, and
+outputs ``(N,)`` are of ``N`` with one output each.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class Likelihood(nn.Module, abc.ABC):
         """:meth:`log_prob` without the check, which reads values: for targets that were checked before."""
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        """``log p(y | output)`` of every data point, in nats, summed over its outputs; leading sample axes stay.
+        """``log p(y | output)`` of every data point, in nats, summed over its outputs: ``(N,)``, or ``(N, T)``.
+
+        Leading sample axes stay.
 
         Raises:
             ValueError: The target does not fit the output (see :meth:`check`).
@@ -47,7 +50,7 @@ class Likelihood(nn.Module, abc.ABC):
 class RegressionLikelihood(Likelihood):
     """A Gaussian around the network's output, independent over the last axis.
 
-    Targets have the shape of the mean: ``(N,)``, or ``(N, D)``, whose ``D`` outputs are one data point.
+    Targets have the shape of the mean: ``(N,)``, or ``(N, ..., D)``, whose ``D`` outputs are one data point.
     """
 
     @abc.abstractmethod
@@ -68,9 +71,7 @@ class RegressionLikelihood(Likelihood):
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Summed over the outputs of a data point."""
         mean, log_variance = self.mean_and_log_variance(output)
-        # Neither the variance nor its inverse: their exponentials leave float32 long before their logarithm is large.
-        residual = (target - mean) * (-0.5 * log_variance).exp()
-        terms = -0.5 * (residual.square() + log_variance + math.log(2.0 * math.pi))
+        terms = gaussian_log_density(target - mean, log_variance)
         return terms.sum(-1) if target.ndim > 1 else terms
 
 
@@ -120,7 +121,7 @@ class Gaussian(RegressionLikelihood):
 class HeteroscedasticGaussian(RegressionLikelihood):
     """``N(m, exp(v))`` where the network's output ``(..., 2 D)`` is ``m`` and then ``v`` along the last axis.
 
-    Targets are ``(N, D)``.
+    Targets are ``(N, ..., D)``.
     """
 
     def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,7 +147,7 @@ class ClassificationLikelihood(Likelihood):
 
 
 class Bernoulli(ClassificationLikelihood):
-    """Two classes by one logit, of class 1. Output and target ``(N,)``, or ``(N, D)`` for ``D`` labels of one point."""
+    """Two classes by one logit, of class 1. Output and target are ``(N,)``, or ``(N, ..., D)`` with ``D`` labels."""
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """The target must be of the output's shape, with values in [0, 1]."""
@@ -191,3 +192,10 @@ class Categorical(ClassificationLikelihood):
     def log_probs(self, output: Tensor) -> Tensor:
         """Log softmax."""
         return output.log_softmax(-1)
+
+
+def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
+    """``log N(residual | 0, exp(log_variance))``, element-wise."""
+    # Neither the variance nor its inverse: their exponentials leave float32 long before their logarithm is large.
+    white = residual * (-0.5 * log_variance).exp()
+    return -0.5 * (white.square() + log_variance + math.log(2.0 * math.pi))

@@ -1,4 +1,7 @@
-"""How good a prediction is, and how honest its uncertainty. Tensors in, Python floats out; means over data points."""
+"""How good a prediction is, and how honest its uncertainty. Tensors in, Python floats out; means over data points.
+
+A prediction that is nan makes the score nan, and so does an empty set.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ def nll(prediction: RegressionPredictive | ClassificationPredictive, target: Ten
 
 def accuracy(probs: Tensor, target: Tensor) -> float:
     """Share of data points whose most probable class is right; ``probs`` ``(N, C)``, or ``(N,)`` of class 1."""
-    _, predicted = _confidence(probs, target)
-    return (predicted == target).double().mean().item()
+    _, correct = _confidence(probs, target)
+    return correct.mean().item()
 
 
 def brier_score(probs: Tensor, target: Tensor) -> float:
@@ -51,13 +54,12 @@ def calibration_curve(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Te
 
     Returns:
         Mean confidence, accuracy, and share of the data points, each ``(bins,)``; the first two are nan where a bin is
-        empty.
+        empty, and in the first bin if a probability is nan.
     """
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins!r}")
-    confidence, predicted = _confidence(probs, target)
-    correct = (predicted == target).double()
-    index = (confidence.double() * bins).ceil().long().clamp(1, bins) - 1
+    confidence, correct = _confidence(probs, target)
+    index = (confidence.double() * bins).ceil().nan_to_num(1.0).long().clamp(1, bins) - 1
     count = torch.zeros(bins, dtype=torch.float64).index_add_(0, index.cpu(), torch.ones(len(index)).double())
     sums = [
         torch.zeros(bins, dtype=torch.float64).index_add_(0, index.cpu(), values.double().cpu())
@@ -69,7 +71,8 @@ def calibration_curve(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Te
 def expected_calibration_error(probs: Tensor, target: Tensor, bins: int = 15) -> float:
     """``sum_b share_b |accuracy_b - confidence_b|`` over equal bins of confidence (Guo et al. 2017, eq. 3)."""
     confidence, correct, share = calibration_curve(probs, target, bins)
-    return float((share * (correct - confidence).abs()).nan_to_num(0.0).sum())
+    gaps = share * (correct - confidence).abs()
+    return float(torch.where(share == 0, 0.0, gaps).sum())
 
 
 def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
@@ -125,9 +128,12 @@ def _all_classes(probs: Tensor, target: Tensor) -> Tensor:
             "probs must be (N, C) with at least 2 classes, or (N,) of class 1, for targets (N,), "
             f"got {tuple(probs.shape)} for {tuple(target.shape)}"
         )
+    if target.is_floating_point() and (target != target.round()).any():
+        raise ValueError(f"target must be class numbers, got {target[target != target.round()][0].item()!r}")
     return torch.stack([1.0 - probs, probs], dim=-1) if probs.ndim == 1 else probs
 
 
 def _confidence(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Largest probability of every data point, and whether it is that of the right class: 1, 0, or nan."""
     confidence, predicted = _all_classes(probs, target).max(-1)
-    return confidence, predicted
+    return confidence, torch.where(confidence.isnan(), torch.nan, (predicted == target).double())

@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from bayesadam import metrics
 from bayesadam.likelihoods import Likelihood
+from bayesadam.moments import Moments
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.gaussian import GaussianPosterior, check_fraction
 from bayesadam.predictive import ClassificationPredictive, predict
+from bayesadam.predictive.covariance import WeightCovariance, weight_covariance
+from bayesadam.predictive.moment_propagation import independent_weights
 from bayesadam.predictive.result import Predictive
 from bayesadam.progress import progress_bar
 
@@ -66,9 +69,9 @@ def pruning_curve(
         posterior: Over the model's weights. A trained network without uncertainty is
             ``DiagonalGaussian.point_mass(model)``, to be pruned by magnitude.
         inputs: As for :func:`bayesadam.predict`; a loader is iterated over anew for every level.
-        targets: Of all inputs, in their order, on the device of the outputs. Class numbers for a classification
-            likelihood: then the scores are ``"accuracy"`` and ``"nll"``; for regression ``"rmse"``, of the predictive
-            mean, in the units of the targets, and ``"nll"``.
+        targets: Of all inputs, in their order. Class numbers for a classification likelihood: then the scores are
+            ``"accuracy"``, of all of them whatever their axes, and ``"nll"``; for regression ``"rmse"``, of the
+            predictive mean, in the units of the targets, and ``"nll"``.
         likelihood: See :func:`bayesadam.predict`.
         evaluate: Gives other scores, instead of these three: it is called with every pruned network, a distribution
             that ``predict`` takes.
@@ -128,9 +131,11 @@ def _scores(
     predicted: Callable[[NetworkDistribution], Predictive], targets: Tensor, pruned: NetworkDistribution
 ) -> dict[str, float]:
     prediction = predicted(pruned)
+    targets = targets.to(prediction.device)
     nll = metrics.nll(prediction, targets)
     if isinstance(prediction, ClassificationPredictive):
-        return {"accuracy": metrics.accuracy(prediction.probs, targets), "nll": nll}
+        probs = prediction.class_probs.flatten(0, -2)
+        return {"accuracy": metrics.accuracy(probs, targets.flatten()), "nll": nll}
     return {"rmse": metrics.rmse(prediction.mean, targets), "nll": nll}
 
 
@@ -140,6 +145,15 @@ class _Pruned(NetworkDistribution):
     def __init__(self, posterior: GaussianPosterior, numbers: Tensor) -> None:
         self.posterior = posterior
         self.gone = posterior.mask(numbers)
+
+    def match(self, model: nn.Module) -> dict[str, Tensor]:
+        """See :class:`bayesadam.posterior.Posterior`."""
+        return self.posterior.match(model)
+
+    def zeroed(self, name: str, tensor: Tensor) -> Tensor:
+        """What belongs to the weights of a tensor, one row or element each, with zeros for those that are gone."""
+        gone = self.gone[name].to(tensor.device)
+        return tensor.masked_fill(gone if tensor.shape == gone.shape else gone.view(-1, 1), 0.0)
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0, *, until: int = 0) -> Iterator[Callable[[int | None], None]]:
@@ -156,3 +170,18 @@ class _Pruned(NetworkDistribution):
                 torch.clear_autocast_cache()
 
             yield put
+
+
+@weight_covariance.register
+def _(posterior: _Pruned) -> WeightCovariance:
+    whole = weight_covariance(posterior.posterior)
+    variance, factor = (
+        {name: posterior.zeroed(name, value) for name, value in part.items()} for part in (whole.variance, whole.factor)
+    )
+    return WeightCovariance(variance, factor)
+
+
+@independent_weights.register
+def _(posterior: _Pruned) -> dict[str, Moments]:
+    whole = independent_weights(posterior.posterior)
+    return {name: value.moved(partial(posterior.zeroed, name)) for name, value in whole.items()}

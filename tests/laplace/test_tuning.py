@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.laplace import Laplace, badam, tune_laplace
+from bayesadam.laplace import Laplace, badam, tune_laplace, tuning
 from laplace.models import N, Squeezed, case, draw, gaussian, mlp
 
 
@@ -118,6 +118,53 @@ def test_classification_with_several_inputs_and_boxed_outputs():
     assert all(math.isfinite(row["score"]) for row in found.table)
 
 
+def test_several_inputs_in_a_list():
+    """As a default collate function makes them, and as Laplace takes them."""
+
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = mlp()
+
+        def forward(self, x, shift):
+            return self.model(x + shift)
+
+    _, x, y, likelihood = case("categorical")
+    model, shift = Two(), draw(N, 3, seed=8)
+    make = Laplace(model, ([x, shift], y), likelihood=likelihood).posterior
+    options = {"likelihood": likelihood, "prior_precision": [1.0, 10.0], "mc_samples": 4}
+    listed, paired = (tune_laplace(make, model, (kind((x, shift)), y), **options) for kind in (list, tuple))
+    assert listed.table == paired.table
+
+
+def test_targets_follow_the_predictions(regression, monkeypatch):
+    """As ``Laplace`` does, for a model that is not where the data are."""
+    model, _, train, held, likelihood = regression
+    seen = []
+
+    class Elsewhere:
+        device = torch.device("meta")
+
+        def log_prob(self, target):
+            seen.append(target.device)
+            return torch.zeros(3)
+
+    monkeypatch.setattr(tuning, "predict", lambda *args, **kwargs: Elsewhere())
+    make = Laplace(model, train, likelihood=likelihood).posterior
+    tune_laplace(make, model, held, likelihood=likelihood, prior_precision=[1.0, 2.0])
+    assert seen == [Elsewhere.device] * 2
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(regression):
+    model, _, train, held, likelihood = regression
+    model, likelihood = model.cuda(), likelihood.cuda()
+    make = Laplace(model, train, likelihood=likelihood).posterior
+    for data in (held, DataLoader(TensorDataset(*held), batch_size=7)):
+        found = tune_laplace(make, model, data, likelihood=likelihood, prior_precision=[1.0], mc_samples=4)
+        assert math.isfinite(found.score)
+
+
 def test_scores_that_are_no_numbers_lose(regression):
     model, _, train, held, likelihood = regression
     fitted = Laplace(model, train, likelihood=likelihood)
@@ -140,7 +187,7 @@ def test_refusals(regression):
     make = Laplace(model, train, likelihood=likelihood).posterior
     with pytest.raises(ValueError, match=r"^num_data must have at least one candidate, got \[\]$"):
         tune_laplace(make, model, held, likelihood=likelihood, num_data=[])
-    with pytest.raises(ValueError, match="^data must have at least one batch, got an empty loader$"):
+    with pytest.raises(ValueError, match="^data must have at least one batch, got none$"):
         tune_laplace(make, model, [], likelihood=likelihood)
     with pytest.raises(ValueError, match="^targets must have as many rows as the inputs, 20, "):
         tune_laplace(make, model, (held[0], held[1][:3]), likelihood=likelihood)

@@ -37,6 +37,10 @@ def random_weights(model, seed=0):
     }
 
 
+def random_variances(model):
+    return {name: w.variance for name, w in random_weights(model).items()}
+
+
 def sampled(weights, count, seed=0):
     return {
         name: w.mean + w.variance.sqrt() * draw(count, *w.mean.shape, seed=seed + number)
@@ -223,14 +227,14 @@ class TestStructures:
             run(model, x, y, 2.0, z, z, w=x)
 
     def test_sums_and_products(self):
-        model = make(lambda self, x, y: 1.0 - (x - y) * x.mul(y).add(2.0) + torch.sub(y, 3.0).div(2.0))
-        x, y = Moments(draw(7), spread(7)), Moments(draw(7, seed=1), spread(7, seed=1))
+        model = make(lambda self, x, y, z, w: 1.0 - (x - y) * x.mul(z).add(2.0) + torch.sub(w, 3.0).div(2.0))
+        x, y, z, w = (Moments(draw(7, seed=i), spread(7, seed=i)) for i in range(4))
         # each use of an input counts as independent of the others
         gap, gap_v = x.mean - y.mean, x.variance + y.variance
-        product = x.mean * y.mean + 2.0
-        product_v = x.mean**2 * y.variance + y.mean**2 * x.variance + x.variance * y.variance
-        variance = gap**2 * product_v + product**2 * gap_v + gap_v * product_v + 0.25 * y.variance
-        same(run(model, x, y), (1.0 - gap * product + (y.mean - 3.0) / 2.0, variance))
+        product = x.mean * z.mean + 2.0
+        product_v = x.mean**2 * z.variance + z.mean**2 * x.variance + x.variance * z.variance
+        variance = gap**2 * product_v + product**2 * gap_v + gap_v * product_v + 0.25 * w.variance
+        same(run(model, x, y, z, w), (1.0 - gap * product + (w.mean - 3.0) / 2.0, variance))
         with pytest.raises(
             TypeError, match="^a divisor must be certain to propagate moments, got one with a variance$"
         ):
@@ -359,6 +363,123 @@ class TestStructures:
         x = draw(2, 1, 3, 3, 3)
         assert torch.equal(run(model, x, weights={}).mean, model(x))
         assert run(model, x).variance.min() > 0.0
+
+
+class Combined(nn.Module):
+    """A function of the outputs of two linear layers, and of the inputs."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.a, self.b, self.function = linear(3, 4), linear(3, 4, seed=1), function
+        self.norm, self.back, self.scale = nn.BatchNorm1d(4).double(), linear(4, 4), nn.Parameter(draw(4))
+        self.drop = nn.Dropout(0.5)
+        self.relu, self.softplus, self.flat = nn.ReLU(), nn.Softplus(), nn.Flatten()
+        self.eval()
+
+    def forward(self, x):
+        return self.function(self, x, self.a(x), self.b(x))
+
+
+REFUSED = {
+    "add": lambda m, x, h, g: h + h,
+    "mul": lambda m, x, h, g: h * torch.sigmoid(h),  # a swish by hand
+    "sub": lambda m, x, h, g: h - F.relu(h),
+    "multiplied": lambda m, x, h, g: m.softplus(h).mul(m.relu(h).tanh()),
+    "of a method": lambda m, x, h, g: h.relu().add(h.flatten(1)),
+    "moved": lambda m, x, h, g: h.view(-1, 2, 2) * m.flat(h).reshape(-1, 2, 2),
+    "outer": lambda m, x, h, g: h.unsqueeze(1) * h.unsqueeze(2),
+    "part": lambda m, x, h, g: h * h[:, :1],
+    "same part": lambda m, x, h, g: h[:, :2] * torch.tanh(h[:, :2]),
+    "batch norm": lambda m, x, h, g: h + m.norm(h),
+    "residual without a layer": lambda m, x, h, g: h + F.relu(h + 1.0) * 2.0,
+    "of two": lambda m, x, h, g: (h + g) * torch.sigmoid(h - g),
+    "of one of two": lambda m, x, h, g: (h + g) * g,
+    "a long way back": lambda m, x, h, g: (h + m.back(h)) + h,
+    "a parameter": lambda m, x, h, g: h + m.scale * torch.sigmoid(m.scale),
+    "a bias of two": lambda m, x, h, g: (h + m.scale) * m.scale,
+}
+TAKEN = {
+    "residual": lambda m, x, h, g: h + m.back(F.relu(h)),
+    "residual after a norm": lambda m, x, h, g: h + m.back(F.relu(m.norm(h))),
+    "two residuals": lambda m, x, h, g: (lambda r: r + m.back(F.relu(r)))(h + m.back(F.relu(h))),
+    "gated": lambda m, x, h, g: h * torch.sigmoid(g),
+    "gated by halves": lambda m, x, h, g: h[:, :2] * torch.sigmoid(h[:, 2:]),
+    "highway": lambda m, x, h, g: torch.sigmoid(g) * h + (1.0 - torch.sigmoid(g)) * m.back(h),
+    "constants": lambda m, x, h, g: 2.0 * h - 1.0,
+    "certain inputs": lambda m, x, h, g: (x * x + x * torch.sigmoid(x))[:, :1] * h,
+    "certain inputs with others": lambda m, x, h, g: (x[:, :1] + h) * (x[:, :1] + g),
+    "joined": lambda m, x, h, g: torch.cat([h, F.relu(h)], 1),
+    "parts of what was joined": lambda m, x, h, g: (lambda j: j[:, :4] * j[:, 4:])(torch.cat([h, g], 1)),
+    "one scale for two": lambda m, x, h, g: m.scale * h + m.scale * g,
+}
+ITSELF = "got the function '[a-z]+' of a random value and itself, or a function of itself$"
+
+
+class TestCombinations:
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_of_a_value_with_itself_are_refused(self, name):
+        """Silently taken as independent of each other, their variance would be wrong by a factor."""
+        model, x = Combined(REFUSED[name]), draw(5, 3)
+        with pytest.raises(ValueError, match=ITSELF):
+            run(model, x)
+        assert torch.equal(run(model, x, weights={}).mean, model(x))  # what is certain may be
+        q = ba.DiagonalGaussian({n: w.mean for n, w in random_weights(model).items()}, random_variances(model))
+        with pytest.raises(ValueError, match=ITSELF):
+            ba.predict(model, q, x, likelihood=ba.Gaussian(), method="moments")
+
+    @pytest.mark.parametrize("name", TAKEN)
+    def test_of_different_values_are_taken(self, name):
+        model, x = Combined(TAKEN[name]), draw(5, 3)
+        assert run(model, x).variance.gt(0).all()
+        assert torch.equal(run(model, x, weights={}).mean, model(x))
+
+    def test_gates_and_products_of_different_layers_are_right(self):
+        model, x = Combined(TAKEN["gated"]), draw(2, 3)
+        weights = {n: w for n, w in random_weights(model).items() if n[0] in "ab"}
+        theta = sampled(weights, 100_000)
+        h, g = (x @ theta[f"{n}.weight"].mT + theta[f"{n}.bias"].unsqueeze(1) for n in "ab")
+        truth, ours = h * torch.sigmoid(g), run(model, x, weights=weights)
+        close(ours.mean, truth.mean(0), rtol=0.0, atol=0.01)
+        close(ours.variance, truth.var(0), rtol=0.03, atol=0.0)
+
+    def test_only_what_is_random_counts(self):
+        """Of frozen layers anything may be made: the last layer of a network with a swish by hand, say."""
+        model, x = Combined(lambda m, x, h, g: m.back(h * torch.sigmoid(h))), draw(5, 3)
+        weights = {n: w for n, w in random_weights(model).items() if n.startswith("back")}
+        hidden = Moments((model.a(x) * torch.sigmoid(model.a(x))).detach())
+        same(run(model, x, weights=weights), layer(hidden, weights, "back"))
+
+    def test_noise_of_a_layer_on_certain_inputs(self):
+        dropped = Combined(lambda m, x, h, g: (lambda d: d * torch.sigmoid(d))(m.drop(x))).train()
+        normed = Combined(lambda m, x, h, g: (lambda n: n * torch.sigmoid(n))(m.norm(h)))
+        weights = random_weights(normed)
+        for model, kept in ((dropped, {}), (normed, {"norm.weight": weights["norm.weight"]})):
+            with pytest.raises(ValueError, match=ITSELF):
+                run(model, draw(5, 3), weights=kept)
+
+    def test_a_layer_of_ones_own(self):
+        class Sine(nn.Module):
+            def forward(self, x):
+                return torch.sin(x)
+
+        model, x = Combined(lambda m, x, h, g: h + m.sine(h)), draw(5, 3)
+        model.sine = Sine()
+        try:
+            for elementwise in (False, True, False):
+                moments.register(Sine, elementwise=elementwise)(lambda module, x, weights: x)
+                if elementwise:
+                    with pytest.raises(ValueError, match=ITSELF):
+                        run(model, x)
+                else:
+                    run(model, x)
+        finally:
+            del MODULES[Sine]
+
+    @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+    def test_a_network_is_compiled_as_a_whole(self):
+        model, x = Combined(lambda m, x, h, g: F.relu(g) * h + F.relu(1.0 - g) * m.back(h)), draw(5, 3)
+        net = ba.fawn(model)
+        same(torch.compile(net, fullgraph=True, backend="aot_eager")(x), net(x))
 
 
 ELEMENTWISE = {

@@ -301,6 +301,26 @@ class TestInputs:
             close(ours.logits.flatten(0, 1), flat.logits)
             close(ours.probs, sampled.probs, rtol=0.0, atol=0.1)
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("means", [torch.float32, torch.float64])
+    @pytest.mark.parametrize("variances", [torch.float32, torch.float64])
+    def test_the_models_dtype_decides(self, dtype, means, variances):
+        """As for samples, which are written into the model: a posterior's own dtypes may be others, and differ."""
+        model, (x, _) = mlp(dtype=dtype), data()
+        q = diagonal(mlp())
+        parts = ({n: t.to(kind) for n, t in p.items()} for p, kind in ((q.mean, means), (q.variance, variances)))
+        ours, truth = propagate(model, ba.DiagonalGaussian(*parts), x.to(dtype)), propagate(mlp(), q, x)
+        assert ours.mean.dtype == ours.epistemic.dtype == dtype
+        close(ours.mean.double(), truth.mean, rtol=1e-5, atol=1e-5)
+        close(ours.epistemic.double(), truth.epistemic, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("structure", ["full", "last_layer"])
+    def test_what_is_recommended_for_correlated_weights(self, structure):
+        model, (x, y) = mlp(dtype=torch.float32), data()
+        q = ba.laplace(model, (x.float(), y.float()), likelihood=NOISE, structure=structure)
+        for independent in (ba.DiagonalGaussian(q.mean, q.variance), q.marginal()):
+            assert propagate(model, independent, x.float()).epistemic.gt(0).all()
+
     def test_low_precision_is_computed_in_float32(self):
         model = mlp(dtype=torch.bfloat16)
         q, (x, _) = diagonal(model), data()

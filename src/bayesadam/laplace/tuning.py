@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,8 @@ def tune_laplace(
         make: Makes a posterior from the keyword arguments ``prior_precision``, and ``num_data`` if candidates for that
             are given.
         model: That the posteriors are of.
-        data: Held out: a pair ``(inputs, targets)``, or a loader of such pairs, which is gone through once and kept.
+        data: Held out, on any device: a pair ``(inputs, targets)``, or a loader of such pairs, which is gone through
+            once and kept.
         likelihood: What the outputs mean.
         num_data: Candidates; default none, and ``make`` is called without.
         prior_precision: Candidates; default 1e-4, 1e-3, ..., 1e4.
@@ -114,6 +116,7 @@ def tune_laplace(
                 batch_size=batch_size,
                 progress=False,
             )
+            target = target.to(predictive.device)
             density = predictive.log_prob(target)
             score = -density.double().mean().item()
             score = math.inf if math.isnan(score) else score
@@ -133,10 +136,8 @@ def _edges(candidates: Mapping[str, Sequence[float]], chosen: Mapping[str, float
 
 def _kept(data: Data) -> tuple[Any, Tensor]:
     """Inputs for ``predict`` and all targets; a loader may shuffle, so that it is asked only once."""
-    if isinstance(data, tuple):
-        next(batches(data, None), None)  # its checks
-        return data
-    pairs = list(batches(data, None))
+    pairs = list(batches(data, None, batch_size=sys.maxsize))
     if not pairs:
-        raise ValueError("data must have at least one batch, got an empty loader")
-    return pairs, torch.cat([target for _, target in pairs])
+        raise ValueError("data must have at least one batch, got none")
+    inputs = pairs[0][0] if isinstance(data, tuple) else pairs
+    return inputs, torch.cat([target for _, target in pairs])

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from bayesadam.functional import moments as maps
 from bayesadam.moments.rules import MODULES
-from bayesadam.moments.trace import Step, Value, steps_of
+from bayesadam.moments.trace import Step, Units, Value, steps_of
 from bayesadam.moments.values import Moments
 
 
@@ -61,9 +61,11 @@ class Graph:
 
         Raises:
             TypeError: Inputs that are not the model's, or a division by what has a variance.
+            ValueError: What is random is added to or multiplied by itself, or a function of itself.
             RuntimeError: Batch normalisation in training mode.
         """
         values: dict[int, Any] = {}
+        units: dict[int, Units] = {}
         given, named = list(args), dict(kwargs)
         for number, step in enumerate(self._steps[:-1]):
             if step.op == "placeholder":
@@ -77,12 +79,15 @@ class Graph:
                 )
             else:
                 values[number] = _call(step, values)
+            found = values[number]
+            uncertain = isinstance(found, Moments) and found.variance is not None
+            units[number] = step.units(number, units) if uncertain else ()
             for used in step.last:
                 del values[used]
         if given or named:
             raise TypeError(f"the model must be given its own inputs only, got {len(given)} more and {list(named)}")
-        found: Moments = _filled(self._steps[-1].args[0], values)
-        return found
+        output: Moments = _filled(self._steps[-1].args[0], values)
+        return output
 
     def _module(
         self,

@@ -45,7 +45,11 @@ class MomentModule(nn.Module):
         """Moments of the model's output: its mean and variance, and its covariance if that was asked for.
 
         The inputs are certain, or :class:`Moments` themselves, in the dtype of the weights: autocast is left out. With
-        one hidden layer the moments are exact; with more, units are taken as independent and as Gaussian.
+        one hidden layer the moments are exact, as far as those of its activation are; with more, units are taken as
+        independent and as Gaussian.
+
+        Raises:
+            ValueError: The model adds or multiplies what is random and itself, or a function of itself.
         """
         if self._graph is None:
             self._graph = Graph(self.weights.model)
@@ -89,9 +93,9 @@ def fawn(
 
     Args:
         model: Linear and convolution layers, element-wise functions, average pooling, dropout, batch normalisation in
-            eval mode, sums and products (of what counts as independent, as in a residual network), put together in any
-            fixed way. It becomes a part of the result and is not copied. Parameters that are frozen at this moment
-            never become random.
+            eval mode, sums and products (of what counts as independent, as in a residual network; not of a value and a
+            function of itself), put together in any fixed way. It becomes a part of the result and is not copied.
+            Parameters that are frozen at this moment never become random.
         weights: ``"gaussian"``: an independent Gaussian around every weight. ``"bernoulli"``: every weight is there or
             not, and has the value of its output unit when it is; half as many parameters, see
             :class:`bayesadam.moments.BernoulliWeights`.

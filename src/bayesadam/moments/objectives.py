@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.functional import moments as maps
-from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesadam.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    gaussian_log_density,
+)
 from bayesadam.moments.module import MomentModule
 from bayesadam.moments.values import Moments
 from bayesadam.variational.parameters import unwrapped
@@ -85,7 +92,7 @@ def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Ten
     mean, spread = output.mean, output.spread()
     if isinstance(likelihood, Gaussian):
         _, log_noise = likelihood.mean_and_log_variance(mean)
-        terms = _log_density(target - mean, log_noise) - 0.5 * spread * (-log_noise).exp()
+        terms = gaussian_log_density(target - mean, log_noise) - 0.5 * spread * (-log_noise).exp()
     elif isinstance(likelihood, HeteroscedasticGaussian):
         (center, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
         squares = (target - center).square() + spread
@@ -119,7 +126,7 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
         if output.covariance is not None:
             covariance = output.covariance + torch.diag_embed(log_noise.exp())
             return maps.gaussian_log_prob(target - mean, covariance)
-        terms = _log_density(target - mean, (spread + log_noise.exp()).log())
+        terms = gaussian_log_density(target - mean, (spread + log_noise.exp()).log())
     elif isinstance(likelihood, HeteroscedasticGaussian):
         (center, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
         noise = (log_noise + 0.5 * wobble).exp()
@@ -127,7 +134,7 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
             width = center.shape[-1]
             covariance = output.covariance[..., :width, :width] + torch.diag_embed(noise)
             return maps.gaussian_log_prob(target - center, covariance)
-        terms = _log_density(target - center, (spread + noise).log())
+        terms = gaussian_log_density(target - center, (spread + noise).log())
     elif isinstance(likelihood, Bernoulli):
         labels = target.to(mean.dtype)
         terms = labels * _log_expected_sigmoid(mean, spread)
@@ -138,11 +145,6 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
     else:
         raise _unknown(likelihood)
     return terms.sum(-1) if target.ndim > 1 else terms
-
-
-def _log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
-    """``log N(residual | 0, exp(log_variance))``, element-wise."""
-    return -0.5 * ((residual * (-0.5 * log_variance).exp()).square() + log_variance + math.log(2.0 * math.pi))
 
 
 def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 A layer's rule is found by its exact type, since a subclass may compute something else. Units are taken as independent
 of each other throughout, and what is added or multiplied as independent too: the branch of a residual network and what
-it is added to are not, and positions that share the weights of a convolution are not either.
+it is added to are not, and positions that share the weights of a convolution are not either. A unit that is added to or
+multiplied by itself, or by a function of itself alone, is refused (see :func:`bayesadam.moments.trace.steps_of`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ Weights = Callable[[str], Moments | None]
 ModuleRule = Callable[[Any, Moments, Weights], Moments]
 
 MODULES: dict[type[nn.Module], ModuleRule] = {}
+ELEMENTWISE: set[type[nn.Module]] = set()
+"""Layers that give every unit a function of itself, or move units only."""
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 METHODS: dict[str, Callable[..., Any]] = {}
 SHAPES = ("size", "dim", "numel", "shape", "ndim", "dtype", "device")
@@ -32,25 +35,31 @@ SHAPES = ("size", "dim", "numel", "shape", "ndim", "dtype", "device")
 Rule = TypeVar("Rule", bound=ModuleRule)
 
 
-def register(*types: type[nn.Module]) -> Callable[[Rule], Rule]:
+def register(*types: type[nn.Module], elementwise: bool = False) -> Callable[[Rule], Rule]:
     """Register the rule ``rule(module, input, weights) -> Moments`` of layers of exactly these types.
 
     ``weights("weight")`` are the :class:`Moments` of the module's parameter ``weight``, or ``None`` if it has none.
+
+    Args:
+        types: Of the layers.
+        elementwise: Every unit of the output is a function of one unit of the input. Then the two are not taken as
+            independent where they are added or multiplied, but refused.
     """
 
     def decorate(rule: Rule) -> Rule:
         MODULES.update(dict.fromkeys(types, rule))
+        (ELEMENTWISE.update if elementwise else ELEMENTWISE.difference_update)(types)
         return rule
 
     return decorate
 
 
-@register(nn.Identity)
+@register(nn.Identity, elementwise=True)
 def _identity(module: nn.Identity, x: Moments, weights: Weights) -> Moments:
     return x
 
 
-@register(nn.Flatten, nn.Unflatten)
+@register(nn.Flatten, nn.Unflatten, elementwise=True)
 def _moved(module: nn.Module, x: Moments, weights: Weights) -> Moments:
     return x.moved(module)
 
@@ -77,12 +86,12 @@ def _adaptive_avg_pool(module: nn.AdaptiveAvgPool2d, x: Moments, weights: Weight
     return Moments(*maps.adaptive_avg_pool2d(x.mean, x.variance, module.output_size))
 
 
-@register(nn.Dropout)
+@register(nn.Dropout, elementwise=True)
 def _dropout(module: nn.Dropout, x: Moments, weights: Weights) -> Moments:
     return Moments(*maps.dropout(x.mean, x.variance, module.p)) if module.training else x
 
 
-@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+@register(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, elementwise=True)
 def _batch_norm(module: nn.BatchNorm2d, x: Moments, weights: Weights) -> Moments:
     if module.running_mean is None or module.running_var is None or module.training:
         raise RuntimeError(
@@ -105,37 +114,40 @@ def _batch_norm(module: nn.BatchNorm2d, x: Moments, weights: Weights) -> Moments
     return Moments(mean, scaled.variance if bias is None else add(scaled, bias.moved(along)).variance)
 
 
-@register(nn.ReLU)
+@register(nn.ReLU, elementwise=True)
 def _relu(module: nn.ReLU, x: Moments, weights: Weights) -> Moments:
     return relu(x)
 
 
-@register(nn.LeakyReLU)
+@register(nn.LeakyReLU, elementwise=True)
 def _leaky_relu(module: nn.LeakyReLU, x: Moments, weights: Weights) -> Moments:
     return leaky_relu(x, module.negative_slope)
 
 
-@register(nn.Sigmoid)
+@register(nn.Sigmoid, elementwise=True)
 def _sigmoid(module: nn.Sigmoid, x: Moments, weights: Weights) -> Moments:
     return sigmoid(x)
 
 
-@register(nn.Tanh)
+@register(nn.Tanh, elementwise=True)
 def _tanh(module: nn.Tanh, x: Moments, weights: Weights) -> Moments:
     return tanh(x)
 
 
-@register(nn.GELU)
+@register(nn.GELU, elementwise=True)
 def _gelu(module: nn.GELU, x: Moments, weights: Weights) -> Moments:
     return gelu(x, module.approximate)
 
 
-@register(nn.SiLU)
+@register(nn.SiLU, elementwise=True)
 def _silu(module: nn.SiLU, x: Moments, weights: Weights) -> Moments:
     return silu(x)
 
 
-@register(nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.Mish, nn.LogSigmoid, nn.Hardtanh, nn.ReLU6)
+_QUADRATURE = (nn.ELU, nn.SELU, nn.CELU, nn.Softplus, nn.Softsign, nn.Mish, nn.LogSigmoid, nn.Hardtanh, nn.ReLU6)
+
+
+@register(*_QUADRATURE, elementwise=True)
 def _by_quadrature(module: nn.Module, x: Moments, weights: Weights) -> Moments:
     def function(values: Tensor) -> Tensor:
         result: Tensor = module(values.clone() if getattr(module, "inplace", False) else values)
@@ -260,3 +272,5 @@ FUNCTIONS.update(dict.fromkeys((functional.relu, torch.relu), relu))
 FUNCTIONS.update(dict.fromkeys((functional.sigmoid, torch.sigmoid), sigmoid))
 FUNCTIONS.update(dict.fromkeys((functional.tanh, torch.tanh), tanh))
 FUNCTIONS.update({functional.leaky_relu: leaky_relu, functional.gelu: gelu, functional.silu: silu})
+COMBINING = (add, subtract, multiply)
+"""Rules of two values that must be independent of each other."""

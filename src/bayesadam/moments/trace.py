@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any, cast
 
 from torch import fx, nn
 
-from bayesadam.moments.rules import FUNCTIONS, METHODS, MODULES, SHAPES
+from bayesadam.moments.rules import COMBINING, ELEMENTWISE, FUNCTIONS, METHODS, MODULES, SHAPES, linear
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,10 @@ class Value:
     """What a step computes, among the arguments of a later one."""
 
     number: int
+
+
+Units = tuple[tuple[Any, ...], ...]
+"""Each by the number of the step that it comes from, and the indices by which parts were taken since."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,9 @@ class Step:
         kwargs: Likewise.
         inputs: Numbers of the steps whose values it takes.
         last: Those of them that no later step takes.
+        combined: Numbers of the two steps whose values it adds or multiplies, if it does.
+        mixing: Whether its units are other ones than those of its inputs: a linear layer's, say.
+        index: Which units of its input it takes, if only some.
     """
 
     op: str
@@ -39,6 +48,33 @@ class Step:
     kwargs: Mapping[str, Any]
     inputs: tuple[int, ...]
     last: tuple[int, ...]
+    combined: tuple[int, ...]
+    mixing: bool
+    index: str | None
+
+    def units(self, number: int, before: Mapping[int, Units]) -> Units:
+        """The random units that every element of its value is a function of, alone.
+
+        Args:
+            number: Of this step.
+            before: Those of its inputs; none of what is certain.
+
+        Raises:
+            ValueError: It adds or multiplies what is not independent by any means: all units of one are the other's.
+        """
+        parts = [before[used] for used in self.combined]
+        if all(parts) and any(all(_within(unit, b) for unit in a) for a, b in permutations(parts, 2)):
+            name = getattr(self.target, "__name__", self.target)
+            raise _unsupported(f"the function {name!r} of a random value and itself, or a function of itself")
+        found = () if self.mixing else tuple(dict.fromkeys(unit for used in self.inputs for unit in before[used]))
+        if self.index is not None:
+            found = tuple((*unit, self.index) for unit in found)
+        return found or ((number,),)
+
+
+def _within(unit: tuple[Any, ...], units: Units) -> bool:
+    """Whether a unit, or one that it is a part of, or a part of it, is among these."""
+    return any(all(a == b for a, b in zip(unit, other, strict=False)) for other in units)
 
 
 def steps_of(model: nn.Module) -> list[Step]:
@@ -52,22 +88,28 @@ def steps_of(model: nn.Module) -> list[Step]:
     for node in nodes:
         _check(node, modules, plain)
     numbers = {node: number for number, node in enumerate(nodes)}
-    return [_step(node, numbers) for node in nodes]
+    return [_step(node, numbers, modules) for node in nodes]
 
 
-def _step(node: fx.Node, numbers: Mapping[fx.Node, int]) -> Step:
+def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, nn.Module]) -> Step:
     calls = node.op in ("call_function", "call_method")
     rules: Mapping[Any, Callable[..., Any]] = FUNCTIONS if node.op == "call_function" else METHODS
     inputs, mapped = node.all_input_nodes, cast(Any, fx.map_arg)  # declared for nodes only
     args, kwargs = mapped((node.args, node.kwargs), lambda used: Value(numbers[used]))
+    rule, places = rules.get(node.target) if calls else None, list[int]()
+    mapped((node.args, node.kwargs), lambda used: places.append(numbers[used]))
+    layer = type(modules[str(node.target)]) if node.op == "call_module" else None
     return Step(
         "shape" if calls and _asks_for_shape(node) else node.op,
         node.target,
-        rules.get(node.target) if calls else None,
+        rule,
         tuple(args),
         dict(kwargs),
         tuple(numbers[used] for used in inputs),
         tuple(numbers[used] for used in inputs if list(used.users)[-1] is node),
+        tuple(places) if rule in COMBINING and len(places) == 2 else (),
+        rule is linear or (layer is not None and layer not in ELEMENTWISE),
+        str(node.args[1]) if node.target is operator.getitem else None,
     )
 
 

@@ -192,26 +192,13 @@ class DenseGaussian(GaussianPosterior):
         """The same means and marginal variances, without the correlations."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
-    def prune(self, fraction: float, *, by: str = "signal_to_noise") -> DenseGaussian:
-        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
-
-        The threshold is global, over all tensors together, and on the marginal standard deviations. Mean, row and
-        column of a pruned weight become 0. Nothing is conditioned on that: the others keep their means and their
-        covariance, also where they are correlated with a pruned weight. Weights pruned before count among the fraction.
-
-        Args:
-            fraction: ``round(fraction * num_weights)`` go.
-            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
-
-        Raises:
-            ValueError: ``fraction`` outside [0, 1], or another ``by``.
-        """
-        kept = self._kept(fraction, by)
-        rows = torch.cat([keep.flatten() for keep in kept.values()]).unsqueeze(1)
+    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
+        """See the base class; mean, row and column of the other weights become 0."""
+        rows = torch.cat([kept[name].flatten() for name in self.mean]).unsqueeze(1)
         return self.from_scale_tril(
             {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()},
             gaussian.cholesky_of_rows(torch.where(rows, self.scale_tril, 0.0)),
-            {**self.hyperparameters, "pruned_fraction": fraction},
+            hyperparameters,
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseGaussian:

@@ -154,23 +154,13 @@ class DiagonalGaussian(GaussianPosterior):
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
         )
 
-    def prune(self, fraction: float, *, by: str = "signal_to_noise") -> DiagonalGaussian:
-        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
-
-        The threshold is global, over all tensors together; mean and variance of a pruned weight become 0. Weights
-        pruned before count among the fraction.
-
-        Args:
-            fraction: ``round(fraction * num_weights)`` go.
-            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
-
-        Raises:
-            ValueError: ``fraction`` outside [0, 1], or another ``by``.
-        """
-        kept = self._kept(fraction, by)
-        mean = {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()}
-        variance = {name: torch.where(kept[name], value, 0.0) for name, value in self.variance.items()}
-        return DiagonalGaussian(mean, variance, {**self.hyperparameters, "pruned_fraction": fraction})
+    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
+        """See the base class."""
+        mean, variance = (
+            {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
+            for part in (self.mean, self.variance)
+        )
+        return DiagonalGaussian(mean, variance, hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DiagonalGaussian:
         """The same posterior on another device or in another floating dtype."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from bayesadam.functional import gaussian
 from bayesadam.posterior.base import Posterior
+
+Self = TypeVar("Self", bound="GaussianPosterior")
 
 PRUNING = ("signal_to_noise", "magnitude")
 """What weights can be ranked by."""
@@ -101,16 +104,34 @@ class GaussianPosterior(Posterior):
         scores = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
         return torch.cat([score.flatten() for score in scores.values()]).argsort(stable=True)
 
+    def prune(self: Self, fraction: float, *, by: str = "signal_to_noise") -> Self:
+        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
+
+        The threshold is global, over all tensors together, and on the marginal standard deviations. Mean and variance
+        of a pruned weight become 0. Nothing is conditioned on that: the others keep their means and their covariance,
+        also where they are correlated with a pruned weight. Weights pruned before count among the fraction. By their
+        signal-to-noise ratio, weights that are fixed at another value than 0 are the last to go.
+
+        Args:
+            fraction: ``round(fraction * num_weights)`` go.
+            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
+
+        Raises:
+            ValueError: ``fraction`` outside [0, 1], or another ``by``.
+        """
+        check_fraction("fraction", fraction)
+        kept = self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])
+        return self._keeping(kept, {**self.hyperparameters, "pruned_fraction": fraction})
+
+    @abc.abstractmethod
+    def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
+        """A copy with other hyper-parameters, and at zero what is not kept: masks of the weights' shapes, by name."""
+
     def mask(self, numbers: Tensor) -> dict[str, Tensor]:
         """Where the weights of these numbers are, by name; they are numbered as in :meth:`pruning_order`."""
         flat = torch.zeros(self.num_weights, dtype=torch.bool, device=numbers.device)
         flat[numbers] = True
         return self._split(flat)
-
-    def _kept(self, fraction: float, by: str = "signal_to_noise") -> dict[str, Tensor]:
-        """Where weights are left when the fraction of the weakest, over all tensors together, goes."""
-        check_fraction("fraction", fraction)
-        return self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         """The parts of a flat tensor of all weights, by name and in their shapes."""
@@ -129,8 +150,12 @@ class GaussianPosterior(Posterior):
 
     def _check_prior(self, prior: float | GaussianPosterior) -> None:
         if not isinstance(prior, GaussianPosterior):
-            if not (prior > 0 and math.isfinite(prior)):
-                raise ValueError(f"prior must be a positive, finite precision or a posterior, got {prior!r}")
+            try:
+                good = 0 < float(prior) < math.inf
+            except (TypeError, ValueError, RuntimeError):
+                good = False
+            if not good:
+                raise ValueError(f"prior must be a positive, finite precision or a Gaussian posterior, got {prior!r}")
             return
         self._check_weights(prior)
 

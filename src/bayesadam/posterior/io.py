@@ -23,18 +23,25 @@ def save_tensors(
 ) -> None:
     """Write a posterior file completely or not at all.
 
+    Hyper-parameters are JSON values, or numbers and arrays of NumPy and PyTorch, which are written as such.
+
     Raises:
-        TypeError: A hyper-parameter that is not a JSON value.
+        TypeError: A hyper-parameter that is neither; it is named.
         OSError: The folder does not exist or cannot be written to; a file that was there is left as it was.
     """
     path = Path(path)
+    for name, value in hyperparameters.items():
+        try:
+            json.dumps({name: value}, default=_plain)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"hyperparameters[{name!r}] must be a JSON value, got {value!r} ({error})") from None
     header = {
         "format_version": FORMAT_VERSION,
         "kind": kind,
         "tensors": list(tensors),
         "hyperparameters": dict(hyperparameters),
     }
-    metadata = {_KEY: json.dumps(header)}
+    metadata = {_KEY: json.dumps(header, default=_plain)}
     try:
         with whole_file(path) as temporary:
             save_file(_separate(tensors), temporary, metadata)
@@ -73,6 +80,13 @@ def load_tensors(path: str | os.PathLike[str]) -> tuple[str, dict[str, Tensor], 
         f"the posterior file must be of format version {FORMAT_VERSION} or older (update bayesadam), "
         f"got version {version!r} in {path!r}"
     )
+
+
+def _plain(value: Any) -> Any:
+    """A number or an array of NumPy or PyTorch as numbers and lists."""
+    if not hasattr(value, "tolist"):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    return value.tolist()
 
 
 def _separate(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

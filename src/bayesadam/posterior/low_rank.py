@@ -172,26 +172,13 @@ class LowRankGaussian(GaussianPosterior):
         """The same means and marginal variances, without the correlations."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
-    def prune(self, fraction: float, *, by: str = "signal_to_noise") -> LowRankGaussian:
-        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
-
-        The threshold is global, over all tensors together, and on the marginal standard deviations. Mean, diagonal and
-        factors of a pruned weight become 0. Nothing is conditioned on that: the others keep their means and their
-        covariance. Weights pruned before count among the fraction.
-
-        Args:
-            fraction: ``round(fraction * num_weights)`` go.
-            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
-
-        Raises:
-            ValueError: ``fraction`` outside [0, 1], or another ``by``.
-        """
-        kept = self._kept(fraction, by)
+    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
+        """See the base class; mean, diagonal and factors of the other weights become 0."""
         mean, diagonal, factors = (
             {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
             for part in (self.mean, self.diagonal, self.factors)
         )
-        return LowRankGaussian(mean, diagonal, factors, {**self.hyperparameters, "pruned_fraction": fraction})
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRankGaussian:
         """The same posterior on another device or in another floating dtype."""

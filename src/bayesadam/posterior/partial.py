@@ -151,6 +151,12 @@ class PartialGaussian(GaussianPosterior):
         """The same means and marginal variances, without the correlations."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
+    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
+        """See the base class."""
+        fixed = {name: torch.where(kept[name], value, 0.0) for name, value in self.fixed.items()}
+        random = self.random._keeping(kept, self.random.hyperparameters)
+        return PartialGaussian(random, fixed, list(self.mean), hyperparameters)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PartialGaussian:
         """The same posterior on another device, or with means in another floating dtype."""
         fixed = {name: value.to(device=device, dtype=dtype) for name, value in self.fixed.items()}

@@ -23,21 +23,28 @@ BLOCK = 1024
 
 
 class GaussianPredictive(RegressionPredictive):
-    """A Gaussian for every data point; how data points depend on each other is not known.
+    """A Gaussian for every data point; how rows depend on each other is not known.
 
     Args:
-        mean: ``(N,)`` or ``(N, D)``, in the units of the targets.
-        epistemic: What the uncertain weights make of it: the covariance of a data point's outputs, ``(N, D, D)`` (with
-            ``D = 1`` for a mean ``(N,)``); or the variances alone, of the mean's shape, and then the outputs of a data
-            point are independent.
+        mean: ``(N,)`` or ``(N, D)``, in the units of the targets; with more axes ``(N, ..., D)``, the last one has the
+            outputs of a data point.
+        epistemic: What the uncertain weights make of it: the covariance of a row's outputs, all ``K`` of them in their
+            order, ``(N, K, K)`` (with ``K = 1`` for a mean ``(N,)``, and ``K = D`` for ``(N, D)``); or the variances
+            alone, of the mean's shape, and then outputs are independent.
         aleatoric: Variance of the noise, independent over the outputs; of the mean's shape or broadcasting to it.
+        log_aleatoric: Its logarithm, if known, which still tells a variance that is too large or too small for its
+            dtype.
     """
 
-    def __init__(self, mean: Tensor, epistemic: Tensor, aleatoric: Tensor) -> None:
+    def __init__(self, mean: Tensor, epistemic: Tensor, aleatoric: Tensor, log_aleatoric: Tensor | None = None) -> None:
         self.epistemic_covariance = None if epistemic.shape == mean.shape else epistemic
         self._epistemic = epistemic if self.epistemic_covariance is None else _diagonal(epistemic, mean)
         self._aleatoric = aleatoric.expand(mean.shape)
-        super().__init__(mean.unsqueeze(0), (self._epistemic + self._aleatoric).unsqueeze(0))
+        self._log_aleatoric = log_aleatoric
+        log_variances = None
+        if log_aleatoric is not None:
+            log_variances = self._epistemic.clamp_min(0.0).log().logaddexp(log_aleatoric).unsqueeze(0)
+        super().__init__(mean.unsqueeze(0), (self._epistemic + self._aleatoric).unsqueeze(0), log_variances)
 
     @cached_property
     def mean(self) -> Tensor:
@@ -61,17 +68,27 @@ class GaussianPredictive(RegressionPredictive):
 
     @cached_property
     def covariance(self) -> Tensor:
-        """Total covariance of the outputs of a data point, ``(N, D, D)``; its diagonal is ``variance``."""
+        """Total covariance of a row's outputs, ``(N, K, K)``; its diagonal is ``variance``."""
         if self.epistemic_covariance is None:
             return torch.diag_embed(_rows(self.variance))
         return self.epistemic_covariance + torch.diag_embed(_rows(self.aleatoric))
 
     def log_prob(self, target: Tensor) -> Tensor:
         """Log density of every data point, of its outputs together, ``(N,)``, in nats."""
-        independent = self._log_densities(target)[0]
         if self.epistemic_covariance is None or target.ndim == 1:
-            return independent
-        return maps.gaussian_log_prob(_rows(target - self.mean), self.covariance)
+            return self._log_densities(target)[0]
+        self._check(target)
+        outputs = target.shape[-1]
+        points = math.prod(target.shape[1:-1])
+        blocks = self.epistemic_covariance.double().view(-1, points, outputs, points, outputs)
+        covariance = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(*target.shape, outputs)
+        # In units in which every output has the variance 1: that of the noise may be beyond any dtype.
+        log_variances = self.log_variances[0].double()
+        units = (-0.5 * log_variances).exp()
+        log_noise = self._aleatoric.log() if self._log_aleatoric is None else self._log_aleatoric.expand(target.shape)
+        scaled = covariance * units.unsqueeze(-1) * units.unsqueeze(-2) + (log_noise - log_variances).exp().diag_embed()
+        density = maps.gaussian_log_prob((target - self.mean) * units, scaled) - 0.5 * log_variances.sum(-1)
+        return density.to(self.mean.dtype)
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """Not known.
@@ -90,7 +107,7 @@ class GaussianPredictive(RegressionPredictive):
         levels = self._levels(probabilities)
         z: Tensor = torch.special.ndtri(levels)
         z = z.view(*levels.shape, *[1] * self.mean.ndim)
-        return (self.mean.double() + z * self.variance.double().sqrt()).to(self.mean.dtype)
+        return (self.mean.double() + z * (0.5 * self.log_variances[0].double()).exp()).to(self.mean.dtype)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianPredictive:
         """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
@@ -101,16 +118,17 @@ class GaussianPredictive(RegressionPredictive):
         else:
             factors = _rows(scale)
             epistemic = factors.unsqueeze(2) * self.epistemic_covariance * factors.unsqueeze(1)
-        return GaussianPredictive(shift + scale * self.mean, epistemic, scale.square() * self.aleatoric)
+        log_aleatoric = None if self._log_aleatoric is None else self._log_aleatoric + 2.0 * scale.abs().log()
+        return GaussianPredictive(shift + scale * self.mean, epistemic, scale.square() * self.aleatoric, log_aleatoric)
 
 
 class GaussianLogitsPredictive(ClassificationPredictive):
-    """Classes of data points whose logits are Gaussian; how data points depend on each other is not known.
+    """Classes of data points whose logits are Gaussian; how rows depend on each other is not known.
 
     Args:
         logits: Their mean, ``(N, ...)`` as the likelihood takes them.
-        covariance: Of the logits of a data point, all ``K`` of them in their order, ``(N, K, K)``; or their variances
-            alone, of the logits' shape, and then they are independent.
+        covariance: Of the logits of a row, all ``K`` of them in their order, ``(N, K, K)``; or their variances alone,
+            of the logits' shape, and then they are independent.
         likelihood: What the logits mean.
         link: From Gaussian logits to probabilities. ``"monte_carlo"``: by ``mc_samples`` draws of the logits;
             ``"probit"``: ``softmax(m / sqrt(1 + pi/8 v))``, or the sigmoid of it, with the variances ``v`` alone
@@ -196,8 +214,8 @@ def from_gaussian(
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     covariance = covariance.to(outputs.dtype)
     if isinstance(likelihood, RegressionLikelihood):
-        mean, aleatoric = likelihood.moments(outputs)
-        return GaussianPredictive(mean, covariance, aleatoric)
+        mean, log_variance = likelihood.mean_and_log_variance(outputs)
+        return GaussianPredictive(mean, covariance, log_variance.exp(), log_variance)
     return GaussianLogitsPredictive(outputs, covariance, likelihood, link=link, mc_samples=mc_samples, seed=seed)
 
 

@@ -48,7 +48,7 @@ def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
 @independent_weights.register(Bernoulli)
 def _(posterior: DiagonalGaussian | Bernoulli) -> dict[str, Moments]:
     variances = posterior.variance
-    return {n: Moments(mean, variances[n] if variances[n].max() > 0 else None) for n, mean in posterior.mean.items()}
+    return {name: Moments(mean, variances[name]) for name, mean in posterior.mean.items()}
 
 
 @independent_weights.register
@@ -97,7 +97,7 @@ def propagated_outputs(
         put(None)
         check_weights_are_used(model, weights)
         graph = Graph(model)  # which may depend on the mode
-        placed = {name: _moved(value, device) for name, value in weights.items()}
+        placed = {name: _placed(value, covered[name], device) for name, value in weights.items()}
 
         def run(batch: Any) -> tuple[Tensor, ...]:
             args, kwargs = arguments(map_tensors(batch, _widened))
@@ -134,13 +134,17 @@ def from_moments(
         (mean, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
         width = mean.shape[-1]
         epistemic = spread if covariance is None else covariance[:, :width, :width]
-        return GaussianPredictive(mean, epistemic, (log_noise + 0.5 * wobble).exp())
+        log_expected = log_noise + 0.5 * wobble
+        return GaussianPredictive(mean, epistemic, log_expected.exp(), log_expected)
     epistemic = spread if covariance is None else covariance
     return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed)
 
 
-def _moved(value: Moments, device: torch.device) -> Moments:
-    return value.moved(lambda tensor: _widened(tensor.to(device)))
+def _placed(value: Moments, target: Tensor, device: torch.device) -> Moments:
+    """In the dtype that the model computes in, as a sample would be: a posterior's variances may have another."""
+    certain = value.variance is None or not value.variance.any()
+    known = Moments(value.mean) if certain else value
+    return known.moved(lambda tensor: tensor.to(device, wide(target.dtype)))
 
 
 def _widened(tensor: Tensor) -> Tensor:

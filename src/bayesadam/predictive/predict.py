@@ -58,16 +58,15 @@ def predict(
         seed: Sample ``i`` depends on ``(seed, i)`` only: not on batches or chunks, nor on any global generator.
         method: ``"monte_carlo"``: the mixture over samples. ``"linearized"``: the network is replaced by its tangent at
             the posterior's mean, whose outputs are Gaussian without sampling (Kessler et al. 2018; Foong et al. 2019;
-            Immer et al. 2021); for Gaussian posteriors, and every data point by itself. What a data point has to do
-            with the others of its batch is not seen. The log variance that a network gives is taken at the mean.
+            Immer et al. 2021); for Gaussian posteriors, and every row by itself. What a row has to do with the others
+            of its batch is not seen. The log variance that a network gives is taken at the mean.
             ``"moments"``: mean and variance are propagated from layer to layer (Bayer et al. 2015), for networks that
-            :func:`bayesadam.fawn` takes and posteriors with independent weights; exact but for Gaussianity with one
-            hidden layer, units are taken as independent with more.
+            :func:`bayesadam.fawn` takes and posteriors with independent weights. With one hidden layer mean and
+            variance are exact, as far as its activation's are; with more, units are taken as independent.
             ``"mean"``: the network at the posterior's mean alone.
         link: From Gaussian logits to probabilities, for classification, linearised or by moments:
             ``"monte_carlo"`` (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
-        output: Takes the output tensor, data points along its first axis, out of what the model returns. Not by
-            moments.
+        output: Takes the output tensor, rows along its first axis, out of what the model returns. Not by moments.
         batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
             tuple or dict has the rows, and so have those of the same length; others are passed whole with every part.
         progress: Show a progress bar; default for loaders in a terminal.
@@ -75,7 +74,7 @@ def predict(
     Returns:
         A :class:`RegressionPredictive` or a :class:`ClassificationPredictive`; it keeps the outputs of all samples. If
         linearised or by moments it is their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which
-        keep the covariance of a data point's outputs; by moments that is known after a linear layer, and else outputs
+        keep the covariance of a row's outputs; by moments that is known after a linear layer, and else outputs
         are taken as independent.
 
     Raises:

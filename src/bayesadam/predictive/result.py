@@ -1,4 +1,8 @@
-"""Predictive distributions: mixtures over posterior samples, whatever method made them."""
+"""Predictive distributions: mixtures over posterior samples, whatever method made them.
+
+As for the likelihoods, the last axis has the outputs or labels of one data point, and every axis before it counts data
+points: where a shape says ``N``, it may be ``N, T`` as well.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bayesadam.likelihoods import ClassificationLikelihood, RegressionLikelihood
+from bayesadam.likelihoods import ClassificationLikelihood, RegressionLikelihood, gaussian_log_density
 
 
 class RegressionPredictive:
@@ -18,11 +22,24 @@ class RegressionPredictive:
     Args:
         means: Of the components, ``(S, N)`` or ``(S, N, D)``, in the units of the targets.
         variances: Of the components (the noise), of the same shape or broadcasting to it.
+        log_variances: Their logarithms, if known: they still tell a variance that is too large or too small for its
+            dtype. Default: taken from ``variances``.
     """
 
-    def __init__(self, means: Tensor, variances: Tensor) -> None:
+    def __init__(self, means: Tensor, variances: Tensor, log_variances: Tensor | None = None) -> None:
         self.means = means
         self.variances = variances.expand(means.shape)
+        self._log_variances = log_variances
+
+    @property
+    def device(self) -> torch.device:
+        """Where the prediction is, and targets must be."""
+        return self.means.device
+
+    @cached_property
+    def log_variances(self) -> Tensor:
+        """Logarithms of ``variances``, of the same shape."""
+        return (self.variances.log() if self._log_variances is None else self._log_variances).expand(self.means.shape)
 
     def __repr__(self) -> str:
         return _described(self, self.means)
@@ -56,7 +73,7 @@ class RegressionPredictive:
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
         """``log mean_s prod_n p(y_n | x_n, theta_s)``, 0-d: of all data points together, not divided by N."""
-        return _log_mean_exp(self._log_densities(target).double().sum(-1))
+        return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
@@ -67,7 +84,7 @@ class RegressionPredictive:
             ValueError: A probability outside (0, 1).
         """
         levels = self._levels(probabilities)
-        means, scales = self.means.double(), self.variances.double().sqrt()
+        means, scales = self.means.double(), (0.5 * self.log_variances.double()).exp()
         found = torch.stack([_mixture_quantile(level, means, scales) for level in levels.flatten()])
         return found.view(*levels.shape, *self.mean.shape).to(self.means.dtype)
 
@@ -75,7 +92,8 @@ class RegressionPredictive:
         """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
-        return RegressionPredictive(shift + scale * self.means, scale.square() * self.variances)
+        log_variances = self.log_variances + 2.0 * scale.abs().log()
+        return RegressionPredictive(shift + scale * self.means, scale.square() * self.variances, log_variances)
 
     def _levels(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.means.device)
@@ -84,12 +102,14 @@ class RegressionPredictive:
         return levels
 
     def _log_densities(self, target: Tensor) -> Tensor:
+        """Of every component and data point, ``(S, N)``."""
+        self._check(target)
+        terms = gaussian_log_density(target - self.means, self.log_variances)
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+    def _check(self, target: Tensor) -> None:
         if target.shape != self.mean.shape:
             raise ValueError(f"target must be of shape {tuple(self.mean.shape)}, got {tuple(target.shape)}")
-        terms = -0.5 * (
-            (target - self.means).square() / self.variances + self.variances.log() + math.log(2.0 * math.pi)
-        )
-        return terms.flatten(2).sum(-1) if target.ndim > 1 else terms
 
 
 class ClassificationPredictive:
@@ -107,6 +127,11 @@ class ClassificationPredictive:
 
     def __repr__(self) -> str:
         return _described(self, self.log_probs)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the prediction is, and targets must be."""
+        return self.log_probs.device
 
     @cached_property
     def class_probs(self) -> Tensor:
@@ -129,7 +154,15 @@ class ClassificationPredictive:
         return (self.entropy - _entropy(self.log_probs).mean(0)).clamp_min(0.0)
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Pointwise ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
+        """Pointwise ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats.
+
+        Args:
+            target: Class numbers ``(N,)``; for a Bernoulli likelihood labels in [0, 1], ``(N,)`` or ``(N, D)``, which
+                may be in between as for the likelihood.
+
+        Raises:
+            ValueError: Another shape, a label out of range, or class numbers that are no integers.
+        """
         return _log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
@@ -141,11 +174,20 @@ class ClassificationPredictive:
         shape, classes = self.log_probs.shape[1:-1], self.log_probs.shape[-1]
         if target.shape != shape:
             raise ValueError(f"target must be of shape {tuple(shape)}, got {tuple(target.shape)}")
+        if self.binary:
+            labels = target.to(self.log_probs.dtype)
+            if not ((labels >= 0) & (labels <= 1)).all():
+                raise ValueError(f"target must be in [0, 1], got {labels.min().item()!r} to {labels.max().item()!r}")
+            shares = torch.stack([1.0 - labels, labels], dim=-1)
+            # The logarithm of a class that is not there may be minus infinity.
+            terms = torch.where(shares > 0, shares * self.log_probs, 0.0).sum(-1)
+            return terms.sum(-1) if target.ndim > 1 else terms
+        if target.is_floating_point() or target.is_complex():
+            raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
         if target.numel() and not (0 <= target.min() and target.max() < classes):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
         index = target.long().expand(self.log_probs.shape[:-1]).unsqueeze(-1)
-        terms = self.log_probs.gather(-1, index).squeeze(-1)
-        return terms.flatten(2).sum(-1) if self.binary and target.ndim > 1 else terms
+        return self.log_probs.gather(-1, index).squeeze(-1)
 
 
 Predictive = RegressionPredictive | ClassificationPredictive
@@ -156,7 +198,8 @@ def from_outputs(outputs: Tensor, likelihood: RegressionLikelihood | Classificat
     # Small differences between samples are what counts here: 8 bits would lose the mutual information altogether.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if isinstance(likelihood, RegressionLikelihood):
-        return RegressionPredictive(*likelihood.moments(outputs))
+        mean, log_variance = likelihood.mean_and_log_variance(outputs)
+        return RegressionPredictive(mean, log_variance.exp(), log_variance)
     log_probs = likelihood.log_probs(outputs)
     return ClassificationPredictive(log_probs, binary=log_probs.ndim > outputs.ndim)
 
