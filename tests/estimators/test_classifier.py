@@ -119,16 +119,6 @@ def test_weights_of_rows(blobs):
     assert rare.predict_proba(x)[:, 2].mean() < 0.6 * even.predict_proba(x)[:, 2].mean()
 
 
-def test_rows_of_little_weight_do_not_stop_the_training(blobs):
-    x, labels = new_blobs(300)[:2]
-    wrong = np.where(labels == "ash", "beech", "ash")
-    weight = np.repeat([1.0, 1e-6], 300)
-    options = {**QUICK, "epochs": 300}
-    model = BayesianMLPClassifier(**options).fit(np.concatenate([x, x]), np.concatenate([labels, wrong]), weight)
-    x, _, codes = new_blobs()
-    assert -np.log(model.predict_proba(x)[np.arange(len(x)), codes]).mean() < best_nll(x, codes) + 0.05
-
-
 def test_the_error_of_weighted_rows_is_that_of_repeated_rows(fitted):
     probs = torch.rand(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     labels, times = torch.arange(9) % 3, torch.arange(9) % 4
