@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -115,3 +117,24 @@ def test_weights_of_rows(blobs):
     rare = BayesianMLPClassifier(**QUICK).fit(x, labels, sample_weight=np.where(labels == "cedar", 0.02, 1.0))
     even = BayesianMLPClassifier(**QUICK).fit(x, labels)
     assert rare.predict_proba(x)[:, 2].mean() < 0.6 * even.predict_proba(x)[:, 2].mean()
+
+
+def test_the_error_of_weighted_rows_is_that_of_repeated_rows(fitted):
+    probs = torch.rand(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    labels, times = torch.arange(9) % 3, torch.arange(9) % 4
+    repeated = torch.arange(9).repeat_interleave(times)
+    expected = fitted._held_out_error(probs[repeated], labels[repeated], None)
+    assert fitted._held_out_error(probs, labels, times.double()) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_few_rows_leave_the_temperature_about_as_it_was(count, blobs):
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((400, 3))
+    y = (x[:, 0] + generator.standard_normal(400) > 0).astype(int)
+    model = BayesianMLPClassifier(**{**QUICK, "members": 6}).fit(x[:300], y[:300])
+    before = model.calibration_["temperature"]
+    for first in range(300, 330, count + 3):
+        new = slice(first, first + count)
+        after = copy.deepcopy(model).partial_fit(x[new], y[new]).calibration_["temperature"]
+        assert after == before if count == 1 else after == pytest.approx(before, rel=0.2)

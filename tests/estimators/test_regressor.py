@@ -1,3 +1,4 @@
+import copy
 import pickle
 import warnings
 
@@ -11,7 +12,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
 import bayesadam as ba
+from bayesadam import population
 from bayesadam.sklearn import METHODS, BayesianMLPRegressor
+from bayesadam.sklearn.base import column_scales
+from bayesadam.sklearn.training import Training
 
 QUICK = {"members": 4, "hidden": (20,), "epochs": 300, "lr": 0.03, "random_state": 0}
 
@@ -82,8 +86,8 @@ def test_every_method_learns(method, curve):
     assert model.posterior_.match(model.network_)
     if method != "ensemble":
         assert (model.predictive(x).epistemic > 0).all()
-    copy = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(copy.predict(x), model.predict(x))
+    same = pickle.loads(pickle.dumps(model))
+    np.testing.assert_array_equal(same.predict(x), model.predict(x))
 
 
 def test_random_state(curve):
@@ -128,6 +132,34 @@ def test_weights_of_rows(curve):
     assert np.abs((few.predict(x) - shifted)[low]).mean() < np.abs((many.predict(x) - shifted)[low]).mean()
 
 
+def test_rows_of_little_weight_neither_stop_the_training_nor_set_the_scales(curve):
+    x, y = curve
+    junk = np.random.default_rng(4).normal(9_000.0, 3_000.0, len(x))
+    both, weight = np.concatenate([y, junk]), np.repeat([1.0, 1e-6], len(x))
+    options = {**QUICK, "members": 6, "epochs": 1_000}
+    good = BayesianMLPRegressor(**options).fit(x, y)
+    model = BayesianMLPRegressor(**options).fit(np.concatenate([x, x + 50.0]), both, weight)
+    np.testing.assert_allclose(model._x_mean, x.mean(0), atol=1e-3)
+    np.testing.assert_allclose(model._x_std, x.std(0), rtol=1e-3)
+    np.testing.assert_allclose(model._y_mean, y.mean(), rtol=1e-3)
+    np.testing.assert_allclose(model._y_std, y.std(), rtol=1e-3)
+    new = np.random.default_rng(5).uniform(-2.5, 2.5, (500, 2))
+    truth = 5_000.0 + 1_000.0 * (np.sin(new[:, 0]) + 0.3 * new[:, 1])
+    error, least = (np.sqrt(np.mean((m.predict(new) - truth) ** 2)) for m in (model, good))
+    assert error < 2.0 * least
+
+
+def test_scales_and_errors_of_weighted_rows_are_those_of_repeated_rows(curve, fitted):
+    x, y = curve
+    times = np.arange(160) % 4
+    for ours, theirs in zip(column_scales(x, times), column_scales(np.repeat(x, times, axis=0), None), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-12)
+    center, targets = torch.from_numpy(x[:, :1]), torch.from_numpy(y[:, None])
+    repeated = torch.arange(160).repeat_interleave(torch.from_numpy(times))
+    expected = fitted._held_out_error(center[repeated], targets[repeated], None)
+    assert fitted._held_out_error(center, targets, torch.from_numpy(times).double()) == pytest.approx(expected)
+
+
 def test_squared_gradients_have_no_weights(curve):
     with pytest.raises(ValueError, match="sample_weight must be None for a method of squared gradients"):
         BayesianMLPRegressor("vogn", **QUICK).fit(*curve, sample_weight=np.ones(160))
@@ -155,6 +187,13 @@ def test_conformal_needs_held_out_rows(fitted, curve):
         fitted.predict_interval(curve[0], 1.0)
 
 
+def test_conformal_scores_are_finite(fitted, curve):
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(ValueError, match="Input y contains"):
+            fitted.conformalize(curve[0][:3], [1.0, wrong, 2.0])
+    assert not hasattr(fitted, "conformal_scores_")
+
+
 def test_draws(fitted):
     x = np.zeros((2, 2))
     draws = fitted.sample_y(x, 20_000, random_state=3)
@@ -178,6 +217,31 @@ def test_partial_fit_continues_from_the_posterior(curve):
     assert not hasattr(BayesianMLPRegressor("laplace"), "partial_fit")
 
 
+@pytest.mark.parametrize("early_stopping", [True, False])
+def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were(early_stopping):
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((1_000, 3))
+    y = x[:, 0] + np.sin(x[:, 1]) + 0.5 * generator.standard_normal(1_000)
+    options = {**QUICK, "members": 6, "epochs": 300, "early_stopping": early_stopping}
+    model = BayesianMLPRegressor("vadam", **options).fit(x[:300], y[:300])
+
+    def covered(m):
+        low, high = m.predict_interval(x[400:]).T
+        return np.mean((low <= y[400:]) & (y[400:] <= high))
+
+    before = covered(model)
+    for first in range(300, 340, 5):
+        for count in (2, 3):
+            new = slice(first, first + count)
+            after = copy.deepcopy(model).partial_fit(x[new], y[new])
+            assert covered(after) == pytest.approx(before, abs=0.03)
+    louder = y + 3.0 * generator.standard_normal(1_000)
+    model.partial_fit(x[:300], louder[:300])
+    low, high = model.predict_interval(x[400:]).T
+    assert np.mean((low <= louder[400:]) & (louder[400:] <= high)) == pytest.approx(0.95, abs=0.04)
+    assert model.set_params(calibrate=False).partial_fit(x[:9], y[:9]).calibration_["aleatoric"].tolist() == [1.0]
+
+
 def test_groups(curve):
     x, y = curve
     twice, groups = np.repeat(x, 2, axis=0), np.repeat(np.arange(len(x)), 2)
@@ -186,8 +250,11 @@ def test_groups(curve):
     honest = BayesianMLPRegressor(**options).fit(twice, noisy, groups=groups)
     fooled = BayesianMLPRegressor(**options).fit(twice, noisy)
     assert honest.predict(x, return_std=True)[1].mean() > 1.2 * fooled.predict(x, return_std=True)[1].mean()
-    with pytest.raises(ValueError, match=r"groups must be of shape \(160,\)"):
-        BayesianMLPRegressor(**QUICK).fit(x, y, groups=[1, 2])
+    for weight in (None, np.arange(160.0)):
+        model = BayesianMLPRegressor(**QUICK)
+        with pytest.raises(ValueError, match=r"groups must be of shape \(160,\), got \(2,\)"):
+            model.fit(x, y, weight, groups=[1, 2])
+        assert not hasattr(model, "_x_mean")
 
 
 def test_frames_pipelines_and_searches(curve):
@@ -241,6 +308,49 @@ def test_checkpoints_resume_to_the_same_end(curve, tmp_path, fitted, monkeypatch
     model = BayesianMLPRegressor(**QUICK).fit(*curve, checkpoint=tmp_path, on_epoch=seen.append)
     assert seen[0].epoch > 100
     np.testing.assert_allclose(model.predict(curve[0]), fitted.predict(curve[0]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("epoch", [20, 60])
+def test_what_was_best_before_an_interruption_is_still_known(epoch, curve, tmp_path, monkeypatch):
+    monkeypatch.setattr("bayesadam.population.checkpoint.SECONDS", 0.0)
+    x = curve[0]
+    noisy = x[:, 0] + 3.0 * np.random.default_rng(3).standard_normal(len(x))
+    options = {"members": 4, "hidden": (60,), "epochs": 200, "lr": 0.03, "random_state": 0}
+
+    def stop(status):
+        if status.epoch == epoch:
+            raise KeyboardInterrupt
+
+    whole = BayesianMLPRegressor(**options).fit(x, noisy)
+    assert 10 <= whole.epochs_ < 60
+    with pytest.warns(UserWarning, match="training was interrupted"):
+        BayesianMLPRegressor(**options).fit(x, noisy, checkpoint=tmp_path, on_epoch=stop)
+    for _ in range(2):  # the second time from where the first ended
+        model = BayesianMLPRegressor(**options).fit(x, noisy, checkpoint=tmp_path)
+        assert (model.epochs_, model.stopped_) == (whole.epochs_, whole.stopped_)
+        np.testing.assert_array_equal(model.predict(x, return_std=True), whole.predict(x, return_std=True))
+        np.testing.assert_array_equal(model.history_["loss"], whole.history_["loss"])
+
+
+def test_members_with_more_minibatches_keep_their_places(curve):
+    x, y = (np.concatenate([part, part])[:301] for part in curve)
+    options = {"members": 3, "hidden": (5,), "epochs": 2, "batch_size": 100, "lr": 1e-12, "random_state": 0}
+    order = []
+    whole = Training._after_epoch
+
+    def watch(self, epoch, members, nets):
+        order.append(members)
+        whole(self, epoch, members, nets)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "_after_epoch", watch)
+        model = BayesianMLPRegressor("ensemble", **options).fit(x, y)
+    assert order[0] != [0, 1, 2]
+    seed = int(np.random.RandomState(0).randint(2**31 - 1))
+    first = population.initialize(lambda: model._network(2), seeds=range(seed, seed + 3))
+    for network, q in zip(first, model.posterior_.components, strict=True):
+        for name, value in network.named_parameters():
+            torch.testing.assert_close(q.mean[name], value.detach(), atol=1e-6, rtol=0.0)
 
 
 @pytest.mark.parametrize("method", ["laplace", "vadam"])

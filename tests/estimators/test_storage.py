@@ -56,6 +56,15 @@ def test_it_goes_on_learning(curve, tmp_path):
     np.testing.assert_allclose(read.predict(x), model.predict(x))
 
 
+def test_numbers_of_numpy(blobs, tmp_path):
+    options = {**TINY, "hidden": (np.int64(6), np.int32(4)), "calibrate": np.bool_(True)}
+    model = BayesianMLPClassifier("ensemble", **options).fit(*blobs)
+    model.save(tmp_path)
+    read = load_estimator(tmp_path)
+    assert read.hidden == (6, 4)
+    np.testing.assert_array_equal(read.predict_proba(blobs[0]), model.predict_proba(blobs[0]))
+
+
 def test_damaged_files(curve, tmp_path):
     BayesianMLPRegressor(**TINY).fit(*curve).save(tmp_path)
     path = tmp_path / "model.json"

@@ -151,6 +151,39 @@ class TestCheckpoint:
                     self.run(tmp_path / f"{name} {stop}", on_epoch=self.calls([], stop), **way)
                 assert_same(self.run(tmp_path / f"{name} {stop}", **way), expected)
 
+    def test_what_on_epoch_remembers(self, tmp_path):
+        class Memory:
+            def __init__(self):
+                self.sums, self.seen = torch.zeros(5, dtype=F64), []
+
+            def __call__(self, epoch, members, nets):
+                if len(self.seen) == self.stop:
+                    raise Interrupted
+                self.sums[members] += nets.history["loss"][:, epoch]
+                self.seen.append(epoch)
+
+            def tensors(self):
+                return {"sums": self.sums}
+
+            def restore(self, tensors, members, nets):
+                self.sums = tensors["sums"]
+                assert len(members) == len(nets)
+                found = torch.nansum(nets.history["loss"], 1)
+                torch.testing.assert_close(self.sums[members], found)
+
+            stop = None
+
+        whole = Memory()
+        self.run(chunk=5, on_epoch=whole)
+        for stop in range(1, 5):
+            before, after = Memory(), Memory()
+            before.stop = stop
+            with pytest.raises(Interrupted):
+                self.run(tmp_path / f"{stop}", chunk=5, on_epoch=before, memory=before)
+            self.run(tmp_path / f"{stop}", chunk=5, on_epoch=after, memory=after)
+            assert torch.equal(after.sums, whole.sums)
+            assert before.seen + after.seen == whole.seen
+
     def test_another_number_of_steps_per_epoch_is_refused(self, tmp_path):
         self.run(tmp_path, replacement=True, steps_per_epoch=3)
         self.refused(tmp_path, replacement=True, steps_per_epoch=2)

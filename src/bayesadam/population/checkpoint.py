@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bayesadam.population.chunk import Chunk
+from bayesadam.population.population import Population
 from bayesadam.population.record import Record
 from bayesadam.posterior import io
 
@@ -34,17 +35,28 @@ def fingerprint(settings: Any, tensors: Iterable[Tensor]) -> str:
     return digest.hexdigest()
 
 
+class Memory(Protocol):
+    """What ``on_epoch`` remembers from one epoch to the next."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, as it is after an epoch."""
+
+    def restore(self, tensors: Mapping[str, Tensor], members: list[int], nets: Population) -> None:
+        """Take it back, before training goes on with these members as they were after that epoch."""
+
+
 class Checkpoint:
     """The checkpoints of one run in a folder.
 
     Args:
         folder: Made if need be.
         identity: :func:`fingerprint` of the run.
+        memory: Kept with every checkpoint.
     """
 
-    def __init__(self, folder: Path, identity: str) -> None:
+    def __init__(self, folder: Path, identity: str, memory: Memory | None = None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.identity = folder, identity
+        self.folder, self.identity, self.memory = folder, identity, memory
         self._due = time.monotonic() + SECONDS
 
     def _path(self, number: int) -> Path:
@@ -58,6 +70,8 @@ class Checkpoint:
         index = torch.tensor(list(chosen))
         tensors = {f"record/{name}": value[index.to(value.device)] for name, value in _arrays(record).items()}
         tensors |= {"chunk/mean": part.mean, **{f"chunk/state/{name}": v for name, v in part.state.items()}}
+        if self.memory is not None:
+            tensors |= {f"memory/{name}": value for name, value in self.memory.tensors().items()}
         counters = {n: v.flatten().tolist() if isinstance(v, Tensor) else v for n, v in part.counters.items()}
         header = {
             "identity": self.identity,
@@ -95,6 +109,11 @@ class Checkpoint:
             {name: _counter(value, device) for name, value in header["counters"].items()},
             header["steps"],
         )
+        if self.memory is not None:
+            told = {n.removeprefix("memory/"): v.to(device) for n, v in tensors.items() if n.startswith("memory/")}
+            rows = {name: value[index.to(value.device)] for name, value in record.rows.items()}
+            chosen = header["chosen"]
+            self.memory.restore(told, chosen, record.population(chosen, rows, header["epoch"] - 1))
         return int(header["epoch"]) if part.members else part.epochs
 
 

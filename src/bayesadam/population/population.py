@@ -70,6 +70,30 @@ class Population:
         """One per member, learned parameters in them."""
         return _with_learned(self._likelihoods, self._layout.split(self._all))
 
+    @property
+    def rows(self) -> dict[str, Tensor]:
+        """All that training changes, a row per member: ``"mean"``, ``"variance"``, and ``"state/<name>"``."""
+        return {"mean": self._all, "variance": self._variance} | {f"state/{n}": v for n, v in self._state.items()}
+
+    def select(self, members: Sequence[int], rows: Mapping[str, Tensor] | None = None) -> Population:
+        """Some of the members, in this order; with these :attr:`rows` for them, if given, in place of their own."""
+        index = torch.tensor(list(members))
+        if rows is None:
+            rows = {name: value[index.to(value.device)] for name, value in self.rows.items()}
+        return Population(
+            self._networks.select(index.to(self._mean.device)),
+            [self._likelihoods[member] for member in members],
+            self._layout,
+            rows["mean"],
+            rows["variance"],
+            {name.removeprefix("state/"): value for name, value in rows.items() if name.startswith("state/")},
+            [self._hyperparameters[member] for member in members],
+            {name: value[index] for name, value in self.history.items()},
+            self.epochs[index],
+            [self.stopped[member] for member in members],
+            self._working_set,
+        )
+
     def __len__(self) -> int:
         return len(self._mean)
 

@@ -16,7 +16,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.optim.checks import is_whole
 from bayesadam.population.batches import Pair, Pool
-from bayesadam.population.checkpoint import Checkpoint, fingerprint
+from bayesadam.population.checkpoint import Checkpoint, Memory, fingerprint
 from bayesadam.population.chunk import Chunk
 from bayesadam.population.members import METHODS as METHODS
 from bayesadam.population.members import configure, member_options
@@ -51,6 +51,7 @@ def train(
     nonfinite: str = "raise",
     on_epoch: Callable[[int, list[int], Population], None] | None = None,
     checkpoint: str | Path | None = None,
+    memory: Memory | None = None,
     chunk: int | None = None,
     compile: bool = False,
     progress: bool | None = None,
@@ -97,6 +98,8 @@ def train(
             trained in this chunk, and a population of them as they are now.
         checkpoint: Folder for checkpoints; a run that is called again with the same arguments goes on there, with
             the same result. Made if need be. ``on_epoch`` is not called again for what was done before.
+        memory: What ``on_epoch`` remembers, kept with the checkpoints: an object whose ``tensors()`` are stored, and
+            given to its ``restore(tensors, members, nets)`` where a run goes on.
         chunk: Members trained at a time; default as many as the caches hold. Does not change the result.
         compile: Draw the noise by a compiled kernel: faster, equal to rounding. It needs the compiler that
             ``torch.compile`` needs, and some seconds once.
@@ -170,7 +173,7 @@ def train(
             *(t for pair in [*pairs, *(held_out or [])] for t in pair),
             *(weights or []),
         ]
-        saved = Checkpoint(Path(checkpoint), fingerprint(settings, tensors))
+        saved = Checkpoint(Path(checkpoint), fingerprint(settings, tensors), memory)
     with progress_bar("training", sum(pool.batches) * epochs, progress) as bar:
         advance = _Seldom(bar)
         for number, chosen in enumerate(chunks):

@@ -19,6 +19,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn.calibration import effective_rows, settle_
 from bayesadam.sklearn.members import ROWS, posteriors, predictions
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_network import MomentLikelihood, MomentNetwork
@@ -50,6 +51,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     random_state: Any
     verbose: bool
 
+    calibration_: dict[str, Any]
+    _likelihoods: list[Likelihood]
+
     def fit(
         self,
         X: ArrayLike,
@@ -70,8 +74,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             y: Targets, ``(N,)`` (regression: or ``(N, K)``).
             sample_weight: ``(N,)``; only ratios count.
             groups: ``(N,)``: rows of one group are left out together, as measurements of one patient should be.
-            checkpoint: Folder for checkpoints; the same fit, called again, goes on there. What was best before is not
-                looked at again.
+            checkpoint: Folder for checkpoints; the same fit, called again, goes on there and ends as if it had
+                never been stopped.
             on_epoch: Called with a :class:`TrainingStatus` after every epoch.
 
         Raises:
@@ -81,7 +85,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         X, y = self._validated(X, y)
         X, y, weight, groups = weighed(X, y, sample_weight, groups)
         self._forget()
-        self._learn_scales(X, y)
+        self._learn_scales(X, y, weight)
         return self._train(X, y, weight, groups, checkpoint, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -129,7 +133,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         X: Array,
         y: Array,
         weight: Array | None,
-        groups: ArrayLike | None,
+        groups: Array | None,
         checkpoint: str | os.PathLike[str] | None,
         on_epoch: Callable[[TrainingStatus], None] | None,
         priors: Mixture | None = None,
@@ -139,7 +143,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, _numbered(groups, count), seed)
         inputs, targets = self._inputs(X), self._targets(y)
-        data, held_out, weights = _parts(divided, inputs, targets, weight)
+        data, held_out, weights, held_out_weights = _parts(divided, inputs, targets, weight)
         self.network_ = self._network(X.shape[1])
         models, likelihoods = self._models(len(data), data[0][0].shape[0], X.shape[1], seed, priors)
         batch_size = self.batch_size or min(count, FULL_BATCH)
@@ -148,6 +152,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             models,
             data,
             held_out,
+            held_out_weights,
             likelihoods,
             self._method.train,
             self._options([len(x) for x, _ in data], priors) | ({} if weights is None else {"sample_weight": weights}),
@@ -155,7 +160,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             batch_size,
             seed,
             time_budget=self.time_budget,
-            error=self._error(divided, held_out, targets),
+            error=self._error(divided, held_out, targets, weight),
             checkpoint=checkpoint,
             on_epoch=on_epoch,
             offset=self._offset(),
@@ -166,7 +171,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self.interrupted_ = training.stopped == "interrupted"
         self.history_ = {"loss": training.loss.numpy(), "held_out_nll": training.held_out_nll.numpy()}
         self.epochs_ = training.best
-        found, self._likelihoods = posteriors(
+        found, learned = posteriors(
             self._method,
             nets,
             models,
@@ -174,8 +179,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             prior_precision=self.prior_precision,
             steps=self.epochs_ * training.steps_per_epoch,
         )
+        whole = np.ones(count) if weight is None else weight
+        if priors:
+            for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
+                settle_(likelihood, before, effective_rows(whole[~mask]))
+        self._likelihoods = learned
         self.posterior_ = Mixture(found, {"method": self.method})
-        self._calibrate(divided, inputs, targets, np.ones(count) if weight is None else weight)
+        self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)
         return self
 
     def _models(
@@ -208,7 +218,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return options | {"prior_precision": self.prior_precision}
 
     def _error(
-        self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor
+        self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor, weight: Array | None
     ) -> Callable[[Population], float] | None:
         """How wrong averages of the members' means are about rows that these members left out; lower is better."""
         if not self.early_stopping or not held_out or self._method.posterior == "fawn":
@@ -218,6 +228,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         place[rows] = np.arange(len(rows))
         known = targets[torch.from_numpy(rows).to(targets.device)]
         count = torch.from_numpy(divided.left_out.sum(0)[rows]).to(targets.device)
+        own = None if weight is None else torch.from_numpy(weight[rows]).to(targets.device)
 
         def error(nets: Population) -> float:
             total: Tensor | None = None
@@ -227,7 +238,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
                 total = value.new_zeros(len(rows), value.shape[-1]) if total is None else total
                 total[torch.from_numpy(place[np.flatnonzero(mask)]).to(value.device)] += value
             assert total is not None
-            return self._held_out_error(total / count[:, None], known)
+            return self._held_out_error(total / count[:, None], known, own)
 
         return error
 
@@ -251,15 +262,15 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _inputs(self, X: Array) -> Tensor:
         return torch.from_numpy(((X - self._x_mean) / self._x_std).astype(np.float32)).to(self.device)
 
-    def _learn_x(self, X: Array) -> None:
-        self._x_mean, self._x_std = column_scales(X)
+    def _learn_x(self, X: Array, weight: Array | None) -> None:
+        self._x_mean, self._x_std = column_scales(X, weight)
 
     # What differs between the estimators.
 
     def _validated(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
         raise NotImplementedError
 
-    def _learn_scales(self, X: Array, y: Array) -> None:
+    def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
         raise NotImplementedError
 
     def _targets(self, y: Array) -> Tensor:
@@ -278,10 +289,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """What an ensemble averages, ``(n, K)``."""
         raise NotImplementedError
 
-    def _held_out_error(self, center: Tensor, targets: Tensor) -> float:
+    def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         raise NotImplementedError
 
-    def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
+    def _calibrate(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+    ) -> None:
+        """By the rows left out; what was known before counts too."""
         raise NotImplementedError
 
 
@@ -292,21 +306,27 @@ def continues(estimator: BayesianMLP) -> bool:
 
 def weighed(
     X: Array, y: Array, sample_weight: ArrayLike | None, groups: ArrayLike | None
-) -> tuple[Array, Array, Array | None, ArrayLike | None]:
-    """Rows with their weights; those of weight 0 are as if they were not there."""
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Rows with their weights and groups; those of weight 0 are as if they were not there."""
+    groups = None if groups is None else np.asarray(groups)
+    if groups is not None and groups.shape != (len(X),):
+        raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
     if sample_weight is None:
         return X, y, None, groups
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if not ((weight >= 0).all() and weight.sum() > 0):
         raise ValueError("sample_weight must have no negative number and a positive one, got others")
     kept = weight > 0
-    return X[kept], y[kept], weight[kept], None if groups is None else np.asarray(groups)[kept]
+    return X[kept], y[kept], weight[kept], None if groups is None else groups[kept]
 
 
-def column_scales(values: Array) -> tuple[Array, Array]:
+def column_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
     """Mean and standard deviation of every column in float64; a deviation of 1 for constant ones."""
-    mean = values.mean(0, dtype=np.float64)
-    std = values.std(0, dtype=np.float64)
+    if weight is None:
+        mean, std = values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
+    else:
+        mean = np.average(values, axis=0, weights=weight)
+        std = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
     constant = std <= 1e-12 * np.maximum(1e-300, np.abs(mean))
     return mean, np.where(constant | (std == 0), 1.0, std)
 
@@ -315,29 +335,22 @@ def _at_least(value: object, least: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
-def _numbered(groups: ArrayLike | None, count: int) -> NDArray[np.int64]:
-    if groups is None:
-        return np.arange(count)
-    given = np.asarray(groups)
-    if given.shape != (count,):
-        raise ValueError(f"groups must be of shape {(count,)}, got {given.shape}")
-    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+def _numbered(groups: Array | None, count: int) -> NDArray[np.int64]:
+    return np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1].astype(np.int64)
 
 
 def _parts(
     divided: Plan, inputs: Tensor, targets: Tensor, weight: Array | None
-) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]], list[Tensor] | None]:
-    """Training rows, rows left out, and weights of the former, of every member; the same tensors where shared."""
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]], list[Tensor] | None, list[Tensor] | None]:
+    """Training rows, rows left out, and the weights of both, of every member; the same tensors where shared."""
     masks = [torch.from_numpy(mask).to(inputs.device) for mask in divided.left_out]
     count = len(masks)
     masks = masks[:1] if divided.shared else masks
     data = [(inputs[~mask], targets[~mask]) for mask in masks]
     held_out = [(inputs[mask], targets[mask]) for mask in masks] if divided.left_out.any() else []
-    weights = None
-    if weight is not None:
-        whole = torch.from_numpy(weight).to(inputs.device)
-        weights = [whole[~mask] for mask in masks]
-    if divided.shared:
-        data, held_out = data * count, held_out * count
-        weights = None if weights is None else weights * count
-    return data, held_out, weights
+    times = count if divided.shared else 1
+    data, held_out = data * times, held_out * times
+    if weight is None:
+        return data, held_out, None, None
+    whole = torch.from_numpy(weight).to(inputs.device)
+    return data, held_out, [whole[~mask] for mask in masks] * times, [whole[mask] for mask in masks] * times

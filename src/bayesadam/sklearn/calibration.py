@@ -9,10 +9,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bayesadam.likelihoods import Likelihood
+
 Floats = NDArray[np.float64]
 
+KNOWN = 50
+"""Rows that an earlier calibration, and noise that was learned earlier, count as where a model goes on learning."""
 
-def variance_scales(residual: Floats, epistemic: Floats, aleatoric: Floats, weight: Floats) -> tuple[float, float]:
+LEAST = 0.01
+"""Where such a scale begins at least: the logarithm of one that was found to be 0 would stay where it is for ever."""
+
+
+def effective_rows(weight: Floats) -> float:
+    """As how many rows of one weight these are: ``(sum w)^2 / sum w^2``."""
+    return float(weight.sum() ** 2 / (weight**2).sum())
+
+
+@torch.no_grad()
+def settle_(likelihood: Likelihood, before: Likelihood, rows: float) -> None:
+    """Learned parameters of ``likelihood``, logarithms all, as means of themselves and those before, by rows."""
+    old = before.state_dict()
+    for name, value in likelihood.state_dict().items():
+        value.lerp_(old[name].to(value), KNOWN / (KNOWN + rows))
+
+
+def variance_scales(
+    residual: Floats, epistemic: Floats, aleatoric: Floats, weight: Floats, before: Floats | None = None
+) -> tuple[float, float]:
     """Factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` gives the residuals the largest likelihood.
 
     Args:
@@ -20,22 +43,31 @@ def variance_scales(residual: Floats, epistemic: Floats, aleatoric: Floats, weig
         epistemic: Variances predicted there, ``(N,)``.
         aleatoric: Likewise; of learned noise it is about constant.
         weight: Of the rows, ``(N,)``.
+        before: Factors so far, ``(2,)``: the logarithm of each is drawn to what it was, as by ``KNOWN`` rows.
     """
-    size = max(float(np.average(residual**2, weights=weight)), 1e-12)
     parts = torch.from_numpy(np.stack([epistemic, aleatoric]))
     means = (parts * torch.from_numpy(weight)).sum(1) / weight.sum()
     there = means > 0
+    known = torch.zeros(2, dtype=torch.float64) if before is None else torch.from_numpy(before).clamp_min(LEAST)
+    size = max(float(np.average(residual**2, weights=weight)), 1e-12, float(known @ means))
     scaled = torch.where(there[:, None], parts / torch.where(there, means, 1.0)[:, None], 0.0)
     square = torch.from_numpy(residual**2 / size)
     share = torch.from_numpy(weight / weight.sum())
+    starts = torch.tensor([(-1.0, -1.0), (-4.0, 0.0), (0.0, -4.0)], dtype=torch.float64)
+    force, center = 0.0, starts[0]
+    if before is not None:
+        force = 0.5 * KNOWN / effective_rows(weight)
+        center = (known * torch.where(there, means, size) / size).log()
+        starts = torch.cat([starts, center[None]])
 
     def loss(log_scales: Tensor) -> Tensor:
         variance = (log_scales.exp() @ scaled).clamp_min(1e-9)
-        return (share * (square / variance + variance.log())).sum()
+        drawn = force * (log_scales - center).square().sum()
+        return (share * (square / variance + variance.log())).sum() + drawn
 
     found = []
-    for start in ((-1.0, -1.0), (-4.0, 0.0), (0.0, -4.0)):
-        point = torch.tensor(start, dtype=torch.float64, requires_grad=True)
+    for start in starts:
+        point = start.clone().requires_grad_()
         optimizer = torch.optim.LBFGS([point], max_iter=100, line_search_fn="strong_wolfe")
 
         def closure(point: Tensor = point, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
@@ -52,18 +84,21 @@ def variance_scales(residual: Floats, epistemic: Floats, aleatoric: Floats, weig
     return float(scales[0]), float(scales[1])
 
 
-def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor) -> float:
+def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor, before: float | None = None) -> float:
     """By which to divide log probabilities for the largest likelihood of held-out labels, in [0.1, 10].
 
     Args:
         log_probs: Of the components of an equal mixture, ``(S, N, C)``.
         labels: ``(N,)``.
         weight: Of the rows, ``(N,)``.
+        before: The temperature so far: the logarithm is drawn to what it was, as that of a variance by ``KNOWN`` rows.
     """
+    force = 0.0 if before is None else 0.25 * KNOWN * float(weight.sum()) / effective_rows(weight.numpy())
+    center = 0.0 if before is None else math.log(before)
 
     def loss(log_temperature: float) -> float:
         value = tempered(log_probs, math.exp(log_temperature)).logsumexp(0).gather(1, labels[:, None])[:, 0]
-        return -float((weight * value).sum())
+        return force * (log_temperature - center) ** 2 - float((weight * value).sum())
 
     low, high = math.log(0.1), math.log(10.0)
     ratio = (math.sqrt(5.0) - 1.0) / 2.0

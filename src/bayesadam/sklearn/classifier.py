@@ -20,7 +20,7 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.base import Array, BayesianMLP, continues, weighed
 from bayesadam.sklearn.calibration import temperature, tempered
 from bayesadam.sklearn.plan import Plan
-from bayesadam.sklearn.training import TrainingStatus
+from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
@@ -137,8 +137,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     ) -> Any:
         """Go on with new rows: the posterior of every member is the prior of what it learns now.
 
-        The first call needs ``classes``, all labels that there will be, and fixes the inputs' scales. For methods whose
-        training has a posterior.
+        The first call needs ``classes``, all labels that there will be, and fixes the inputs' scales. In later ones the
+        temperature so far counts as 50 rows beside the new ones. For methods whose training has a posterior.
         """
         first = not hasattr(self, "posterior_")
         if first and classes is None:
@@ -146,7 +146,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         if first:
             self._check()
             rows = weighed(*self._validated(X, y, classes=classes), sample_weight, groups)
-            self._learn_scales(*rows[:2])
+            self._learn_scales(*rows[:3])
             return self._train(*rows, None, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
@@ -176,8 +176,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.classes_ = known
         return inputs, codes.astype(np.int64)
 
-    def _learn_scales(self, X: Array, y: Array) -> None:
-        self._learn_x(X)
+    def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
+        self._learn_x(X, weight)
 
     def _targets(self, y: Array) -> Tensor:
         return torch.from_numpy(y).to(self.device)
@@ -194,11 +194,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _center(self, pred: Predictive) -> Tensor:
         return pred.probs.double()  # type: ignore[union-attr]
 
-    def _held_out_error(self, center: Tensor, targets: Tensor) -> float:
-        return -float(center.gather(1, targets[:, None]).clamp_min(1e-12).log().mean())
+    def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
+        return -float(weighted_mean(center.gather(1, targets[:, None])[:, 0].clamp_min(1e-12).log(), weight))
 
-    def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
-        self.calibration_ = {"temperature": 1.0}
+    def _calibrate(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+    ) -> None:
+        known = None if before is None or not self.calibrate else float(before["temperature"])
+        self.calibration_ = {"temperature": 1.0 if known is None else known}
         rows = divided.rows
         if not self.calibrate or len(rows) < 2:
             return
@@ -207,8 +210,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         filled = np.zeros(len(inputs), dtype=np.int64)
         several = int(divided.left_out.sum(0).max())
         found: list[Tensor] = []
-        for member, mask in enumerate(divided.left_out):
-            own = np.flatnonzero(mask)
+        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
+            own = np.flatnonzero(divided.left_out[member])
             log_probs = self._member_log_probs(inputs[torch.from_numpy(own).to(inputs.device)], member)
             if not found:
                 shape = (several, len(log_probs), len(rows), log_probs.shape[-1])
@@ -220,7 +223,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         whole = (filled[rows] == several).nonzero()[0]  # all, but where partitions are uneven
         log_probs = found[0].flatten(0, 1)[:, whole]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
-        self.calibration_ = {"temperature": temperature(log_probs, labels, own_weight)}
+        self.calibration_ = {"temperature": temperature(log_probs, labels, own_weight, known)}
 
     def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
         """Of posterior samples of a member, ``(S, N, C)`` float64, before the calibration."""

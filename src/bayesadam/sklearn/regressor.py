@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import validate_data
 from torch import Tensor
@@ -20,7 +20,7 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.base import Array, BayesianMLP, column_scales, continues, weighed
 from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
 from bayesadam.sklearn.plan import Plan
-from bayesadam.sklearn.training import TrainingStatus
+from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
 class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
@@ -153,9 +153,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         Args:
             X: Rows that ``fit`` has not seen, ``(n, D)``.
             y: Their targets.
+
+        Raises:
+            ValueError: Targets that are not finite, or not one for every row.
         """
         pred = self.predictive(X)
-        target = np.asarray(y, dtype=np.float64)
+        target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         if target.shape != pred.mean.shape:
             raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
         scores = np.abs(target - _numpy(pred.mean)) / _numpy(pred.variance.sqrt())
@@ -181,7 +184,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     ) -> Any:
         """Go on with new rows: the posterior of every member is the prior of what it learns now.
 
-        The first call is ``fit``; later ones keep its scales. For methods whose training has a posterior.
+        The first call is ``fit``; later ones keep its scales. What was known of noise and
+        calibration counts as 50 rows beside the new ones. For methods whose training has a posterior.
         """
         if not hasattr(self, "posterior_"):
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
@@ -216,9 +220,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self._several = target.ndim > 1
         return inputs, target.reshape(len(target), -1)
 
-    def _learn_scales(self, X: Array, y: Array) -> None:
-        self._learn_x(X)
-        self._y_mean, self._y_std = column_scales(y)
+    def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
+        self._learn_x(X, weight)
+        self._y_mean, self._y_std = column_scales(y, weight)
 
     def _targets(self, y: Array) -> Tensor:
         return torch.from_numpy(((y - self._y_mean) / self._y_std).astype(np.float32)).to(self.device)
@@ -241,25 +245,30 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     def _center(self, pred: Predictive) -> Tensor:
         return pred.mean  # type: ignore[union-attr]
 
-    def _held_out_error(self, center: Tensor, targets: Tensor) -> float:
+    def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
         """Log mean squared error, summed over the outputs: what a Gaussian with that variance has as NLL, twice."""
-        return float((center - targets).double().square().mean(0).log().sum())
+        return float(weighted_mean((center - targets).double().square(), weight).log().sum())
 
-    def _calibrate(self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array) -> None:
+    def _calibrate(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+    ) -> None:
         width = len(self._y_mean)
         scales = np.ones((2, width))
+        known = None
+        if self.calibrate and before is not None:
+            known = scales = np.stack([before["epistemic"], before["aleatoric"]])
         rows = divided.rows
         if self.calibrate and len(rows) >= 2:
+            scales = np.empty((2, width))
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
-            for member, mask in enumerate(divided.left_out):
-                own = np.flatnonzero(mask)
+            for member in np.flatnonzero(divided.left_out.any(1)).tolist():
+                own = np.flatnonzero(divided.left_out[member])
                 found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
             residual = _numpy(targets)[rows] - mean
             for output in range(width):
-                scales[:, output] = variance_scales(
-                    residual[:, output], epistemic[:, output], aleatoric[:, output], weight[rows]
-                )
+                parts = (residual[:, output], epistemic[:, output], aleatoric[:, output], weight[rows])
+                scales[:, output] = variance_scales(*parts, None if known is None else known[:, output])
         self.calibration_ = {"epistemic": scales[0], "aleatoric": scales[1]}
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:

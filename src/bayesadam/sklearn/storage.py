@@ -46,7 +46,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         told["classes"] = {"values": estimator.classes_.tolist(), "dtype": estimator.classes_.dtype.str}
         if estimator.classes_.dtype == object:
             told["classes"]["dtype"] = "object"
-        _plain("classes_", told["classes"]["values"])
+        told["classes"]["values"] = _plain("classes_", told["classes"]["values"])
     else:
         assert isinstance(estimator, BayesianMLPRegressor)
         told["targets"] = {"mean": estimator._y_mean.tolist(), "std": estimator._y_std.tolist()}
@@ -127,13 +127,17 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
 
 def _plain(name: str, value: Any) -> Any:
     """As JSON takes it."""
-    if isinstance(value, np.generic):
-        value = value.item()
     try:
-        json.dumps(value, allow_nan=False)
+        return json.loads(json.dumps(value, allow_nan=False, default=_number))
     except (TypeError, ValueError):
         raise ValueError(f"{name} must be numbers, text or None to be saved, got {value!r}") from None
-    return value
+
+
+def _number(value: Any) -> Any:
+    """What is inside a NumPy scalar."""
+    if not isinstance(value, np.generic):
+        raise TypeError(f"value must be a number, got {value!r}")
+    return value.item()
 
 
 def _with_none(values: np.ndarray[Any, Any]) -> list[Any]:

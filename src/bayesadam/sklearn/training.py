@@ -59,6 +59,7 @@ class Training:
         models: One network per member.
         data: Training rows of every member; the same tensors where members share them.
         held_out: Rows that each leaves out; empty if there are none.
+        held_out_weights: Of those rows; ``None``: all alike.
         likelihoods: One per member.
         method: Of :func:`bayesadam.population.train`.
         options: Of it.
@@ -68,7 +69,7 @@ class Training:
         time_budget: Seconds; the number of epochs is made such that it fits.
         error: Of the members, by the rows they leave out: training looks at it now and then, and ends with what had
             the least. ``None``: with what was there at the end.
-        checkpoint: Folder of it.
+        checkpoint: Folder of it; what had the least error is kept there too, so that going on ends as never stopped.
         on_epoch: Called with a :class:`TrainingStatus` after every epoch.
         offset: What makes a density of standardised targets one of the targets, in nats.
         verbose: Show a progress bar.
@@ -83,6 +84,7 @@ class Training:
     models: Sequence[nn.Module]
     data: Sequence[Pair]
     held_out: Sequence[Pair]
+    held_out_weights: Sequence[Tensor] | None
     likelihoods: Sequence[Likelihood]
     method: str
     options: Mapping[str, Any]
@@ -118,7 +120,7 @@ class Training:
         self.held_out_nll = torch.full((len(self.models), self.epochs), math.nan, dtype=torch.float64)
         try:
             folder = None if self.checkpoint is None else Path(self.checkpoint)
-            ended = self._train(self.epochs, self._after_epoch, checkpoint=folder)
+            ended = self._train(self.epochs, self._after_epoch, checkpoint=folder, memory=self)
             if self._chosen is None:  # a checkpoint of the end
                 self._chosen, self.best, self.loss = ended, self.epochs, ended.history["loss"]
         except KeyboardInterrupt:
@@ -174,7 +176,30 @@ class Training:
             self._steps = {"replacement": True, "steps_per_epoch": max(1, possible // 10)}
             self.epochs = 10
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What the next epoch needs to know of those before."""
+        kept = {"held_out_nll": self.held_out_nll}
+        if self.error is None or self._chosen is None:
+            return kept
+        numbers = {"least": self._least, "best": float(self.best), "next": float(self._next)}
+        kept |= {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+        return kept | {f"chosen/{name}": value for name, value in self._chosen.rows.items()}
+
+    def restore(self, tensors: Mapping[str, Tensor], members: list[int], nets: Population) -> None:
+        """Go on with what :meth:`tensors` gave; checkpoints of earlier versions have nothing."""
+        nets = in_order(nets, members)
+        self.loss = nets.history["loss"]
+        if "held_out_nll" in tensors:
+            self.held_out_nll = tensors["held_out_nll"].cpu()
+        if self.error is None or "least" not in tensors:
+            return
+        self._least = float(tensors["least"])
+        self.best, self._next = (int(tensors[name]) for name in ("best", "next"))
+        rows = {name.removeprefix("chosen/"): v for name, v in tensors.items() if name.startswith("chosen/")}
+        self._chosen = nets.select(range(len(nets)), rows)
+
     def _after_epoch(self, epoch: int, members: list[int], nets: Population) -> None:
+        nets = in_order(nets, members)
         now = time.monotonic()
         last = epoch + 1 == self.epochs
         late = self.time_budget is not None and now - self._begin > self.time_budget
@@ -183,9 +208,9 @@ class Training:
         if self.on_epoch is not None:
             if self.held_out and (last or now - self._looked > STATUS_EVERY):
                 self._looked = now
-                values = held_out_nll(nets, [self.held_out[member] for member in members]) + self.offset
-                self.held_out_nll[members, epoch] = values
-                self._held_out_nll = float(values.mean())
+                values = held_out_nll(nets, self.held_out, self.held_out_weights) + self.offset
+                self.held_out_nll[:, epoch] = values
+                self._held_out_nll = float(values.nanmean())  # of a few rows, some members leave out none
             loss = float(self.loss[:, epoch].nanmean())
             self.on_epoch(TrainingStatus(epoch + 1, self.epochs, loss, self._held_out_nll, now - self._begin))
         if (enough or late) and not last:
@@ -205,15 +230,28 @@ class Training:
         return epoch > self.best * LOOKS_APART**PATIENCE
 
 
+def in_order(nets: Population, members: Sequence[int]) -> Population:
+    """Members in the order that they were given in: those with more minibatches per epoch are trained first."""
+    places = sorted(range(len(members)), key=lambda place: members[place])
+    return nets if places == list(range(len(members))) else nets.select(places)
+
+
+def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
+    """Mean over the first axis; ``weight``: ``(n,)``, ``None``: all alike."""
+    return values.mean(0) if weight is None else torch.tensordot(weight, values, 1) / weight.sum()
+
+
 def cosine(done: float) -> float:
     """The rate in full for the first half of the training, then by half a cosine to 0."""
     return 1.0 if done < 0.5 else 0.5 * (1.0 + math.cos(math.pi * (2.0 * done - 1.0)))
 
 
 @torch.no_grad()
-def held_out_nll(nets: Population, held_out: Sequence[Pair]) -> Tensor:
+def held_out_nll(nets: Population, held_out: Sequence[Pair], weights: Sequence[Tensor] | None) -> Tensor:
     """Mean negative log density of every member's own rows, at the members' means, ``(members,)`` float64."""
     if not isinstance(nets.likelihoods[0], RegressionLikelihood | ClassificationLikelihood):  # FAWN's
         return torch.full((len(nets),), math.nan, dtype=torch.float64)
     predictions = nets.predict([x for x, _ in held_out], method="mean")
-    return torch.stack([-pred.log_prob(y).double().mean() for pred, (_, y) in zip(predictions, held_out, strict=True)])
+    own = [None] * len(nets) if weights is None else weights
+    parts = zip(predictions, held_out, own, strict=True)
+    return torch.stack([-weighted_mean(pred.log_prob(y).double(), weight) for pred, (_, y), weight in parts])
