@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.sklearn import METHODS, BayesianMLPRegressor
-from bayesadam.sklearn.base import column_scales
+from bayesadam.sklearn.base import column_scales, input_scales
 from bayesadam.sklearn.training import Training
 
 QUICK = {"members": 4, "hidden": (20,), "epochs": 300, "lr": 0.03, "random_state": 0}
@@ -418,3 +418,29 @@ def test_no_warnings_on_odd_tables():
         np.testing.assert_allclose(mean, 3.0, atol=0.5)
         assert np.isfinite(std).all()
         BayesianMLPRegressor(members=1, epochs=5).fit(x[:2], [1.0, 2.0]).predict(x)
+
+
+def test_columns_in_one_unit_have_one_scale():
+    pixels = np.array([[0, 0, 0, 0], [16, 2, 16, 0], [4, 0, 8, 0], [0, 0, 16, 0]], dtype=float)
+    mean, std = input_scales(pixels, None)
+    assert mean.tolist() == pixels.mean(0).tolist()
+    root = np.sqrt(pixels[:, :3].var(0).mean())
+    assert np.allclose(std, [root, root, root, 1.0])
+    assert np.allclose(input_scales(10 * pixels - 3, None)[1][:3], 10 * root)
+    weight = np.array([1.0, 2.0, 1.0, 3.0])
+    repeated = input_scales(np.repeat(pixels, [1, 2, 1, 3], axis=0), None)
+    assert all(np.allclose(ours, theirs) for ours, theirs in zip(input_scales(pixels, weight), repeated, strict=True))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        [[0, 0, 0], [16, 2, 3], [4, 0, 1]],  # less than half have the largest value
+        [[0, 1, 0], [16, 16, 16], [4, 9, 1]],  # another least value
+        [[0.0], [1.0], [0.5]],
+    ],
+)
+def test_columns_of_several_units_have_their_own(table):
+    values = np.array(table, dtype=float)
+    for ours, theirs in zip(input_scales(values, None), column_scales(values, None), strict=True):
+        assert ours.tolist() == theirs.tolist()

@@ -263,7 +263,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return torch.from_numpy(((X - self._x_mean) / self._x_std).astype(np.float32)).to(self.device)
 
     def _learn_x(self, X: Array, weight: Array | None) -> None:
-        self._x_mean, self._x_std = column_scales(X, weight)
+        self._x_mean, self._x_std = input_scales(X, weight)
 
     # What differs between the estimators.
 
@@ -329,6 +329,22 @@ def column_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
         std = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
     constant = std <= 1e-12 * np.maximum(1e-300, np.abs(mean))
     return mean, np.where(constant | (std == 0), 1.0, std)
+
+
+def input_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
+    """Mean and standard deviation of every input; the latter is one for all, their root mean square, if they have one unit.
+
+    Columns are taken to be in one unit (pixels, ratings, truth values) where all that vary have the same least value,
+    and half of them or more the same largest. Divided by its own small deviation, a pixel that is nearly always blank
+    would weigh as much as any other.
+    """
+    mean, std = column_scales(values, weight)
+    varies = values.min(0) < values.max(0)
+    if varies.sum() > 1:
+        least, largest = values.min(0)[varies], values.max(0)[varies]
+        if (least == least[0]).all() and 2 * (largest == largest.max()).sum() >= len(largest):
+            std = np.where(varies, np.sqrt(np.mean(np.square(std[varies]))), 1.0)
+    return mean, std
 
 
 def _at_least(value: object, least: int) -> bool:

@@ -26,9 +26,9 @@ from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """Classification with calibrated probabilities: a small ensemble of Bayesian networks, trained as one population.
 
-    Inputs are standardised. Every member leaves out a part of the rows, and every row is left out by two members; what
-    they give it calibrates a temperature by which all log probabilities are divided. Probabilities are averages over
-    members and their posterior samples.
+    Inputs are standardised; those in one unit, such as pixels, by one deviation for all. Every member leaves out a part
+    of the rows, and every row is left out by two members; what they give it calibrates a temperature by which all log
+    probabilities are divided. Probabilities are averages over members and their posterior samples.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.

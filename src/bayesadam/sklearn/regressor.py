@@ -26,9 +26,10 @@ from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     """Regression with calibrated uncertainty: a small ensemble of Bayesian networks, trained as one population.
 
-    Inputs and targets are standardised. Every member leaves out a part of the rows, and every row is left out by two
-    members; their errors there calibrate the predictive variance, ``a epistemic + b aleatoric``. The prediction is a
-    Gaussian per row. Defaults are for tables of a hundred to some ten thousand rows and need no tuning.
+    Inputs and targets are standardised; inputs in one unit, such as pixels, by one deviation for all. Every member
+    leaves out a part of the rows, and every row is left out by two members; their errors there calibrate the predictive
+    variance, ``a epistemic + b aleatoric``. The prediction is a Gaussian per row. Defaults are for tables of a hundred
+    to some ten thousand rows and need no tuning.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
