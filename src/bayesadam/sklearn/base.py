@@ -332,7 +332,7 @@ def column_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
 
 
 def input_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
-    """Mean and standard deviation of every input; the latter is one for all, their root mean square, if they have one unit.
+    """Mean and standard deviation of every input; the latter the root of the mean variance where all are in one unit.
 
     Columns are taken to be in one unit (pixels, ratings, truth values) where all that vary have the same least value,
     and half of them or more the same largest. Divided by its own small deviation, a pixel that is nearly always blank
