@@ -1,5 +1,6 @@
 """Training loops: micro-batches, shared parameters, scaled losses, autocast, checkpointing, evaluation between."""
 
+import copy
 import gc
 import weakref
 
@@ -306,6 +307,41 @@ def test_autocast_of_a_module_that_is_called_again(module):
         loss = by_example("mean")(model(x).float(), t)
     loss.backward()
     assert_near({n: squares.mean_squares(p) for n, p in model.named_parameters()}, expected, 0.1)
+
+
+# Several backward passes through one forward pass
+
+
+@pytest.mark.parametrize(
+    ("model", "x"),
+    [
+        (mlp(), inputs(6, 5)),
+        (convnet(), inputs(6, 2, 8, 8)),
+        (transformer(), tokens()),
+        (transformer(tied=True), tokens()),
+        (Twice(nn.Linear(4, 4)), inputs(6, 4)),
+        (Twice(nn.PReLU()), inputs(6, 4)),
+        (nn.Sequential(nn.Linear(5, 3, bias=False), nn.Tanh(), nn.Linear(3, 2)), inputs(6, 1, 5)),
+    ],
+    ids=["mlp", "convnet", "transformer", "tied", "twice", "twice in two ways", "one position"],
+)
+def test_several_vectors(model, x):
+    model = copy.deepcopy(model).double()
+    x = x.double() if x.is_floating_point() else x
+    vectors = torch.randn(3, *model(x).shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    squares = PerExampleSquares(model, reduction="sum")
+    squares.start()
+    for vector in vectors:
+        model(x).backward(vector)
+    expected = {name: 18 * value for name, value in read(model, squares).items()}
+    model.zero_grad()
+    squares.start()
+    for _ in range(2):
+        squares.backward_each(model(x), iter(vectors), len(vectors))
+    assert squares.num_examples == 12
+    assert all(p.grad is None for p in model.parameters())
+    for name, value in read(model, squares).items():
+        assert torch.allclose(12 * value, 2 * expected[name], rtol=1e-10), name
 
 
 # Checkpointing, evaluation, memory

@@ -50,6 +50,10 @@ class ClosedForm:
         """See :class:`Method`."""
         return self.form.bytes_each(call.unit.module, *self._whole(call))
 
+    def merges(self, call: Call) -> bool:
+        """See :class:`Method`."""
+        return isinstance(self.form, LinearForm) and math.prod(call.inputs[0].shape[1:-1]) == 1
+
     def _whole(self, call: Call) -> tuple[Tensor, Tensor]:
         """Inputs and output gradients, in one dtype that is wide enough."""
         (inputs,), (grads,) = call.inputs, call.grads

@@ -19,6 +19,7 @@ from bayesadam.curvature.layers import Sink
 from bayesadam.curvature.passes import Call, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
 from bayesadam.curvature.totals import Scratch, Total, chunks
 from bayesadam.curvature.units import units_of
+from bayesadam.functional.curvature import wide
 
 
 class Collector:
@@ -109,6 +110,17 @@ class Collector:
         """By what the sum of squares must be multiplied; see :class:`PerExampleSquares`."""
         return 1.0 / max(1, self.num_examples) if self.sums else float(self.num_examples)
 
+    def expect(self, backwards: int) -> list[nn.Parameter]:
+        """The last forward pass will be backwarded so often.
+
+        Returns:
+            Parameters, few and small, whose gradients make a backward pass come to all calls.
+        """
+        assert self._pass is not None
+        self._pass.backwards = backwards
+        trainable = ([s.parameter for s in unit.slots.values() if s.parameter.requires_grad] for unit in self._units)
+        return list(dict.fromkeys(min(own, key=Tensor.numel) for own in trainable if own))
+
     # What hooks call
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -191,7 +203,7 @@ class Collector:
                 during.pending.setdefault(slot, []).append((name, call))
             if during not in self._touched:
                 self._touched.append(during)
-        if now:
+        if now and self._complete(call):
             self._paused(call.unit.method.squares, call, Sink(now, self._alpha, self._scratch, summed))
         return summed or {}
 
@@ -243,6 +255,17 @@ class Collector:
         """Whether another collector's hooks are on one of these parts."""
         hooks = (hook for unit in units for hook in unit.module._forward_hooks.values())
         return any(isinstance(hook, Called) and hook.reference() not in (None, self) for hook in hooks)
+
+    def _complete(self, call: Call) -> bool:
+        """Whether to square now: merged gradients are squared with the last of several backward passes."""
+        if call.during.backwards == 1 or call.kept or not call.unit.method.merges(call):
+            return True
+        (grad,) = call.grads
+        assert grad is not None
+        squared = grad.to(wide(grad.dtype)).square()
+        call.merged = squared if call.merged is None else call.merged.add_(squared)
+        call.grads = (call.merged.sqrt(),)
+        return call.received == call.during.backwards
 
     def _square_sums(self, slot: Slot, calls: list[tuple[str, Call]]) -> None:
         """Square what several calls add to the gradient of one parameter."""

@@ -131,6 +131,10 @@ class Replay:
         tensors = [t for t in (*call.inputs, *call.grads) if t is not None]
         return 2 * own + 4 * sum(t.nbytes for t in tensors) // call.size
 
+    def merges(self, call: Call) -> bool:
+        """See :class:`Method`."""
+        return False
+
     def gradients(self, call: Call, part: slice, names: Sequence[str], scratch: Scratch) -> dict[str, Tensor]:
         """See :class:`Method`."""
         context: Context = call.context

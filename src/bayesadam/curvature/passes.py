@@ -51,6 +51,9 @@ class Method(Protocol):
     def bytes_each(self, call: Call) -> int:
         """Memory that :meth:`gradients` takes for one example."""
 
+    def merges(self, call: Call) -> bool:
+        """Whether the squares depend on the squared gradient of the one output only, and linearly."""
+
 
 @dataclass(eq=False)
 class Unit:
@@ -79,6 +82,7 @@ class Pass:
         generation: Of the start that it belongs to.
         storages: Addresses of the model's inputs.
         calls: How often each unit was called.
+        backwards: How many backward passes through it there will be.
         jumps: From the graph node of a call's outputs to those of its inputs.
         counted: Whether a backward pass has come here, and its examples are counted.
         pending: Calls whose gradients must be added up before they are squared, by parameter.
@@ -88,6 +92,7 @@ class Pass:
     generation: int
     storages: frozenset[int] = frozenset()
     calls: dict[Unit, int] = field(default_factory=dict)
+    backwards: int = 1
     jumps: dict[Any, list[Any]] = field(default_factory=dict)
     counted: bool = False
     pending: dict[Slot, list[tuple[str, Call]]] = field(default_factory=dict)
@@ -102,7 +107,8 @@ class Call:
         context: What the method wants to remember.
         inputs: At the backward pass: what the method saved.
         grads: At the backward pass: the gradients of the outputs.
-        done: Whether the backward pass came here.
+        received: How many backward passes came here.
+        merged: Sum of the squared gradients of the output so far, where those of several backward passes are added up.
         kept: Whether it is needed until the end of the backward pass.
         collector: Whom to tell.
     """
@@ -114,7 +120,8 @@ class Call:
     context: Any = None
     inputs: tuple[Tensor, ...] = ()
     grads: tuple[Tensor | None, ...] = ()
-    done: bool = False
+    received: int = 0
+    merged: Tensor | None = None
     kept: bool = False
 
     @property
@@ -137,12 +144,12 @@ class Call:
         collector = self.collector()
         if collector is None or collector.generation != self.during.generation:
             return {}
-        if self.done:
+        if self.received == self.during.backwards:
             raise RuntimeError(
                 f"one forward pass must be backwarded once while per-example gradients are squared, got a second "
                 f"backward pass through {self.unit}: add the losses first"
             )
-        self.done = True
+        self.received += 1
         self.inputs, self.grads = inputs, grads
         try:
             return collector.take(self, sums=sums)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -125,6 +125,21 @@ class PerExampleSquares:
         """``loss.backward()`` after :meth:`check`."""
         self.check(loss)
         loss.backward()  # type: ignore[no-untyped-call]
+
+    def backward_each(self, output: Tensor, vectors: Iterable[Tensor], count: int) -> None:
+        """Add the squares of ``v_i' J_i`` for several ``v``, where ``J_i`` is the Jacobian of example ``i``'s output.
+
+        There is one backward pass for each, all through one forward pass; the examples count once, and no ``p.grad`` is
+        made.
+
+        Args:
+            output: Of the last forward pass.
+            vectors: Of its shape: ``v_i`` of all examples.
+            count: How many vectors there are.
+        """
+        inputs = self._collector.expect(count)
+        for number, vector in enumerate(vectors, 1):
+            torch.autograd.grad(output, inputs, vector, retain_graph=number < count, allow_unused=True)
 
     def check(self, loss: Tensor) -> None:
         """Check that the loss of the last forward pass reduces the examples' losses as was announced.

@@ -47,9 +47,8 @@ class Laplace:
         The empirical Fisher information ``sum_n g_n g_n'``, ``g`` the gradient of ``log p`` of one data point.
 
     ``structure="diagonal"``
-        Of every weight on its own. For ``"ggn"`` as many passes over the data as a data point has outputs, for
-        ``"fisher"`` one (of a sequence of data points, both times its length); nothing is as large as data points
-        times weights. Modules must be such that :class:`bayesadam.PerExampleSquares` can follow them.
+        Of every weight on its own. For ``"ggn"`` as many backward passes as a data point has outputs, for ``"fisher"``
+        one (of a sequence of data points, both times its length); nothing is as large as data points times weights. Modules must be such that :class:`bayesadam.PerExampleSquares` can follow them.
     ``structure="full"``
         The whole matrix in float64, of a small model.
     ``structure="last_layer"``

@@ -13,8 +13,7 @@ from bayesadam.predictive.batches import Rows
 class DiagonalSum:
     """``sum_n diag(J_n' H_n J_n)``: one backward pass for each column of the factor of ``H``, and its square summed.
 
-    A pass for every column costs a forward pass too; its gradients are squared by :class:`PerExampleSquares`, so that
-    nothing is as large as examples times weights.
+    Gradients are squared by :class:`PerExampleSquares`, so that nothing is as large as examples times weights.
     """
 
     def __init__(self, network: Network) -> None:
@@ -26,12 +25,8 @@ class DiagonalSum:
         """Add a batch; returns its outputs, detached."""
         with torch.enable_grad():
             output = self.network(rows.batch)
-            vectors = columns(self.network.factor(output, target), output)
-            for number, vector in enumerate(vectors):
-                if number:  # the hooks follow one backward pass through each forward pass
-                    output = self.network(rows.batch)
-                self._forget_gradients()
-                torch.autograd.backward(output, vector)
+            factor = self.network.factor(output, target)
+            self.squares.backward_each(output, columns(factor, output), count=factor.shape[1] * factor.shape[3])
         return output.detach()
 
     def result(self) -> dict[str, Tensor]:
@@ -45,7 +40,3 @@ class DiagonalSum:
     def close(self) -> None:
         """Take the hooks off the model."""
         self.squares.stop()
-
-    def _forget_gradients(self) -> None:
-        for parameter in self.network.model.parameters():
-            parameter.grad = None

@@ -99,9 +99,11 @@ class Network:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Eval mode and no gradients inside; after, modes and ``.grad`` are what they were."""
+        """Eval mode and no ``.grad`` inside; after, modes and ``.grad`` are what they were."""
         gradients = [(p, p.grad) for p in self.model.parameters()]
         try:
+            for parameter, _ in gradients:
+                parameter.grad = None
             with in_eval_mode(self.model):
                 yield
         finally:
