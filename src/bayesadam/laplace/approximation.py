@@ -48,7 +48,8 @@ class Laplace:
 
     ``structure="diagonal"``
         Of every weight on its own. For ``"ggn"`` as many backward passes as a data point has outputs, for ``"fisher"``
-        one (of a sequence of data points, both times its length); nothing is as large as data points times weights. Modules must be such that :class:`bayesadam.PerExampleSquares` can follow them.
+        one (of a sequence of data points, both times its length); nothing is as large as data points times weights.
+        Modules must be such that :class:`bayesadam.PerExampleSquares` can follow them.
     ``structure="full"``
         The whole matrix in float64, of a small model.
     ``structure="last_layer"``
