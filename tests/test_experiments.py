@@ -945,3 +945,18 @@ def test_contexts_and_results_can_be_made_by_hand(tmp_path):
     (table,) = toy.report({"a": made}).tables
     pyplot.close("all")
     assert str(table.rows[0][1]) == "5700 ± 120"
+
+
+@pytest.mark.parametrize("name", registry.EXPERIMENTS)
+def test_committed_pages_are_those_of_the_committed_results(name, tmp_path, monkeypatch):
+    experiment = registry.load(name)
+    committed = experiment.folder
+    shutil.copytree(committed / "results", tmp_path / name / "results")
+    for path in committed.glob("*.csv"):
+        shutil.copy(path, tmp_path / name)
+    monkeypatch.setattr(type(experiment), "folder", tmp_path / name)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **options: Path(path).touch())
+    pages.write(experiment)
+    for page in (tmp_path / name).glob("*.md"):
+        assert page.read_text() == (committed / page.name).read_text()
+    assert {p.name for p in (tmp_path / name).glob("*.png")} == {p.name for p in committed.glob("*.png")}
