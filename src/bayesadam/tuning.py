@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import logging
 import math
-import operator
 import os
 import statistics
 import threading
@@ -35,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bayesadam.optim.checks import check
+from bayesadam.optim.checks import check, is_whole
 from bayesadam.progress import progress_bar
 
 try:
@@ -90,14 +89,14 @@ class _Plan:
         check("studies", self.studies, "at least one name, each once", _is_names)
         for name, least in (("rounds", 1), ("startup", 0), ("jobs", 1)):
             value = getattr(self, name)
-            check(name, value, f"a whole number of at least {least}", partial(_is_whole, least=least))
+            check(name, value, f"a whole number of at least {least}", partial(is_whole, least=least))
         if self.direction not in ("maximize", "minimize"):
             raise ValueError(f"direction must be 'maximize' or 'minimize', got {self.direction!r}")
         if not _is_storage(self.storage):
             rule = "None, a path in a folder that exists, a URL or an Optuna storage"
             raise ValueError(f"storage must be {rule}, got {self.storage!r}")
         check("sampler", self.sampler, "None or a function of a seed", lambda v: v is None or callable(v))
-        check("seed", self.seed, "an integer in [0, 2**64)", lambda v: _is_whole(v) and v < 2**64)
+        check("seed", self.seed, "an integer in [0, 2**64)", lambda v: is_whole(v, 0) and v < 2**64)
         if self.jobs > 1 and (self.storage is None or isinstance(self.storage, BaseStorage)):
             raise ValueError(f"storage must be a path or a URL if jobs > 1, got {self.storage!r}")
         if self.jobs > 1 and find_spec("joblib") is None:
@@ -110,10 +109,6 @@ def _is_space(value: Any) -> bool:
 
 def _is_names(value: Any) -> bool:
     return 0 < len(value) == len(set(value)) and all(isinstance(name, str) for name in value)
-
-
-def _is_whole(value: Any, least: int = 0) -> bool:
-    return operator.index(value) >= least
 
 
 def _is_url(storage: Any) -> bool:

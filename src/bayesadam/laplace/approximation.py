@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from bayesadam.laplace.full import FullSum
 from bayesadam.laplace.last_layer import LastLayerSum
 from bayesadam.laplace.network import Network
 from bayesadam.likelihoods import Likelihood
-from bayesadam.optim.checks import check
+from bayesadam.optim.checks import check, is_whole
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -114,7 +113,7 @@ class Laplace:
         if num_data is not None:
             check("num_data", num_data, "a positive, finite number", _is_positive)
         if batch_size is not None:
-            check("batch_size", batch_size, "a whole number of at least 1", lambda v: operator.index(v) >= 1)
+            check("batch_size", batch_size, "a whole number of at least 1", is_whole)
         network = Network(unwrapped(model), likelihood, output, curvature)
         total: DiagonalSum | FullSum | LastLayerSum
         if structure == "diagonal":

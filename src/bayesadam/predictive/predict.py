@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
-from bayesadam.optim.checks import check
+from bayesadam.optim.checks import check, is_whole
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs
@@ -141,5 +140,5 @@ def _whole(name: str, value: Any) -> int:
     Raises:
         ValueError: It is none, or below 1.
     """
-    check(name, value, "a whole number of at least 1", lambda number: operator.index(number) >= 1)
-    return operator.index(value)
+    check(name, value, "a whole number of at least 1", is_whole)
+    return int(value)

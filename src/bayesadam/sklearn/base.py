@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.likelihoods import Likelihood
+from bayesadam.optim.checks import is_whole
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
@@ -99,15 +100,15 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """Parameters, before anything is changed."""
         self._method = method_named(self.method)
         hidden = self.hidden
-        if not isinstance(hidden, tuple | list) or not all(_at_least(units, 1) for units in hidden):
+        if not isinstance(hidden, tuple | list) or not all(is_whole(units) for units in hidden):
             raise ValueError(f"hidden must be a tuple of whole numbers of at least 1, got {hidden!r}")
         if self.activation not in ACTIVATIONS:
             raise ValueError(f"activation must be one of {tuple(ACTIVATIONS)}, got {self.activation!r}")
         for name in ("members", "epochs", "batch_size"):
             value = getattr(self, name)
-            if value is not None and not _at_least(value, 1):
+            if value is not None and not is_whole(value):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, got {value!r}")
-        if not _at_least(self.mc_samples, 1):
+        if not is_whole(self.mc_samples):
             raise ValueError(f"mc_samples must be a whole number of at least 1, got {self.mc_samples!r}")
         for name in ("lr", "prior_precision", "time_budget"):
             value = getattr(self, name)
@@ -345,10 +346,6 @@ def input_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
         if (least == least[0]).all() and 2 * (largest == largest.max()).sum() >= len(largest):
             std = np.where(varies, np.sqrt(np.mean(np.square(std[varies]))), 1.0)
     return mean, std
-
-
-def _at_least(value: object, least: int) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
 def _numbered(groups: Array | None, count: int) -> NDArray[np.int64]:
