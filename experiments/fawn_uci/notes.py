@@ -28,6 +28,6 @@ as the paper's, and an RMSE of 3.5 there.
 One consequence: sampling whole networks says nothing about the density of such a model. With a thousand samples on
 boston the mixture has a test NLL of 777 nats per point, for noise of 0.009 around samples with a standard deviation
 of 3. The table of samples therefore draws the first layer only and integrates the last one out, which is exact for
-Gaussian weights; for Bernoulli weights the last layer's sum is still taken as Gaussian. FAWN-ROPD was trained on the four
-largest sets before this check was written, and not again.
+Gaussian weights; for Bernoulli weights the last layer's sum is still taken as Gaussian. FAWN-ROPD was trained on the
+four largest sets before this check was written, and not again.
 """
