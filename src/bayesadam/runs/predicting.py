@@ -51,17 +51,18 @@ def predict(
         raise RunError(f"-o must be a file, got the folder {str(out)!r}")
     if out.exists() and out.samefile(file.path):
         raise RunError(f"-o must be another file than the table, got {str(out)!r}")
-    absent = [name for name in copy if name not in file.columns]
+    copied = dict.fromkeys(copy)
+    absent = [name for name in copied if name not in file.columns]
     if absent:
         raise RunError(f"--copy must be a column of the table, got {absent[0]!r}")
     preprocessing, estimator = run.preprocessing(), run.estimator()
-    looked_at = [name for name in file.columns if name in preprocessing.types or name not in copy]
+    looked_at = [name for name in file.columns if name in preprocessing.types or name not in copied]
     notes, findings, done = preprocessing.check(looked_at), Findings(), 0
     with table_writer(out) as write:
-        for first, table in file.chunks(dict.fromkeys(copy) | preprocessing.types):
+        for first, table in file.chunks(copied | preprocessing.types):
             inputs = _inputs(preprocessing, table, file, first, findings)
             found = _predictions(estimator.predictive(inputs), preprocessing.target, coverage)
-            write(_beside(table.select(list(dict.fromkeys(copy))), found))
+            write(_beside(table.select(list(copied)), found))
             done += len(table)
             if advance is not None:
                 advance(done)

@@ -340,9 +340,10 @@ def input_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
     would weigh as much as any other.
     """
     mean, std = column_scales(values, weight)
-    varies = values.min(0) < values.max(0)
+    least, largest = values.min(0), values.max(0)
+    varies = least < largest
     if varies.sum() > 1:
-        least, largest = values.min(0)[varies], values.max(0)[varies]
+        least, largest = least[varies], largest[varies]
         if (least == least[0]).all() and 2 * (largest == largest.max()).sum() >= len(largest):
             std = np.where(varies, np.sqrt(np.mean(np.square(std[varies]))), 1.0)
     return mean, std
