@@ -12,22 +12,30 @@ The words become normals by the Box-Muller transform, both outputs used; 32 bits
 One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive elements, element ``j`` takes output
 ``j // LANES`` of the tile's counter ``j % LANES``: every write is a run of ``LANES`` elements, not a stride of four.
 A tensor of ``n < 4 * LANES`` elements is one tile of ``ceil(n / 4)`` lanes, so that no output is wasted.
+
+On a CPU with a C++ compiler the numbers come from a compiled function (``native/normal.h``), elsewhere from PyTorch's
+operations; the two are equal up to rounding, and which one draws stays the same on a machine.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
-import os
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from numbers import Integral
 from typing import TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from bayesadam import native
+
 Word: TypeAlias = int | Tensor
+Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 
 TRAINING = 0
 POSTERIOR = 1
@@ -37,20 +45,14 @@ LANES = 1024
 TILE = 4 * LANES
 BLOCK = 128 * TILE
 """Elements per cache-sized block; a multiple of ``TILE``."""
-SMALL = 4 * TILE
-"""Up to this many elements a draw costs little but its calls, which :func:`normal_many` shares among tensors."""
+ALONE = 2**15
+"""Up to this many elements one thread is quicker than several."""
 
 _ROUNDS = 7
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
-_TENSORS = {"step", "sample", "index"}
-
-
-def has_compiler() -> bool:
-    """Whether what is ``compiled`` can be, on a CPU."""
-    return any(map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++")))
 
 
 class Scratch:
@@ -61,7 +63,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
-        self._counters: tuple[object, tuple[Tensor, Tensor, Tensor]] = None, (torch.empty(0),) * 3
+        self._counters: tuple[object, tuple[Tensor, Tensor, Tensor, Tensor]] = None, (torch.empty(0),) * 4
 
     def get(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A 1-D tensor of ``numel`` elements with whatever the last user of ``name`` left in it."""
@@ -73,25 +75,36 @@ class Scratch:
         return buffer[:numel]
 
     def counters(
-        self, counts: Sequence[int], indices: Sequence[int], samples: Sequence[int], device: torch.device
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Block, index and sample word of every counter of :func:`normal_many`; the last ones are kept."""
-        key = (*counts, None, *indices, None, *samples, device)
+        self, sizes: Sequence[int], indices: Sequence[int], samples: Sequence[int], device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Block, index and sample word of every counter of :func:`normal_many`, and where among the outputs of a
+        sample's counters each element is; the last ones are kept.
+        """
+        key = (*sizes, None, *indices, None, *samples, device)
         if self._counters[0] != key:
-            repeats = torch.tensor(counts, device=device)
+            lanes = [lanes_of(size) for size in sizes]
+            counts = [-(-size // (4 * width)) * width for size, width in zip(sizes, lanes, strict=True)]
+            repeats = torch.tensor(counts)
             starts = (repeats.cumsum(0) - repeats).repeat_interleave(repeats)
-            block = (torch.arange(len(starts), device=device) - starts).repeat(len(samples))
-            index = torch.tensor(indices, device=device).repeat_interleave(repeats).repeat(len(samples))
-            sample = torch.tensor(samples, device=device).repeat_interleave(len(starts))
-            self._counters = key, (block, index, sample)
+            block = (torch.arange(len(starts)) - starts).repeat(len(samples))
+            index = torch.tensor(indices).repeat_interleave(repeats).repeat(len(samples))
+            sample = torch.tensor(samples).repeat_interleave(len(starts))
+            places, first = [], 0
+            for size, width, count in zip(sizes, lanes, counts, strict=True):
+                element = torch.arange(size)
+                tile, inside = element // (4 * width), element % (4 * width)
+                places.append((inside // width) * sum(counts) + first + tile * width + inside % width)
+                first += count
+            found = (block, index, sample, torch.cat(places))
+            self._counters = key, tuple(t.to(device) for t in found)  # type: ignore[assignment]
         return self._counters[1]
 
 
 def normal(
     seed: int,
-    step: Word,
-    sample: Word,
-    index: Word,
+    step: int,
+    sample: int,
+    index: int,
     shape: Sequence[int],
     *,
     stream: int = TRAINING,
@@ -106,8 +119,8 @@ def normal(
 
     Args:
         seed: Integer in ``[0, 2**64)``.
-        step: Which optimiser step, in ``[0, 2**32)``. A 0-d integer tensor where the call is compiled.
-        sample: Which Monte Carlo sample, in ``[0, 2**28)``; a tensor likewise.
+        step: Which optimiser step, in ``[0, 2**32)``.
+        sample: Which Monte Carlo sample, in ``[0, 2**28)``.
         index: Which parameter, in ``[0, 2**32)``.
         shape: Shape of the result.
         stream: ``TRAINING`` or ``POSTERIOR``: separates training noise from posterior samples; in ``[0, 16)``.
@@ -168,50 +181,67 @@ def normal_many(
     stream: int = TRAINING,
     device: torch.device,
     scratch: Scratch,
-    compiled: bool = False,
 ) -> Tensor:
-    """Whole draws of several small tensors, samples and seeds in one go: the operations are called once for all.
+    """Whole draws of several tensors, samples and seeds in one go: the operations are called once for all.
 
     Args:
         seeds: As for :func:`normal`, ``P`` of them.
         steps: See there; one for each seed.
         samples: Numbers of the samples, ``S`` of them.
-        sizes: Number of elements, at least 1 and best at most ``SMALL``, of every parameter by its index.
+        sizes: Number of elements, at least 1, of every parameter by its index.
         stream: See :func:`normal`.
         device: Of the result.
         scratch: Reused buffers. The result is one of them, which the next call overwrites.
-        compiled: Use one compiled kernel, which is several times faster. It needs the compiler that ``torch.compile``
-            needs, and some seconds once.
 
     Returns:
-        ``(P, S, sum of sizes)`` in float32, the parameters one after another: to the bit what :func:`normal` gives;
-        compiled, to rounding.
+        ``(P, S, sum of sizes)`` in float32, the parameters one after another: to the bit what :func:`normal` gives.
     """
     for extreme in (min, max):
         _checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
-    lanes = [lanes_of(size) for size in sizes.values()]
-    counts = [-(-size // (4 * width)) * width for size, width in zip(sizes.values(), lanes, strict=True)]
-    many, each, rows = len(seeds), sum(counts), len(samples)
+    many, rows, total = len(seeds), len(samples), sum(sizes.values())
+    result = scratch.get("many", many * rows * total, torch.float32, device).view(many, rows, total)
+    native_fill = _native(device)
+    if native_fill is not None:
+        native_fill(_table(result, seeds, steps, samples, sizes, stream), result.numel())
+        return result
     with torch.no_grad():
-        counters, index, sample = scratch.counters(counts, list(sizes), list(samples), device)
+        block, index, sample, places = scratch.counters(list(sizes.values()), list(sizes), list(samples), device)
+        each = len(block) // rows
         pool = [word.view(many, rows * each) for word in _words(many * rows * each, device, scratch)]
-        block = pool.pop().copy_(counters)
         low, high = ([seed >> shift & _MASK for seed in seeds] for shift in (0, 32))
         key = (_column(low, device), _column(high, device), _column(steps, device), sample, index, stream)
-        result = scratch.get("many", many * rows * sum(sizes.values()), torch.float32, device).view(many * rows, -1)
-        targets = result.split_with_sizes(list(sizes.values()), dim=1)
-        if compiled:  # all words as tensors: a number would be compiled in, or be taken for a size
-            words = [torch.as_tensor(word, device=device) for word in key[:5]]
-            draws: Iterable[tuple[int, Tensor]] = enumerate(_kernel()(block, *words, stream))
-        else:
-            draws = _normals(block, key, pool, scratch)
-        for output, values in draws:
-            parts = values.view(many * rows, each).split_with_sizes(counts, dim=1)
-            for target, part, width in zip(targets, parts, lanes, strict=True):
-                for first in range(0, part.shape[1], width):
-                    place = target[:, 4 * first + output * width : 4 * first + (output + 1) * width]
-                    place.copy_(part[:, first : first + place.shape[1]])
-    return result.view(many, rows, -1)
+        outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
+        for output, values in _normals(pool.pop().copy_(block), key, pool, scratch):
+            outputs[:, :, output].copy_(values.view(many, rows, each))
+        flat = outputs.view(many * rows, 4 * each)
+        torch.index_select(flat, 1, places, out=result.view(many * rows, total))
+    return result
+
+
+def _table(
+    out: Tensor,
+    seeds: Sequence[int],
+    steps: Sequence[int],
+    samples: Sequence[int],
+    sizes: Mapping[int, int],
+    stream: int,
+) -> NDArray[np.int64]:
+    """The rows of ``native/normal.cpp`` for :func:`normal_many`."""
+    counts = np.array(list(sizes.values()), dtype=np.int64)
+    table = np.empty((len(seeds), len(samples), len(counts), 10), dtype=np.int64)
+    starts = np.cumsum(counts) - counts
+    rows = np.arange(len(seeds) * len(samples)).reshape(len(seeds), len(samples), 1)
+    table[..., 0] = out.data_ptr() + 4 * (rows * counts.sum() + starts)
+    table[..., 1] = 0
+    table[..., 2] = counts
+    table[..., 3] = [lanes_of(size) for size in sizes.values()]
+    table[..., 4] = np.array([seed & _MASK for seed in seeds])[:, None, None]
+    table[..., 5] = np.array([seed >> 32 for seed in seeds])[:, None, None]
+    table[..., 6] = np.array(steps)[:, None, None]
+    table[..., 7] = np.array([sample | stream << 28 for sample in samples])[:, None]
+    table[..., 8] = list(sizes)
+    table[..., 9] = 1
+    return table
 
 
 def _column(values: Sequence[int], device: torch.device) -> Word:
@@ -219,81 +249,13 @@ def _column(values: Sequence[int], device: torch.device) -> Word:
     return values[0] if len(set(values)) == 1 else torch.tensor(values, device=device)[:, None]
 
 
-class Ahead:
-    """Draws of small tensors made ahead: together for all of them, and for samples and steps to come."""
-
-    def __init__(self, scratch: Scratch) -> None:
-        self._scratch = scratch
-        self._key: tuple[object, ...] = ()
-        self._steps = self._samples = range(0)
-        self._draws: dict[int, Tensor] = {}
-
-    def draw(
-        self,
-        seed: int,
-        step: int,
-        sample: int,
-        index: int,
-        *,
-        stream: int = TRAINING,
-        device: torch.device,
-        sizes: Callable[[], Mapping[int, int]],
-        until: int,
-        steps: int = 1,
-    ) -> Tensor:
-        """What :func:`normal` gives for a small parameter, flat and float32; valid until the next call.
-
-        Args:
-            seed: As for :func:`normal`, and so are ``step``, ``sample``, ``index``, ``stream`` and ``device``.
-            step: See there.
-            sample: See there.
-            index: See there.
-            stream: See there.
-            device: See there.
-            sizes: Gives the sizes of all small parameters by index; those from ``index`` on are drawn together, as
-                many as fit into a block.
-            until: Samples from ``sample`` to before this number will be asked for too.
-            steps: So many steps from ``step`` on may be asked for too, each for the same samples.
-        """
-        key = (seed, stream, device)
-        known = key == self._key and step in self._steps and sample in self._samples
-        if not known or index not in self._draws:
-            wanted: dict[int, int] = {}
-            total = 0
-            for i, size in sizes().items():
-                if i == index or (wanted and total + size <= BLOCK // 4):
-                    wanted[i] = size
-                    total += size
-            room = max(1, BLOCK // 4 // total)
-            self._key = ()  # an interruption must not leave the numbers of one key under another
-            self._samples = range(sample, max(sample + 1, min(until, sample + room)))
-            whole = sample == 0 and len(self._samples) >= until and len(wanted) == len(sizes())
-            count = min(steps, room // len(self._samples), 2 ** _LIMITS["step"] - step) if whole else 1
-            self._steps = range(step, step + max(1, count))
-            many = normal_many(
-                [seed] * len(self._steps),
-                self._steps,
-                self._samples,
-                wanted,
-                stream=stream,
-                device=device,
-                scratch=self._scratch,
-            )
-            self._draws = dict(zip(wanted, many.split_with_sizes(list(wanted.values()), dim=2), strict=True))
-            self._key = key
-        return self._draws[index][step - self._steps.start, sample - self._samples.start]
-
-
-def _checked(*coordinates: object) -> tuple[Word, ...]:
+def _checked(*coordinates: object) -> tuple[int, ...]:
     """The coordinates in range, as the words of a key: the seed's halves, step, sample, index, stream."""
-    words: list[Word] = []
+    words: list[int] = []
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
-        if isinstance(value, Tensor) and name in _TENSORS:
-            words.append(value)
-        elif isinstance(value, Integral) and 0 <= int(value) < 2**bits:
-            words += [int(value) & _MASK, int(value) >> 32] if name == "seed" else [int(value)]
-        else:
+        if not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
             raise ValueError(f"{name} must be an integer in [0, 2**{bits}), got {value!r}")
+        words += [int(value) & _MASK, int(value) >> 32] if name == "seed" else [int(value)]
     return tuple(words)
 
 
@@ -314,27 +276,71 @@ def lanes_of(numel: int) -> int:
     return LANES if numel >= TILE else -(-numel // 4)
 
 
-def fill_(out: Tensor, start: Word, key: tuple[Word, ...], scratch: Scratch, lanes: int = LANES) -> None:
-    """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor, block by block.
+def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int = LANES) -> None:
+    """Write elements ``start ... start + out.numel()`` of a draw into a contiguous 1-D tensor.
 
     ``key`` is that of :func:`_checked`: ``normal`` is the checked front door. ``lanes`` is that of the whole draw.
-    ``start`` may be a 0-d tensor, of a multiple of ``TILE``, and ``out`` then is one block: so one kernel is compiled
-    for all blocks.
     """
-    if isinstance(start, Tensor):
-        _fill_block(out, 0, start // TILE, key, scratch, lanes)
+    native_fill = _native(out.device)
+    if native_fill is None:
+        _fill_blocks(out, start, key, scratch, lanes)
         return
+    target = out if out.dtype == torch.float32 else scratch.get("normals", out.numel(), torch.float32, out.device)
+    low, high, step, sample, index, stream = key
+    row = [target.data_ptr(), start, out.numel(), lanes, low, high, step, sample | stream << 28, index, 1]
+    native_fill(np.array(row, dtype=np.int64), out.numel())
+    if target is not out:
+        out.copy_(target)
+
+
+def _native(device: torch.device) -> Fill | None:
+    """The compiled function that fills runs, each a row of a table, with a number of elements in all."""
+    return _compiled() if device.type == "cpu" else None
+
+
+@cache
+def _compiled() -> Fill | None:
+    """Compiled once, and tried against PyTorch's operations; ``None`` where it cannot be compiled or differs."""
+    if not native.has_compiler():
+        return None
+    try:
+        function = native.load(native.read("normal.cpp")).normals
+    except native.CompilationError as error:
+        warnings.warn(f"noise is drawn without its compiled function: {error}", RuntimeWarning, stacklevel=2)
+        return None
+
+    def fill(table: NDArray[np.int64], numel: int) -> None:
+        threads = 1 if numel <= ALONE else torch.get_num_threads()
+        count = ctypes.c_int64(table.size // 10)
+        function(count, ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
+
+    out, expected = torch.empty(3 * TILE), torch.empty(3 * TILE)
+    key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
+    row = [out.data_ptr(), TILE + 5, out.numel(), LANES, *key[:3], key[3] | key[5] << 28, key[4], 1]
+    fill(np.array(row, dtype=np.int64), out.numel())
+    _fill_blocks(expected, TILE + 5, key, Scratch(), LANES)
+    if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
+        warnings.warn(
+            "noise is drawn without its compiled function, which gives other numbers on this machine",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    return fill
+
+
+def _fill_blocks(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
+    """:func:`fill_` by PyTorch's operations, block by block."""
     stop = start + out.numel()
-    whole = torch.compiler.is_compiling()
     while start < stop:
         tile = start // TILE
-        end = stop if whole else min(stop, tile * TILE + BLOCK)
+        end = min(stop, tile * TILE + BLOCK)
         _fill_block(out[: end - start], start - tile * TILE, tile, key, scratch, lanes)
         out = out[end - start :]
         start = end
 
 
-def _fill_block(out: Tensor, skip: int, tile: Word, key: tuple[Word, ...], scratch: Scratch, lanes: int) -> None:
+def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
     """Write the elements of a draw from ``skip`` elements behind the start of a tile."""
     needed = skip + out.numel()
     tiles = -(-needed // (4 * lanes))
@@ -342,32 +348,20 @@ def _fill_block(out: Tensor, skip: int, tile: Word, key: tuple[Word, ...], scrat
     direct = skip == 0 and needed == 4 * counters and out.dtype == torch.float32 and out.is_contiguous()
     target = out if direct else scratch.get("normals", 4 * counters, torch.float32, out.device)
     pool = _words(counters, out.device, scratch)
-    if isinstance(tile, int):
-        block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
-    else:
-        block = torch.arange(counters, out=pool.pop()).add_(tile * LANES)
-    _write_normals(block, key, target.view(tiles, 4, lanes), pool, scratch)
+    block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
+    parts = target.view(tiles, 4, lanes)
+    for output, values in _normals(block, key, pool, scratch):
+        parts[:, output].copy_(values.view(tiles, lanes))
     if not direct:
         out.copy_(target[skip:needed])
 
 
 def _words(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor]:
-    """What :func:`_write_normals` needs: one buffer for the counters, and its pool."""
+    """What :func:`_normals` needs: one buffer for the counters, and its pool."""
     return [scratch.get(f"word{i}", counters, torch.int64, device) for i in range(9)]
 
 
-def _write_normals(block: Tensor, key: tuple[Word, ...], out: Tensor, pool: list[Tensor], scratch: Scratch) -> None:
-    """The four normals of every counter in ``block``, into ``out`` of shape (tiles, 4, lanes)."""
-    if torch.compiler.is_compiling():
-        _write_compiled(_philox(block, key, pool), out)
-        return
-    for output, values in _normals(block, key, pool, scratch):
-        out[:, output].copy_(values.view(out.shape[0], out.shape[2]))
-
-
-def _normals(
-    block: Tensor, key: tuple[Word, ...], pool: list[Tensor], scratch: Scratch
-) -> Iterator[tuple[int, Tensor]]:
+def _normals(block: Tensor, key: Sequence[Word], pool: list[Tensor], scratch: Scratch) -> Iterator[tuple[int, Tensor]]:
     """Number of an output and its normals for every counter, flat, four times; each overwrites the one before."""
     words = _philox(block, key, pool)
     radius, angle, trig = (
@@ -378,30 +372,6 @@ def _normals(
         angle.copy_(words[2 * pair + 1].view(-1)).mul_(2.0 * math.pi * 2.0**-32)
         for second, function in enumerate((torch.cos, torch.sin)):
             yield 2 * pair + second, function(angle, out=trig).mul_(radius)
-
-
-@cache
-def _kernel() -> Callable[..., Tensor]:
-    """All four outputs of every counter, ``(4, counters)``, by one compiled loop."""
-
-    def kernel(block: Tensor, *key: Word) -> Tensor:
-        out = block.new_empty((1, 4, block.numel()), dtype=torch.float32)
-        _write_compiled(_philox(block.clone(), key, [torch.empty_like(block) for _ in range(8)]), out)
-        return out[0]
-
-    return torch.compile(kernel, dynamic=True, fullgraph=True)
-
-
-def _write_compiled(words: list[Tensor], out: Tensor) -> None:
-    """The rest of :func:`_write_normals` as a compiler likes it: one loop over the counters, one buffer, no writes
-    into parts of a buffer, for each of which it would run the whole generator again.
-    """
-    rows = []
-    for first, second in (words[:2], words[2:]):
-        radius = first.reshape(-1).float().mul(2.0**-32).add(2.0**-33).log().mul(-2.0).sqrt()
-        angle = second.reshape(-1).float().mul(2.0 * math.pi * 2.0**-32)
-        rows += [angle.cos().mul(radius), angle.sin().mul(radius)]
-    out.copy_(torch.stack(rows).view(4, out.shape[0], out.shape[2]).transpose(0, 1))
 
 
 def _fill_slice(
@@ -424,7 +394,7 @@ def _fill_slice(
         out.copy_(rows.view(out.shape))
 
 
-def _philox(block: Tensor, key: tuple[Word, ...], pool: list[Tensor]) -> list[Tensor]:
+def _philox(block: Tensor, key: Sequence[Word], pool: list[Tensor]) -> list[Tensor]:
     """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers from ``pool``."""
     low, high, step, sample, index, stream = key
     number = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)

@@ -1,0 +1,116 @@
+// Standard normals, as bayesadam/noise.py defines them: Philox4x32-7 and the Box-Muller transform, equal to the
+// Python code's up to rounding.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+namespace {
+
+constexpr int64_t LANES = 1024;
+constexpr int64_t TILE = 4 * LANES;
+
+struct Key {
+    uint32_t low, high, step, number, index;  // number: of the sample, with the stream in its highest bits
+};
+
+// Tiles that the elements first ... first + size of a draw lie in.
+inline int64_t tiles_of(int64_t first, int64_t size) {
+    return size == 0 ? 0 : (first + size - 1) / TILE - first / TILE + 1;
+}
+
+// This thread's part of some tiles that are numbered through over several runs.
+struct Share {
+    int64_t lo, hi;
+    explicit Share(int64_t total) {
+#ifdef _OPENMP
+        const int64_t number = omp_get_thread_num(), count = omp_get_num_threads();
+#else
+        const int64_t number = 0, count = 1;
+#endif
+        lo = total * number / count;
+        hi = total * (number + 1) / count;
+    }
+    int64_t from(int64_t before) const { return lo > before ? lo - before : 0; }
+    int64_t to(int64_t before, int64_t tiles) const {
+        return hi - before < tiles ? hi - before : tiles;
+    }
+};
+
+inline float natural_log(float u) {  // of normal numbers; the polynomial is that of Cephes
+    uint32_t bits;
+    std::memcpy(&bits, &u, 4);
+    const int32_t exponent = static_cast<int32_t>(bits - 0x3f3504f3u) >> 23;
+    const uint32_t scaled = bits - (static_cast<uint32_t>(exponent) << 23);
+    float x;
+    std::memcpy(&x, &scaled, 4);
+    x -= 1.0f;
+    const float e = static_cast<float>(exponent), z = x * x;
+    float p = 7.0376836292e-2f;
+    p = p * x - 1.1514610310e-1f;
+    p = p * x + 1.1676998740e-1f;
+    p = p * x - 1.2420140846e-1f;
+    p = p * x + 1.4249322787e-1f;
+    p = p * x - 1.6668057665e-1f;
+    p = p * x + 2.0000714765e-1f;
+    p = p * x - 2.4999993993e-1f;
+    p = p * x + 3.3333331174e-1f;
+    float y = x * z * p;
+    y += e * -2.12194440e-4f;
+    y -= 0.5f * z;
+    return x + y + e * 0.693359375f;
+}
+
+inline void sine_and_cosine(float x, float& sine, float& cosine) {  // for 0 <= x <= 2 pi
+    const float turns = std::rint(x * 0.63661977236758134f);
+    const int32_t quadrant = static_cast<int32_t>(turns);
+    float r = x - turns * 1.5703125f;
+    r -= turns * 4.837512969970703125e-4f;
+    r -= turns * 7.54978995489188216e-8f;
+    const float z = r * r;
+    const float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
+    const float c =
+        ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+    const bool odd = quadrant & 1;
+    const float first = odd ? c : s, second = odd ? s : c;
+    sine = quadrant & 2 ? -first : first;
+    cosine = (quadrant + 1) & 2 ? -second : second;
+}
+
+inline float uniform(uint32_t word) { return static_cast<float>(word) * 0x1p-32f + 0x1p-33f; }
+
+inline float angle(uint32_t word) { return static_cast<float>(word) * static_cast<float>(2.0 * M_PI * 0x1p-32); }
+
+// The 4 * lanes normals of one tile: element j has output j / lanes of counter j % lanes.
+inline void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, float sign) {
+    const uint32_t first = tile * static_cast<uint32_t>(LANES);
+#pragma omp simd
+    for (int64_t lane = 0; lane < lanes; lane++) {
+        uint32_t c0 = first + static_cast<uint32_t>(lane), c1 = key.index, c2 = key.step, c3 = key.number;
+        uint32_t k0 = key.low, k1 = key.high;
+#pragma GCC unroll 7
+        for (int round = 0; round < 7; round++) {
+            const uint64_t p = static_cast<uint64_t>(c0) * 0xD2511F53u, q = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
+            c0 = static_cast<uint32_t>(q >> 32) ^ c1 ^ k0;
+            c2 = static_cast<uint32_t>(p >> 32) ^ c3 ^ k1;
+            c1 = static_cast<uint32_t>(q);
+            c3 = static_cast<uint32_t>(p);
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+        const float r0 = sign * std::sqrt(-2.0f * natural_log(uniform(c0)));
+        const float r1 = sign * std::sqrt(-2.0f * natural_log(uniform(c2)));
+        float s, c;
+        sine_and_cosine(angle(c1), s, c);
+        out[lane] = c * r0;
+        out[lanes + lane] = s * r0;
+        sine_and_cosine(angle(c3), s, c);
+        out[2 * lanes + lane] = c * r1;
+        out[3 * lanes + lane] = s * r1;
+    }
+}
+
+}  // namespace
