@@ -218,6 +218,51 @@ def normal_many(
     return result
 
 
+def fill_runs(
+    out: Tensor,
+    runs: Sequence[tuple[int, int, int, int]],
+    *,
+    seed: int,
+    step: int,
+    sample: int,
+    stream: int = TRAINING,
+    scratch: Scratch,
+) -> Tensor:
+    """Runs of several parameters' draws, one after another, in one go.
+
+    Args:
+        out: 1-D, contiguous and float32, as long as all runs together; overwritten and returned.
+        runs: Of each run the index of the parameter, its first element, its number of elements, and that of the whole
+            draw.
+        seed: As for :func:`normal`, and so are ``step``, ``sample``, ``stream`` and ``scratch``.
+        step: See there.
+        sample: See there.
+        stream: See there.
+        scratch: See there.
+    """
+    low, high, *_ = _checked(seed, step, sample, max(run[0] for run in runs), stream)
+    native_fill = _native(out.device)
+    if native_fill is not None:
+        number, place = sample | stream << 28, out.data_ptr()
+        rows = []
+        for index, first, size, whole in runs:
+            rows.append((place, first, size, lanes_of(whole), low, high, step, number, index, 1))
+            place += 4 * size
+        native_fill(np.array(rows, dtype=np.int64), out.numel())
+    elif len(runs) > 1 and all(first == 0 and size == whole for _, first, size, whole in runs):
+        sizes = {index: size for index, _, size, _ in runs}
+        out.copy_(
+            normal_many([seed], [step], [sample], sizes, stream=stream, device=out.device, scratch=scratch).view(-1)
+        )
+    else:
+        start = 0
+        for index, first, size, whole in runs:
+            key = (low, high, step, sample, index, stream)
+            fill_(out[start : start + size], first, key, scratch, lanes_of(whole))
+            start += size
+    return out
+
+
 def _table(
     out: Tensor,
     seeds: Sequence[int],

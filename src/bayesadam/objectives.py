@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
-from bayesadam.optim.checks import check, is_whole
+from bayesadam.checks import check, is_whole
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior

@@ -34,7 +34,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bayesadam.optim.checks import check, is_whole
+from bayesadam.checks import check, is_whole
 from bayesadam.progress import progress_bar
 
 try:

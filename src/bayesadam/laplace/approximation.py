@@ -20,7 +20,7 @@ from bayesadam.laplace.full import FullSum
 from bayesadam.laplace.last_layer import LastLayerSum
 from bayesadam.laplace.network import Network
 from bayesadam.likelihoods import Likelihood
-from bayesadam.optim.checks import check, is_whole
+from bayesadam.checks import check, is_whole
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior

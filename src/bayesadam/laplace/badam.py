@@ -12,8 +12,8 @@ from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
 from bayesadam.functional.curvature import wide
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.checks import check
-from bayesadam.optim.state import full
+from bayesadam.checks import check
+from bayesadam.engine.store import full
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.wrappers import unwrapping
 

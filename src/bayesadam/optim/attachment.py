@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from bayesadam.engine.store import Store
 from bayesadam.posterior.wrappers import unwrapping
 
-if TYPE_CHECKING:
-    from bayesadam.optim.base import PerturbedOptimizer
+
+class Attached(Protocol):
+    """What the hooks ask of an optimiser."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+    def holds_sample(self, parameter: Tensor) -> bool: ...  # noqa: D102
+    def take_loaded_weights(self, module: nn.Module) -> None: ...  # noqa: D102
 
 
-def names_of(optimizer: PerturbedOptimizer, model: nn.Module) -> dict[Tensor, str]:
+def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
     """The model's name of each of the optimiser's parameters; wrappers (DDP, ``torch.compile``) are looked through.
 
     Parameters without noise may be others', a likelihood's say: those have no name here.
@@ -24,18 +32,19 @@ def names_of(optimizer: PerturbedOptimizer, model: nn.Module) -> dict[Tensor, st
     """
     *_, inner = unwrapping(model)
     names: dict[Tensor, str] = {parameter: name for name, parameter in inner.named_parameters()}
-    for group, position, parameter in optimizer.parameters():
-        if parameter not in names and group["perturb"]:
+    slots = list(store.slots())
+    for slot in slots:
+        if slot.parameter not in names and slot.group["perturb"]:
             raise ValueError(
-                f"model must have all perturbed parameters of the optimiser, got one without number {position} "
-                f"of shape {tuple(parameter.shape)}"
+                f"model must have all perturbed parameters of the optimiser, got one without number {slot.index} "
+                f"of shape {tuple(slot.parameter.shape)}"
             )
-    return {p: names[p] for _, _, p in optimizer.parameters() if p in names}
+    return {slot.parameter: names[slot.parameter] for slot in slots if slot.parameter in names}
 
 
-def add_hooks(optimizer: PerturbedOptimizer, model: nn.Module) -> None:
+def add_hooks(optimizer: Attached, model: nn.Module) -> None:
     """Make state dicts of the model, its parts and its wrappers give and take the mean while weights hold a sample."""
-    own = {parameter for _, _, parameter in optimizer.parameters()}
+    own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module in model.modules():
         if not own.isdisjoint(module.parameters()):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
@@ -65,7 +74,7 @@ def warn_of_sample() -> None:
 class _Hook:
     """Refers weakly to the optimiser; a copy or a pickle of the model carries a hook that does nothing."""
 
-    def __init__(self, optimizer: PerturbedOptimizer | None = None) -> None:
+    def __init__(self, optimizer: Attached | None = None) -> None:
         self.optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
-from bayesadam.optim.state import COUNTERS
+from bayesadam.engine.store import COUNTERS, Store
 
-if TYPE_CHECKING:
-    from bayesadam.optim.base import PerturbedOptimizer
+EARLIER = {
+    "compile": False,
+    "maximize": False,
+    "perturb": True,
+    "temperature": 1.0,
+    "nonfinite": "raise",
+    "antithetic": False,
+}
+"""What was in force when files were written that do not say it, whatever the defaults are today."""
 
 
-def check_state_dict(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) -> None:
+def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
     """See that a state dict is of an optimiser of this kind over parameters like these.
 
     Raises:
         ValueError: It is of another one.
     """
-    method = optimizer.defaults["method"]
+    method = defaults["method"]
     for group in state_dict["param_groups"]:
         group = {"method": method, **group}  # not in checkpoints of version 0.1
         for name in ("method", "hessian", "covariance"):
-            own = optimizer.defaults.get(name)
+            own = defaults.get(name)
             if group.get(name) != own:
                 raise ValueError(f"{name} of the state_dict must be {own!r}, got {group.get(name)!r}")
     sizes = [
-        [len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], optimizer.param_groups)
+        [len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], store.owner.param_groups)
     ]
     if sizes[0] != sizes[1]:
         raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
-    required = {"mean", *optimizer.rule.state, *COUNTERS}
-    for identity, parameter in pairs(optimizer, state_dict):
+    required = {"mean", *store.rule.state, *COUNTERS}
+    for identity, parameter in pairs(store, state_dict):
         entries = state_dict["state"].get(identity)
         if entries is None:
             continue
@@ -47,16 +55,16 @@ def check_state_dict(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) 
             )
 
 
-def take_tensors(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) -> None:
+def take_tensors(store: Store, state_dict: Mapping[str, Any]) -> None:
     """Copy the saved tensors: torch casts them to the parameter's dtype, and shares them with the state dict."""
-    for identity, parameter in pairs(optimizer, state_dict):
+    for identity, parameter in pairs(store, state_dict):
         for name, value in state_dict["state"].get(identity, {}).items():
             if isinstance(value, Tensor) and name not in COUNTERS:
-                optimizer.state[parameter][name] = value.detach().to(parameter.device, copy=True)
+                store.owner.state[parameter][name] = value.detach().to(parameter.device, copy=True)
 
 
-def pairs(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) -> list[tuple[Any, Tensor]]:
+def pairs(store: Store, state_dict: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
     """What the state dict calls each parameter (a number or a name), and the parameter."""
     saved = [identity for group in state_dict["param_groups"] for identity in group["params"]]
-    own = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    own = [parameter for group in store.owner.param_groups for parameter in group["params"]]
     return list(zip(saved, own, strict=True))

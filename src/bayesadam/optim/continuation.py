@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-from bayesadam.optim.blocks import local
-from bayesadam.optim.state import like
-
-if TYPE_CHECKING:
-    from bayesadam.optim.base import PerturbedOptimizer
-    from bayesadam.posterior import DiagonalGaussian
+from bayesadam.engine.blocks import local
+from bayesadam.engine.store import Store, like
+from bayesadam.posterior import DiagonalGaussian
 
 
-def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
+def start_from(store: Store, prior: DiagonalGaussian) -> None:
     """Set weights, means and priors to those of a posterior, by name; checked before anything changes.
 
     Parameters without noise (``perturb=False``, or frozen) start at the posterior's mean if it has them, and keep the
@@ -24,9 +19,10 @@ def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
         ValueError: A perturbed parameter without a name, missing in the posterior, of another shape or with a variance
             of 0; an initial precision below the posterior's.
     """
-    names = optimizer.names()
-    for group, _, parameter in optimizer.parameters():
-        noisy = group["perturb"] and parameter.requires_grad
+    names = store.names()
+    for slot in store.slots():
+        group, _, parameter = slot
+        noisy = slot.noisy
         if parameter not in names and noisy:
             raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
         name = names.get(parameter)
@@ -48,17 +44,18 @@ def start_from(optimizer: PerturbedOptimizer, prior: DiagonalGaussian) -> None:
                 f"initial_precision must be at least the prior's at every weight of {name!r}, got {start!r}"
             )
     with torch.no_grad():
-        for group, _, parameter in optimizer.parameters():
+        for slot in store.slots():
+            parameter = slot.parameter
             name = names.get(parameter, "")
             if name not in prior.mean:
                 continue
             center = like(parameter, prior.mean[name])
             parameter.copy_(center)
-            state = optimizer.new_state(parameter, group)
+            state = store.new_state(slot)
             local(state["mean"]).copy_(local(center))
-            if group["perturb"] and parameter.requires_grad:
+            if slot.noisy:
                 state["prior_mean"] = state["mean"].clone()
                 precision = like(parameter, prior.variance[name].reciprocal())
                 state["prior_precision"] = torch.zeros_like(state["mean"]).copy_(precision)
-                optimizer.start_rule(parameter, group, state)
-            optimizer.state[parameter] = state
+                store.start_rule(slot, state)
+            store.owner.state[parameter] = state

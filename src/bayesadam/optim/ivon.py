@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.checks import check
 from bayesadam.optim.newton import (
     damped,
     follow_curvature_,
@@ -17,7 +16,7 @@ from bayesadam.optim.newton import (
     posterior_precision,
     reparameterized_hessian,
 )
-from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_, blend_, factor
+from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_, factor
 
 
 class IVONRule:
@@ -39,6 +38,10 @@ class IVONRule:
     state = ("exp_avg", "hessian")
     power = 1
     needs_noise = True
+    options = (
+        Option("rescale_lr", True, "True or False", lambda v: isinstance(v, bool), static=True),
+        Option("clip_radius", math.inf, "positive", lambda v: v > 0),
+    )
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Momentum 0, Hessian ``s0``."""
@@ -97,13 +100,12 @@ class IVON(PerturbedOptimizer):
         clip_radius: float = math.inf,
         **options: Any,
     ) -> None:
-        extra = {"rescale_lr": rescale_lr, "clip_radius": clip_radius}
-        super().__init__(params, lr, num_data=num_data, betas=betas, extra=extra, **options)
+        options |= {"rescale_lr": rescale_lr, "clip_radius": clip_radius}
+        super().__init__(params, lr, num_data=num_data, betas=betas, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also: the initial Hessian must be positive, since it scales the learning rate."""
         super().check_group(group)
-        check("clip_radius", group["clip_radius"], "positive", lambda v: v > 0)
         start = group["initial_precision"]
         if start is None:
             start = max(group["num_data"], group["prior_precision"])

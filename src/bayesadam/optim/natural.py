@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian, posterior_precision
-from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor, tempered_decay_
+from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor, tempered_decay_
 from bayesadam.optim.second_order import SecondOrderOptimizer
 from bayesadam.optim.von import VONRule
 
@@ -54,6 +54,7 @@ class NaturalVadamRule:
     state = ("displacement", "exp_avg_sq")
     power = 2
     needs_noise = False
+    options = ()
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """No displacement, ``s0 = (initial_precision - lambda) / N``."""

@@ -10,11 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.optim.checks import check, is_whole
-from bayesadam.optim.rule import Hyper, State, active_prior_precision, add_scaled_, factor
+from bayesadam.checks import is_whole
+from bayesadam.engine.rule import Hyper, Option, State, active_prior_precision, add_scaled_, factor
 
 HESSIANS = ("reparameterized", "exact", "hutchinson")
 CORRECTIONS = ("elementwise", "backtracking", None)
+HESSIAN_OPTIONS = (
+    Option("hessian", "reparameterized", f"one of {HESSIANS}", lambda v: v in HESSIANS, static=True),
+    Option("correction", "elementwise", f"one of {CORRECTIONS}", lambda v: v in CORRECTIONS, static=True),
+    Option("probes", 1, "a whole number of at least 1", is_whole),
+    Option("covariance", "diagonal", "one of ('diagonal', 'full')", lambda v: v in ("diagonal", "full"), static=True),
+)
 
 
 def initial_hessian(mean: Tensor, hp: Hyper) -> Tensor:
@@ -67,12 +73,3 @@ def largest_rate(hessian: Tensor, curvature: Tensor, hp: Hyper) -> Tensor:
     error = hessian * factor(hp["temperature"], hessian) - curvature
     shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], hessian)
     return torch.where(error <= 0, torch.inf, shifted / error).min()
-
-
-def check_hessian(group: dict[str, Any]) -> None:
-    """The options of a second-order optimiser."""
-    if group["hessian"] not in HESSIANS:
-        raise ValueError(f"hessian must be one of {HESSIANS}, got {group['hessian']!r}")
-    if group["correction"] not in CORRECTIONS:
-        raise ValueError(f"correction must be one of {CORRECTIONS}, got {group['correction']!r}")
-    check("probes", group["probes"], "a whole number of at least 1", is_whole)

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.optim.checks import check
-from bayesadam.optim.newton import largest_rate
-from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor
+from bayesadam.checks import check
+from bayesadam.optim.newton import HESSIAN_OPTIONS, largest_rate
+from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
@@ -29,6 +29,7 @@ class NGVIRule:
     state = ("precision",)
     power = 1
     needs_noise = True
+    options = HESSIAN_OPTIONS
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """``Lambda = initial_precision``."""

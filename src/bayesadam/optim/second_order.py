@@ -7,17 +7,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesadam.engine.blocks import is_sharded
+from bayesadam.engine.dense import DenseGradients, DenseHessianSource, DenseStore, DenseWeights, layout
+from bayesadam.engine.engine import Engine
+from bayesadam.engine.gradients import Gradients
+from bayesadam.engine.run import Runner
+from bayesadam.engine.sources import HessianSource
+from bayesadam.engine.store import Store
+from bayesadam.engine.weights import Weights
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.blocks import is_sharded
-from bayesadam.optim.dense import (
-    DenseGradients,
-    DenseHessianSource,
-    DenseSampler,
-    dense_state,
-    layout,
-)
-from bayesadam.optim.newton import check_hessian
-from bayesadam.optim.sources import HessianSource
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 
@@ -57,17 +55,16 @@ class SecondOrderOptimizer(PerturbedOptimizer):
     ) -> None:
         if correction == "default":
             correction = None if hessian == "exact" else "elementwise"
-        extra = {"hessian": hessian, "probes": probes, "correction": correction, "covariance": covariance}
-        super().__init__(params, lr, num_data=num_data, extra=extra, **options)
+        options |= {"hessian": hessian, "probes": probes, "correction": correction, "covariance": covariance}
+        super().__init__(params, lr, num_data=num_data, **options)
         self._made = True
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also the options of the Hessian."""
-        super().check_group(group)
         for name in ("hessian", "covariance"):
             if group[name] != self.defaults[name]:
                 raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
-        check_hessian(group)
+        super().check_group(group)
         if group["covariance"] not in self.covariances:
             raise ValueError(f"covariance must be one of {self.covariances}, got {group['covariance']!r}")
         if group["covariance"] == "full" and group["hessian"] == "hutchinson":
@@ -83,7 +80,7 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             RuntimeError: Also: a full covariance, whose matrix is made for the parameters that there are.
         """
         full = self.defaults["covariance"] == "full"
-        if full and self._made and not self._open:
+        if full and self._made and not self._engine.open:
             raise RuntimeError("add_param_group() must not be called when covariance='full', got a call")
         super().add_param_group(param_group)
         group = self.param_groups[-1]
@@ -125,41 +122,26 @@ class SecondOrderOptimizer(PerturbedOptimizer):
     @torch.no_grad()
     def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
         """As every optimiser's; with a full covariance a :class:`DenseGaussian`."""
-        if not isinstance(self._sampler, DenseSampler):
+        store = self._engine.store
+        if not isinstance(store, DenseStore):
             return super().posterior(model)
         covered = list(self._covered(model))
-        mean = {name: self._center(group, p, state) for name, group, _, p, state in covered}
-        precision = self._sampler.precision([(group, index, p) for _, group, index, p, _ in covered])
-        random = torch.cat([torch.full((p.numel(),), bool(group["perturb"])) for _, group, _, p, _ in covered])
+        mean = {name: self._center(slot, state) for name, slot, state in covered}
+        precision = store.precision([slot for _, slot, _ in covered])
+        random = torch.cat([torch.full((s.parameter.numel(),), bool(s.group["perturb"])) for _, s, _ in covered])
         return DenseGaussian.from_precision(  # type: ignore[return-value]
             mean, precision, hyperparameters=self._hyperparameters(), random=random
         )
 
-    def new_state(self, parameter: Tensor, group: dict[str, Any]) -> dict[str, Any]:
-        """With a full covariance the Hessian has rows."""
-        state = super().new_state(parameter, group)
-        if self.defaults["covariance"] == "full":
-            dense_state(state, parameter, self.param_groups)
-        return state
-
-    def start_rule(self, parameter: Tensor, group: dict[str, Any], state: dict[str, Any]) -> None:
-        """See :meth:`new_state`."""
-        super().start_rule(parameter, group, state)
-        if self.defaults["covariance"] == "full":
-            dense_state(state, parameter, self.param_groups)
-
-    @property
-    def keeps_curvature(self) -> bool:
-        """Also where the whole step must be seen before any of it is made."""
-        first = self.param_groups[0]
-        return super().keeps_curvature or first["covariance"] == "full" or first["correction"] != "elementwise"
-
-    def _reset(self, attached: bool = False) -> None:
-        super()._reset(attached)
+    def _make_engine(self) -> Engine:
         self._made = bool(getattr(self, "param_groups", ()))
         full = self.defaults["covariance"] == "full"
-        if full:
-            sampler = self._sampler = DenseSampler(self)
-            self._gradients = DenseGradients(self, sampler)
+        store = DenseStore(self, self.rule) if full else Store(self, self.rule)
+        weights = DenseWeights(store, Runner()) if isinstance(store, DenseStore) else Weights(store, Runner())
+        source: HessianSource | None = None
         if self.defaults["hessian"] != "reparameterized":
-            self._source = DenseHessianSource(self) if full else HessianSource(self)
+            make = DenseHessianSource if full else HessianSource
+            source = make(store, lambda: gradients.collected)  # type: ignore[arg-type]
+        kind = DenseGradients if full else Gradients
+        gradients = kind(store, weights, source)  # type: ignore[arg-type]
+        return Engine(store, weights, gradients, source)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.checks import check
-from bayesadam.optim.rule import Hyper, State, add_scaled_, factor
+from bayesadam.checks import check
+from bayesadam.engine.rule import Hyper, State, add_scaled_, factor
 
 
 class VadaGradRule:
@@ -27,6 +27,7 @@ class VadaGradRule:
     state = ("sum",)
     power = 2
     needs_noise = False
+    options = ()
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Zeros: the initial precision is not stored."""

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.rule import (
+from bayesadam.engine.rule import (
     Hyper,
+    Option,
     State,
     active_prior_precision,
     add_prior_gradient_,
@@ -38,6 +39,7 @@ class VadamRule:
     state: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     power = 2
     needs_noise = False
+    options: tuple[Option, ...] = ()
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Zeros: ``s0`` is not stored, but follows from the hyper-parameters."""

@@ -10,8 +10,8 @@ from torch import Tensor
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
-from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_, blend_
-from bayesadam.optim.sources import ExampleSource
+from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
+from bayesadam.engine.sources import ExampleSource
 from bayesadam.optim.von import VONRule
 
 
@@ -30,6 +30,7 @@ class VOGNRule(VONRule):
     state = ("exp_avg", "hessian")
     power = 2
     needs_noise = False
+    options = (Option("hessian", "gauss_newton", "'gauss_newton'", lambda v: v == "gauss_newton", static=True),)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Momentum 0, Hessian ``s0``."""
@@ -91,8 +92,7 @@ class VOGN(PerturbedOptimizer):
         if not isinstance(curvature, PerExampleSquares):
             raise ValueError(f"curvature must be a PerExampleSquares of the model, got {curvature!r}")
         self._source = ExampleSource(curvature)
-        extra = {"hessian": "gauss_newton", **options.pop("extra", {})}
-        super().__init__(params, lr, num_data=num_data, betas=betas, extra=extra, **options)
+        super().__init__(params, lr, num_data=num_data, betas=betas, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model.

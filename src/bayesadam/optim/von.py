@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.newton import (
+    HESSIAN_OPTIONS,
     damped,
     follow_curvature_,
     initial_hessian,
@@ -15,7 +16,7 @@ from bayesadam.optim.newton import (
     posterior_precision,
     reparameterized_hessian,
 )
-from bayesadam.optim.rule import Hyper, State, add_prior_gradient_, add_scaled_
+from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 
@@ -34,6 +35,7 @@ class VONRule:
     state: tuple[str, ...] = ("hessian",)
     power = 1
     needs_noise = True
+    options: tuple[Option, ...] = HESSIAN_OPTIONS
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Hessian ``s0 = (initial_precision - lambda) / N``."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.rule import (
+from bayesadam.engine.rule import (
     Hyper,
     State,
     active_prior_precision,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesadam.optim.rule import Hyper, State, add_scaled_, blend_, factor
+from bayesadam.engine.rule import Hyper, State, add_scaled_, blend_, factor
 
 
 class AdamRule:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.optim.rule import Rule, advance, initial_counters
+from bayesadam.engine.rule import Rule, advance, initial_counters
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
 from bayesadam.population.members import Hyper, columns, map_columns
@@ -30,7 +30,7 @@ class Chunk:
         members: Which of the population these are, ``k`` of them.
         mean: ``(k, numel)``.
         state: The rule's tensors, each ``(k, numel)``.
-        counters: See :func:`bayesadam.optim.rule.initial_counters`: numbers if they will always be the same for all
+        counters: See :func:`bayesadam.engine.rule.initial_counters`: numbers if they will always be the same for all
             members, else columns.
         steps: How many steps every member has made.
         epochs: Of the whole training.

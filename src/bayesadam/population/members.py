@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
-from bayesadam.optim.rule import Rule, initial_counters
-from bayesadam.optim.state import hyper
+from bayesadam.engine.rule import Rule, initial_counters
+from bayesadam.engine.store import hyper
 from bayesadam.population.adam import AdamRule
 from bayesadam.population.layout import Layout
 from bayesadam.population.variational import BayesByBackprop

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import PerturbedOptimizer
-from bayesadam.optim.checks import is_whole
+from bayesadam.checks import is_whole
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.checkpoint import Checkpoint, Memory, fingerprint
 from bayesadam.population.chunk import Chunk

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from bayesadam.functional.reparameterized import inverse_softplus
 from bayesadam.optim import PerturbedOptimizer
-from bayesadam.optim.checks import check
-from bayesadam.optim.rule import Hyper, Scalar, State, add_prior_gradient_, add_scaled_, factor
+from bayesadam.checks import check
+from bayesadam.engine.rule import Hyper, Scalar, State, add_prior_gradient_, add_scaled_, factor
 from bayesadam.population.adam import adam_
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
-from bayesadam.optim.checks import check, is_whole
+from bayesadam.checks import check, is_whole
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs

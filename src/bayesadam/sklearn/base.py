@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.likelihoods import Likelihood
-from bayesadam.optim.checks import is_whole
+from bayesadam.checks import is_whole
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.optim import compiled
-from bayesadam.optim.checks import check
+from bayesadam.checks import check
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.priors import Prior, as_prior
 from bayesadam.variational.draws import Draw, Noise, uncompiled

@@ -2,7 +2,7 @@
 
 A rule knows neither modules nor optimisers nor random numbers. It writes in place and broadcasts, so that the same
 code serves an optimiser, a stacked population of networks (hyper-parameters as tensors of shape ``(P, 1, ...)``) and
-a compiled kernel (0-d tensors).
+a compiled kernel (0-d tensors). What it wants to be told beside the common hyper-parameters, it declares as options.
 
 Symbols, for one weight: posterior ``N(mu, sigma^2)``, prior ``N(mu0, 1 / lambda)``, ``N`` data points,
 ``lt = lambda / N``, ``g`` the mean gradient at the sampled weights, ``h`` the curvature estimate, ``tau`` the
@@ -11,20 +11,53 @@ temperature (the factor on the KL divergence: 1 is variational inference, 0 vari
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from bayesadam.checks import check
+
 Scalar: TypeAlias = float | Tensor
 
 Hyper: TypeAlias = Mapping[str, Any]
 """What a rule is given: ``lr``, ``betas``, ``num_data``, ``temperature``, ``prior_mean``, ``prior_precision``,
-``initial_precision`` and the counters of :func:`initial_counters`; each a number or a tensor that broadcasts, but
-``betas``, which is a pair of such."""
+``initial_precision``, its own options, and the counters of :func:`initial_counters`; each a number or a tensor that
+broadcasts, but ``betas``, which is a pair of such."""
 
 State: TypeAlias = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Option:
+    """A hyper-parameter that a rule declares: it becomes an argument of the optimiser and an entry of its groups.
+
+    Attributes:
+        name: Of the argument, of the entry, and in what the rule is given.
+        default: Its value where the user gives none.
+        requirement: What a value must be, as messages say it.
+        holds: Whether a value is that; a value that it cannot take is refused as well.
+        static: It steers the code of the rule (a truth value, a word) and is not a number in its arithmetic. Then it
+            must be the same for all members of a population.
+    """
+
+    name: str
+    default: Any
+    requirement: str
+    holds: Callable[[Any], bool]
+    static: bool = False
+
+    def check(self, value: Any) -> None:
+        """Raise ``ValueError`` unless the value is what the option must be."""
+        check(self.name, value, self.requirement, self.holds, words=self.static)
+
+
+NUMBERS = ("lr", "num_data", "temperature", "prior_mean", "prior_precision", "initial_precision")
+"""What every rule is told beside its options, the betas and the counters."""
+PER_WEIGHT = ("prior_mean", "prior_precision")
+"""Those that have a value for every weight where the state has a tensor of that name."""
 
 
 class Rule(Protocol):
@@ -34,6 +67,7 @@ class Rule(Protocol):
         state: Names of its per-parameter tensors.
         power: Its curvature statistic scales like ``gradient**power``.
         needs_noise: Whether ``curvature`` reads ``eps``, or may be given ``None``.
+        options: Hyper-parameters of its own.
     """
 
     @property
@@ -42,6 +76,8 @@ class Rule(Protocol):
     def power(self) -> int: ...  # noqa: D102
     @property
     def needs_noise(self) -> bool: ...  # noqa: D102
+    @property
+    def options(self) -> tuple[Option, ...]: ...  # noqa: D102
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Fresh state tensors, made like ``mean``."""
@@ -60,6 +96,11 @@ class Rule(Protocol):
 
         The counters in ``hp`` already include this step. Without a curvature the state that holds it stays as it is.
         """
+
+
+def options_of(rule: Rule) -> tuple[Option, ...]:
+    """The options that a rule declares; a rule need not have any."""
+    return tuple(getattr(rule, "options", ()))
 
 
 def initial_counters() -> dict[str, float]:

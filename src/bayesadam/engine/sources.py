@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.engine.store import Store
 from bayesadam.functional import hessian
-
-if TYPE_CHECKING:
-    from bayesadam.optim.base import PerturbedOptimizer
 
 
 class CurvatureSource(Protocol):
@@ -132,13 +130,19 @@ class ExampleSource:
 
 
 class HessianSource:
-    """The Hessian's diagonal, exact or by Hutchinson's estimate, of losses that the user hands over."""
+    """The Hessian's diagonal, exact or by Hutchinson's estimate, of losses that the user hands over.
+
+    Args:
+        store: Of the optimiser.
+        collected: Gives the number of the sample.
+    """
 
     differentiates = True
     hint = "use optimizer.backward(loss), and no other backward pass"
 
-    def __init__(self, optimizer: PerturbedOptimizer) -> None:
-        self.optimizer = optimizer
+    def __init__(self, store: Store, collected: Callable[[], int]) -> None:
+        self.store = store
+        self.collected = collected
         self._sums: dict[Tensor, Tensor] = {}
         self._written: dict[Tensor, tuple[int, int]] = {}
         self._calls = 0
@@ -168,7 +172,7 @@ class HessianSource:
     def backward(self, loss: Tensor) -> None:
         """See the protocol."""
         parameters, grads = self.differentiate(loss)
-        first = self.optimizer.param_groups[0]
+        first = self.store.first
         if first["hessian"] == "exact":
             diagonals = hessian.diagonal(grads, parameters)
         else:
@@ -195,7 +199,7 @@ class HessianSource:
             )
         if self._calls == 0 and self._has_gradients():
             raise RuntimeError(self._backwarded)
-        parameters: list[Tensor] = [p for _, _, p in self.optimizer.parameters() if p.requires_grad]
+        parameters: list[Tensor] = [s.parameter for s in self.store.slots() if s.parameter.requires_grad]
         try:
             grads = hessian.gradients(loss, parameters)
         except RuntimeError as error:
@@ -204,7 +208,7 @@ class HessianSource:
             raise RuntimeError(self._backwarded) from None
         for parameter, grad in zip(parameters, grads, strict=True):
             if grad is not None and grad.is_sparse:
-                name = self.optimizer.name_of(parameter)
+                name = self.store.name_of(parameter)
                 raise RuntimeError(f"the gradient of parameter {name} must be dense, got a sparse one")
         return parameters, grads
 
@@ -229,7 +233,7 @@ class HessianSource:
             grad = parameter.grad
             if grad is None or (id(grad), grad._version) != written:
                 raise RuntimeError(
-                    f"the gradient of parameter {self.optimizer.name_of(parameter)} must be left alone inside the "
+                    f"the gradient of parameter {self.store.name_of(parameter)} must be left alone inside the "
                     "block after backward(loss), got another one: clip between block and step(), and call "
                     "backward(loss) of the optimiser only"
                 )
@@ -257,7 +261,7 @@ class HessianSource:
 
     @property
     def _kind(self) -> str:
-        kind: str = self.optimizer.param_groups[0]["hessian"]
+        kind: str = self.store.first["hessian"]
         return kind
 
     @property
@@ -269,14 +273,14 @@ class HessianSource:
         )
 
     def _has_gradients(self) -> bool:
-        return any(parameter.grad is not None for _, _, parameter in self.optimizer.parameters())
+        return any(slot.parameter.grad is not None for slot in self.store.slots())
 
     def _probe(self, parameters: list[Tensor], number: int) -> list[Tensor]:
         """Random signs, drawn like all noise from the seed and the numbers of step, sample and parameter."""
-        first = self.optimizer.param_groups[0]
-        collected = self.optimizer.collected
+        first = self.store.first
+        collected = self.collected()
         key = (self._calls * first["mc_samples"] + collected) * first["probes"] + number
-        indices: dict[Tensor, int] = {parameter: index for _, index, parameter in self.optimizer.parameters()}
+        indices: dict[Tensor, int] = {slot.parameter: slot.index for slot in self.store.slots()}
         signs = []
         for p in parameters:
             draw = noise.normal(first["seed"], first["noise_step"], key, indices[p], p.shape, stream=noise.PROBES)

@@ -34,11 +34,10 @@ class Block:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lives on this rank, detached and sharing its storage."""
-    tensor = tensor.detach()
+    """The part of a tensor that lives on this rank, sharing its storage; to be used without gradients."""
     if not is_sharded(tensor):
         return tensor
-    part: Tensor = tensor.to_local()  # type: ignore[attr-defined]
+    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     return part
 
 
@@ -47,34 +46,39 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
-def blocks(parameter: Tensor, others: Sequence[Tensor], tiled: bool = False) -> Iterator[Block]:
+def place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of the full tensor, and where in it the local part begins."""
+    if is_sharded(parameter):
+        return tuple(parameter.shape), _shard_offset(parameter)
+    return tuple(parameter.shape), (0,) * parameter.ndim
+
+
+def blocks(parameter: Tensor, others: Sequence[Tensor], size: int) -> Iterator[Block]:
     """Cut a parameter's local part; ``others`` are the local tensors of the same shape that go along.
 
     Flat where all of them are contiguous and the shard is one run of the full tensor; else whole rows of the first
-    axis, so that strides, views and memory formats stay as they are. ``tiled``: flat also where one block is enough, if
-    it has two tiles of noise or more.
+    axis, so that strides, views and memory formats stay as they are.
+
+    Args:
+        parameter: Whose part it is.
+        others: See above.
+        size: Elements of a block, about: a multiple of a tile of noise.
     """
     here = local(parameter)
     if here.numel() == 0:
         return
-    full_shape, offset = tuple(here.shape), (0,) * here.ndim
-    if is_sharded(parameter):
-        full_shape, offset = tuple(parameter.shape), _shard_offset(parameter)
-    tiled = tiled and here.numel() >= 2 * noise.TILE
-    if here.numel() <= noise.BLOCK and not tiled:
+    full_shape, offset = place(parameter)
+    if here.numel() <= size:
         yield Block(0, here.numel(), False, tuple(here.shape), offset, full_shape, whole=True)
         return
     first = noise.contiguous_start(here.shape, offset, full_shape)
     if first is not None and all(t.is_contiguous() for t in (here, *others)):
         total = (math.prod(full_shape),)
-        for start in range(0, here.numel(), noise.BLOCK):
-            stop = min(start + noise.BLOCK, here.numel())
+        for start in range(0, here.numel(), size):
+            stop = min(start + size, here.numel())
             yield Block(start, stop, True, (stop - start,), (first + start,), total)
         return
-    if here.numel() <= noise.BLOCK:
-        yield Block(0, here.numel(), False, tuple(here.shape), offset, full_shape, whole=True)
-        return
-    rows = max(1, noise.BLOCK // max(1, here[0].numel()))
+    rows = max(1, size // max(1, here[0].numel()))
     for start in range(0, here.shape[0], rows):
         stop = min(start + rows, here.shape[0])
         yield Block(start, stop, False, (stop - start, *here.shape[1:]), (offset[0] + start, *offset[1:]), full_shape)

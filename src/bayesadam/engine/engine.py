@@ -1,0 +1,225 @@
+"""The life of an optimiser between two steps: samples come and go, gradients are collected, a step is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.engine.gradients import Gradients, Hidden
+from bayesadam.engine.sources import CurvatureSource
+from bayesadam.engine.store import Store
+from bayesadam.engine.weights import BLOCK, MEAN, TRAIN, Weights
+
+
+class Engine:
+    """Transient: rebuilt in a copy and after loading, from what groups and state say.
+
+    Args:
+        store: Groups and state.
+        weights: What the weights hold.
+        gradients: What one unfinished step has collected.
+        source: Where curvature comes from that the rule does not compute itself.
+
+    Attributes:
+        open: Whether a sampling block is open.
+    """
+
+    def __init__(self, store: Store, weights: Weights, gradients: Gradients, source: CurvatureSource | None) -> None:
+        self.store = store
+        self.weights = weights
+        self.gradients = gradients
+        self.source = source
+        self.open = False
+        self._cleared = False
+
+    def refuse_inside(self, name: str) -> None:
+        """Raise if a sampling block is open."""
+        if self.open:
+            raise RuntimeError(f"{name} must be called outside sampled_params(), got a call inside")
+
+    @contextmanager
+    def block(self, *, shown: Sequence[Hidden] = ()) -> Iterator[None]:
+        """Inside, the weights are the next sample, and gradients from before are hidden but for those in ``shown``."""
+        count = self.store.first["mc_samples"]
+        if self.open:
+            raise RuntimeError("sampled_params() must not be nested, got a block inside a block")
+        if self.weights.held == TRAIN:
+            raise RuntimeError(
+                "sampled_params() must not be used after train(), which has drawn a sample: call eval() first"
+            )
+        if self.gradients.collected == count and not self._was_skipped():
+            raise RuntimeError(
+                f"exactly mc_samples={count} blocks must be run before step(), got one more "
+                "(backward several times inside one block to accumulate gradients)"
+            )
+        before = self.gradients.hide()
+        completed, valid = False, True
+        try:
+            self.open = True
+            self.weights.perturb(self.gradients.collected, BLOCK)
+            if self.source is not None:
+                self.source.start()
+            for slot, grad in shown:
+                slot.parameter.grad = grad
+            yield
+            if self.source is not None:
+                self.source.check_gradients()
+            valid = False  # an interruption while the means are half-updated voids all samples of this step
+            self.gradients.collect(before)
+            completed = valid = True
+        finally:
+            self.open = False
+            self.weights.restore()
+            if self.source is not None:
+                self.source.stop()
+            if not valid:
+                self.gradients.discard()
+            if not completed:
+                for slot, grad in before:
+                    slot.parameter.grad = grad
+
+    def _was_skipped(self) -> bool:
+        """Whether a gradient scaler skipped the step that the collected samples were for; they are given up then."""
+        if self.gradients.are_finite():
+            return False
+        self.store.set_all("skipped_steps", self.store.first["skipped_steps"] + 1)
+        self.give_up()
+        return True
+
+    def give_up(self) -> None:
+        """Forget the samples collected for the next step; others will be drawn for it."""
+        collected = self.gradients.collected
+        self.gradients.discard()
+        if collected:
+            self.store.set_all("noise_step", self.store.first["noise_step"] + 1)
+
+    def train(self) -> None:
+        """From now on the weights hold a sample."""
+        if self.store.first["mc_samples"] != 1:
+            raise RuntimeError(f"mc_samples must be 1 to use train(), got {self.store.first['mc_samples']!r}")
+        if self.open or self.gradients.collected:
+            raise RuntimeError("train() must be called before sampled_params() or after its step(), got a call between")
+        if self.weights.held == TRAIN:
+            self.weights.reconcile(0, allow_mean=True)
+            if self.source is not None and not self.source.started:
+                self.start_source()
+            return
+        self.weights.perturb(0, TRAIN)
+        if self.source is not None:  # what it has collected goes with gradients that have not been stepped with
+            pending = any(slot.parameter.grad is not None for slot in self.store.slots())
+            begin = self.source.resume if pending else self.source.start
+            try:
+                begin(self.gradients.after_backward)
+            except BaseException:
+                self.weights.restore()
+                raise
+
+    def eval(self) -> list[Tensor]:
+        """The weights hold the mean; returns those that were modified externally and are the mean as they are."""
+        self.refuse_inside("eval()")
+        if self.weights.held == MEAN:
+            return []
+        others = self.weights.release()
+        if self.source is not None:
+            self.source.pause()
+        return others
+
+    def cleared(self) -> None:
+        """Gradients were cleared: outside a block this also discards the samples collected for the next step."""
+        self._cleared = True
+        if self.source is not None:
+            self.source.discard()
+        if not self.open:
+            self.give_up()
+
+    def start_source(self) -> None:
+        """In drop-in training curvature is collected at any time."""
+        if self.source is not None and self.weights.held == TRAIN:
+            self.source.start(self.gradients.after_backward)
+
+    def run(self, closure: Callable[[], Any]) -> Any:
+        """Call a closure once for every sample, and collect what it leaves in the gradients."""
+        if self.gradients.collected:
+            raise RuntimeError(
+                f"step(closure) draws its own samples and must not follow blocks, got {self.gradients.collected}"
+            )
+        if self.weights.held == TRAIN:
+            return self._call(closure)
+        count = self.store.first["mc_samples"]
+        differentiates = self.source is not None and self.source.differentiates  # and makes all gradients itself
+        slots = [] if differentiates else [slot for slot in self.store.slots() if slot.parameter.grad is not None]
+        earlier = [Hidden(slot, slot.parameter.grad) for slot in slots]
+        losses = []
+        try:
+            for number in range(count):
+                # A closure that does not clear them adds to the gradients of earlier micro-batches, with every sample.
+                last = number == count - 1
+                shown = [Hidden(slot, grad if last or grad is None else grad.clone()) for slot, grad in earlier]
+                self._cleared = False
+                with self.block(shown=shown):
+                    losses.append(self._call(closure))
+                    self._check_cleared(shown)
+        except BaseException:
+            self.gradients.discard()
+            raise
+        if len(losses) == 1 or losses[0] is None:
+            return losses[0]
+        if isinstance(losses[0], Tensor):
+            return torch.stack([loss.detach() for loss in losses]).mean()
+        return sum(losses) / len(losses)
+
+    def _call(self, closure: Callable[[], Any]) -> Any:
+        with torch.enable_grad():
+            loss = closure()
+            return loss if self.source is None else self.source.after_closure(loss)
+
+    def _check_cleared(self, shown: Sequence[Hidden]) -> None:
+        """Curvature from outside is that of the closure's own backward passes, and the gradient must be that, too."""
+        if self.source is None or self._cleared:
+            return
+        if any(grad is not None and slot.parameter.grad is grad for slot, grad in shown):
+            raise RuntimeError(
+                "the closure must clear the gradients (optimizer.zero_grad()) for a method that collects curvature "
+                "with them, got gradients from before step(closure): accumulate over micro-batches inside the "
+                "closure, or in sampled_params()"
+            )
+
+    def step(self) -> None:
+        """Update from what was collected, if it is complete."""
+        weights, gradients = self.weights, self.gradients
+        if weights.held == BLOCK:  # the end of a block was interrupted
+            weights.restore()
+        if weights.held != TRAIN and gradients.collected == 0 and self._creates_state_only():
+            return
+        count = self.store.first["mc_samples"]
+        if weights.held != TRAIN and gradients.collected != count:
+            raise RuntimeError(
+                f"step() must follow exactly mc_samples={count} sampling blocks, got {gradients.collected}: use "
+                "`with opt.sampled_params():`, pass a closure, or call train() first (the weights hold the mean)"
+            )
+        weights.reconcile(0)
+        if weights.held == TRAIN:
+            gradients.collect_drop_in()
+        try:
+            ready = gradients.ready()
+        except BaseException:
+            if weights.held != TRAIN:
+                gradients.discard()
+            raise
+        gradients.step(ready=ready)
+        if weights.held == TRAIN and self.source is not None:
+            self.source.discard()
+        torch.clear_autocast_cache()
+
+    def _creates_state_only(self) -> bool:
+        """What distributed checkpoints do to a fresh optimiser: ``step()`` with rate 0 and zero gradients."""
+        if any(float(group["lr"]) != 0 for group in self.store.owner.param_groups) or not self.gradients.are_zero():
+            return False
+        for slot in self.store.slots():
+            if slot.parameter.requires_grad:
+                self.store.state_of(slot)
+        return True

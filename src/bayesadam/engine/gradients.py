@@ -1,0 +1,367 @@
+"""From the gradients at one or several samples to one update: Monte Carlo means, scaling, and the finite check."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.engine.blocks import is_sharded, local
+from bayesadam.engine.passes import Pass, per_weight_of, statics_of
+from bayesadam.engine.rule import initial_counters
+from bayesadam.engine.run import Job, Plan
+from bayesadam.engine.sources import CurvatureSource
+from bayesadam.engine.store import NumbersCache, Slot, Store, full, hyper, like
+from bayesadam.engine.weights import MEAN, TRAIN, Weights, tensors_of
+
+BACKTRACK = 0.5
+"""The share of the largest admissible rate that back-tracking takes: no precision more than halves."""
+
+
+class Hidden(NamedTuple):
+    """A parameter and the gradient that it had."""
+
+    slot: Slot
+    grad: Tensor | None
+
+
+class Gradients:
+    """Transient: what one unfinished step has collected.
+
+    With one sample per step nothing is kept: everything is computed from ``p.grad`` at the step. With more, or with
+    a curvature that is not computed from the gradient, ``p.grad`` is the mean gradient so far and the mean curvature is
+    kept here, on the scale that the gradients had; the step rescales it by what unscaling and clipping did to
+    ``p.grad`` meanwhile, to the power by which it scales.
+
+    Args:
+        store: Of the optimiser.
+        weights: What the weights hold.
+        source: Where curvature comes from that the rule does not compute itself.
+    """
+
+    resamples = True
+    """Whether updates draw the next sample as they go."""
+
+    def __init__(self, store: Store, weights: Weights, source: CurvatureSource | None) -> None:
+        self.store = store
+        self.weights = weights
+        self.source = source
+        self.collected = 0
+        self._curvature: dict[Tensor, Tensor] = {}
+        self._norms: dict[Tensor, Tensor] = {}
+        self._limit = math.inf
+        self._factor = 1.0
+
+    @property
+    def keeps_curvature(self) -> bool:
+        """Whether curvature is collected with every sample, rather than computed at the step."""
+        first = self.store.first
+        return (
+            self.source is not None
+            or first["mc_samples"] > 1
+            or first.get("correction", "elementwise") != "elementwise"
+        )
+
+    def discard(self) -> None:
+        """Forget the samples collected so far."""
+        self.collected = 0
+        self._curvature, self._norms, self._limit, self._factor = {}, {}, math.inf, 1.0
+
+    def hide(self) -> list[Hidden]:
+        """Take the gradients away; returns them."""
+        hidden = [Hidden(slot, slot.parameter.grad) for slot in self.store.slots()]
+        for slot, _ in hidden:
+            slot.parameter.grad = None
+        return hidden
+
+    @torch.no_grad()
+    def collect(self, hidden: Sequence[Hidden]) -> None:
+        """Close a sample: ``p.grad`` becomes the mean over the samples so far, and so does the kept curvature."""
+        if self.keeps_curvature:
+            factor = 1.0 if self.source is None else self.source.gradient_factor()
+            if factor != 1.0:
+                torch._foreach_mul_([self.store.dense_gradient(s.parameter) for s in self.store.trained()], factor)
+            share = 1.0 / (self.collected + 1)
+            self._keep(self.store.trained(), share)
+            self._average(hidden if self.collected else [Hidden(slot, None) for slot, _ in hidden], share)
+            self._remember_norms()
+        self.collected += 1
+
+    def _average(self, hidden: Sequence[Hidden], share: float) -> None:
+        """Gradients averaged with those of earlier samples; a sample without a gradient counts as one of zero."""
+        both, new, old = [], [], []
+        for slot, earlier in hidden:
+            parameter = slot.parameter
+            if not parameter.requires_grad:
+                continue
+            grad = parameter.grad
+            if grad is not None and earlier is not None:
+                both.append((earlier, grad))
+                parameter.grad = earlier
+            elif grad is not None:
+                new.append(grad)
+            elif earlier is not None:
+                old += [earlier, *([self._curvature[parameter]] if parameter in self._curvature else [])]
+                parameter.grad = earlier
+        if both:
+            earlier_ones, grads = zip(*both, strict=True)
+            torch._foreach_lerp_(earlier_ones, grads, share)
+        if new and share != 1.0:
+            torch._foreach_mul_(new, share)
+        if old:
+            torch._foreach_mul_(old, 1.0 - share)
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """Remember the scale of the gradients, in drop-in training, where others may change it before the step."""
+        self._remember_norms()
+
+    def _remember_norms(self) -> None:
+        parameters = [slot.parameter for slot in self.store.trained()]
+        self._norms.update(zip(parameters, self._norms_of(parameters), strict=True))
+
+    def collect_drop_in(self) -> None:
+        """At a step in drop-in training: keep the curvature of its one sample."""
+        if not self.keeps_curvature:
+            return
+        self._curvature = {}  # of a step that was refused
+        self._factor = 1.0 if self.source is None else self.source.gradient_factor()
+        trained = self.store.trained()
+        unknown = [s.parameter for s in trained if self.source is None or s.parameter not in self._norms]
+        self._norms.update(zip(unknown, self._norms_of(unknown), strict=True))
+        self._keep(trained, 1.0)
+
+    def _keep(self, trained: Sequence[Slot], share: float) -> None:
+        """Average a sample's curvature into what is kept."""
+        if self.source is not None:
+            for slot in trained:
+                self._keep_from_source(slot, share)
+            return
+        rule, jobs, numbers, fresh = self.store.rule, [], NumbersCache(self.store.rule), {}
+        for slot in trained:
+            group, parameter, state = slot.group, slot.parameter, self.store.state_of(slot)
+            noisy = rule.needs_noise and group["perturb"]
+            if rule.needs_noise and not noisy:
+                continue  # nothing to read it off
+            kept = self._curvature.get(parameter)
+            if kept is None:
+                kept = fresh[parameter] = torch.zeros_like(local(state["mean"]))
+            work = Pass(
+                rule, "collect", statics_of(rule, group), noisy=noisy, per_weight=per_weight_of(state), kept=True
+            )
+            told = numbers.scaled(group, state, scale=-1.0 if group["maximize"] else 1.0, share=share)
+            tensors = tensors_of(work, parameter, state, grad=self.store.dense_gradient(parameter), kept=kept)
+            jobs.append(Job(work, slot.index, parameter, tensors, told))
+        plan = Plan()
+        draws = {"eps": self.weights.draw(self.collected)}
+        self.weights.runner.add(plan, jobs, draws, compiles=self.store.first["compile"])
+        plan.run()
+        self._curvature.update(fresh)
+
+    def _keep_from_source(self, slot: Slot, share: float) -> None:
+        assert self.source is not None
+        group, parameter = slot.group, slot.parameter
+        if not group["perturb"] and not self.source.covers(parameter):
+            return  # a learned noise level, say
+        whole = self.source.curvature(parameter)
+        if whole is None:
+            raise RuntimeError(
+                f"the curvature of parameter {self.store.name_of(parameter)} must come with its gradient, got a "
+                f"gradient alone: {self.source.hint}"
+            )
+        mean = local(self.store.state_of(slot)["mean"])
+        value = local(like(parameter, whole)).to(mean.dtype)
+        if group["maximize"] and self.store.rule.power % 2:
+            value = -value
+        if group["mc_samples"] == 1:  # not copied: the source's own until its next start
+            self._curvature[parameter] = value
+            return
+        if parameter not in self._curvature:
+            self._curvature[parameter] = torch.zeros_like(mean)
+        self._curvature[parameter].lerp_(value, share)
+
+    def are_zero(self) -> bool:
+        """Whether every gradient is absent or zero."""
+        return not any(
+            local(self.store.dense_gradient(slot.parameter)).count_nonzero() for slot in self.store.trained()
+        )
+
+    def are_finite(self) -> bool:
+        """Whether all gradients are finite, by one read of one number."""
+        return self._first_bad() is None
+
+    def ready(self) -> bool:
+        """Whether to step; raises where the user wants to hear of a step that cannot be made."""
+        bad = self._first_bad()
+        if bad is not None:
+            return self._refuse(f"the gradient of parameter {self.store.name_of(bad)} must be finite")
+        return self._curvature_is_finite() and self._limit_rates()
+
+    def _first_bad(self) -> Tensor | None:
+        """The first parameter whose gradient is not finite, if there is any."""
+        grads = {slot.parameter: self.store.dense_gradient(slot.parameter) for slot in self.store.trained()}
+        if not grads or math.isfinite(_read(full(nn.utils.get_total_norm(list(grads.values()))))):
+            return None
+        for parameter, grad in grads.items():
+            # A norm overflows before its elements do, in float16 easily; in float32 it is refused, as squares overflow.
+            wide = torch.promote_types(grad.dtype, torch.float32)
+            if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
+                return parameter
+        return None
+
+    def _curvature_is_finite(self) -> bool:
+        """The same of second derivatives, which may be infinite where the gradient is not."""
+        if self.source is None or not self.source.differentiates:
+            return True
+        for parameter, kept in self._curvature.items():
+            if not kept.isfinite().all():
+                return self._refuse(f"the curvature of parameter {self.store.name_of(parameter)} must be finite")
+        return True
+
+    def _refuse(self, why: str) -> bool:
+        """Skip the step, or raise, as the user wants it."""
+        if self.store.first["nonfinite"] == "skip":
+            return False
+        raise FloatingPointError(f"{why}, got inf or nan; nothing was changed")
+
+    def step(self, *, ready: bool) -> None:
+        """Apply the rule to every parameter that has a gradient, if ``ready``, and go on to the next step.
+
+        In drop-in training the weights get their next sample. Once it has begun it is completed, even if an exception
+        (an interrupt, say) comes between, which is passed on afterwards.
+        """
+        drop_in, first = self.weights.held == TRAIN, self.store.first
+        step, skipped = first["noise_step"] + 1, first["skipped_steps"] + (not ready)
+        draws = {"eps": self.weights.draw(0), "next_eps": self.weights.draw(0, ahead=1)}
+        plan, numbers = Plan(), NumbersCache(self.store.rule)
+        changed = self._add_updates(plan, draws, numbers, drop_in) if ready else {}
+        written: list[Tensor] = []
+        if drop_in:
+            noisy = [slot for slot in self.store.slots() if slot.noisy]
+            written = [slot.parameter for slot in noisy]
+            rest = [slot for slot in noisy if not (self.resamples and slot.parameter in changed)]
+            self.weights.add(plan, rest, draws["next_eps"], numbers, adopt=False)
+
+        def settle(mark: int) -> None:
+            for parameter, counters in changed.items():
+                self.store.owner.state[parameter].update(counters)
+            self.store.set_all("skipped_steps", skipped)
+            self.store.set_all("noise_step", step)
+            self.discard()
+            if drop_in:
+                self.weights.settle(written, TRAIN)
+            plan.done.fill_(mark)
+
+        plan.add(settle)
+        plan.run()
+
+    def _add_updates(
+        self, plan: Plan, draws: Mapping[str, Any], numbers: NumbersCache, drop_in: bool
+    ) -> dict[Tensor, dict[str, Any]]:
+        """Append the updates to a plan; returns the counters after them, by parameter."""
+        rule, trained = self.store.rule, self.store.trained()
+        keeps = self.keeps_curvature
+        factors = self._curvature_factors(trained) if keeps else {}
+        held_mean = self.weights.held == MEAN
+        jobs, changed = [], {}
+        for slot in trained:
+            parameter, state, group = slot.parameter, self.store.state_of(slot), self._limited(slot.group)
+            kept, noisy = self._curvature.get(parameter), bool(group["perturb"])
+            work = Pass(
+                rule,
+                "update",
+                statics_of(rule, group),
+                holds_mean=held_mean or not noisy,
+                given=keeps,
+                noisy=rule.needs_noise and noisy and not keeps,
+                resample=drop_in and noisy,
+                per_weight=per_weight_of(state),
+                kept=kept is not None,
+            )
+            scale = (-1.0 if group["maximize"] else 1.0) * self._factor
+            told = numbers.scaled(group, state, scale=scale, factor=factors.get(parameter, 1.0))
+            others = {"grad": self.store.dense_gradient(parameter)}
+            if kept is not None:
+                others["kept"] = kept
+            jobs.append(Job(work, slot.index, parameter, tensors_of(work, parameter, state, **others), told))
+            changed[parameter] = numbers.of(group, state)[1]
+        self.weights.runner.add(plan, jobs, draws, compiles=self.store.first["compile"])
+        return changed
+
+    def _limit_rates(self) -> bool:
+        """See to it that all precisions stay positive, where the rule itself does not."""
+        correction = self.store.first.get("correction", "elementwise")
+        if correction == "elementwise":
+            return True
+        rule: Any = self.store.rule
+        smallest = math.inf
+        trained = [slot for slot in self.store.trained() if slot.parameter in self._curvature]
+        factors = self._curvature_factors(trained)
+        for slot in trained:
+            parameter, state = slot.parameter, self.store.state_of(slot)
+            views = {name: local(value) for name, value in state.items() if isinstance(value, Tensor)}
+            told = hyper(slot.group, state, views)
+            limit = float(rule.largest_rate(views, self._curvature[parameter] * factors[parameter], told))
+            if math.isnan(limit):
+                return self._refuse(f"the curvature of parameter {self.store.name_of(parameter)} must be finite")
+            if correction is None and not limit > rule.rate(told):
+                return self._not_positive()
+            smallest = min(smallest, limit)
+        self._limit = BACKTRACK * smallest
+        return True
+
+    def _limited(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The group's values, with a smaller rate if back-tracking asks for it."""
+        if self.store.first.get("correction") != "backtracking":
+            return group
+        rule: Any = self.store.rule
+        if rule.rate(hyper(group, initial_counters(), {})) <= self._limit:
+            return group
+        limited: dict[str, Any] = rule.with_rate(group, self._limit)
+        return limited
+
+    def _not_positive(self) -> bool:
+        if self.store.first["nonfinite"] == "skip":
+            return False
+        raise FloatingPointError(
+            "the posterior precision must stay positive, got a curvature that is too negative for this step; nothing "
+            "was changed (use correction='elementwise', a smaller 1 - betas[1] or a larger prior_precision)"
+        )
+
+    def _curvature_factors(self, trained: Sequence[Slot]) -> dict[Tensor, float]:
+        """By what a kept curvature must be multiplied to go with ``p.grad`` as it is now."""
+        return {parameter: ratio**self.store.rule.power for parameter, ratio in self._rescaled(trained).items()}
+
+    def _rescaled(self, trained: Sequence[Slot]) -> dict[Tensor, float]:
+        """By what factor others (unscaling, clipping) changed each gradient since the last sample was collected.
+
+        A gradient of zero does not tell: the others do, as it is one factor for all wherever curvature can be scaled.
+        """
+        parameters = [slot.parameter for slot in trained if slot.parameter in self._norms]
+        if not parameters:
+            return {}
+        device = self._norms[parameters[0]].device
+        norms = [*[self._norms[p] for p in parameters], *self._norms_of(parameters)]
+        values = torch.stack([norm.to(device) for norm in norms]).tolist()
+        before, now = values[: len(parameters)], values[len(parameters) :]
+        total = math.hypot(*before)
+        common = math.hypot(*now) / total if total > 0 else 1.0
+        return {p: n / b if b > 0 else common for p, b, n in zip(parameters, before, now, strict=True)}
+
+    def _norms_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Of the local gradients, in float32 or wider: in float16 they overflow easily."""
+        grads = [local(self.store.dense_gradient(parameter)) for parameter in parameters]
+        wide = {torch.promote_types(grad.dtype, torch.float32) for grad in grads}
+        if len(wide) == 1:
+            return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
+        return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
+
+
+def _read(value: Tensor) -> float:
+    """A 0-d tensor's number, without asking the device for it where it is in memory."""
+    if is_sharded(value) or value.device.type != "cpu":
+        return float(value)
+    return float(value.detach().float().numpy())

@@ -1,0 +1,179 @@
+"""Passes as compiled kernels: one call for all parameters, one walk over memory, the noise made on the way.
+
+An accelerator only: its numbers are those of the eager code up to rounding, and where no kernel fits (another device,
+dtype or layout, no compiler) the eager code does the work. The rule's own Python code is what is compiled
+(:mod:`bayesadam.engine.recording`). A kernel is tried against the eager code before it is first used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from typing import TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesadam import native, noise
+from bayesadam.engine.passes import Pass
+from bayesadam.engine.recording import TYPES, NotElementwise, record
+
+Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype, torch.dtype]
+"""Of the weights, of the gradients, and of the mean and all that is kept with it."""
+Kernel: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int, Tensor, int], None]
+"""Takes a row for every run of elements, a row of numbers and one of words for every group, how many elements there
+are, and a 0-d integer tensor and what to write there when the work is done."""
+
+FIXED = 5
+"""Columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index of the
+parameter, and the row of numbers and words."""
+WORDS = 7
+"""Halves of the seed, step and sample of ``eps``, step and sample of ``next_eps``, and the signs as two bits."""
+
+
+@cache
+def available() -> bool:
+    """Whether there is a compiler; warns once if there is none."""
+    if native.has_compiler():
+        return True
+    warnings.warn("compile=True needs a C++ compiler, found none: going on without it", RuntimeWarning, stacklevel=2)
+    return False
+
+
+def dtypes_fit(dtypes: Dtypes) -> bool:
+    """Whether kernels know these dtypes."""
+    return all(dtype in (torch.float32, torch.float64, torch.bfloat16) for dtype in dtypes)
+
+
+@cache
+def kernel_of(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | None:
+    """The kernel of a pass, made and tried once; ``None`` where it cannot be made or is not right, with one warning.
+
+    Args:
+        work: The pass.
+        dtypes: Of what it works on.
+        names: Of the numbers, in the order of the rows.
+    """
+    try:
+        function = native.load(_source(work, dtypes, names)).run
+    except (native.CompilationError, NotElementwise) as error:
+        _warn(work, str(error))
+        return None
+
+    def kernel(
+        runs: NDArray[np.int64],
+        numbers: NDArray[np.float64],
+        words: NDArray[np.int64],
+        numel: int,
+        done: Tensor,
+        mark: int,
+    ) -> None:
+        threads = 1 if numel <= noise.ALONE else torch.get_num_threads()
+        addresses = [ctypes.c_void_p(table.ctypes.data) for table in (runs, numbers, words)]
+        addresses.append(ctypes.c_void_p(done.data_ptr()))
+        function(ctypes.c_int64(len(runs)), *addresses, ctypes.c_int64(mark), ctypes.c_int(threads))
+
+    found, expected = _trial(work, dtypes, names, kernel)
+    for name, value in expected.items():
+        if not torch.allclose(found[name], value, rtol=1e-2 if torch.bfloat16 in dtypes else 1e-3, atol=1e-5):
+            _warn(work, f"it gives other numbers than the eager code for {name!r}")
+            return None
+    return kernel
+
+
+def _warn(work: Pass, why: str) -> None:
+    warnings.warn(
+        f"compile=True goes on without the {work.kind} kernel of {type(work.rule).__name__}: {why}",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+def _dtype_of(name: str, dtypes: Dtypes) -> torch.dtype:
+    weights, grad, mean = dtypes
+    return {"weights": weights, "grad": grad}.get(name, mean)
+
+
+def _source(work: Pass, dtypes: Dtypes, names: Sequence[str]) -> str:
+    """The C++ source of a pass."""
+    real = dtypes[2]
+    values = {name: torch.full((3,), 0.5, dtype=_dtype_of(name, dtypes)) for name in work.reads}
+    values.update({name: torch.full((3,), 0.5, dtype=real) for name in work.draws})
+    if "grad" in values:
+        values["grad"] = values["grad"].to(real)
+    numbers = {name: torch.full((), 0.5, dtype=torch.float64) for name in names}
+    arguments = {**{f"x_{name}": value for name, value in values.items()}}
+    arguments.update({f"n_{name}": value for name, value in numbers.items()})
+    program = record(lambda: work.run(dict(values), numbers), arguments)
+    changed = {f"x_{name}" for name in work.writes}
+    kinds = {name: TYPES[_dtype_of(name, dtypes)] for name in work.reads}
+    pointers = [
+        f"{'' if f'x_{name}' in changed else 'const '}{kind}* const p_{name} = "
+        f"reinterpret_cast<{kind}*>(run[{FIXED + i}]) - first;"
+        for i, (name, kind) in enumerate(kinds.items())
+    ]
+    loads = [
+        f"const {TYPES[values[name].dtype]} x_{name} = static_cast<{TYPES[values[name].dtype]}>(p_{name}[j]);"
+        for name in kinds
+    ]
+    loads += [f"const {TYPES[real]} x_{name} = static_cast<{TYPES[real]}>({name}[j - lo]);" for name in work.draws]
+    stores = [f"p_{name[2:]}[j] = {result};" for name, result in program.results.items() if name in changed]
+    fills = {
+        "eps": "fill_tile(eps, tile, lanes, Key{low, high, step, number_, index}, word[6] & 1 ? -1.0f : 1.0f);",
+        "next_eps": (
+            "fill_tile(next_eps, tile, lanes, Key{low, high, next_step, next_number, index}, "
+            "word[6] & 2 ? -1.0f : 1.0f);"
+        ),
+    }
+    parts = {
+        "HEADER": [f"const double n_{name} = number[{i}];" for i, name in enumerate(names)] + program.header,
+        "POINTERS": pointers,
+        "BUFFERS": [f"alignas(64) float {name}[TILE];" for name in work.draws],
+        "NOISE": [fills[name] for name in work.draws],
+        "BODY": [*loads, *program.body, *stores],
+        "NUMBERS": [str(len(names))],
+        "COLUMNS": [str(FIXED + len(kinds))],
+    }
+    source = native.read("run.cpp")
+    for name, lines in parts.items():
+        source = source.replace(f"/*{name}*/", "\n".join(lines))
+    return source
+
+
+def _trial(
+    work: Pass, dtypes: Dtypes, names: Sequence[str], kernel: Kernel
+) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    """What the kernel and the eager code make of the same small problem: three runs, one of them in two tiles."""
+    sizes = (5, noise.TILE + 70, 130)
+    total = sum(sizes)
+    generator = torch.Generator().manual_seed(1)
+
+    def some(scale: float = 1.0) -> Tensor:
+        return torch.rand(total, generator=generator, dtype=torch.float64).mul_(scale).add_(0.1)
+
+    values = {name: some().to(_dtype_of(name, dtypes)) for name in work.reads}
+    if work.holds_mean and "weights" in values:
+        values["weights"] = values["mean"].to(dtypes[0], copy=True)
+    numbers = dict.fromkeys(names, 0.25) | {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0}
+    numbers = {name: numbers[name] for name in names}
+    expected = {name: value.clone() for name, value in values.items()}
+    shown = {name: value.to(dtypes[2]) if name == "grad" else value for name, value in expected.items()}
+    seed, key = 5, {"eps": (3, 1), "next_eps": (4, 0)}
+    for name in work.draws:
+        draws = [noise.normal(seed, *key[name], index, (size,)) for index, size in enumerate(sizes)]
+        shown[name] = torch.cat(draws).to(dtypes[2])
+    with torch.no_grad():
+        work.run(shown, numbers)
+    runs = np.empty((len(sizes), FIXED + len(work.reads)), dtype=np.int64)
+    start = 0
+    for row, (index, size) in zip(runs, enumerate(sizes), strict=True):
+        row[:FIXED] = 0, size, noise.lanes_of(size), index, 0
+        row[FIXED:] = [values[name].data_ptr() + start * values[name].element_size() for name in work.reads]
+        start += size
+    words = np.array([[seed, 0, *key["eps"], *key["next_eps"], 0]], dtype=np.int64)
+    kernel(runs, np.array([list(numbers.values())]), words, total, torch.zeros((), dtype=torch.int64), 1)
+    return {n: values[n].float() for n in work.writes}, {n: expected[n].float() for n in work.writes}

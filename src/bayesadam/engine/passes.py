@@ -1,0 +1,186 @@
+"""What is done to the weights, element by element, whoever does it: the one place where a sample is made of mean,
+width and noise, and where a step is made of a gradient.
+
+A pass runs eagerly on blocks of many tensors (:mod:`bayesadam.engine.eager`), as a compiled kernel
+(:mod:`bayesadam.engine.kernels`), and its functions on the stacked networks of a population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.engine.rule import PER_WEIGHT, Hyper, Rule, Scalar, factor, initial_counters, maximum, options_of
+
+Values = dict[str, Tensor]
+Numbers = Mapping[str, Scalar]
+
+
+def perturbed(rule: Rule, mean: Tensor, state: Mapping[str, Tensor], eps: Tensor, hp: Hyper) -> Tensor:
+    """``theta = mu + sigma * eps``, a new tensor; shapes broadcast."""
+    return torch.addcmul(mean, rule.precision(state, hp).rsqrt_(), eps)
+
+
+def follow_(mean: Tensor, weights: Tensor) -> None:
+    """The weights are authoritative; a wider mean keeps its low bits where it still rounds to the weight."""
+    if mean.dtype == weights.dtype:
+        mean.copy_(weights)
+    else:
+        mean.copy_(torch.where(mean.to(weights.dtype) == weights, mean, weights.to(mean.dtype)))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the weights of a group, for a rule and what is the same for all of them.
+
+    What it works on has names: ``weights``, ``grad``, ``kept`` (a curvature from outside or over several samples),
+    ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight has its own, and the noise
+    ``eps`` of the sample that gradients are of and ``next_eps`` of the one to be drawn.
+
+    Attributes:
+        rule: Of the method.
+        kind: ``"adopt"``: the mean follows the weights. ``"sample"``: a sample is put into the weights. ``"collect"``:
+            the curvature of a sample is averaged into ``kept``. ``"update"``: a step of the rule.
+        statics: The rule's static options, and whether the initial precision follows the number of data.
+        holds_mean: The weights hold the mean, which follows them first (and, in an update, they follow it afterwards).
+        given: In an update: curvature is ``kept``, or there is none if ``kept`` is missing; the rule does not compute
+            it.
+        noisy: In an update or a collection: the rule reads ``eps``.
+        resample: In an update: draw the next sample into the weights afterwards.
+        per_weight: Hyper-parameters that have a value for each weight.
+        kept: Whether there is a ``kept``.
+    """
+
+    rule: Rule
+    kind: str
+    statics: tuple[tuple[str, Any], ...] = ()
+    holds_mean: bool = False
+    given: bool = False
+    noisy: bool = False
+    resample: bool = False
+    per_weight: tuple[str, ...] = ()
+    kept: bool = False
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the tensors that it works on, without noise."""
+        names = ["mean"] if self.kind == "adopt" else ["mean", *self.rule.state, *self.per_weight]
+        if self.kind in ("adopt", "sample") or self.holds_mean or self.resample:
+            names.append("weights")
+        names += ["grad"] if self.kind in ("collect", "update") else []
+        return (*names, "kept") if self.kept else tuple(names)
+
+    @property
+    def reads_weights(self) -> bool:
+        """Whether what the weights are matters, and not only where they are."""
+        return self.kind == "adopt" or self.holds_mean
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """Names of those that it changes for good."""
+        if self.kind == "collect":
+            return ("kept",)
+        if self.kind == "adopt":
+            return ("mean",)
+        if self.kind == "sample":
+            return ("mean", "weights") if self.holds_mean else ("weights",)
+        return ("mean", *self.rule.state, *(["weights"] if self.holds_mean or self.resample else []))
+
+    @property
+    def draws(self) -> tuple[str, ...]:
+        """Names of the noise that it needs."""
+        if self.kind == "sample":
+            return ("next_eps",)
+        return (*(["eps"] if self.noisy else []), *(["next_eps"] if self.resample else []))
+
+    def run(self, values: Values, numbers: Numbers) -> None:
+        """Change what :attr:`writes` names in place; all the others may be used up.
+
+        Args:
+            values: Tensors of one shape by name, ``grad`` and ``kept`` in the dtype of the mean.
+            numbers: As :func:`numbers_of` gives them, each a number or a 0-d tensor.
+        """
+        rule, mean = self.rule, values["mean"]
+        state = {name: values[name] for name in rule.state} if self.kind != "adopt" else {}
+        if self.holds_mean or self.kind == "adopt":
+            follow_(mean, values["weights"])
+        if self.kind == "sample":
+            told = self._told(values, numbers, "")
+            values["weights"].copy_(perturbed(rule, mean, state, values["next_eps"], told))
+        elif self.kind == "collect":
+            grad = _times(values["grad"], numbers["scale"])
+            curvature = rule.curvature(grad, values.get("eps"), state, self._told(values, numbers, ""))
+            if curvature is not None:
+                values["kept"].lerp_(curvature, factor(numbers["share"], curvature))
+        elif self.kind == "update":
+            grad = _times(values["grad"], numbers["scale"])
+            if self.given:
+                curvature = _times(values["kept"], numbers["factor"]) if self.kept else None
+            else:
+                curvature = rule.curvature(grad, values.get("eps"), state, self._told(values, numbers, ""))
+            after = self._told(values, numbers, "new_")
+            rule.update_(mean, state, grad, curvature, after)
+            if self.resample:
+                values["weights"].copy_(perturbed(rule, mean, state, values["next_eps"], after))
+            elif self.holds_mean:
+                values["weights"].copy_(mean)
+
+    def _told(self, values: Values, numbers: Numbers, prefix: str) -> Hyper:
+        """What the rule is given, with the counters before this step, or (``"new_"``) after it."""
+        hp: dict[str, Any] = dict(numbers)
+        hp["betas"] = numbers["beta1"], numbers["beta2"]
+        hp["prior_mean"] = 0.0
+        hp.update({name: numbers[prefix + name] for name in initial_counters()})
+        hp.update({name: values[name] for name in self.per_weight})
+        statics = dict(self.statics)
+        if statics.pop("follows_data", False) and "prior_precision" in self.per_weight:
+            hp["initial_precision"] = maximum(hp["prior_precision"], numbers["num_data"])
+        hp.update(statics)
+        return hp
+
+
+def numbers_of(
+    rule: Rule, group: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+) -> dict[str, float]:
+    """The numbers of a pass: the group's, and the counters before and after the step."""
+    beta1, beta2 = group["betas"]
+    numbers = {
+        "lr": float(group["lr"]),
+        "beta1": float(beta1),
+        "beta2": float(beta2),
+        "num_data": float(group["num_data"]),
+        "temperature": float(group["temperature"]),
+        "scale": 1.0,
+        "factor": 1.0,
+        "share": 1.0,
+    }
+    start = group["initial_precision"]
+    if "prior_precision" in group:
+        numbers["prior_precision"] = float(group["prior_precision"])
+        start = max(numbers["prior_precision"], numbers["num_data"]) if start is None else start
+    numbers["initial_precision"] = float(start)
+    for option in options_of(rule):
+        if not option.static:
+            numbers[option.name] = float(group[option.name])
+    for name in initial_counters():
+        numbers[name], numbers["new_" + name] = float(before[name]), float(after[name])
+    return numbers
+
+
+def statics_of(rule: Rule, group: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What steers the code of a rule."""
+    statics = [(option.name, group[option.name]) for option in options_of(rule) if option.static]
+    return (*statics, ("follows_data", group["initial_precision"] is None))
+
+
+def per_weight_of(state: Mapping[str, Any]) -> tuple[str, ...]:
+    """Hyper-parameters of which a parameter's state has a value for each weight."""
+    return tuple(name for name in PER_WEIGHT if name in state)
+
+
+def _times(values: Tensor, scale: Scalar) -> Tensor:
+    return values.mul_(factor(scale, values)) if isinstance(scale, Tensor) or scale != 1.0 else values

@@ -1,0 +1,306 @@
+"""Runs passes over parameters: by one compiled kernel for all of them, or eagerly on blocks that hold many small ones.
+
+Either way the cost is per element and not per tensor. The eager code works on copies that a cache holds: it gathers a
+block from all tensors by one operation, calls the pass, and writes the results back by one operation. So a block is
+either changed or not, and a plan that was interrupted can be completed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.engine import kernels
+from bayesadam.engine.blocks import Block, blocks, is_sharded, local, place
+from bayesadam.engine.passes import Pass
+
+BLOCK = 32 * noise.TILE
+"""Elements that the eager code works on at a time."""
+
+
+class Draw(NamedTuple):
+    """Which sample of which step, for all parameters."""
+
+    seed: int
+    step: int
+    sample: int
+    antithetic: bool
+
+    @property
+    def pair(self) -> int:
+        """Number of the draw: two antithetic samples share one."""
+        return self.sample // 2 if self.antithetic else self.sample
+
+    @property
+    def negative(self) -> bool:
+        """Whether this is the mirror image."""
+        return self.antithetic and self.sample % 2 == 1
+
+
+@dataclass(frozen=True)
+class Job:
+    """A pass over one parameter.
+
+    Attributes:
+        work: The pass.
+        index: Noise index of the parameter.
+        parameter: Whose weights they are; what is written may be its state alone.
+        tensors: What the pass reads and writes, by name; local ones of a sharded parameter.
+        numbers: What the pass is told; equal ones are the same object.
+    """
+
+    work: Pass
+    index: int
+    parameter: Tensor
+    tensors: Mapping[str, Tensor]
+    numbers: dict[str, float]
+
+
+@dataclass
+class Plan:
+    """Steps that each happen or do not, in order, and how many of them have.
+
+    Attributes:
+        steps: Each writes the number that it is given into ``done`` together with its work.
+        touched: Parameters whose weights each step writes to.
+    """
+
+    steps: list[Callable[[int], None]] = field(default_factory=list)
+    touched: list[list[Tensor]] = field(default_factory=list)
+    done: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+
+    def run(self) -> None:
+        """Make all steps; if an exception comes between, an interrupt say, complete them before it is passed on."""
+        try:
+            self._advance()
+        except BaseException:
+            self._advance()
+            raise
+
+    def written(self) -> list[Tensor]:
+        """Parameters whose weights were written to."""
+        return [parameter for touched in self.touched[: self._count] for parameter in touched]
+
+    def add(self, step: Callable[[int], None], touched: Sequence[Tensor] = ()) -> None:
+        """Append a step."""
+        self.steps.append(step)
+        self.touched.append(list(touched))
+
+    @property
+    def _count(self) -> int:
+        return int(self.done.numpy())
+
+    def _advance(self) -> None:
+        while self._count < len(self.steps):
+            number = self._count
+            self.steps[number](number + 1)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A job on one block of its parameter."""
+
+    job: Job
+    block: Block
+
+    def tensor(self, name: str) -> Tensor:
+        """The part of one of the job's tensors."""
+        return self.block.of(self.job.tensors[name])
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.block.shape)
+
+
+Batch = list[Piece]
+"""Pieces of equal passes, numbers, dtypes and device, which are worked on together."""
+
+
+class Runner:
+    """Makes plans of jobs. Keeps the buffers that it works in."""
+
+    def __init__(self) -> None:
+        self.scratch = noise.Scratch()
+        self._views: dict[Any, list[Tensor]] = {}
+
+    def add(self, plan: Plan, jobs: Sequence[Job], draws: Mapping[str, Draw], *, compiles: bool) -> None:
+        """Append the steps that do some jobs.
+
+        Args:
+            plan: To append to.
+            jobs: Of any groups.
+            draws: The noise of the passes by name, ``eps`` and ``next_eps``.
+            compiles: By kernels, where they fit.
+        """
+        rest: list[Job] = []
+        for (work, dtypes), chosen in _alike(jobs).items():
+            fits = compiles and kernels.dtypes_fit(dtypes)
+            flat = [job for job in chosen if _is_flat(job)] if fits else []
+            kernel = kernels.kernel_of(work, dtypes, tuple(chosen[0].numbers)) if flat else None
+            if kernel is None:
+                rest += chosen
+            else:
+                self._add_kernel(plan, kernel, flat, draws)
+                known = set(map(id, flat))
+                rest += [job for job in chosen if id(job) not in known]
+        batches = list(_batches(rest))
+        for batch in batches:  # means first: a sample that was written over weights can then be taken back from them
+            work = batch[0].job.work
+            if work.kind == "sample" and work.holds_mean:
+                plan.add(partial(self._work, batch, Pass(work.rule, "adopt"), {}, plan))
+        for batch in batches:
+            work = batch[0].job.work
+            touched = [piece.job.parameter for piece in batch] if "weights" in work.writes else []
+            plan.add(partial(self._work, batch, work, draws, plan), touched)
+
+    def _add_kernel(self, plan: Plan, kernel: kernels.Kernel, jobs: Sequence[Job], draws: Mapping[str, Draw]) -> None:
+        work = jobs[0].work
+        names, rows, numbers, runs, total = work.reads, dict[int, int](), [], [], 0
+        for job in jobs:
+            tensors = job.tensors
+            row = rows.get(id(job.numbers))
+            if row is None:
+                row = rows[id(job.numbers)] = len(numbers)
+                numbers.append(list(job.numbers.values()))
+            size = tensors["mean"].numel()
+            start, whole = (0, size) if not is_sharded(job.parameter) else _run_of(*place(job.parameter), tensors["mean"].shape)
+            addresses = [tensors[name].data_ptr() for name in names]
+            runs.append([start, size, noise.lanes_of(whole), job.index, row, *addresses])
+            total += size
+        tables = np.array(runs), np.array(numbers), np.array([_words(draws)] * len(numbers))
+        touched = [job.parameter for job in jobs] if "weights" in work.writes else []
+
+        def step(mark: int) -> None:
+            kernel(*tables, total, plan.done, mark)
+            if touched and jobs:  # whose tensors must live until here
+                torch.autograd.graph.increment_version([local(parameter) for parameter in touched])
+
+        plan.add(step, touched)
+
+    def _work(self, batch: Batch, work: Pass, draws: Mapping[str, Draw], plan: Plan, mark: int) -> None:
+        """One block: gather, run, write back."""
+        mean = batch[0].tensor("mean")
+        total = sum(piece.numel for piece in batch)
+        values, views = {}, {}
+        for name in work.reads:
+            dtype = batch[0].tensor(name).dtype if name == "weights" else mean.dtype
+            values[name], views[name] = self._buffer(name, batch, total, dtype, mean.device)
+            if name != "weights" or work.reads_weights:
+                torch._foreach_copy_(views[name], [piece.tensor(name) for piece in batch])
+        for name in work.draws:
+            values[name] = self.normals(name, batch, total, draws[name]).to(mean.dtype)
+        work.run(values, batch[0].job.numbers)
+        targets = [piece.tensor(name) for name in work.writes for piece in batch]
+        sources = [view for name in work.writes for view in views[name]]
+        if mean.device.type == "cpu":  # by one operation: both or neither
+            torch._foreach_copy_([*targets, plan.done], [*sources, torch.tensor(mark)])
+        else:
+            torch._foreach_copy_(targets, sources)
+            plan.done.fill_(mark)
+
+    def normals(self, name: str, batch: Batch, total: int, draw: Draw) -> Tensor:
+        """The noise of a batch, flat and float32, in a buffer that the next call with this name overwrites."""
+        eps = self.scratch.get(name, total, torch.float32, batch[0].tensor("mean").device)
+        runs = [_run_of(piece.block.full_shape, piece.block.offset, piece.block.shape) for piece in batch]
+        key = {"seed": draw.seed, "step": draw.step, "sample": draw.pair}
+        if all(start is not None for start, _ in runs):
+            places = [
+                (piece.job.index, start, piece.numel, whole)
+                for piece, (start, whole) in zip(batch, runs, strict=True)
+                if start is not None
+            ]
+            noise.fill_runs(eps, places, scratch=self.scratch, **key)
+        else:
+            first = 0
+            for piece in batch:
+                block, part = piece.block, eps[first : first + piece.numel]
+                noise.normal(
+                    **key,
+                    index=piece.job.index,
+                    shape=block.shape,
+                    offset=block.offset,
+                    full_shape=block.full_shape,
+                    out=part.view(block.shape),
+                    scratch=self.scratch,
+                )
+                first += piece.numel
+        return eps.neg_() if draw.negative else eps
+
+    def _buffer(
+        self, name: str, batch: Batch, total: int, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Tensor, list[Tensor]]:
+        """A flat buffer, and its parts in the shapes of the pieces, which are made once for a batch like this."""
+        flat = self.scratch.get(f"run {name}", total, dtype, device)
+        key = (name, dtype, device, flat.data_ptr(), *[piece.block.shape for piece in batch])
+        if key not in self._views:
+            parts = flat.split([piece.numel for piece in batch])
+            self._views[key] = [part.view(piece.block.shape) for part, piece in zip(parts, batch, strict=True)]
+        return flat, self._views[key]
+
+
+def _alike(jobs: Sequence[Job]) -> dict[tuple[Pass, kernels.Dtypes], list[Job]]:
+    """Jobs by pass and dtypes, in order."""
+    found: dict[tuple[Pass, kernels.Dtypes], list[Job]] = {}
+    for job in jobs:
+        mean = job.tensors["mean"].dtype
+        weights, grad = (job.tensors[name].dtype if name in job.tensors else mean for name in ("weights", "grad"))
+        found.setdefault((job.work, (weights, grad, mean)), []).append(job)
+    return found
+
+
+def _is_flat(job: Job) -> bool:
+    """Whether a kernel can walk over the tensors: on a CPU, contiguous, one run of the full tensor."""
+    names = job.work.reads
+    for name in names:
+        tensor = job.tensors[name]
+        if not tensor.is_contiguous() or tensor.device.type != "cpu":
+            return False
+    mean = job.tensors["mean"].dtype
+    if any(job.tensors[name].dtype != mean for name in names if name not in ("weights", "grad")):
+        return False
+    return not is_sharded(job.parameter) or _run_of(*place(job.parameter), job.tensors["mean"].shape)[0] is not None
+
+
+def _run_of(full: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> tuple[int | None, int]:
+    """The element of the full tensor with which a slice begins, if it is one run of it; and the full tensor's size."""
+    return noise.contiguous_start(shape, offset, full), math.prod(full)
+
+
+def _words(draws: Mapping[str, Draw]) -> list[int]:
+    """What a kernel is told about the noise."""
+    nothing = Draw(0, 0, 0, False)
+    this, following = draws.get("eps", nothing), draws.get("next_eps", nothing)
+    seed = max(this.seed, following.seed)
+    signs = int(this.negative) | int(following.negative) << 1
+    return [seed & 0xFFFFFFFF, seed >> 32, this.step, this.pair, following.step, following.pair, signs]
+
+
+def _batches(jobs: Sequence[Job]) -> Iterator[Batch]:
+    """Small parameters together, up to a block; blocks of large ones each by itself."""
+    found: dict[Any, Batch] = {}
+    totals: dict[Any, int] = {}
+    for job in jobs:
+        tensors = [job.tensors[name] for name in job.work.reads]
+        dtypes = tuple(tensor.dtype for tensor in tensors)
+        for block in blocks(job.parameter, tensors, BLOCK):
+            piece = Piece(job, block)
+            if not block.whole:
+                yield [piece]
+                continue
+            key = (job.work, id(job.numbers), dtypes, tensors[0].device)
+            total = totals.get(key, 0) + piece.numel
+            if total > BLOCK and key in found:
+                yield found.pop(key)
+                total = piece.numel
+            found.setdefault(key, []).append(piece)
+            totals[key] = total
+    yield from found.values()

@@ -1,0 +1,198 @@
+"""What an optimiser keeps: its groups and, for every parameter, the mean, the rule's tensors and the counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.engine.blocks import is_sharded, local
+from bayesadam.engine.passes import follow_, numbers_of, per_weight_of
+from bayesadam.engine.rule import Rule, advance, initial_counters, maximum
+
+COUNTERS = tuple(initial_counters())
+_LOW = (torch.float16, torch.bfloat16)
+
+
+class Owner(Protocol):
+    """What is asked of an optimiser: it may replace both at any time, as loading does."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+
+class Slot(NamedTuple):
+    """A parameter, its group, and its noise index: its position over all parameters."""
+
+    group: dict[str, Any]
+    index: int
+    parameter: nn.Parameter
+
+    @property
+    def noisy(self) -> bool:
+        """Whether it is perturbed while it is trainable."""
+        return bool(self.group["perturb"]) and self.parameter.requires_grad
+
+
+class Store:
+    """The groups and the state of an optimiser, as the engine sees them.
+
+    Args:
+        owner: The optimiser.
+        rule: Of its method.
+    """
+
+    def __init__(self, owner: Owner, rule: Rule) -> None:
+        self.owner = owner
+        self.rule = rule
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first group, which has everything that is the same in all groups."""
+        return self.owner.param_groups[0]
+
+    def set_all(self, name: str, value: Any) -> None:
+        """Set an entry of every group."""
+        for group in self.owner.param_groups:
+            group[name] = value
+
+    def slots(self) -> Iterator[Slot]:
+        """Every parameter."""
+        for group in self.owner.param_groups:
+            for index, parameter in enumerate(group["params"], group["noise_index"]):
+                yield Slot(group, index, parameter)
+
+    def trained(self) -> list[Slot]:
+        """Those that have a gradient to step with."""
+        return [slot for slot in self.slots() if slot.parameter.grad is not None and slot.parameter.requires_grad]
+
+    def state_of(self, slot: Slot) -> dict[str, Any]:
+        """A parameter's state, made at its first use."""
+        states = self.owner.state
+        if slot.parameter not in states:
+            states[slot.parameter] = self.new_state(slot)
+        state: dict[str, Any] = states[slot.parameter]
+        return state
+
+    def new_state(self, slot: Slot) -> dict[str, Any]:
+        """Counters, the mean (the parameter's value, at least float32), and the rule's tensors, like the parameter."""
+        parameter = slot.parameter
+        dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
+        mean = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+        local(mean).copy_(local(parameter))
+        state: dict[str, Any] = {**initial_counters(), "mean": mean}
+        self.start_rule(slot, state)
+        return state
+
+    def start_rule(self, slot: Slot, state: dict[str, Any]) -> None:
+        """Set the rule's tensors to what they start with, given the mean and the prior that the state has."""
+        state.update(self.rule.init(state["mean"], hyper(slot.group, state, state)))
+
+    def center(self, slot: Slot, state: Mapping[str, Any], *, in_weights: bool) -> Tensor:
+        """A copy of the mean as it stands, which may be in the weights."""
+        mean: Tensor = state["mean"].clone()
+        if in_weights:
+            follow_(local(mean), local(slot.parameter))
+        return mean
+
+    def variance(self, slot: Slot, state: Mapping[str, Any]) -> Tensor:
+        """The posterior's variance, a new tensor; 0 for a parameter without noise."""
+        spread = torch.zeros_like(state["mean"])
+        if slot.group["perturb"]:
+            views = {name: local(value) for name, value in state.items() if isinstance(value, Tensor)}
+            local(spread).copy_(self.rule.precision(views, hyper(slot.group, state, views)).reciprocal_())
+        return spread
+
+    def names(self) -> dict[Tensor, str]:
+        """Of the parameters in groups that have names."""
+        named = (group for group in self.owner.param_groups if "param_names" in group)
+        return {p: n for group in named for p, n in zip(group["params"], group["param_names"], strict=True)}
+
+    def name_of(self, parameter: Tensor) -> str:
+        """What a message calls a parameter: its name, or its position if names are not known."""
+        names = self.names()
+        if parameter in names:
+            return repr(names[parameter])
+        return next(f"number {slot.index}" for slot in self.slots() if slot.parameter is parameter)
+
+    def dense_gradient(self, parameter: Tensor) -> Tensor:
+        """A parameter's gradient.
+
+        Raises:
+            RuntimeError: It is sparse.
+        """
+        grad = parameter.grad
+        assert grad is not None
+        if grad.is_sparse:
+            raise RuntimeError(
+                f"the gradient of parameter {self.name_of(parameter)} must be dense, got a sparse one"
+            )
+        return grad
+
+
+class NumbersCache:
+    """The numbers of one walk, computed once for all parameters that share group and counters."""
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self._known: dict[tuple[Any, ...], tuple[dict[str, float], dict[str, Any]]] = {}
+        self._scaled: dict[tuple[Any, ...], dict[str, float]] = {}
+        self._alive: list[Mapping[str, Any]] = []  # groups, so that no two have one id
+
+    def of(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
+        """The numbers, without the scales of gradients; and the counters after one more step."""
+        key = (id(group), *[state[name] for name in COUNTERS])
+        if key not in self._known:
+            self._alive.append(group)
+            before = {name: state[name] for name in COUNTERS}
+            after = advance(before, group)
+            self._known[key] = numbers_of(self.rule, group, before, after), after
+        return self._known[key]
+
+    def scaled(
+        self,
+        group: Mapping[str, Any],
+        state: Mapping[str, Any],
+        *,
+        scale: float = 1.0,
+        factor: float = 1.0,
+        share: float = 1.0,
+    ) -> dict[str, float]:
+        """The numbers, with what gradient and kept curvature are multiplied by, and the share of a new sample."""
+        plain, _ = self.of(group, state)
+        key = (id(plain), scale, factor, share)
+        if key not in self._scaled:
+            self._scaled[key] = {**plain, "scale": scale, "factor": factor, "share": share}
+        return self._scaled[key]
+
+
+def hyper(group: Mapping[str, Any], counters: Mapping[str, Any], views: Mapping[str, Tensor]) -> dict[str, Any]:
+    """What the rule is given: the group's values, the counters, and per-weight values where the state has them."""
+    hp: dict[str, Any] = {**group, **{name: counters[name] for name in COUNTERS}}
+    hp["lr"] = float(group["lr"])
+    hp["prior_mean"] = 0.0
+    hp.update({name: views[name] for name in per_weight_of(views)})
+    if "prior_precision" in group and group["initial_precision"] is None:
+        hp["initial_precision"] = maximum(hp["prior_precision"], float(group["num_data"]))
+    return hp
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor (a collective call), or the tensor itself."""
+    if not is_sharded(tensor):
+        return tensor
+    whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return whole
+
+
+def like(parameter: Tensor, value: Tensor) -> Tensor:
+    """``value``, a full tensor, on the parameter's device and with its sharding."""
+    value = value.to(parameter.device)
+    if not is_sharded(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
+

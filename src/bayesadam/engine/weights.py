@@ -1,0 +1,216 @@
+"""Putting posterior samples into the weights and the mean back, so that an interruption at any point loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.engine.blocks import local
+from bayesadam.engine.passes import Pass, per_weight_of, statics_of
+from bayesadam.engine.run import Draw, Job, Plan, Runner
+from bayesadam.engine.store import NumbersCache, Slot, Store
+
+MEAN, BLOCK, TRAIN = "mean", "block", "train"
+"""What the weights hold, as the groups' ``"weights"`` says: the mean, which is then authoritative (the state's follows
+it); or a sample, inside a block or after ``train()``, and then the state's mean is authoritative."""
+
+
+class Weights:
+    """Transient: which parameters hold a sample, and whether somebody wrote to them since.
+
+    Args:
+        store: Of the optimiser.
+        runner: Runs the passes.
+        compiles: Whether by compiled kernels.
+    """
+
+    def __init__(self, store: Store, runner: Runner) -> None:
+        self.store = store
+        self.runner = runner
+        self._written: dict[Tensor, None] = {}
+        self._versions: dict[Tensor, int] = {}
+
+    @property
+    def held(self) -> str:
+        """``MEAN``, ``BLOCK`` or ``TRAIN``."""
+        held: str = self.store.first["weights"]
+        return held
+
+    @property
+    def written(self) -> list[Tensor]:
+        """Which parameters hold a sample."""
+        return list(self._written)
+
+    def resume(self, written: Sequence[Tensor] | None) -> None:
+        """In a copy: what the original had written; in what was loaded that is not known, so all that it may be."""
+        if self.held == MEAN:
+            return
+        if written is None:
+            written = [slot.parameter for slot in self.store.slots() if slot.noisy and slot.parameter in self._states]
+        self._written = dict.fromkeys(written)
+        if self.held == TRAIN:
+            self._remember_versions()
+
+    def holds_sample(self, parameter: Tensor) -> bool:
+        """Whether a parameter holds a sample at this moment."""
+        return self.held != MEAN and parameter in self._written
+
+    def draw(self, sample: int, *, ahead: int = 0) -> Draw:
+        """The noise of a sample of this step, or of the one so many steps ahead."""
+        first = self.store.first
+        return Draw(first["seed"], first["noise_step"] + ahead, sample, first["antithetic"])
+
+    @torch.inference_mode(False)  # what is made here and kept must be of use in training
+    @torch.no_grad()
+    def perturb(self, sample: int, then: str) -> None:
+        """Put a sample into the weights, which then hold ``then``; if that fails, they are the mean again."""
+        if self.held == BLOCK:  # a checkpoint or a copy that was made inside a block, or an interrupted end of one
+            self.restore()
+        before = self._written
+        plan = self.plan([slot for slot in self.store.slots() if slot.noisy], sample, adopt=self.held == MEAN)
+        try:
+            plan.run()
+            self.settle(plan.written(), then)
+        except BaseException:
+            self._written = {**before, **dict.fromkeys(plan.written())}
+            self.restore()
+            raise
+
+    def plan(self, slots: Sequence[Slot], sample: int, *, adopt: bool) -> Plan:
+        """The steps that put a sample into parameters; ``adopt``: they hold the mean, and the state's follows first."""
+        plan = Plan()
+        numbers = NumbersCache(self.store.rule)
+        self.add(plan, slots, self.draw(sample), numbers, adopt=adopt)
+        return plan
+
+    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
+        """Append those steps to a plan."""
+        rule = self.store.rule
+        jobs = []
+        for slot in slots:
+            state = self.store.state_of(slot)
+            work = Pass(rule, "sample", statics_of(rule, slot.group), holds_mean=adopt, per_weight=per_weight_of(state))
+            tensors = tensors_of(work, slot.parameter, state)
+            jobs.append(Job(work, slot.index, slot.parameter, tensors, numbers.of(slot.group, state)[0]))
+        self.runner.add(plan, jobs, {"next_eps": draw}, compiles=self.store.first["compile"])
+
+    def settle(self, written: Iterable[Tensor], then: str) -> None:
+        """These parameters, and no others, hold a sample: what was frozen since the last one gets its mean back."""
+        before, self._written = self._written, dict.fromkeys(written)
+        frozen = [parameter for parameter in before if parameter not in self._written]
+        if frozen:
+            self._copy_means(frozen)
+        self.store.set_all("weights", then)
+        self._remember_versions()
+        torch.clear_autocast_cache()
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put the mean back wherever a sample was written; completed even if it is interrupted once."""
+        try:
+            self._restore()
+        except BaseException:
+            self._restore()
+            raise
+
+    def _restore(self) -> None:
+        self._copy_means(list(self._written))
+        self._written, self._versions = {}, {}
+        self.store.set_all("weights", MEAN)
+        torch.clear_autocast_cache()
+
+    def _copy_means(self, parameters: Sequence[Tensor]) -> None:
+        if parameters:
+            means = [local(self._states[parameter]["mean"]) for parameter in parameters]
+            torch._foreach_copy_([local(parameter) for parameter in parameters], means)
+
+    def rebuild(self) -> None:
+        """After loading: the weights become what the loaded groups say, from the loaded mean."""
+        loaded, written = self.held, self._written
+        if loaded != MEAN:
+            self.restore()
+            if loaded == TRAIN:
+                self.perturb(0, TRAIN)
+            else:  # the model may yet be loaded, with the block's sample
+                self._written = written
+            self.store.set_all("weights", loaded)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def reconcile(
+        self, sample: int, *, allow_mean: bool = False, adopt: bool = False, among: Iterable[Tensor] | None = None
+    ) -> None:
+        """Handle parameters that were modified externally while they held a sample (a checkpoint was loaded, say).
+
+        The same sample is fine. The mean is replaced by the sample if ``allow_mean``, anything else becomes the new
+        mean if ``adopt``; otherwise it is an error, since the step would use a gradient from other weights.
+        """
+        for slot, found in self._overwritten(sample, among):
+            weights, mean = local(slot.parameter), local(self._states[slot.parameter]["mean"])
+            if torch.equal(found, mean.to(found.dtype)) and allow_mean:
+                continue
+            if not adopt:
+                weights.copy_(found)
+                raise RuntimeError(
+                    f"parameter {self.store.name_of(slot.parameter)} must hold the sample that train() drew, "
+                    "got other values: call train() after loading a checkpoint, and eval() before changing weights "
+                    "(now, eval() takes them as the mean)"
+                )
+            mean.copy_(found)
+            self._rewrite(slot, sample)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def release(self) -> list[Tensor]:
+        """End of drop-in training: the mean back, but not over what others wrote since, which is the mean from now on.
+
+        Returns:
+            The parameters that were modified externally.
+        """
+        others: list[Tensor] = []
+        for slot, found in self._overwritten(0):
+            if not torch.equal(found, local(self._states[slot.parameter]["mean"]).to(found.dtype)):
+                local(slot.parameter).copy_(found)
+                others.append(slot.parameter)
+        for other in others:
+            del self._written[other]
+        self.restore()
+        return others
+
+    def _overwritten(self, sample: int, among: Iterable[Tensor] | None = None) -> Iterator[tuple[Slot, Tensor]]:
+        """Parameters to which something else was written since they were given their sample, and what it was.
+
+        They hold the sample again.
+        """
+        candidates = self._versions if among is None else self._versions.keys() & set(among)
+        changed = {p for p in candidates if local(p)._version != self._versions[p]}
+        if not changed:
+            return
+        for slot in list(self.store.slots()):
+            if slot.parameter in changed:
+                weights = local(slot.parameter)
+                found = weights.clone()
+                self._rewrite(slot, sample)
+                if not torch.equal(weights, found):
+                    yield slot, found
+
+    def _rewrite(self, slot: Slot, sample: int) -> None:
+        self.plan([slot], sample, adopt=False).run()
+        self._versions[slot.parameter] = local(slot.parameter)._version
+
+    def _remember_versions(self) -> None:
+        self._versions = {parameter: local(parameter)._version for parameter in self._written}
+
+    @property
+    def _states(self) -> Mapping[Tensor, dict[str, Any]]:
+        states: Mapping[Tensor, dict[str, Any]] = self.store.owner.state
+        return states
+
+
+def tensors_of(work: Pass, parameter: Tensor, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:
+    """The local tensors that a pass works on: the state's, the weights, and those given by name."""
+    known: dict[str, Tensor] = {"weights": parameter, **others}
+    return {name: local(known[name] if name in known else state[name]) for name in work.reads}

@@ -1,0 +1,66 @@
+// A pass over the weights: see bayesadam/engine/kernels.py, which puts the parts between /* and */ in place.
+#include "normal.h"
+
+namespace {
+
+struct bfloat16 {
+    uint16_t bits;
+    bfloat16() = default;
+    explicit bfloat16(float value) {
+        uint32_t wide;
+        std::memcpy(&wide, &value, 4);
+        const uint32_t rounded = (wide + 0x7fffu + ((wide >> 16) & 1u)) >> 16;
+        bits = static_cast<uint16_t>(value != value ? 0x7fc0u : rounded);
+    }
+    explicit bfloat16(double value) : bfloat16(static_cast<float>(value)) {}
+    operator float() const {
+        const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+        float value;
+        std::memcpy(&value, &wide, 4);
+        return value;
+    }
+};
+
+}  // namespace
+
+extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, const int64_t* words, int64_t* done,
+                    int64_t mark, int threads) {
+    constexpr int64_t NUMBERS = /*NUMBERS*/, WORDS = 7, COLUMNS = /*COLUMNS*/;
+    int64_t total = 0;
+    for (int64_t i = 0; i < count; i++) total += tiles_of(runs[i * COLUMNS], runs[i * COLUMNS + 1]);
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const Share share(total);
+        /*BUFFERS*/
+        int64_t before = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t* const run = runs + i * COLUMNS;
+            const int64_t first = run[0], stop = run[0] + run[1], lanes = run[2], start = first / TILE;
+            const int64_t tiles = tiles_of(first, run[1]);
+            const int64_t from = share.from(before), to = share.to(before, tiles);
+            before += tiles;
+            if (from >= to) continue;
+            const double* const number = numbers + run[4] * NUMBERS;
+            const int64_t* const word = words + run[4] * WORDS;
+            const uint32_t low = static_cast<uint32_t>(word[0]), high = static_cast<uint32_t>(word[1]),
+                           step = static_cast<uint32_t>(word[2]), number_ = static_cast<uint32_t>(word[3]),
+                           next_step = static_cast<uint32_t>(word[4]), next_number = static_cast<uint32_t>(word[5]),
+                           index = static_cast<uint32_t>(run[3]);
+            (void)low, (void)high, (void)step, (void)number_, (void)next_step, (void)next_number, (void)index;
+            /*HEADER*/
+            /*POINTERS*/
+            for (int64_t t = from; t < to; t++) {
+                const uint32_t tile = static_cast<uint32_t>(start + t);
+                const int64_t lo = (start + t) * TILE, hi = lo + (4 * lanes < TILE ? 4 * lanes : TILE);
+                const int64_t begin = lo > first ? lo : first, end = hi < stop ? hi : stop;
+                (void)tile;
+                /*NOISE*/
+#pragma omp simd
+                for (int64_t j = begin; j < end; j++) {
+                    /*BODY*/
+                }
+            }
+        }
+    }
+    *done = mark;
+}

@@ -1,0 +1,91 @@
+"""The hyper-parameters that every optimiser has: their defaults, their checks, and the forms in which they are given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from bayesadam.checks import check, is_whole, plain
+from bayesadam.engine.rule import Rule, options_of
+from bayesadam.engine.weights import MEAN
+from bayesadam.posterior import DiagonalGaussian
+
+DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
+"""Entries of groups that are no arguments of the constructor."""
+SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile")
+"""What must be the same in all groups."""
+
+
+def settled(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters without numpy's types and as schedulers want them."""
+    return {name: plain(name, value) for name, value in given.items()}
+
+
+def prior_of(prior: Any, prior_precision: Any) -> tuple[DiagonalGaussian | None, Any]:
+    """The posterior to continue from, if that is what was given, and the prior's precision.
+
+    Raises:
+        ValueError: Both were given, or a prior that is neither a number nor a posterior.
+    """
+    if prior is not None and prior_precision is not None:
+        raise ValueError(
+            f"prior must not be given together with prior_precision, got {prior!r} and {prior_precision!r}"
+        )
+    prior = plain("prior", prior)
+    if isinstance(prior, int | float):
+        prior, prior_precision = None, prior
+    if not isinstance(prior, DiagonalGaussian | None):
+        raise ValueError(f"prior must be a number or a DiagonalGaussian (a marginal() is one), got {prior!r}")
+    return prior, 1.0 if prior_precision is None else plain("prior_precision", prior_precision)
+
+
+def check_options(called: str, rule: Rule, given: Mapping[str, Any]) -> None:
+    """Refuse options that the rule does not declare."""
+    declared = [option.name for option in options_of(rule)]
+    for name, value in given.items():
+        if name not in declared:
+            raise TypeError(f"{name} must be an option of {called}, which declares {declared}, got {value!r}")
+
+
+def check_common(group: Mapping[str, Any]) -> None:
+    """The hyper-parameters that every perturbed optimiser has."""
+    check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
+    check("betas", group["betas"], "a pair of numbers in [0, 1)", _is_betas)
+    check("num_data", group["num_data"], "a positive, finite number", _is_positive)
+    check("temperature", group["temperature"], "in [0, 1]", lambda v: 0 <= v <= 1)
+    check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
+    check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
+    for name in ("antithetic", "perturb", "maximize", "compile"):
+        check(name, group[name], "True or False", lambda v: isinstance(v, bool))
+    if group["antithetic"]:
+        check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
+    if group["nonfinite"] not in ("raise", "skip"):
+        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {group['nonfinite']!r}")
+    if group["initial_precision"] is not None:
+        check("initial_precision", group["initial_precision"], "a positive, finite number", _is_positive)
+
+
+def check_prior(group: Mapping[str, Any]) -> None:
+    """The prior's precision, and that the posterior does not start wider than the prior."""
+    prior, start = group["prior_precision"], group["initial_precision"]
+    check("prior_precision", prior, "a positive, finite number", _is_positive)
+    if start is not None:
+        check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
+
+
+def _is_positive(value: Any) -> bool:
+    return bool(0 < value < math.inf)
+
+
+def _is_learning_rate(value: Any) -> bool:
+    if isinstance(value, Tensor) and value.numel() != 1:
+        return False
+    return 0 <= float(value) < math.inf
+
+
+def _is_betas(value: Any) -> bool:
+    first, second = value
+    return isinstance(value, tuple) and 0 <= first < 1 and 0 <= second < 1
