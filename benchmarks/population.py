@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam import noise, population
+from bayesadam import native, population
 from record import conditions, save
 
 MEMBERS, ROUNDS, EPOCHS = 100, 3, 40
@@ -82,7 +82,7 @@ def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, 
         "ba.Vadam, one by one": (vadam_alone, 1),
         f"population of {MEMBERS}": (lambda: together(False), MEMBERS),
     }
-    if noise.has_compiler():
+    if native.has_compiler():
         found[f"population of {MEMBERS}, compiled noise"] = lambda: together(True), MEMBERS
     return found
 

@@ -41,7 +41,7 @@ def contenders() -> dict[str, Callable[[], Any]]:
         ba.predict(net, posterior, x, likelihood=likelihood, mc_samples=SAMPLES)
 
     def sampling() -> None:
-        write = posterior.writer(0, until=SAMPLES)
+        write = posterior.writer(0)
         for number in range(SAMPLES):
             write(parameters, number)
 

@@ -4,7 +4,7 @@
 
 The network is 784-400-400-10 at batch 128; all contenders, peers too, are trained by ``torch.optim.Adam(fused=True)``,
 live in one process and take turns, round by round. The table has medians of the rounds, and the ratio to the plain
-network. "compiled" is ``compile=True``. Peers that are not installed are left out; they pin old versions of others:
+network. Peers that are not installed are left out; they pin old versions of others:
 ``pip install --no-deps bayesian-torch==0.5.0 torchbnn==1.2``.
 """
 
@@ -73,11 +73,9 @@ def torchbnn() -> tuple[nn.Module, Loss]:
 CONTENDERS: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
     REFERENCE: plain,
     "shared": ours(),
-    "shared, compiled": ours(compile=True),
     "shared, scale mixture": ours(priors.ScaleMixture(0.75, 1.0, 0.0025)),
-    "shared, scale mixture, compiled": ours(priors.ScaleMixture(0.75, 1.0, 0.0025), compile=True),
     "local": ours(estimator="local"),
-    "flipout, compiled": ours(estimator="flipout", compile=True),
+    "flipout": ours(estimator="flipout"),
     "bayesian-torch": bayesian_torch("Reparameterization"),
     "bayesian-torch flipout": bayesian_torch("Flipout"),
     "torchbnn": torchbnn,

@@ -370,7 +370,7 @@ class TestSampling:
 
     def test_numbers_in_any_order(self):
         q = make(dtype=torch.float64)
-        samples, write = q.sample(9, seed=4), q.writer(4, until=9)
+        samples, write = q.sample(9, seed=4), q.writer(4)
         for number in (3, 8, 0, None, 1, 3):
             targets = {name: torch.empty_like(mean) for name, mean in q.mean.items()}
             write(targets, number)

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import bayesadam as ba
-from bayesadam import noise
+from bayesadam import native
 from experiments.experiment import Progress
 
 LIKELIHOOD = ba.Categorical()
@@ -110,7 +110,7 @@ def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
         if "betas" in options:
             options["betas"] = tuple(options["betas"])
         optimizer = make(
-            model.named_parameters(), num_data=num_data, seed=seed, compile=noise.has_compiler(), **options
+            model.named_parameters(), num_data=num_data, seed=seed, compile=native.has_compiler(), **options
         )
         optimizer.train()
 
@@ -129,7 +129,7 @@ def _bbb(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) ->
     lr, temperature = options.pop("lr"), options.pop("temperature", 1.0)
     kind, *arguments = options.pop("prior")
     prior = getattr(ba.priors, kind)(*arguments)
-    net = ba.variational(model, prior=prior, seed=seed, compile=noise.has_compiler(), **options)
+    net = ba.variational(model, prior=prior, seed=seed, **options)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr, fused=True)
 
     def step(x: Tensor, y: Tensor) -> Tensor:

@@ -63,7 +63,7 @@ class MCDropout(NetworkDistribution):
         return f"MCDropout({len(self.names)} modules{'' if self.rate is None else f', rate={self.rate!r}'})"
 
     @contextmanager
-    def draws(self, model: nn.Module, seed: int = 0, *, until: int = 0) -> Iterator[Callable[[int | None], None]]:
+    def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
         """See the base class. The model's weights are left alone; inside, its dropout modules are in eval mode.
 
         Raises:
@@ -73,7 +73,7 @@ class MCDropout(NetworkDistribution):
         modules = _dropouts(model)
         if tuple(modules) != self.names:
             raise ValueError(f"model must have the dropout modules {list(self.names)}, got {list(modules)}")
-        masks = _Masks(seed, until)
+        masks = _Masks(seed)
         with ExitStack() as stack:
             if any(map(_is_compiled, model.modules())):  # what is compiled would not see the hooks
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
@@ -89,13 +89,11 @@ class MCDropout(NetworkDistribution):
 class _Masks:
     """The masks of one sample, and where in a pass the model is."""
 
-    def __init__(self, seed: int, until: int) -> None:
+    def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.until = until
         self.number: int | None = None
         self.calls: dict[int, int] = {}
         self.masks: dict[tuple[Any, ...], Tensor] = {}
-        self.ahead: dict[tuple[Any, ...], noise.Ahead] = {}
         self.scratch = noise.Scratch()
 
     def put(self, number: int | None) -> None:
@@ -134,17 +132,21 @@ class _Masks:
 
     def normals(self, number: int, place: tuple[int, int], count: int, device: torch.device) -> Tensor:
         """The first so many elements of the draw that belongs to a place: of whole tiles, so that a shorter mask is the
-        beginning of a longer one. Small ones are drawn ahead.
+        beginning of a longer one.
         """
         index, call = place
-        key = (self.seed, _FIRST_STEP + call, number, index)
-        if 0 < count <= noise.SMALL:
-            whole_tiles = {index: -(-count // noise.TILE) * noise.TILE}
-            ahead = self.ahead.setdefault((place, count), noise.Ahead(noise.Scratch()))
-            return ahead.draw(*key, stream=noise.POSTERIOR, device=device, sizes=lambda: whole_tiles, until=self.until)[
-                :count
-            ]
-        return noise.normal(*key, (count,), stream=noise.POSTERIOR, device=device, scratch=self.scratch)
+        return noise.normal(
+            self.seed,
+            _FIRST_STEP + call,
+            number,
+            index,
+            (count,),
+            stream=noise.POSTERIOR,
+            offset=(0,),
+            full_shape=(max(count, noise.TILE),),
+            device=device,
+            scratch=self.scratch,
+        )
 
 
 @cache

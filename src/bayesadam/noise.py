@@ -30,7 +30,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam import native
 
@@ -172,6 +172,36 @@ def normal(
     return out
 
 
+def fill_many(
+    outs: Mapping[int, Tensor],
+    seed: int,
+    step: int,
+    sample: int,
+    *,
+    stream: int = TRAINING,
+    scratch: Scratch | None = None,
+) -> None:
+    """Fill several tensors with whole draws of one sample: :func:`normal` for each, in one go where it is compiled.
+
+    Args:
+        outs: Tensors to fill by the index of their parameter: any floating dtypes, any strides.
+        seed: As for :func:`normal`, and so are ``step``, ``sample`` and ``stream``.
+        step: See there.
+        sample: See there.
+        stream: See there.
+        scratch: Reused buffers; default fresh ones.
+    """
+    rows = []
+    for index, out in outs.items():
+        if _native(out) is not None and out.dtype == torch.float32 and out.is_contiguous():
+            rows.append(_row(out, 0, _checked(seed, step, sample, index, stream), lanes_of(out.numel())))
+        else:
+            scratch = scratch or Scratch()
+            normal(seed, step, sample, index, out.shape, stream=stream, out=out, scratch=scratch)
+    if rows and (native_fill := _compiled()) is not None:
+        native_fill(np.array(rows, dtype=np.int64), sum(row[2] for row in rows))
+
+
 def normal_many(
     seeds: Sequence[int],
     steps: Sequence[int],
@@ -200,7 +230,7 @@ def normal_many(
         _checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
     many, rows, total = len(seeds), len(samples), sum(sizes.values())
     result = scratch.get("many", many * rows * total, torch.float32, device).view(many, rows, total)
-    native_fill = _native(device)
+    native_fill = _native(result)
     if native_fill is not None:
         native_fill(_table(result, seeds, steps, samples, sizes, stream), result.numel())
         return result
@@ -326,21 +356,28 @@ def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes
 
     ``key`` is that of :func:`_checked`: ``normal`` is the checked front door. ``lanes`` is that of the whole draw.
     """
-    native_fill = _native(out.device)
+    native_fill = _native(out)
     if native_fill is None:
         _fill_blocks(out, start, key, scratch, lanes)
         return
     target = out if out.dtype == torch.float32 else scratch.get("normals", out.numel(), torch.float32, out.device)
-    low, high, step, sample, index, stream = key
-    row = [target.data_ptr(), start, out.numel(), lanes, low, high, step, sample | stream << 28, index, 1]
-    native_fill(np.array(row, dtype=np.int64), out.numel())
+    native_fill(np.array(_row(target, start, key, lanes), dtype=np.int64), out.numel())
     if target is not out:
         out.copy_(target)
 
 
-def _native(device: torch.device) -> Fill | None:
-    """The compiled function that fills runs, each a row of a table, with a number of elements in all."""
-    return _compiled() if device.type == "cpu" else None
+def _row(out: Tensor, start: int, key: tuple[int, ...], lanes: int) -> list[int]:
+    """A row of the table of ``native/normal.cpp``."""
+    low, high, step, sample, index, stream = key
+    return [out.data_ptr(), start, out.numel(), lanes, low, high, step, sample | stream << 28, index, 1]
+
+
+def _native(out: Tensor) -> Fill | None:
+    """The compiled function that fills runs, each a row of a table, with a number of elements in all.
+
+    Subclasses of tensors have their memory elsewhere.
+    """
+    return _compiled() if out.device.type == "cpu" and type(out) in (Tensor, nn.Parameter) else None
 
 
 @cache
@@ -361,8 +398,7 @@ def _compiled() -> Fill | None:
 
     out, expected = torch.empty(3 * TILE), torch.empty(3 * TILE)
     key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
-    row = [out.data_ptr(), TILE + 5, out.numel(), LANES, *key[:3], key[3] | key[5] << 28, key[4], 1]
-    fill(np.array(row, dtype=np.int64), out.numel())
+    fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
     _fill_blocks(expected, TILE + 5, key, Scratch(), LANES)
     if not torch.allclose(out, expected, rtol=1e-4, atol=1e-5):
         warnings.warn(
@@ -420,7 +456,7 @@ def _normals(block: Tensor, key: Sequence[Word], pool: list[Tensor], scratch: Sc
 
 
 def _fill_slice(
-    out: Tensor, offset: tuple[int, ...], full: tuple[int, ...], key: tuple[Word, ...], scratch: Scratch
+    out: Tensor, offset: tuple[int, ...], full: tuple[int, ...], key: tuple[int, ...], scratch: Scratch
 ) -> None:
     """A slice that is not one run of the full tensor: run by run of its longest contiguous trailing part."""
     axis = len(full) - 1

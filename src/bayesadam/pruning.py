@@ -156,11 +156,11 @@ class _Pruned(NetworkDistribution):
         return tensor.masked_fill(gone if tensor.shape == gone.shape else gone.view(-1, 1), 0.0)
 
     @contextmanager
-    def draws(self, model: nn.Module, seed: int = 0, *, until: int = 0) -> Iterator[Callable[[int | None], None]]:
+    def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
         """See the base class."""
         targets = self.posterior.match(model)
         gone = {name: self.gone[name].to(target.device) for name, target in targets.items()}
-        with self.posterior.draws(model, seed, until=until) as put_whole:
+        with self.posterior.draws(model, seed) as put_whole:
 
             @torch.no_grad()
             def put(number: int | None) -> None:

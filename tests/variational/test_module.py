@@ -456,7 +456,6 @@ def test_what_it_is_shows():
         ),
         ({"sticking_the_landing": True}, "sticking_the_landing must be False unless kl='sampled', got True"),
         ({"sticking_the_landing": 1}, "sticking_the_landing must be True or False, got 1"),
-        ({"compile": "yes"}, "compile must be True or False, got 'yes'"),
         ({"seed": -1}, r"seed must be an integer in \[0, 2\*\*64\), got -1"),
         ({"seed": 2**64}, r"seed must be an integer in \[0, 2\*\*64\), got 18446744073709551616"),
         ({"prior": "normal"}, "prior must be a precision, one of bayesadam.priors or a DiagonalGaussian, got 'normal'"),

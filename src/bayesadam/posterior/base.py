@@ -45,17 +45,16 @@ class Posterior(NetworkDistribution):
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count!r}")
         draws = {name: mean.new_empty((count, *mean.shape)) for name, mean in self.mean.items()}
-        write = self.writer(seed, until=first + count)
+        write = self.writer(seed)
         for i in range(count):
             write({name: draw[i] for name, draw in draws.items()}, first + i)
         return draws
 
     @abc.abstractmethod
-    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function ``write(targets, number)`` that writes sample ``number``, or the mean for ``None``, in place.
 
-        ``targets`` are tensors by name, as parameters are. What the function needs again and again it keeps; it may
-        draw ahead for the samples up to ``until``, if they will be asked for in order.
+        ``targets`` are tensors by name, as parameters are. What the function needs again and again it keeps.
         """
 
     @abc.abstractmethod
@@ -100,14 +99,14 @@ class Posterior(NetworkDistribution):
         return {name: tensors[name] for name in self.mean}
 
     @contextmanager
-    def draws(self, model: nn.Module, seed: int = 0, *, until: int = 0) -> Iterator[Callable[[int | None], None]]:
+    def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
         """See the base class; the weights are written in place.
 
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior.
         """
         tensors = self.match(model)
-        write = self._apart_from(tensors.values()).writer(seed, until=until)
+        write = self._apart_from(tensors.values()).writer(seed)
         before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         try:
             yield partial(write, tensors)

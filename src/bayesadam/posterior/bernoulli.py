@@ -72,14 +72,13 @@ class Bernoulli(Posterior):
                 name: mean * (self.scale[name] * (1.0 - self.probability[name])) for name, mean in self.mean.items()
             }
 
-    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function that writes samples in place; see the base class.
 
         A weight is there where the standard normal that a Gaussian posterior would draw for it is below the
         ``probability`` quantile. For tensors of point masses only, nothing is drawn.
         """
         scratch = noise.Scratch()
-        ahead = noise.Ahead(scratch)
         # Noise is float32 whatever the weights are.
         quantile = {
             name: torch.special.ndtri(p.detach().double()).float()
@@ -87,28 +86,20 @@ class Bernoulli(Posterior):
             if self._random(name).any()
         }
         scale = {name: self.scale[name].detach() for name in quantile}
-        device = next(iter(self.mean.values())).device
-        small = {
-            index: mean.numel()
-            for index, (name, mean) in enumerate(self.mean.items())
-            if name in quantile and mean.numel() <= noise.SMALL and mean.device == device
+        eps = {
+            index: torch.empty_like(quantile[name], memory_format=torch.contiguous_format)
+            for index, name in enumerate(self.mean)
+            if name in quantile
         }
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            if number is not None:
+                noise.fill_many(eps, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
             for index, (name, mean) in enumerate(self.mean.items()):
-                target = targets[name].detach()
-                if number is None or name not in quantile:
-                    target.copy_(mean)
-                    continue
-                if index in small:
-                    eps = ahead.draw(
-                        seed, 0, number, index, stream=noise.POSTERIOR, device=device, sizes=lambda: small, until=until
-                    )
-                else:
-                    eps = scratch.get("eps", mean.numel(), torch.float32, mean.device)
-                    noise.normal(seed, 0, number, index, eps.shape, stream=noise.POSTERIOR, out=eps, scratch=scratch)
-                target.copy_(torch.where(eps.view(mean.shape) < quantile[name], scale[name], 0.0))
+                drawn = number is not None and index in eps
+                value = torch.where(eps[index] < quantile[name], scale[name], 0.0) if drawn else mean
+                targets[name].detach().copy_(value)
             torch.clear_autocast_cache()
 
         return write

@@ -143,29 +143,22 @@ class DenseGaussian(GaussianPosterior):
         numbers = self._split(torch.arange(self.num_weights, device=self.scale_tril.device))
         return gaussian.cholesky_of_rows(self.scale_tril[torch.cat([numbers[name].flatten() for name in names])])
 
-    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function that writes ``mean + L eps`` in place; see the base class.
 
         ``eps`` is what :class:`DiagonalGaussian` draws, so the samples are the same where the covariance is diagonal.
         """
-        ahead = noise.Ahead(noise.Scratch())
+        scratch = noise.Scratch()
         center = self._flat(self.mean)
-        eps = torch.empty_like(center)
-        parts = {index: part.flatten() for index, part in enumerate(self._split(eps).values()) if part.numel()}
-        sizes = {index: part.numel() for index, part in parts.items()}
-
-        def draws(number: int, index: int) -> Tensor:
-            key = (seed, 0, number, index)
-            device = center.device
-            return ahead.draw(*key, stream=noise.POSTERIOR, device=device, sizes=lambda: sizes, until=until)
+        eps = torch.empty_like(center, dtype=torch.float32)
+        parts = dict(enumerate(self._split(eps).values()))
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             draw = self.mean
             if number is not None:
-                for index, part in parts.items():
-                    part.copy_(draws(number, index))
-                draw = self._split(torch.addmv(center, self.scale_tril, eps))
+                noise.fill_many(parts, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
+                draw = self._split(torch.addmv(center, self.scale_tril, eps.double()))
             for name, mean in self.mean.items():
                 targets[name].detach().copy_(draw[name].to(mean.dtype))
             torch.clear_autocast_cache()

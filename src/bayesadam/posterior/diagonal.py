@@ -76,36 +76,29 @@ class DiagonalGaussian(GaussianPosterior):
         """Standard deviations of the named tensors' weights, ``(D,)`` in float64."""
         return torch.cat([self.variance[name].double().flatten() for name in names]).sqrt()
 
-    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes samples in place, block by block, without memory of their size; see the base class."""
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes samples in place; see the base class.
+
+        The noise is drawn where the sample will be: no memory of its size is needed, but for targets of another dtype
+        or device, or that are not contiguous.
+        """
         scratch = noise.Scratch()
-        ahead = noise.Ahead(scratch)
         std = {name: variance.sqrt() for name, variance in self.variance.items() if variance.any()}
-        device = next(iter(self.mean.values())).device
-        small = {
-            index: mean.numel()
-            for index, (name, mean) in enumerate(self.mean.items())
-            if name in std and mean.numel() <= noise.SMALL and mean.device == device
-        }
+        random = {index: name for index, name in enumerate(self.mean) if name in std}
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
-            for index, (name, mean) in enumerate(self.mean.items()):
-                target = targets[name].detach()
+            for name, mean in self.mean.items():
                 if number is None or name not in std:
-                    target.copy_(mean)
-                    continue
-                direct = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
-                draw = target if direct else mean.new_empty(mean.shape)
-                if index in small:
-                    eps = ahead.draw(
-                        seed, 0, number, index, stream=noise.POSTERIOR, device=device, sizes=lambda: small, until=until
-                    )
-                    torch.addcmul(mean, eps.view(mean.shape).to(mean.dtype), std[name], out=draw)
-                else:
-                    _write_large(draw, mean, std[name], (seed, number, index), scratch)
-                if draw is not target:
-                    target.copy_(draw)
+                    targets[name].detach().copy_(mean)
+            if number is not None:
+                own = {index: targets[name].detach() for index, name in random.items()}
+                draws = {index: _room(own[index], self.mean[name]) for index, name in random.items()}
+                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
+                for index, name in random.items():
+                    torch.addcmul(self.mean[name], draws[index], std[name], out=draws[index])
+                    if draws[index] is not own[index]:
+                        own[index].copy_(draws[index])
             torch.clear_autocast_cache()
 
         return write
@@ -184,24 +177,10 @@ class DiagonalGaussian(GaussianPosterior):
         return cls(parts["mean"], parts["variance"], hyperparameters)
 
 
-def _write_large(out: Tensor, mean: Tensor, std: Tensor, key: tuple[int, int, int], scratch: noise.Scratch) -> None:
-    """``mean + std * eps`` block by block; ``key`` is seed, number of the sample and index."""
-    seed, number, index = key
-    parts = [torch.split(t.reshape(-1), noise.BLOCK) for t in (out, mean, std)]
-    for block, (part, center, spread) in enumerate(zip(*parts, strict=True)):
-        eps = noise.normal(
-            seed,
-            0,
-            number,
-            index,
-            part.shape,
-            stream=noise.POSTERIOR,
-            offset=(block * noise.BLOCK,),
-            full_shape=(mean.numel(),),
-            out=scratch.get("eps", part.numel(), mean.dtype, mean.device),
-            scratch=scratch,
-        )
-        torch.addcmul(center, eps, spread, out=part)
+def _room(target: Tensor, mean: Tensor) -> Tensor:
+    """Where a sample is computed: in its target, if that is a contiguous tensor like the mean."""
+    fits = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
+    return target if fits else torch.empty_like(mean, memory_format=torch.contiguous_format)
 
 
 def sum_all(terms: Any) -> Tensor:

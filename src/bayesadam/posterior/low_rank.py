@@ -83,30 +83,22 @@ class LowRankGaussian(GaussianPosterior):
         factors = torch.cat([self._matrix(name).double() for name in names], 1)
         return gaussian.cholesky_of_rows(torch.cat([spread.diag(), factors.T], 1))
 
-    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function that writes ``mean + sum_r f_r z_r + sqrt(d) eps`` in place; see the base class.
 
         ``eps`` is what :class:`DiagonalGaussian` draws. One buffer of the weights' size is kept.
         """
         center = {name: mean.clone(memory_format=torch.contiguous_format) for name, mean in self.mean.items()}
         factors = {name: self._matrix(name) for name in self.factors}
-        write_around = DiagonalGaussian(center, self.diagonal).writer(seed, until=until)
-        ahead = noise.Ahead(noise.Scratch())
-        device = next(iter(center.values())).device
-
-        def coordinates(number: int) -> Tensor:
-            if not self.rank:
-                return torch.empty(0, device=device)
-            sizes = {0: self.rank}
-            key = (seed, _STEP, number, 0)
-            return ahead.draw(*key, stream=noise.POSTERIOR, device=device, sizes=lambda: sizes, until=until)
+        write_around = DiagonalGaussian(center, self.diagonal).writer(seed)
+        z = torch.empty(self.rank, device=next(iter(center.values())).device)
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             for name, mean in self.mean.items():
                 center[name].copy_(mean)
             if number is not None:
-                z = coordinates(number)
+                noise.normal(seed, _STEP, number, 0, z.shape, stream=noise.POSTERIOR, out=z)
                 for name, factor in factors.items():
                     center[name] += (z.to(factor) @ factor).view(center[name].shape)
             write_around(targets, number)

@@ -80,7 +80,7 @@ class Mixture(Posterior):
         """The model's parameters and buffers that the components cover, by name; see the base class."""
         return self.components[0].match(model)
 
-    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function that writes samples in place; see the base class.
 
         Raises:
@@ -89,10 +89,7 @@ class Mixture(Posterior):
         if not 0 <= seed <= _WORD:
             raise ValueError(f"seed must be an integer in [0, 2**64), got {seed!r}")
         count = len(self.components)
-        writers = [
-            q.writer(_component_seed(seed, number), until=max(0, -(-(until - number) // count)))
-            for number, q in enumerate(self.components)
-        ]
+        writers = [q.writer(_component_seed(seed, number)) for number, q in enumerate(self.components)]
 
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is None:

@@ -13,14 +13,11 @@ class NetworkDistribution(abc.ABC):
     """A distribution over the functions that a network computes."""
 
     @abc.abstractmethod
-    def draws(
-        self, model: nn.Module, seed: int = 0, *, until: int = 0
-    ) -> AbstractContextManager[Callable[[int | None], None]]:
+    def draws(self, model: nn.Module, seed: int = 0) -> AbstractContextManager[Callable[[int | None], None]]:
         """A context that gives a function ``put``; after it the model is what it was, whatever happens inside.
 
         ``put(n)`` makes the model sample number ``n``, counted from 0, which depends on ``(seed, n)`` only; and
-        ``put(None)`` makes it the mean network. What is needed again and again is kept; it may be drawn ahead for the
-        samples up to ``until``, if they will be asked for in order.
+        ``put(None)`` makes it the mean network. What is needed again and again is kept.
         """
 
     @contextmanager

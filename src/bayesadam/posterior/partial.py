@@ -92,9 +92,9 @@ class PartialGaussian(GaussianPosterior):
         whole = torch.zeros(len(where), len(where), dtype=torch.float64, device=where.device)
         return whole.masked_scatter_(where.unsqueeze(1) & where, part)
 
-    def writer(self, seed: int = 0, *, until: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
         """A function that writes samples of the random weights, and the values of the others; see the base class."""
-        write_random = self.random.writer(seed, until=until)
+        write_random = self.random.writer(seed)
 
         @torch.no_grad()
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:

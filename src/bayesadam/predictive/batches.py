@@ -179,7 +179,7 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def draws_in_eval_mode(
-    model: nn.Module, posterior: NetworkDistribution, seed: int = 0, *, until: int = 0
+    model: nn.Module, posterior: NetworkDistribution, seed: int = 0
 ) -> Iterator[Callable[[int | None], None]]:
     """The posterior's ``draws``, with the model in eval mode.
 
@@ -187,11 +187,11 @@ def draws_in_eval_mode(
     """
     with in_eval_mode(model):
         if not _changing(model):
-            with posterior.draws(model, seed, until=until) as put:
+            with posterior.draws(model, seed) as put:
                 yield put
             return
         model.train()
-        with posterior.draws(model, seed, until=until) as put_weights:
+        with posterior.draws(model, seed) as put_weights:
 
             def put(number: int | None) -> None:
                 model.train()

@@ -37,19 +37,22 @@ def outputs_at_samples(
     samples = [None] if numbers is None else numbers
     total = operator.length_hint(batches) * len(samples) or None
     with (
-        draws_in_eval_mode(model, posterior, seed, until=0 if numbers is None else len(numbers)) as put,
+        draws_in_eval_mode(model, posterior, seed) as put,
         progress_bar("predicting", total, progress, shown=not single) as advance,
     ):
         for group in groups(batches, device, single, GROUP_BYTES):
-            outputs = []
-            for number in samples:
+            outputs = torch.empty(0)
+            for row, number in enumerate(samples):
                 put(number)
                 chunks: list[Tensor] = []
                 for batch in group:
                     chunks += forward(batch)
                     advance()
-                outputs.append(torch.cat(chunks))
-            parts.append(torch.stack(outputs))
+                sample = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
+                if row == 0:  # small results among a pass's large tensors would keep their memory from being used again
+                    outputs = sample.new_empty((len(samples), *sample.shape))
+                outputs[row] = sample
+            parts.append(outputs)
     if not parts:
         raise no_batches()
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

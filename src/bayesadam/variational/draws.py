@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,17 +11,12 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.functional.reparameterized import sample, softplus
-from bayesadam.variational import kernels
 
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """What noise is for: the sample's number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-AHEAD = 64
-"""Draws for which the noise of small parameters is made at once, at most."""
-
 
 def recording() -> AbstractContextManager[Any]:
     """Gradients are recorded inside, whatever the mode outside: what inference mode makes is of no use after it."""
@@ -40,32 +35,15 @@ class Noise:
 
     def __init__(self) -> None:
         self._scratch = noise.Scratch()
-        self._ahead = noise.Ahead(self._scratch)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
-    def weights(self, seed: int, number: int, index: int, std: Mapping[int, Tensor], *, compile: bool) -> Tensor:
-        """Standard normals for parameter ``index`` in a new tensor; ``std`` are tensors like all random parameters."""
-        like = std[index]
-        eps = torch.empty_like(like, memory_format=torch.contiguous_format)
-        if 0 < eps.numel() <= noise.SMALL:
-            draw = self._ahead.draw(
-                seed,
-                number,
-                WEIGHTS,
-                index,
-                device=like.device,
-                sizes=lambda: {
-                    i: s.numel() for i, s in std.items() if 0 < s.numel() <= noise.SMALL and s.device == like.device
-                },
-                until=1,
-                steps=AHEAD,
-            )
-            return eps.copy_(draw.view(eps.shape))
-        if compile and kernels.fits(eps):
-            return kernels.normal_(eps, seed, number, WEIGHTS, index)
-        return noise.normal(seed, number, WEIGHTS, index, eps.shape, out=eps, scratch=self._scratch)
+    def weights(self, seed: int, number: int, like: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Standard normals for parameters by index, in new tensors like those given."""
+        eps = {i: torch.empty_like(t, memory_format=torch.contiguous_format) for i, t in like.items()}
+        noise.fill_many(eps, seed, number, WEIGHTS, scratch=self._scratch)
+        return eps
 
     def activations(self, seed: int, number: int, index: int, like: Tensor) -> Tensor:
         """Standard normals for the outputs of a layer."""
@@ -87,7 +65,6 @@ class Draw:
         seed: Of the noise.
         number: Of the draw.
         sign: -1 for the mirror image of the draw with ``+1``.
-        compile: Draw large parameters' noise by a compiled kernel; there is a compiler.
     """
 
     def __init__(
@@ -100,7 +77,6 @@ class Draw:
         seed: int,
         number: int,
         sign: float,
-        compile: bool,
     ) -> None:
         self.means = means
         self.indices = indices
@@ -109,7 +85,6 @@ class Draw:
         self.number = number
         self.sign = sign
         self._rho = rho
-        self.compile = compile
         self._std: dict[str, Tensor] = {}
         self._eps: dict[str, Tensor] = {}
         self._deviation: dict[str, Tensor] = {}
@@ -117,6 +92,7 @@ class Draw:
 
     def sample(self) -> dict[str, Tensor]:
         """The sample of all parameters."""
+        self._draw([name for name in self.means if name not in self._eps])
         return {name: self.theta(name) for name in self.means}
 
     def mean(self, name: str) -> Tensor:
@@ -134,10 +110,7 @@ class Draw:
     def eps(self, name: str) -> Tensor:
         """The standard normals of a parameter's sample."""
         if name not in self._eps:
-            with recording():
-                like = {self.indices[other]: rho.detach() for other, rho in self._rho.items()}
-                eps = self.source.weights(self.seed, self.number, self.indices[name], like, compile=self.compile)
-                self._eps[name] = eps.neg_() if self.sign < 0 else eps
+            self._draw([name])
         return self._eps[name]
 
     def deviation(self, name: str) -> Tensor:
@@ -157,3 +130,12 @@ class Draw:
                 else:
                     self._theta[name], self._std[name] = sample(mean, self._rho[name], eps)
         return self._theta[name]
+
+    def _draw(self, names: Sequence[str]) -> None:
+        """The standard normals of some parameters' samples, together."""
+        with recording():
+            like = {self.indices[name]: self._rho[name].detach() for name in names}
+            found = self.source.weights(self.seed, self.number, like)
+            for name in names:
+                eps = found[self.indices[name]]
+                self._eps[name] = eps.neg_() if self.sign < 0 else eps

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
-from bayesadam.optim import compiled
 from bayesadam.checks import check
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.priors import Prior, as_prior
@@ -66,7 +65,6 @@ class VariationalModule(nn.Module):
         sticking_the_landing: bool = False,
         select: Callable[[str], bool] | None = None,
         seed: int = 0,
-        compile: bool = False,
     ) -> None:
         super().__init__()
         if estimator not in ESTIMATORS:
@@ -74,8 +72,7 @@ class VariationalModule(nn.Module):
         if kl not in (None, "closed_form", "sampled"):
             raise ValueError(f"kl must be 'closed_form', 'sampled' or None, got {kl!r}")
         check("seed", seed, "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
-        for option, value in (("sticking_the_landing", sticking_the_landing), ("compile", compile)):
-            check(option, value, "True or False", lambda v: isinstance(v, bool))
+        check("sticking_the_landing", sticking_the_landing, "True or False", lambda v: isinstance(v, bool))
         prior = as_prior(prior)
         if kl == "closed_form" and not prior.closed_form:
             raise ValueError(
@@ -97,7 +94,6 @@ class VariationalModule(nn.Module):
         self.closed_form = closed_form
         self.sticking_the_landing = sticking_the_landing
         self.seed = seed
-        self.compiles = compile
         self._indices = indices
         self._number = 0
         self._draw: Draw | None = None
@@ -202,7 +198,6 @@ class VariationalModule(nn.Module):
             seed=self.seed,
             number=self._number - 1,
             sign=-1.0 if mirrored else 1.0,
-            compile=self.compiles and compiled.available(),
         )
 
     def _means(self) -> dict[str, Tensor]:
@@ -222,7 +217,6 @@ def variational(
     sticking_the_landing: bool = False,
     select: Callable[[str], bool] | None = None,
     seed: int = 0,
-    compile: bool = False,
 ) -> VariationalModule:
     """Make a network variational: every trainable weight gets an independent Gaussian around its value.
 
@@ -249,8 +243,6 @@ def variational(
             al. 2017): without noise where the posterior is exact.
         select: Which parameters are random, by name; the others are trained without noise.
         seed: Of the noise.
-        compile: Draw the noise of large parameters by a compiled kernel: several times faster, the same up to rounding.
-            The first draw takes some seconds more, and it needs the compiler that ``torch.compile`` needs.
 
     Raises:
         ValueError: An option out of its range, no closed form for this prior, no parameter that is random, or a
@@ -265,5 +257,4 @@ def variational(
         sticking_the_landing=sticking_the_landing,
         select=select,
         seed=seed,
-        compile=compile,
     )
