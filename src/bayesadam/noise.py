@@ -271,7 +271,7 @@ def fill_runs(
         scratch: See there.
     """
     low, high, *_ = _checked(seed, step, sample, max(run[0] for run in runs), stream)
-    native_fill = _native(out.device)
+    native_fill = _native(out)
     if native_fill is not None:
         number, place = sample | stream << 28, out.data_ptr()
         rows = []

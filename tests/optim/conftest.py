@@ -115,7 +115,7 @@ def method(request, monkeypatch):
             return enter(opt)
 
         def backward(loss, *args, **kwargs):
-            opened = [opt for opt in method.opened if opt._open]
+            opened = [opt for opt in method.opened if opt._engine.open]
             opened[0].backward(loss) if opened else plain(loss, *args, **kwargs)
 
         def train(opt, mode=True):
@@ -159,7 +159,7 @@ def train(net, opt, steps, first=0, mode="block"):
             for _ in range(samples):
                 with opt.sampled_params():
                     opt.zero_grad()
-                    if opt.source is not None and opt.source.differentiates:
+                    if opt._engine.source is not None and opt._engine.source.differentiates:
                         opt.backward(loss_of(net, step))
                     else:
                         loss_of(net, step).backward()

@@ -537,7 +537,7 @@ def test_frozen_in_the_middle_the_others_follow_the_conditional_posterior():
 @pytest.mark.parametrize("scale", [0.05, 1.0, 20.0])
 def test_what_is_frozen_in_the_middle_keeps_its_marginal_posterior_and_can_be_trained_again(scale, correction):
     _, b, _, opt, loss = trained_together()
-    opt.set_all("correction", correction)
+    opt._engine.store.set_all("correction", correction)
     before = opt.posterior()
     slopes = torch.linalg.solve(precision_of(opt)[:2, :2], precision_of(opt)[:2, 2:])
     b.requires_grad_(False)
@@ -790,7 +790,7 @@ def test_the_correction_keeps_the_precision_positive_under_wild_curvature(hessia
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_without_correction_an_indefinite_step_changes_nothing(nonfinite):
     a, b, _, opt, loss = trained_together()
-    opt.set_all("nonfinite", nonfinite)
+    opt._engine.store.set_all("nonfinite", nonfinite)
     before, held = snapshot(opt)[1], (a.detach().clone(), b.detach().clone())
 
     def saddle():  # positive on the diagonal, indefinite all the same
@@ -828,7 +828,7 @@ def test_a_prior_that_kept_the_precision_positive_cannot_be_taken_away():
     parameter = nn.Parameter(torch.ones(3, dtype=torch.float64))
     opt = ba.VON([parameter], num_data=10, prior_precision=5.0, betas=(0.0, 0.0), **FULL)
     opt.step(lambda: -0.1 * parameter.square().sum())
-    opt.set_all("temperature", 0.0)
+    opt._engine.store.set_all("temperature", 0.0)
     held = parameter.detach().clone()
     with pytest.raises(FloatingPointError, match="posterior precision must be positive definite"), opt.sampled_params():
         pass

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.engine import kernels
@@ -81,9 +82,10 @@ class Plan:
         """Make all steps; if an exception comes between, an interrupt say, complete them before it is passed on."""
         try:
             self._advance()
-        except BaseException:
-            self._advance()
-            raise
+        except BaseException as error:
+            with suppress(BaseException):  # a step that cannot be made: what was raised first says why
+                self._advance()
+            raise error
 
     def written(self) -> list[Tensor]:
         """Parameters whose weights were written to."""
@@ -262,7 +264,7 @@ def _is_flat(job: Job) -> bool:
     names = job.work.reads
     for name in names:
         tensor = job.tensors[name]
-        if not tensor.is_contiguous() or tensor.device.type != "cpu":
+        if not tensor.is_contiguous() or tensor.device.type != "cpu" or type(tensor) not in (Tensor, nn.Parameter):
             return False
     mean = job.tensors["mean"].dtype
     if any(job.tensors[name].dtype != mean for name in names if name not in ("weights", "grad")):
