@@ -10,7 +10,7 @@ import bayesadam as ba
 from bayesadam.population import curvature
 from bayesadam.population.batches import Batch
 from bayesadam.population.densities import Likelihoods
-from bayesadam.population.objective import NegativeLogLikelihood, Objective
+from bayesadam.population.objective import Losses, NegativeLogLikelihood
 from population.conftest import (
     F32,
     F64,
@@ -102,7 +102,7 @@ class TestWhatever:
         compare(models_of(make), data, likelihood, **METHODS[method] | {"lr": 0.01, "mc_samples": 2})
 
 
-class Sum(Objective):
+class Sum(Losses):
     """A loss that is no likelihood's: what another method may bring."""
 
     perturbed = 4
@@ -155,7 +155,7 @@ class TestObjective:
         theta = 0.5 * draw(3, 4, objective.layout.numel)
         for weight in (None, torch.tensor([[0.25] * 4, [0.25] * 4, [1 / 3] * 3 + [0.0]], dtype=F64)):
             batch = Batch(draw(3, 4, 3, seed=1), draw(3, 4, 2, seed=2), weight)
-            fast, slow = objective.gradients(theta, batch, kind), Objective.gradients(objective, theta, batch, kind)
+            fast, slow = objective.gradients(theta, batch, kind), Losses.gradients(objective, theta, batch, kind)
             torch.testing.assert_close(tuple(fast), tuple(slow), rtol=1e-10, atol=1e-12)
             assert (fast.curvature is None) == (kind is None)
 

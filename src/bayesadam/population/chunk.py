@@ -15,7 +15,7 @@ from bayesadam.optim.rule import Rule, advance, initial_counters
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
 from bayesadam.population.members import Hyper, columns, map_columns
-from bayesadam.population.objective import Objective
+from bayesadam.population.objective import Losses
 from bayesadam.population.rates import Rates
 from bayesadam.population.segments import View, first, segments, views, wide
 
@@ -40,7 +40,7 @@ class Chunk:
     def __init__(
         self,
         members: Sequence[int],
-        objective: Objective,
+        objective: Losses,
         rule: Rule,
         hypers: Sequence[Hyper],
         mean: Tensor,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.likelihoods import Likelihood
+from bayesadam.moments import fawn
 from bayesadam.optim.checks import is_whole
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
@@ -24,7 +25,7 @@ from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
 from bayesadam.sklearn.members import ROWS, posteriors, predictions
 from bayesadam.sklearn.methods import method_named
-from bayesadam.sklearn.moment_network import MomentLikelihood, MomentNetwork
+from bayesadam.sklearn.moment_objective import MomentObjective
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
 from bayesadam.sklearn.training import Training, TrainingStatus
@@ -148,7 +149,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = _parts(divided, inputs, targets, weight)
         self.network_ = self._network(X.shape[1])
-        models, likelihoods = self._models(len(data), data[0][0].shape[0], X.shape[1], seed, priors)
+        models, minimised = self._models([len(x) for x, _ in data], X.shape[1], seed, priors)
         batch_size = self.batch_size or min(count, FULL_BATCH)
         rows = max(len(x) for x, _ in data)
         training = Training(
@@ -156,7 +157,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             data,
             held_out,
             held_out_weights,
-            likelihoods,
+            minimised,
             self._method.train,
             self._options([len(x) for x, _ in data], priors) | ({} if weights is None else {"sample_weight": weights}),
             self.epochs or max(1, default_steps(rows, batch_size, self.default_steps) // -(-rows // batch_size)),
@@ -192,18 +193,22 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _models(
-        self, count: int, rows: int, inputs: int, seed: int, priors: Mixture | None
-    ) -> tuple[list[nn.Module], list[Likelihood]]:
+        self, rows: Sequence[int], inputs: int, seed: int, priors: Mixture | None
+    ) -> tuple[list[nn.Module], list[Likelihood] | list[MomentObjective]]:
+        """Networks, and what they minimise, for members with so many training rows each."""
+        moments = self._method.posterior == "fawn"
+
         def make() -> nn.Module:
             network = self._network(inputs)
-            return MomentNetwork(network, rows) if self._method.posterior == "fawn" else network
+            return fawn(network) if moments else network
 
-        models = population.initialize(make, seeds=range(seed, seed + count))
-        likelihoods = [self._likelihood(number if priors else None).to(self.device) for number in range(count)]
-        if self._method.posterior == "fawn":
-            objective = str(self.method).removeprefix("fawn-")
-            likelihoods = [MomentLikelihood(likelihood, objective) for likelihood in likelihoods]
-        return models, likelihoods
+        models = population.initialize(make, seeds=range(seed, seed + len(rows)))
+        likelihoods = [self._likelihood(number if priors else None).to(self.device) for number in range(len(rows))]
+        if not moments:
+            return models, likelihoods
+        fit = str(self.method).removeprefix("fawn-")
+        pairs = zip(likelihoods, rows, strict=True)
+        return models, [MomentObjective(likelihood, fit, count).to(self.device) for likelihood, count in pairs]
 
     def _network(self, inputs: int) -> nn.Module:
         """New weights, by torch's generator, which is left as it was."""

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from bayesadam.laplace import badam, laplace
 from bayesadam.likelihoods import Likelihood
+from bayesadam.moments import MomentModule
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive import predict
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.methods import Method
-from bayesadam.sklearn.moment_network import MomentLikelihood
 
 FULL_LAPLACE = 1_000
 """Weights up to which a Laplace approximation has all covariances; above that those of the last layer."""
@@ -49,16 +49,15 @@ def posteriors(
         steps: Of the optimiser, that were made.
     """
     found: list[GaussianPosterior] = []
-    likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
+    trained: list[Any] = nets.likelihoods or [objective.likelihood for objective in nets.objectives]
+    likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in trained]
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 parameter.copy_(nets.mean[name][number])
         if method.posterior == "fawn":
-            found.append(network.net.posterior())  # type: ignore[operator, union-attr]
-            inner = likelihoods[number]
-            assert isinstance(inner, MomentLikelihood)
-            likelihoods[number] = inner.likelihood
+            assert isinstance(network, MomentModule)
+            found.append(network.posterior())  # type: ignore[arg-type]  # of Gaussian weights
         elif method.posterior == "laplace":
             found.append(_laplace(network, x, y, likelihoods[number], prior_precision))
         elif method.posterior == "badam":
