@@ -121,7 +121,7 @@ class Sum(Losses):
 class TestObjective:
     @pytest.mark.parametrize("weighted", [False, True])
     @pytest.mark.parametrize("numbers", [1, 40, 2**22])
-    @pytest.mark.parametrize("kind", ["exact", "gauss_newton"])
+    @pytest.mark.parametrize("kind", ["exact", "empirical_fisher"])
     def test_of_any_loss(self, kind, numbers, weighted, monkeypatch):
         """Against loops over members, samples, data points and coordinates, however much is done at a time."""
         monkeypatch.setattr(curvature, "_NUMBERS", numbers)
@@ -147,7 +147,7 @@ class TestObjective:
                 torch.testing.assert_close(found.losses[member, sample], loss(own), **ROUNDING)
 
     @pytest.mark.parametrize("learned", [False, True])
-    @pytest.mark.parametrize("kind", [None, "exact", "gauss_newton"])
+    @pytest.mark.parametrize("kind", [None, "exact", "empirical_fisher"])
     @pytest.mark.parametrize("make", [MAKES["a layer"], mlp, lambda: NETWORKS["all activations"][0]().to(F64),
                                       lambda: NETWORKS["no biases"][0]().to(F64)])  # fmt: skip
     def test_closed_forms_are_the_general_ones(self, make, kind, learned):
@@ -166,7 +166,7 @@ class TestObjective:
         x, y, likelihood = inputs_of(kind, 5, seed=1), draw(5, 2, seed=2), noise_of(4.0)
         objective = NegativeLogLikelihood([model], [likelihood])
         theta = objective.layout.flatten({n: p.detach() for n, p in model.named_parameters()})[None, None]
-        found = objective.gradients(theta, Batch(x[None], y[None], None), "gauss_newton")
+        found = objective.gradients(theta, Batch(x[None], y[None], None), "empirical_fisher")
         expected = torch.zeros_like(theta[0, 0])
         for one, its in zip(x.split(1), y.split(1), strict=True):
             grads = torch.autograd.grad(likelihood(model(one), its), list(model.parameters()))
@@ -248,7 +248,7 @@ class TestPrecisionStaysPositive:
 
 
 REFUSED = {
-    "hessian must be one of ('reparameterized', 'exact', 'gauss_newton') in a population, got 'hutchinson'": {
+    "hessian must be one of ('reparameterized', 'exact', 'empirical_fisher') in a population, got 'hutchinson'": {
         "method": "von", "hessian": "hutchinson"
     },
     "covariance must be one of ('diagonal',) in a population, got 'full'": {"method": "von", "covariance": "full"},

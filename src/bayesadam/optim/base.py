@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bayesadam.curvature.names import current_name
 from bayesadam.optim import attachment, compiled
 from bayesadam.optim.blocks import local
 from bayesadam.optim.checkpoints import check_state_dict, take_tensors
@@ -496,6 +497,9 @@ class PerturbedOptimizer(Optimizer):
         for group in self.param_groups:
             group.setdefault("compile", False)  # not in checkpoints of version 0.1
             group.setdefault("method", type(self).__name__)  # likewise
+        for told in (self.defaults, *self.param_groups):
+            if "hessian" in told:
+                told["hessian"] = current_name(told["hessian"])
         self._reset(attached=vars(self).get("_attached", False))
         self._sampler.resume(written)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from bayesadam.curvature.names import with_current_names
 from bayesadam.optim.state import COUNTERS
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def check_state_dict(optimizer: PerturbedOptimizer, state_dict: dict[str, Any]) 
     """
     method = optimizer.defaults["method"]
     for group in state_dict["param_groups"]:
-        group = {"method": method, **group}  # not in checkpoints of version 0.1
+        group = {"method": method, **with_current_names(group)}  # no method in checkpoints of version 0.1
         for name in ("method", "hessian", "covariance"):
             own = optimizer.defaults.get(name)
             if group.get(name) != own:

@@ -91,7 +91,7 @@ class VOGN(PerturbedOptimizer):
         if not isinstance(curvature, PerExampleSquares):
             raise ValueError(f"curvature must be a PerExampleSquares of the model, got {curvature!r}")
         self._source = ExampleSource(curvature)
-        extra = {"hessian": "gauss_newton", **options.pop("extra", {})}
+        extra = {"hessian": "empirical_fisher", **options.pop("extra", {})}
         super().__init__(params, lr, num_data=num_data, betas=betas, extra=extra, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -60,7 +60,7 @@ class Chunk:
         self._segments = segments(objective.perturbed if hypers[0]["perturb"] else 0, objective.layout.numel)
         self._hyper = columns(self.hypers, mean.device)
         kind = self._hyper.get("hessian")
-        self._outside = kind if kind in ("exact", "gauss_newton") else None
+        self._outside = kind if kind in ("exact", "empirical_fisher") else None
         self.counters = self._initial_counters()
         self.state = self._initial_state()
         self._views: dict[int, list[View]] = {}

@@ -101,14 +101,14 @@ class Losses(abc.ABC):
         Args:
             theta: ``(k, S, numel)``.
             batch: Of the first ``k`` members.
-            curvature: ``"exact"``: the diagonal of the loss's Hessian; ``"gauss_newton"``: the mean over the minibatch
-                of the squared gradients of each data point, whose own loss is :meth:`losses` with it as minibatch, at
-                the perturbed coordinates alone: a likelihood's parameters are outside of the network, where the
+            curvature: ``"exact"``: the diagonal of the loss's Hessian; ``"empirical_fisher"``: the mean over the
+                minibatch of the squared gradients of each data point, whose own loss is :meth:`losses` with it alone,
+                at the perturbed coordinates only: a likelihood's parameters are outside of the network, where the
                 library's optimiser knows none and follows the gradient.
         """
         if curvature == "exact":
             return with_hessian(lambda theta: self.losses(theta, batch), theta)
-        if curvature == "gauss_newton":
+        if curvature == "empirical_fisher":
             found = with_squares(lambda rows, each, theta: self.select(rows).losses(theta, each), theta, batch)
             assert found.curvature is not None
             return found._replace(curvature=found.curvature[..., : self.perturbed])
@@ -161,7 +161,7 @@ class NegativeLogLikelihood(Losses):
             with torch.enable_grad():
                 losses = self._losses(*inputs, batch=batch)
                 grads = torch.autograd.grad(losses, inputs, torch.ones_like(losses), create_graph=curvature == "exact")
-        rows, squares = trace.backward(grads[0].detach(), squares=curvature == "gauss_newton")
+        rows, squares = trace.backward(grads[0].detach(), squares=curvature == "empirical_fisher")
         firsts, seconds = [rows, *(grad.detach() for grad in grads[1:])], []
         if curvature == "exact":
             seconds = [trace.second(diagonal(grads[0], inputs[0]))]

@@ -147,7 +147,7 @@ def train(
     for own, (x, _) in zip(members, pairs, strict=True):
         own.setdefault("num_data", len(x))
     rule, hypers, means = configure(method, models, criteria, losses.layout, members)
-    if weights is not None and hypers[0].get("hessian") in ("gauss_newton", "exact"):
+    if weights is not None and hypers[0].get("hessian") in ("empirical_fisher", "exact"):
         raise ValueError(f"sample_weight must be None for a method of squared gradients, got method={method!r}")
     activations = losses.check(means, pairs, "data")
     if held_out is not None:
