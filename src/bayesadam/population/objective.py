@@ -41,8 +41,9 @@ class Objective(nn.Module, abc.ABC):
             def penalty(self, model):
                 return self.strength * sum(weight.abs().sum() for weight in model.parameters())
 
-    The optimiser's ``num_data`` counts as with a likelihood: for a posterior the losses should be negative
-    log-densities in nats.
+    The methods are mapped by ``torch.func.vmap``: they may not branch by the values of tensors. For a posterior the
+    losses should be negative log-densities in nats, as those of a likelihood are. Methods that square the gradients of
+    single examples take the penalty as a part of each example's loss.
     """
 
     @abc.abstractmethod
@@ -56,7 +57,10 @@ class Objective(nn.Module, abc.ABC):
         """
 
     def penalty(self, model: nn.Module) -> Tensor | float:
-        """What is added to the mean of the losses, one number: by default 0. A divergence is one per data point."""
+        """What is added to the mean of the losses, one number; by default 0.
+
+        The Kullback-Leibler divergence from a prior is to be divided by the number of training data points.
+        """
         return 0.0
 
     def extra_repr(self) -> str:
