@@ -13,8 +13,8 @@ from sklearn.preprocessing import StandardScaler
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.scaling import column_scales, input_scales
 from bayesadam.sklearn import METHODS, BayesianMLPRegressor
-from bayesadam.sklearn.base import column_scales, input_scales
 from bayesadam.sklearn.training import Training
 
 QUICK = {"members": 4, "hidden": (20,), "epochs": 300, "lr": 0.03, "random_state": 0}

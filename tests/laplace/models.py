@@ -147,7 +147,7 @@ def slow_matrix(model, x, y, likelihood, curvature):
     size = sum(p.numel() for p in parameters)
     total = torch.zeros(size, size, **F64)
     for output, target in points(model, x, y, likelihood):
-        if curvature == "fisher":
+        if curvature == "empirical_fisher":
             density = likelihood.log_prob(output[None], target[None])[0]
             g = gradient(density, parameters)
             total += torch.outer(g, g)

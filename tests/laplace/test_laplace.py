@@ -33,7 +33,7 @@ from laplace.models import (
 )
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
-BOTH = pytest.mark.parametrize("curvature", ["ggn", "fisher"])
+BOTH = pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
 EVERY = pytest.mark.parametrize("name", list(CASES))
 
 
@@ -85,7 +85,7 @@ class TestCurvature:
         torch.testing.assert_close(fitted.curvature, references(name, curvature)[-size:, -size:], **EXACT)
         assert fitted.log_likelihood == pytest.approx(slow_log_likelihood(model, x, y, likelihood), rel=1e-12)
 
-    @pytest.mark.parametrize("curvature", ["ggn", "fisher"])
+    @pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
     @pytest.mark.parametrize(("layer", "start", "stop"), [("0", 0, 20), ("2", 20, 45)])
     def test_any_linear_layer(self, layer, start, stop, curvature, references):
         model, x, y, likelihood = case("categorical")
@@ -384,7 +384,7 @@ class TestPosterior:
 
     def test_front_door_is_the_class(self):
         model, x, y, likelihood = case("categorical")
-        options = {"structure": "full", "curvature": "fisher", "num_data": 90, "batch_size": 4}
+        options = {"structure": "full", "curvature": "empirical_fisher", "num_data": 90, "batch_size": 4}
         q = laplace(model, (x, y), likelihood=likelihood, prior_precision=3.0, temperature=2.0, **options)
         r = Laplace(model, (x, y), likelihood=likelihood, **options).posterior(3.0, temperature=2.0)
         assert torch.equal(q.scale_tril, r.scale_tril)
@@ -466,7 +466,7 @@ class TestRefusals:
 
     def test_names(self):
         self.refused(r"^structure must be one of \('diagonal', 'full', 'last_layer'\), got 'kron'$", structure="kron")
-        self.refused(r"^curvature must be one of \('ggn', 'fisher'\), got 'hessian'$", curvature="hessian")
+        self.refused(r"^curvature must be one of \('ggn', 'empirical_fisher'\), got 'hessian'$", curvature="hessian")
         self.refused("^last_layer must only be given for structure='last_layer', got '4'$", last_layer="4")
 
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "evidence", None])
@@ -502,11 +502,11 @@ class TestRefusals:
         message = r"^likelihood must be one of bayesadam's for curvature='ggn', got Poisson\(\)$"
         self.refused(message, likelihood=Poisson())
         model = Squeezed(mlp(3, 1))
-        fitted = Laplace(model, (x, y), likelihood=Poisson(), structure="full", curvature="fisher")
-        expected = slow_matrix(model, x, y, Poisson(), "fisher")
+        fitted = Laplace(model, (x, y), likelihood=Poisson(), structure="full", curvature="empirical_fisher")
+        expected = slow_matrix(model, x, y, Poisson(), "empirical_fisher")
         torch.testing.assert_close(fitted.curvature, expected, **EXACT)
         message = r"^likelihood must be one of bayesadam's or a subclass, got MSELoss\(\)$"
-        self.refused(message, likelihood=nn.MSELoss(), curvature="fisher")
+        self.refused(message, likelihood=nn.MSELoss(), curvature="empirical_fisher")
 
     def test_model(self):
         self.refused("^model must have a trainable parameter, got none$", model=mlp().requires_grad_(False))

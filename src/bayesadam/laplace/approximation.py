@@ -42,12 +42,13 @@ class Laplace:
     ``curvature="ggn"``
         The generalised Gauss-Newton matrix ``sum_n J_n' H_n J_n``, ``J`` the Jacobian of the outputs and ``H`` the
         expected second derivative of ``-log p(y | output)``: Kessler et al. 2018, eqs. 13-16, for any likelihood.
-    ``curvature="fisher"``
+    ``curvature="empirical_fisher"``
         The empirical Fisher information ``sum_n g_n g_n'``, ``g`` the gradient of ``log p`` of one data point.
 
     ``structure="diagonal"``
-        Of every weight on its own. For ``"ggn"`` as many backward passes as a data point has outputs, for ``"fisher"``
-        one (of a sequence of data points, both times its length); nothing is as large as data points times weights.
+        Of every weight on its own. For ``"ggn"`` as many backward passes as a data point has outputs, for
+        ``"empirical_fisher"`` one (of a sequence of data points, both times its length); nothing is as large as data
+        points times weights.
         Modules must be such that :class:`bayesadam.PerExampleSquares` can follow them.
     ``structure="full"``
         The whole matrix in float64, of a small model.
@@ -240,7 +241,7 @@ def laplace(
         data: A pair ``(inputs, targets)``, or a loader of such pairs.
         likelihood: What the outputs mean.
         structure: ``"diagonal"``, ``"full"`` or ``"last_layer"``.
-        curvature: ``"ggn"`` or ``"fisher"``.
+        curvature: ``"ggn"`` or ``"empirical_fisher"``.
         prior_precision: Of the prior, or ``"marginal_likelihood"``: the one with the largest marginal likelihood.
         temperature: See :meth:`Laplace.posterior`.
         last_layer: Name of the layer for ``"last_layer"``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -82,21 +82,62 @@ def badam(
                 f"optimizer must have stepped with a gradient of {name!r}, got none (a parameter that the loss does "
                 "not depend on can be frozen)"
             )
+    return badam_from_moments(
+        (  # one after another: the whole tensors of a sharded model are large
+            (name, full(p.detach()), full(second_moments(optimizer.state[p], groups[p]))) for name, p in trained.items()
+        ),
+        num_data=num_data,
+        prior_precision=prior_precision,
+        weights=weights,
+        optimizer=type(optimizer).__name__,
+    )
+
+
+@torch.no_grad()
+def badam_from_moments(
+    trained: Iterable[tuple[str, Tensor, Tensor]],
+    *,
+    num_data: float,
+    prior_precision: float,
+    optimizer: str,
+    weights: str = "map",
+) -> DiagonalGaussian:
+    """What :func:`badam` computes once it has read an optimiser: the precision is ``N sqrt(v) + lambda``.
+
+    Args:
+        trained: Name, weights and second moments ``v`` of every tensor. Second moments are averages of the squared
+            gradients of a mean loss, corrected for their bias, and of the weights' shape. Both are copied.
+        num_data: ``N``, positive and finite.
+        prior_precision: ``lambda``, finite and at least 0.
+        optimizer: Whose moments these are; for the posterior's hyper-parameters.
+        weights: ``"map"`` or ``"mle"``; see :func:`badam`.
+
+    Returns:
+        Means and variances by these names, float32 or wider.
+
+    Raises:
+        ValueError: Second moments that are not finite, or ones of 0 with ``prior_precision=0``.
+    """
     mean, variance = {}, {}
-    for name, parameter in trained.items():
-        root = full(second_moments(optimizer.state[parameter], groups[parameter])).sqrt_()
+    for name, value, moments in trained:
+        root = _wide(moments).sqrt_()
         _check_root(root, name, prior_precision)
-        mean[name] = _wide(full(parameter.detach()))
+        mean[name] = _wide(value)
         if weights == "mle":
             mean[name] *= root / (root + prior_precision / num_data)
         variance[name] = root.mul_(num_data).add_(prior_precision).reciprocal_()
     told = {"num_data": num_data, "prior_precision": prior_precision, "weights": weights}
-    return DiagonalGaussian(mean, variance, {"method": "badam", "optimizer": type(optimizer).__name__, **told})
+    return DiagonalGaussian(mean, variance, {"method": "badam", "optimizer": optimizer, **told})
+
+
+def unbiased(exp_avg_sq: Tensor, beta: float, steps: float) -> Tensor:
+    """Adam's second moments without the bias of their start at 0: ``exp_avg_sq / (1 - b2^t)``, float32 or wider."""
+    return _wide(exp_avg_sq).div_(1.0 - float(beta) ** steps)
 
 
 def _adam(state: State, group: State) -> Tensor:
-    moments = _wide(state["max_exp_avg_sq" if group.get("amsgrad", False) else "exp_avg_sq"])
-    return moments.div_(1.0 - float(group["betas"][1]) ** _steps(state))
+    moments = state["max_exp_avg_sq" if group.get("amsgrad", False) else "exp_avg_sq"]
+    return unbiased(moments, group["betas"][1], _steps(state))
 
 
 def _rmsprop(state: State, group: State) -> Tensor:

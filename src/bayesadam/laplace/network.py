@@ -15,7 +15,7 @@ from bayesadam.functional.outputs import logistic_scale, softmax_factor
 from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive.batches import call, in_eval_mode
 
-CURVATURES = ("ggn", "fisher")
+CURVATURES = ("ggn", "empirical_fisher")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Network:
         An example's outputs fall, in order, into ``P`` blocks of ``K`` outputs each, and the Hessian over block ``p``
         of example ``n`` is ``S S'`` with ``S = factor[n, p]``. For ``"ggn"`` it is the expectation of the Hessian over
         targets that follow the likelihood, which depends on no target (for all but :class:`HeteroscedasticGaussian` it
-        is the Hessian itself); for ``"fisher"`` the blocks are data points, and ``S`` is the gradient there.
+        is the Hessian itself); for ``"empirical_fisher"`` the blocks are data points, and ``S`` is the gradient there.
 
         Args:
             output: ``(N, ...)``.
@@ -77,7 +77,7 @@ class Network:
         """
         self.likelihood.check(output, target)
         output = output.detach()
-        if self.curvature == "fisher":
+        if self.curvature == "empirical_fisher":
             leaf = output.requires_grad_()
             with torch.enable_grad():
                 densities = self.likelihood.log_density(leaf, target)

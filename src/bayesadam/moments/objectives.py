@@ -89,6 +89,11 @@ def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Ten
         ValueError: A likelihood that is not bayesadam's, or a target that does not fit the output.
     """
     likelihood.check(output.mean, target)
+    return unchecked_expected_log_likelihood(likelihood, output, target)
+
+
+def unchecked_expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
+    """The same without a look at the targets' values, which ``torch.func.vmap`` forbids."""
     mean, spread = output.mean, output.spread()
     if isinstance(likelihood, Gaussian):
         _, log_noise = likelihood.mean_and_log_variance(mean)
@@ -120,6 +125,11 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
         ValueError: A likelihood that is not bayesadam's, or a target that does not fit the output.
     """
     likelihood.check(output.mean, target)
+    return unchecked_log_predictive(likelihood, output, target)
+
+
+def unchecked_log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
+    """The same without a look at the targets' values."""
     mean, spread = output.mean, output.spread()
     if isinstance(likelihood, Gaussian):
         _, log_noise = likelihood.mean_and_log_variance(mean)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from bayesadam.curvature.names import with_current_names
 from bayesadam.engine.engine import Engine
 from bayesadam.engine.gradients import Gradients
 from bayesadam.engine.rule import Rule, options_of
@@ -373,6 +374,7 @@ class PerturbedOptimizer(Optimizer):
         for group in self.param_groups:
             for name, value in {**EARLIER, "method": type(self).__name__}.items():
                 group.setdefault(name, value)
+            group.update(with_current_names(group))
         self._reset(attached=vars(self).get("_attached", False))
         self._engine.weights.resume(written)
 

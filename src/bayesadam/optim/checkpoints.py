@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from bayesadam.curvature.names import with_current_names
 from bayesadam.engine.store import COUNTERS, Store
 
 EARLIER = {
@@ -28,7 +29,7 @@ def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapp
     """
     method = defaults["method"]
     for group in state_dict["param_groups"]:
-        group = {"method": method, **group}  # not in checkpoints of version 0.1
+        group = {"method": method, **with_current_names(group)}  # some have no method
         for name in ("method", "hessian", "covariance"):
             own = defaults.get(name)
             if group.get(name) != own:

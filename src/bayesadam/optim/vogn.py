@@ -30,7 +30,9 @@ class VOGNRule(VONRule):
     state = ("exp_avg", "hessian")
     power = 2
     needs_noise = False
-    options = (Option("hessian", "gauss_newton", "'gauss_newton'", lambda v: v == "gauss_newton", static=True),)
+    options = (
+        Option("hessian", "empirical_fisher", "'empirical_fisher'", lambda v: v == "empirical_fisher", static=True),
+    )
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Momentum 0, Hessian ``s0``."""

@@ -15,7 +15,7 @@ from bayesadam.engine.rule import Rule, advance, initial_counters
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
 from bayesadam.population.members import Hyper, columns, map_columns
-from bayesadam.population.objective import Objective
+from bayesadam.population.objective import Losses
 from bayesadam.population.rates import Rates
 from bayesadam.population.segments import View, first, segments, views, wide
 
@@ -40,7 +40,7 @@ class Chunk:
     def __init__(
         self,
         members: Sequence[int],
-        objective: Objective,
+        objective: Losses,
         rule: Rule,
         hypers: Sequence[Hyper],
         mean: Tensor,
@@ -60,7 +60,7 @@ class Chunk:
         self._segments = segments(objective.perturbed if hypers[0]["perturb"] else 0, objective.layout.numel)
         self._hyper = columns(self.hypers, mean.device)
         kind = self._hyper.get("hessian")
-        self._outside = kind if kind in ("exact", "gauss_newton") else None
+        self._outside = kind if kind in ("exact", "empirical_fisher") else None
         self.counters = self._initial_counters()
         self.state = self._initial_state()
         self._views: dict[int, list[View]] = {}

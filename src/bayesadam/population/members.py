@@ -28,7 +28,7 @@ _ADAM = ("lr", "betas", "eps", "weight_decay")
 _REFUSED = ("maximize", "nonfinite", "extra", "curvature")
 _SHARED = ("mc_samples", "antithetic", "perturb", "rescale_lr", "hessian", "correction")
 _POSSIBLE = {
-    "hessian": ("reparameterized", "exact", "gauss_newton"),
+    "hessian": ("reparameterized", "exact", "empirical_fisher"),
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }

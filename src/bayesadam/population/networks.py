@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from bayesadam.population.layout import Layout
-from bayesadam.population.modules import signature, tensors
+from bayesadam.population.modules import constants, places, signature
 from bayesadam.population.perceptron import Perceptron, Weights, plain_layers
 
 
@@ -31,6 +31,7 @@ class Networks:
         layout: Of the trainable parameters.
         fixed: Frozen parameters and buffers that differ between the networks, each ``(P, ...)``.
         common: Those that do not, as they are.
+        template: The module that is run, with the weights of any of them.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
@@ -54,26 +55,12 @@ class Networks:
         if len(dtypes) > 1 or not dtypes <= {torch.float32, torch.float64}:
             raise ValueError(f"models must have parameters of one dtype, float32 or float64, got {_names(dtypes)}")
         self.layout = Layout({name: p.shape for name, p in trained.items()})
-        self.fixed: dict[str, Tensor] = {}
-        self.common: dict[str, Tensor] = {}
-        for name, tensor in tensors(template):
-            if name not in trained:
-                values = [dict(tensors(model))[name].detach() for model in models]
-                if all(value.equal(tensor) for value in values):
-                    self.common[name] = tensor.detach().clone()
-                else:
-                    self.fixed[name] = torch.stack(values)
-        self._template = copy.deepcopy(template)
-        layers = None if self.fixed or self.common else plain_layers(self._template)
+        self.fixed, self.common = constants(models, trained)
+        self.template = copy.deepcopy(template)
+        layers = None if self.fixed or self.common else plain_layers(self.template)
         self._perceptron = None if layers is None else Perceptron(layers)
-        names = {parameter: name for name, parameter in tensors(self._template)}
-        self._places = {
-            f"{prefix}{'.' if prefix else ''}{own}": names[tensor]
-            for prefix, module in self._template.named_modules()
-            for own, tensor in [*module._parameters.items(), *module._buffers.items()]
-            if tensor is not None
-        }
-        self._modes = [(module, module.training) for module in self._template.modules()]
+        self._places = places(self.template)
+        self._modes = [(module, module.training) for module in self.template.modules()]
         self._activations: dict[torch.Size, int] = {}
 
     def select(self, rows: Tensor) -> Networks:
@@ -98,15 +85,15 @@ class Networks:
             nonlocal counted
             counted += output.numel() if isinstance(output, Tensor) else 0
 
-        layers = [m for m in self._template.modules() if next(m.children(), None) is None]
+        layers = [m for m in self.template.modules() if next(m.children(), None) is None]
         hooks = [layer.register_forward_hook(count) for layer in layers]
-        before = {name: buffer.clone() for name, buffer in self._template.named_buffers()}
+        before = {name: buffer.clone() for name, buffer in self.template.named_buffers()}
         try:
-            self._template(x.clone())
+            self.template(x.clone())
         finally:
             for hook in hooks:
                 hook.remove()
-        for name, buffer in self._template.named_buffers():
+        for name, buffer in self.template.named_buffers():
             if not buffer.equal(before[name]):
                 raise ValueError(f"models must leave their buffers as they are when they are run, got a new {name!r}")
         self._activations[x.shape] = counted
@@ -141,7 +128,7 @@ class Networks:
     def _run(self, weights: Weights, x: Tensor) -> Tensor:
         # Tied ones by hand: with its own ties functional_call leaves a batched tensor in a module that is used twice.
         placed = {place: weights[name] for place, name in self._places.items()}
-        output: Tensor = functional_call(self._template, placed, (x,), tie_weights=False)
+        output: Tensor = functional_call(self.template, placed, (x,), tie_weights=False)
         return output
 
 

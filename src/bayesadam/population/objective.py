@@ -1,4 +1,4 @@
-"""What a population minimises: a mean loss per member and sample, given rows of a flat matrix of parameters."""
+"""What a population minimises: objectives as users write them, and losses at rows of a flat matrix of parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,55 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class Objective(abc.ABC):
+class Objective(nn.Module, abc.ABC):
+    """What a population minimises in place of a likelihood: the mean loss of the data points, plus a penalty.
+
+    A subclass is written for one network and one minibatch, as an ordinary training loop would be, and defines
+    :meth:`losses` at least; :func:`bayesadam.population.train` maps it over members and their posterior samples. It is
+    a module: its parameters that require gradients are trained with the network's, each member its own and without
+    noise, and its parameters and buffers may have other values for every member. Anything else about it, numbers and
+    text among its attributes included, is the same for all members::
+
+        class Lasso(population.Objective):
+            def __init__(self, strength):
+                super().__init__()
+                self.strength = strength
+
+            def losses(self, model, x, y):
+                return (model(x)[:, 0] - y).square()
+
+            def penalty(self, model):
+                return self.strength * sum(weight.abs().sum() for weight in model.parameters())
+
+    The methods are mapped by ``torch.func.vmap``: they may not branch by the values of tensors. For a posterior the
+    losses should be negative log-densities in nats, as those of a likelihood are. Methods that square the gradients of
+    single examples take the penalty as a part of each example's loss.
+    """
+
+    @abc.abstractmethod
+    def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The loss of every data point of a minibatch, ``(M,)``; those of other data points must not enter.
+
+        Args:
+            model: The network, at the weights of one member or sample; it may be called as often as one likes.
+            x: Inputs, ``(M, ...)``; not to be written to.
+            y: Targets, likewise.
+        """
+
+    def penalty(self, model: nn.Module) -> Tensor | float:
+        """What is added to the mean of the losses, one number; by default 0.
+
+        The Kullback-Leibler divergence from a prior is to be divided by the number of training data points.
+        """
+        return 0.0
+
+    def extra_repr(self) -> str:
+        """Attributes that are numbers or text: objectives that differ in them are not of one kind."""
+        told = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
+        return ", ".join(f"{n}={v!r}" for n, v in told.items() if isinstance(v, bool | int | float | str | tuple))
+
+
+class Losses(abc.ABC):
     """The interface between methods and the training loop. A subclass defines ``select`` and ``losses`` at least.
 
     Attributes:
@@ -33,6 +81,15 @@ class Objective(abc.ABC):
     layout: Layout
     perturbed: int
     draws: Mapping[int, int]
+
+    def place(self, networks: Networks, learned: Layout) -> None:
+        """Set the attributes: weights of the networks first, then what likelihoods or objectives learn."""
+        own = {f"likelihood.{name}": shape for name, shape in learned.shapes.items()}
+        self.layout = Layout({**networks.layout.shapes, **own})
+        self.perturbed = networks.layout.numel
+        numbers = {name: i for i, (name, _) in enumerate(networks.template.named_parameters())}  # frozen ones count
+        sizes = zip(networks.layout.shapes, networks.layout.sizes, strict=True)
+        self.draws = {numbers[name]: size for name, size in sizes}
 
     @abc.abstractmethod
     def select(self, rows: Tensor) -> Self:
@@ -48,21 +105,21 @@ class Objective(abc.ABC):
         Args:
             theta: ``(k, S, numel)``.
             batch: Of the first ``k`` members.
-            curvature: ``"exact"``: the diagonal of the loss's Hessian; ``"gauss_newton"``: the mean over the minibatch
-                of the squared gradients of each data point, whose own loss is :meth:`losses` with it as minibatch, at
-                the perturbed coordinates alone: a likelihood's parameters are outside of the network, where the
+            curvature: ``"exact"``: the diagonal of the loss's Hessian; ``"empirical_fisher"``: the mean over the
+                minibatch of the squared gradients of each data point, whose own loss is :meth:`losses` with it alone,
+                at the perturbed coordinates only: a likelihood's parameters are outside of the network, where the
                 library's optimiser knows none and follows the gradient.
         """
         if curvature == "exact":
             return with_hessian(lambda theta: self.losses(theta, batch), theta)
-        if curvature == "gauss_newton":
+        if curvature == "empirical_fisher":
             found = with_squares(lambda rows, each, theta: self.select(rows).losses(theta, each), theta, batch)
             assert found.curvature is not None
             return found._replace(curvature=found.curvature[..., : self.perturbed])
         return by_autograd(lambda theta: self.losses(theta, batch), theta)
 
 
-class NegativeLogLikelihood(Objective):
+class NegativeLogLikelihood(Losses):
     """The mean negative log-likelihood: the loss of every optimiser of the library.
 
     Args:
@@ -74,12 +131,7 @@ class NegativeLogLikelihood(Objective):
     def __init__(self, models: Sequence[nn.Module], likelihoods: Sequence[Likelihood]) -> None:
         self.networks = Networks(models)
         self.likelihoods = Likelihoods(likelihoods)
-        learned = {f"likelihood.{name}": shape for name, shape in self.likelihoods.layout.shapes.items()}
-        self.layout = Layout({**self.networks.layout.shapes, **learned})
-        self.perturbed = self.networks.layout.numel
-        numbers = {name: i for i, (name, _) in enumerate(models[0].named_parameters())}  # frozen ones are counted
-        sizes = zip(self.networks.layout.shapes, self.networks.layout.sizes, strict=True)
-        self.draws: Mapping[int, int] = {numbers[name]: size for name, size in sizes}
+        self.place(self.networks, self.likelihoods.layout)
 
     def select(self, rows: Tensor) -> Self:
         """The objective of some of the members."""
@@ -113,7 +165,7 @@ class NegativeLogLikelihood(Objective):
             with torch.enable_grad():
                 losses = self._losses(*inputs, batch=batch)
                 grads = torch.autograd.grad(losses, inputs, torch.ones_like(losses), create_graph=curvature == "exact")
-        rows, squares = trace.backward(grads[0].detach(), squares=curvature == "gauss_newton")
+        rows, squares = trace.backward(grads[0].detach(), squares=curvature == "empirical_fisher")
         firsts, seconds = [rows, *(grad.detach() for grad in grads[1:])], []
         if curvature == "exact":
             seconds = [trace.second(diagonal(grads[0], inputs[0]))]

@@ -14,6 +14,7 @@ from bayesadam import noise
 from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
 from bayesadam.population.layout import Layout
 from bayesadam.population.networks import Networks
+from bayesadam.population.objective import Objective
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.predictive.result import Predictive, from_outputs
 
@@ -31,7 +32,7 @@ class Population:
     def __init__(
         self,
         networks: Networks,
-        likelihoods: Sequence[Likelihood],
+        criteria: Sequence[Likelihood | Objective],
         layout: Layout,
         mean: Tensor,
         variance: Tensor,
@@ -45,7 +46,7 @@ class Population:
         self.history = history
         self.epochs = epochs
         self.stopped = list(stopped)
-        self._networks, self._likelihoods, self._layout = networks, likelihoods, layout
+        self._networks, self._criteria, self._layout = networks, criteria, layout
         self._all, self._mean, self._variance = mean, mean[:, : networks.layout.numel], variance
         self._state, self._hyperparameters = state, hyperparameters
         self._working_set = working_set
@@ -67,8 +68,17 @@ class Population:
 
     @cached_property
     def likelihoods(self) -> list[Likelihood]:
-        """One per member, learned parameters in them."""
-        return _with_learned(self._likelihoods, self._layout.split(self._all))
+        """One per member, learned parameters in them; none of a population that was trained by an objective."""
+        return [found for found in self._learned if isinstance(found, Likelihood)]
+
+    @cached_property
+    def objectives(self) -> list[Objective]:
+        """One per member, learned parameters in them; none of a population that was trained by a likelihood."""
+        return [found for found in self._learned if isinstance(found, Objective)]
+
+    @cached_property
+    def _learned(self) -> list[Likelihood | Objective]:
+        return _with_learned(self._criteria, self._layout.split(self._all))
 
     @property
     def rows(self) -> dict[str, Tensor]:
@@ -82,7 +92,7 @@ class Population:
             rows = {name: value[index.to(value.device)] for name, value in self.rows.items()}
         return Population(
             self._networks.select(index.to(self._mean.device)),
-            [self._likelihoods[member] for member in members],
+            [self._criteria[member] for member in members],
             self._layout,
             rows["mean"],
             rows["variance"],
@@ -127,10 +137,13 @@ class Population:
             method: ``"monte_carlo"``, or ``"mean"``: the networks at the posterior means alone.
 
         Raises:
-            ValueError: Not one tensor per member, an unknown method, or no samples.
+            ValueError: Not one tensor per member, an unknown method, no samples, or members that were trained by an
+                objective, which does not say what outputs mean.
         """
         if method not in ("monte_carlo", "mean"):
             raise ValueError(f"method must be 'monte_carlo' or 'mean', got {method!r}")
+        if not self.likelihoods:
+            raise ValueError(f"likelihood must be given to train() to predict, got the objective {self._criteria[0]!r}")
         if mc_samples < 1:
             raise ValueError(f"mc_samples must be at least 1, got {mc_samples!r}")
         inputs = [x] * len(self) if isinstance(x, Tensor) else list(x)
@@ -173,11 +186,13 @@ class Population:
         return torch.cat([network(split, part[None])[0] for part in rows], dim=1)
 
 
-def _with_learned(likelihoods: Sequence[Likelihood], values: Mapping[str, Tensor]) -> list[Likelihood]:
+def _with_learned(
+    criteria: Sequence[Likelihood | Objective], values: Mapping[str, Tensor]
+) -> list[Likelihood | Objective]:
     """Copies in which the learned parameters have their trained values."""
     if not any(name.startswith("likelihood.") for name in values):
-        return list(likelihoods)
-    copies = [copy.deepcopy(likelihood) for likelihood in likelihoods]
+        return list(criteria)
+    copies = [copy.deepcopy(criterion) for criterion in criteria]
     with torch.no_grad():
         for member, own in enumerate(copies):
             for name, parameter in own.named_parameters():

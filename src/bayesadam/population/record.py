@@ -13,7 +13,8 @@ from torch import Tensor
 from bayesadam.likelihoods import Likelihood
 from bayesadam.population.batches import Pair
 from bayesadam.population.chunk import Chunk
-from bayesadam.population.objective import NegativeLogLikelihood
+from bayesadam.population.mapped import MappedObjective
+from bayesadam.population.objective import NegativeLogLikelihood, Objective
 from bayesadam.population.population import Population
 
 Callback = Callable[[int, list[int], Population], None]
@@ -35,8 +36,8 @@ class Record:
 
     def __init__(
         self,
-        objective: NegativeLogLikelihood,
-        likelihoods: Sequence[Likelihood],
+        objective: NegativeLogLikelihood | MappedObjective,
+        criteria: Sequence[Likelihood | Objective],
         hypers: Sequence[Mapping[str, Any]],
         means: Tensor,
         state: Sequence[str],
@@ -51,7 +52,7 @@ class Record:
         self.best = torch.full((count,), math.inf, dtype=torch.float64)
         self.best_epoch = torch.zeros(count, dtype=torch.int64)
         self.stopped = torch.zeros(count, dtype=torch.int64)
-        self._objective, self._likelihoods, self._hypers = objective, likelihoods, hypers
+        self._objective, self._criteria, self._hypers = objective, criteria, hypers
         self._working_set = working_set
         self._held_out: list[Pair] | None = None
         self._samples, self._patience = 1, math.inf
@@ -115,7 +116,7 @@ class Record:
         history: Mapping[str, Tensor] = _Snapshot(self.history, index, epoch)
         return Population(
             self._objective.networks.select(index.to(rows["mean"].device)),
-            [self._likelihoods[member] for member in members],
+            [self._criteria[member] for member in members],
             self._objective.layout,
             rows["mean"],
             rows["variance"],

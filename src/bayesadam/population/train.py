@@ -18,9 +18,10 @@ from bayesadam.checks import is_whole
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.checkpoint import Checkpoint, Memory, fingerprint
 from bayesadam.population.chunk import Chunk
+from bayesadam.population.mapped import MappedObjective
 from bayesadam.population.members import METHODS as METHODS
 from bayesadam.population.members import configure, member_options
-from bayesadam.population.objective import NegativeLogLikelihood
+from bayesadam.population.objective import NegativeLogLikelihood, Objective
 from bayesadam.population.population import Population
 from bayesadam.population.rates import Decay, Rates, Schedule
 from bayesadam.population.record import Record
@@ -34,7 +35,8 @@ def train(
     models: Sequence[nn.Module],
     data: Pair | Sequence[Pair],
     *,
-    likelihood: Likelihood | Sequence[Likelihood],
+    likelihood: Likelihood | Sequence[Likelihood] | None = None,
+    objective: Objective | Sequence[Objective] | None = None,
     epochs: int,
     batch_size: int,
     method: str | type[PerturbedOptimizer] = "vadam",
@@ -69,6 +71,8 @@ def train(
         data: Training inputs and targets ``(x, y)`` for all members, or one pair per member; sizes may differ.
         likelihood: Its mean negative log-likelihood is the loss. One for all, or one per member (of one kind). Learned
             parameters of a likelihood are trained without noise, each member its own.
+        objective: What is minimised in place of that: an :class:`bayesadam.population.Objective`, likewise one for all
+            or one per member. Without a likelihood there are no predictions, and no validation.
         epochs: Times that every member sees its data; each in a new order.
         batch_size: Data points per minibatch; the last one of an epoch may be smaller. From the size of the data on
             it is one minibatch of all data, as they stand.
@@ -134,24 +138,22 @@ def train(
     pairs = _per_member("data", data, count)
     weights = None if sample_weight is None else _weights(sample_weight, pairs)
     held_out = None if validation is None else _per_member("validation", validation, count)
-    if not isinstance(likelihood, Likelihood | Sequence):
-        raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
-    likelihoods = [likelihood] * count if isinstance(likelihood, Likelihood) else list(likelihood)
-    if len(likelihoods) != count:
-        raise ValueError(f"likelihood must be one or one for each of {count} members, got {len(likelihoods)}")
-    objective = NegativeLogLikelihood(models, likelihoods)
+    criteria = _criteria(likelihood, objective, count)
+    if objective is not None and validation is not None:
+        raise ValueError("validation must be None with an objective, which makes no predictions, got data")
+    losses = NegativeLogLikelihood(models, criteria) if objective is None else MappedObjective(models, criteria)
     seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else [int(own) for own in seed]
     members = member_options({**options, "seed": seeds}, count)
     for own, (x, _) in zip(members, pairs, strict=True):
         own.setdefault("num_data", len(x))
-    rule, hypers, means = configure(method, models, likelihoods, objective.layout, members)
-    if weights is not None and hypers[0].get("hessian") in ("gauss_newton", "exact"):
+    rule, hypers, means = configure(method, models, criteria, losses.layout, members)
+    if weights is not None and hypers[0].get("hessian") in ("empirical_fisher", "exact"):
         raise ValueError(f"sample_weight must be None for a method of squared gradients, got method={method!r}")
-    activations = objective.check(means, pairs, "data")
+    activations = losses.check(means, pairs, "data")
     if held_out is not None:
-        objective.check(means, held_out, "validation")
+        losses.check(means, held_out, "validation")
     working_set = WORKING_SET["cpu" if means.device.type == "cpu" else "other"]
-    record = Record(objective, likelihoods, hypers, means, rule.state, epochs, working_set)
+    record = Record(losses, criteria, hypers, means, rule.state, epochs, working_set)
     if held_out is not None:
         record.watch(held_out, validation_samples, patience)
     if chunk is None:
@@ -166,10 +168,10 @@ def train(
         limits = [epochs, batch_size, patience, validation_samples, nonfinite, replacement, steps_per_epoch]
         factors = rates.factors(max(pool.batches))
         kind = [f"{type(rule).__module__}.{type(rule).__qualname__}", hypers]
-        settings = [repr(models[0]), repr(likelihoods[0]), kind, limits, factors, chunks]
+        settings = [repr(models[0]), repr(criteria[0]), kind, limits, factors, chunks]
         tensors = [
             means,
-            *objective.constants(),
+            *losses.constants(),
             *(t for pair in [*pairs, *(held_out or [])] for t in pair),
             *(weights or []),
         ]
@@ -180,7 +182,7 @@ def train(
             rows = torch.tensor(chosen, device=means.device)
             part = Chunk(
                 chosen,
-                objective.select(rows),
+                losses.select(rows),
                 rule,
                 [hypers[member] for member in chosen],
                 means[rows],
@@ -192,7 +194,7 @@ def train(
             done = saved.load(number, part, record) if saved else 0
             advance(done * steps, None, True)
             for epoch in range(done, epochs):
-                objective.networks.train()
+                losses.networks.train()
                 loss = part.train_epoch(epoch, nonfinite == "raise")
                 record.after_epoch(part, epoch, loss, on_epoch)
                 if saved:
@@ -221,6 +223,22 @@ def _chunks(batches: Sequence[int], size: int) -> list[list[int]]:
     ranked = sorted(range(len(batches)), key=lambda member: -batches[member])
     size = math.ceil(len(batches) / math.ceil(len(batches) / size))
     return [ranked[first : first + size] for first in range(0, len(batches), size)]
+
+
+def _criteria(likelihood: Any, objective: Any, count: int) -> list[Any]:
+    """Likelihoods or objectives, one per member."""
+    if (likelihood is None) == (objective is None):
+        raise ValueError(f"likelihood must be given, or objective in its place, got {likelihood!r} and {objective!r}")
+    name, given, owner = "likelihood", likelihood, "one of bayesadam's"
+    kind: type[nn.Module] = Likelihood
+    if objective is not None:
+        name, given, kind, owner = "objective", objective, Objective, "a population.Objective"
+    found: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
+    if not isinstance(given, kind | Sequence):
+        raise ValueError(f"{name} must be {owner}, got {given!r}")
+    if len(found) != count:
+        raise ValueError(f"{name} must be one or one for each of {count} members, got {len(found)}")
+    return found
 
 
 def _per_member(name: str, data: Pair | Sequence[Pair], count: int) -> list[Pair]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.curvature.names import with_current_names
 from bayesadam.curvature.passes import is_sharded
 from bayesadam.posterior import io
 from bayesadam.posterior.network import NetworkDistribution
@@ -166,7 +167,7 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
             f"the posterior file must be of a kind in {sorted(kinds)}, got {kind!r} in {os.fspath(path)!r}"
         )
     try:
-        return kinds[kind].from_tensors(tensors, hyperparameters)
+        return kinds[kind].from_tensors(tensors, with_current_names(hyperparameters))
     except (KeyError, ValueError) as error:
         raise ValueError(f"the posterior file must hold a valid {kind}, got {os.fspath(path)!r} ({error})") from None
 

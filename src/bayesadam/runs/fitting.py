@@ -143,7 +143,9 @@ def _train(
     prepared: Prepared, settings: Settings, checkpoint: Path, on_epoch: Callable[[Any], None]
 ) -> tuple[Any, list[str]]:
     regression = prepared.preprocessing.target.task == "regression"
-    estimator = (BayesianMLPRegressor if regression else BayesianMLPClassifier)(**settings.estimator_options())
+    # The matrix is standardised by the preprocessing, in double precision: once is enough.
+    options = settings.estimator_options() | {"standardize": False}
+    estimator = (BayesianMLPRegressor if regression else BayesianMLPClassifier)(**options)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:

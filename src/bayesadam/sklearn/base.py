@@ -15,15 +15,17 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor, nn
 
 from bayesadam import population
-from bayesadam.likelihoods import Likelihood
 from bayesadam.checks import is_whole
+from bayesadam.likelihoods import Likelihood
+from bayesadam.moments import fawn
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
+from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
 from bayesadam.sklearn.members import ROWS, posteriors, predictions
 from bayesadam.sklearn.methods import method_named
-from bayesadam.sklearn.moment_network import MomentLikelihood, MomentNetwork
+from bayesadam.sklearn.moment_objective import MomentObjective
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
 from bayesadam.sklearn.training import Training, TrainingStatus
@@ -45,6 +47,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     lr: float
     prior_precision: float
     mc_samples: int
+    standardize: bool
     early_stopping: bool
     calibrate: bool
     time_budget: float | None
@@ -115,7 +118,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             fine = isinstance(value, int | float | np.number) and 0 < value < np.inf
             if not fine and not (name == "time_budget" and value is None):
                 raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
-        for name in ("early_stopping", "calibrate"):
+        for name in ("standardize", "early_stopping", "calibrate"):
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         try:
@@ -146,7 +149,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = _parts(divided, inputs, targets, weight)
         self.network_ = self._network(X.shape[1])
-        models, likelihoods = self._models(len(data), data[0][0].shape[0], X.shape[1], seed, priors)
+        models, minimised = self._models([len(x) for x, _ in data], X.shape[1], seed, priors)
         batch_size = self.batch_size or min(count, FULL_BATCH)
         rows = max(len(x) for x, _ in data)
         training = Training(
@@ -154,7 +157,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             data,
             held_out,
             held_out_weights,
-            likelihoods,
+            minimised,
             self._method.train,
             self._options([len(x) for x, _ in data], priors) | ({} if weights is None else {"sample_weight": weights}),
             self.epochs or max(1, default_steps(rows, batch_size, self.default_steps) // -(-rows // batch_size)),
@@ -190,18 +193,22 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return self
 
     def _models(
-        self, count: int, rows: int, inputs: int, seed: int, priors: Mixture | None
-    ) -> tuple[list[nn.Module], list[Likelihood]]:
+        self, rows: Sequence[int], inputs: int, seed: int, priors: Mixture | None
+    ) -> tuple[list[nn.Module], list[Likelihood] | list[MomentObjective]]:
+        """Networks, and what they minimise, for members with so many training rows each."""
+        moments = self._method.posterior == "fawn"
+
         def make() -> nn.Module:
             network = self._network(inputs)
-            return MomentNetwork(network, rows) if self._method.posterior == "fawn" else network
+            return fawn(network) if moments else network
 
-        models = population.initialize(make, seeds=range(seed, seed + count))
-        likelihoods = [self._likelihood(number if priors else None).to(self.device) for number in range(count)]
-        if self._method.posterior == "fawn":
-            objective = str(self.method).removeprefix("fawn-")
-            likelihoods = [MomentLikelihood(likelihood, objective) for likelihood in likelihoods]
-        return models, likelihoods
+        models = population.initialize(make, seeds=range(seed, seed + len(rows)))
+        likelihoods = [self._likelihood(number if priors else None).to(self.device) for number in range(len(rows))]
+        if not moments:
+            return models, likelihoods
+        fit = str(self.method).removeprefix("fawn-")
+        pairs = zip(likelihoods, rows, strict=True)
+        return models, [MomentObjective(likelihood, fit, count).to(self.device) for likelihood, count in pairs]
 
     def _network(self, inputs: int) -> nn.Module:
         """New weights, by torch's generator, which is left as it was."""
@@ -261,10 +268,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return list(torch.split(self._inputs(checked), ROWS))
 
     def _inputs(self, X: Array) -> Tensor:
-        return torch.from_numpy(((X - self._x_mean) / self._x_std).astype(np.float32)).to(self.device)
+        return torch.from_numpy(standardized(X, self._x_mean, self._x_std)).to(self.device)
 
     def _learn_x(self, X: Array, weight: Array | None) -> None:
-        self._x_mean, self._x_std = input_scales(X, weight)
+        if self.standardize:
+            self._x_mean, self._x_std = input_scales(X, weight)
+        else:
+            self._x_mean, self._x_std = np.zeros(X.shape[1]), np.ones(X.shape[1])
 
     # What differs between the estimators.
 
@@ -319,34 +329,6 @@ def weighed(
         raise ValueError("sample_weight must have no negative number and a positive one, got others")
     kept = weight > 0
     return X[kept], y[kept], weight[kept], None if groups is None else groups[kept]
-
-
-def column_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
-    """Mean and standard deviation of every column in float64; a deviation of 1 for constant ones."""
-    if weight is None:
-        mean, std = values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
-    else:
-        mean = np.average(values, axis=0, weights=weight)
-        std = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
-    constant = std <= 1e-12 * np.maximum(1e-300, np.abs(mean))
-    return mean, np.where(constant | (std == 0), 1.0, std)
-
-
-def input_scales(values: Array, weight: Array | None) -> tuple[Array, Array]:
-    """Mean and standard deviation of every input; the latter the root of the mean variance where all are in one unit.
-
-    Columns are taken to be in one unit (pixels, ratings, truth values) where all that vary have the same least value,
-    and half of them or more the same largest. Divided by its own small deviation, a pixel that is nearly always blank
-    would weigh as much as any other.
-    """
-    mean, std = column_scales(values, weight)
-    least, largest = values.min(0), values.max(0)
-    varies = least < largest
-    if varies.sum() > 1:
-        least, largest = least[varies], largest[varies]
-        if (least == least[0]).all() and 2 * (largest == largest.max()).sum() >= len(largest):
-            std = np.where(varies, np.sqrt(np.mean(np.square(std[varies]))), 1.0)
-    return mean, std
 
 
 def _numbered(groups: Array | None, count: int) -> NDArray[np.int64]:

@@ -42,6 +42,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
             strength of the weight decay.
         mc_samples: Posterior samples per member.
+        standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
             at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
         calibrate: Fit the temperature on the rows left out; else it is 1.
@@ -78,6 +79,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         lr: float = 0.01,
         prior_precision: float = 1.0,
         mc_samples: int = 16,
+        standardize: bool = True,
         early_stopping: bool = True,
         calibrate: bool = True,
         time_budget: float | None = None,
@@ -94,6 +96,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.lr = lr
         self.prior_precision = prior_precision
         self.mc_samples = mc_samples
+        self.standardize = standardize
         self.early_stopping = early_stopping
         self.calibrate = calibrate
         self.time_budget = time_budget

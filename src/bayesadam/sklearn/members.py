@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.laplace import badam, laplace
+from bayesadam.laplace import laplace
+from bayesadam.laplace.badam import badam_from_moments, unbiased
 from bayesadam.likelihoods import Likelihood
+from bayesadam.moments import MomentModule
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive import predict
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.methods import Method
-from bayesadam.sklearn.moment_network import MomentLikelihood
 
 FULL_LAPLACE = 1_000
 """Weights up to which a Laplace approximation has all covariances; above that those of the last layer."""
@@ -49,22 +50,19 @@ def posteriors(
         steps: Of the optimiser, that were made.
     """
     found: list[GaussianPosterior] = []
-    likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in nets.likelihoods]
+    trained: list[Any] = nets.likelihoods or [objective.likelihood for objective in nets.objectives]
+    likelihoods = [copy.deepcopy(likelihood).requires_grad_(False) for likelihood in trained]
     for number, (network, (x, y)) in enumerate(zip(networks, data, strict=True)):
         with torch.no_grad():
             for name, parameter in network.named_parameters():
                 parameter.copy_(nets.mean[name][number])
         if method.posterior == "fawn":
-            found.append(network.net.posterior())  # type: ignore[operator, union-attr]
-            inner = likelihoods[number]
-            assert isinstance(inner, MomentLikelihood)
-            likelihoods[number] = inner.likelihood
+            assert isinstance(network, MomentModule)
+            found.append(network.posterior())  # type: ignore[arg-type]  # of Gaussian weights
         elif method.posterior == "laplace":
             found.append(_laplace(network, x, y, likelihoods[number], prior_precision))
         elif method.posterior == "badam":
-            moments = {name: value[number] for name, value in nets.state["exp_avg_sq"].items()}
-            optimizer = _adam(network, moments, steps)
-            found.append(badam(optimizer, network, num_data=len(x), prior_precision=prior_precision))
+            found.append(_badam(nets, number, len(x), prior_precision, steps))
         else:
             found.append(nets.posteriors[number])
     return found, likelihoods
@@ -87,6 +85,18 @@ def predictions(
     )
 
 
+def _badam(nets: Population, number: int, num_data: int, precision: float, steps: int) -> GaussianPosterior:
+    """Of a member that Adam has trained, by the second moments that the population has kept."""
+    trained, moments = nets.posteriors[number], nets.state["exp_avg_sq"]
+    _, beta = trained.hyperparameters["betas"]
+    return badam_from_moments(
+        ((name, mean, unbiased(moments[name][number], beta, steps)) for name, mean in trained.mean.items()),
+        num_data=num_data,
+        prior_precision=precision,
+        optimizer="Adam",
+    )
+
+
 def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precision: float) -> GaussianPosterior:
     weights = sum(p.numel() for p in network.parameters())
     rows = torch.linspace(0, len(x) - 1, min(len(x), LAPLACE_ROWS), dtype=torch.float64, device=x.device).long()
@@ -99,15 +109,3 @@ def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, p
         num_data=len(x),
         progress=False,
     )
-
-
-def _adam(network: nn.Module, moments: dict[str, Tensor], steps: int) -> torch.optim.Adam:
-    """The optimiser that a member of a population was trained by."""
-    optimizer = torch.optim.Adam(network.parameters())
-    for name, parameter in network.named_parameters():
-        optimizer.state[parameter] = {
-            "step": torch.tensor(float(steps)),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": moments[name].clone(),
-        }
-    return optimizer

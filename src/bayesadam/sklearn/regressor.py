@@ -17,7 +17,8 @@ from torch import Tensor
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, column_scales, continues, weighed
+from bayesadam.scaling import column_scales
+from bayesadam.sklearn.base import Array, BayesianMLP, continues, weighed
 from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
@@ -44,6 +45,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             strength of the weight decay.
         heteroscedastic: Let the networks give the noise's variance too, so that it depends on the inputs.
         mc_samples: Posterior samples per member, for methods that predict by sampling.
+        standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
             at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
         calibrate: Fit the scales of the variances on the rows left out; else both are 1.
@@ -78,6 +80,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         prior_precision: float = 0.1,
         heteroscedastic: bool = False,
         mc_samples: int = 32,
+        standardize: bool = True,
         early_stopping: bool = True,
         calibrate: bool = True,
         time_budget: float | None = None,
@@ -94,6 +97,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self.lr = lr
         self.prior_precision = prior_precision
         self.mc_samples = mc_samples
+        self.standardize = standardize
         self.early_stopping = early_stopping
         self.calibrate = calibrate
         self.time_budget = time_budget

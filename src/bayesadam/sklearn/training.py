@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import population
-from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
-from bayesadam.population import Population
+from bayesadam.likelihoods import Likelihood
+from bayesadam.population import Objective, Population
 from bayesadam.population.batches import Pair
 
 FIRST_LOOK, LOOKS_APART, PATIENCE = 10, 1.3, 8
@@ -60,7 +60,7 @@ class Training:
         data: Training rows of every member; the same tensors where members share them.
         held_out: Rows that each leaves out; empty if there are none.
         held_out_weights: Of those rows; ``None``: all alike.
-        likelihoods: One per member.
+        minimised: One likelihood or objective per member.
         method: Of :func:`bayesadam.population.train`.
         options: Of it.
         epochs: Of it.
@@ -85,7 +85,7 @@ class Training:
     data: Sequence[Pair]
     held_out: Sequence[Pair]
     held_out_weights: Sequence[Tensor] | None
-    likelihoods: Sequence[Likelihood]
+    minimised: Sequence[Likelihood] | Sequence[Objective]
     method: str
     options: Mapping[str, Any]
     epochs: int
@@ -141,10 +141,12 @@ class Training:
         return max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
 
     def _train(self, epochs: int, on_epoch: Any, **options: Any) -> Population:
+        kind = "objective" if isinstance(self.minimised[0], Objective) else "likelihood"
+        criteria: dict[str, Any] = {kind: self.minimised}
         return population.train(
             self.models,
             self.data,
-            likelihood=self.likelihoods,
+            **criteria,
             method=self.method,
             epochs=epochs,
             batch_size=self.batch_size,
@@ -249,7 +251,7 @@ def cosine(done: float) -> float:
 @torch.no_grad()
 def held_out_nll(nets: Population, held_out: Sequence[Pair], weights: Sequence[Tensor] | None) -> Tensor:
     """Mean negative log density of every member's own rows, at the members' means, ``(members,)`` float64."""
-    if not isinstance(nets.likelihoods[0], RegressionLikelihood | ClassificationLikelihood):  # FAWN's
+    if not nets.likelihoods:  # trained by an objective, as FAWN is
         return torch.full((len(nets),), math.nan, dtype=torch.float64)
     predictions = nets.predict([x for x, _ in held_out], method="mean")
     own = [None] * len(nets) if weights is None else weights

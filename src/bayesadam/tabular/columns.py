@@ -14,9 +14,9 @@ from pyarrow import compute
 
 from bayesadam.tabular.errors import Place, TableError
 from bayesadam.tabular.findings import Findings
-from bayesadam.tabular.numbers import LARGEST, as_numbers, as_text
+from bayesadam.tabular.numbers import as_numbers, as_text
 
-Floats = NDArray[np.float32]
+Codes = NDArray[np.float64] | NDArray[np.bool_]
 
 OTHER = "other"
 MIN_ROWS = 3
@@ -28,20 +28,18 @@ _WHOLE = r"^\+?(-?)0*(\d+)(\.0*)?$"
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers: ``(value - center) / scale``, in double precision, as single cannot tell seconds of a date.
+    """A column of numbers, in double precision, as single cannot tell seconds of a date.
 
     Attributes:
         name: Of the column.
-        center: Median of the training rows; stands for a missing value.
-        scale: Their standard deviation, 1 if that is 0.
+        median: Of the training rows; stands for a missing value.
         missing: Whether training rows had missing values: then a second column says where.
         least: Of the training rows; a value far outside of what they had is predicted all the same, and said.
         largest: Likewise.
     """
 
     name: str
-    center: float
-    scale: float
+    median: float
     missing: bool
     least: float = -math.inf
     largest: float = math.inf
@@ -53,15 +51,8 @@ class Number:
         """Of the training rows."""
         values = as_numbers(column, name, place)
         known = values[~np.isnan(values)]
-        scale = float(known.std())
-        return cls(
-            name,
-            float(np.median(known)),
-            scale if scale > 0 else 1.0,
-            len(known) < len(values),
-            float(known.min()),
-            float(known.max()),
-        )
+        missing = len(known) < len(values)
+        return cls(name, float(np.median(known)), missing, float(known.min()), float(known.max()))
 
     @property
     def features(self) -> list[str]:
@@ -73,25 +64,18 @@ class Number:
         """What a value in a file must be."""
         return pa.float64()
 
-    def encode(self, column: pa.ChunkedArray, out: Floats, place: Place, findings: Findings) -> None:
-        """Write the columns of the matrix, ``(N, len(features))``."""
+    def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
+        """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
         values = as_numbers(column, self.name, place)
         absent = np.isnan(values)
-        scaled = (values - self.center) / self.scale
-        beyond = np.flatnonzero(np.abs(scaled) > LARGEST)
-        if len(beyond):
-            row = int(beyond[0])
-            raise TableError(
-                f"column {self.name!r} must be near what it was in training, got {values[row]:g} in {place(row)}"
-            )
-        out[:, 0] = np.where(absent, 0.0, scaled)
         room = _FAR * (self.largest - self.least)
         far = (values < self.least - room) | (values > self.largest + room)
         findings.far_outside(self.name, values, far, (self.least, self.largest), place)
+        known = np.where(absent, self.median, values)
         if self.missing:
-            out[:, 1] = absent
-        else:
-            findings.missing(self.name, absent)
+            return np.stack([known, absent], axis=1)
+        findings.missing(self.name, absent)
+        return known[:, None]
 
 
 @dataclass(frozen=True)
@@ -123,19 +107,19 @@ class Truth:
         """What a value in a file must be."""
         return pa.string()
 
-    def encode(self, column: pa.ChunkedArray, out: Floats, place: Place, findings: Findings) -> None:
-        """Write the columns of the matrix, ``(N, len(features))``."""
+    def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
+        """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
         text = compute.utf8_lower(as_text(column))
         codes = _codes(text, ["false", "true", "0", "1"])
         wrong = np.flatnonzero(codes == -2)
         if len(wrong):
             row = int(wrong[0])
             raise TableError(f"column {self.name!r} must be true or false, got {column[row].as_py()!r} in {place(row)}")
-        out[:, 0] = np.where(codes < 0, 0.5, codes % 2)
+        known = np.where(codes < 0, 0.5, codes % 2)
         if self.missing:
-            out[:, 1] = codes == -1
-        else:
-            findings.missing(self.name, codes == -1)
+            return np.stack([known, codes == -1], axis=1)
+        findings.missing(self.name, codes == -1)
+        return known[:, None]
 
 
 @dataclass(frozen=True)
@@ -178,23 +162,24 @@ class Category:
         """What a value in a file must be."""
         return pa.string()
 
-    def encode(self, column: pa.ChunkedArray, out: Floats, place: Place, findings: Findings) -> None:
-        """Write the columns of the matrix, ``(N, len(features))``."""
+    def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
+        """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
         text = as_text(column)
         if self.whole:
             text = compute.replace_substring_regex(text, _WHOLE, r"\1\2")
         codes = _codes(text, self.levels)
         new = codes == -2
         findings.new_levels(self.name, column, new, place)
-        out[:] = 0.0
+        found = np.zeros((len(codes), len(self.features)), dtype=bool)
         known = np.flatnonzero(codes >= 0)
-        out[known, codes[known]] = 1.0
+        found[known, codes[known]] = True
         if self.other:
-            out[new, len(self.levels)] = 1.0
+            found[new, len(self.levels)] = True
         if self.missing:
-            out[codes == -1, -1] = 1.0
+            found[codes == -1, -1] = True
         else:
             findings.missing(self.name, codes == -1)
+        return found
 
 
 Column = Number | Truth | Category

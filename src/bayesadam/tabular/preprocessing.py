@@ -10,30 +10,42 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
+from bayesadam.scaling import column_scales, in_one_unit, standardized
 from bayesadam.tabular.choose import Date, LeftOut, choose
-from bayesadam.tabular.columns import MIN_ROWS, Category, Column, Floats, from_json, to_json
+from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Column, from_json, to_json
 from bayesadam.tabular.errors import Place, TableError, quoted, row_place
 from bayesadam.tabular.findings import Findings
 from bayesadam.tabular.memory import require_memory
+from bayesadam.tabular.numbers import LARGEST
 from bayesadam.tabular.split import Rows
 from bayesadam.tabular.target import Target
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """How each column of a table becomes columns of a matrix; learned from training rows, kept as JSON.
 
+    Each column is coded by numbers first; then the matrix is standardised as that of an estimator is, by
+    :func:`bayesadam.scaling.input_scales`.
+
     Attributes:
         target: What is predicted.
         columns: The inputs, in the order of the table.
+        mean: What every column of the matrix is shifted by, ``len(features)`` numbers.
+        std: What it is divided by after that, likewise.
         left_out: Why each other column is none.
     """
 
     target: Target
     columns: tuple[Column, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
@@ -87,7 +99,15 @@ class Preprocessing:
             )
         if not columns:
             raise TableError(f"there must be a column to predict {target.name!r} from, got none ({_listed(reasons)})")
-        return cls(target, tuple(columns), reasons)
+        parts = (table.column(column.name) for column in columns)
+        scales = [
+            _scales(column.encode(values if rows is None else values.take(rows), where, Findings()))
+            for column, values in zip(columns, parts, strict=True)
+        ]
+        mean, std, least, largest = (np.concatenate(values) for values in zip(*scales, strict=True))
+        return cls(
+            target, tuple(columns), tuple(mean.tolist()), tuple(in_one_unit(std, least, largest).tolist()), reasons
+        )
 
     @property
     def features(self) -> list[str]:
@@ -124,7 +144,7 @@ class Preprocessing:
         place: Place = row_place,
         findings: Findings | None = None,
     ) -> Floats:
-        """The matrix, ``(N, len(features))`` in float32.
+        """The matrix, standardised: ``(N, len(features))`` in float32.
 
         Args:
             table: With all columns of ``types``; others do not matter.
@@ -141,12 +161,15 @@ class Preprocessing:
         findings = Findings() if findings is None else findings
         where = place if rows is None else (lambda row: place(int(rows[row])))
         matrix = np.empty((length, width), dtype=np.float32)
+        mean, std = np.array(self.mean), np.array(self.std)
         start = 0
         for column in self.columns:
             values = table.column(column.name)
-            end = start + len(column.features)
-            column.encode(values if rows is None else values.take(rows), matrix[:, start:end], where, findings)
-            start = end
+            own = slice(start, start + len(column.features))
+            codes = column.encode(values if rows is None else values.take(rows), where, findings)
+            _check_near(column.name, codes[:, 0], mean[start], std[start], where)
+            standardized(codes, mean[own], std[own], out=matrix[:, own])
+            start = own.stop
         return matrix
 
     def notes(self) -> list[str]:
@@ -163,6 +186,8 @@ class Preprocessing:
             "format_version": FORMAT_VERSION,
             "target": self.target.to_json(),
             "columns": [to_json(column) for column in self.columns],
+            "mean": list(self.mean),
+            "std": list(self.std),
             "left_out": dict(self.left_out),
         }
 
@@ -175,8 +200,10 @@ class Preprocessing:
         """
         try:
             if record["format_version"] <= FORMAT_VERSION:
+                record = _updated(record)
                 columns = tuple(from_json(column) for column in record["columns"])
-                return cls(Target.from_json(record["target"]), columns, dict(record["left_out"]))
+                scales = tuple(record["mean"]), tuple(record["std"])
+                return cls(Target.from_json(record["target"]), columns, *scales, dict(record["left_out"]))
         except (KeyError, TypeError, AttributeError):
             raise ValueError("the preprocessing must have been written by bayesadam") from None
         raise ValueError(
@@ -193,6 +220,39 @@ class Preprocessing:
             ValueError: It is no JSON; and as :meth:`from_json`.
         """
         return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+
+
+def _scales(codes: Codes) -> tuple[NDArray[Any], ...]:
+    """Mean, deviation, least and largest value of columns of the matrix, each of ``len(features)``."""
+    return *column_scales(codes), codes.min(0).astype(np.float64), codes.max(0).astype(np.float64)
+
+
+def _check_near(name: str, values: Codes, mean: float, std: float, place: Place) -> None:
+    """Raise ``TableError`` for numbers that single precision does not have once they are standardised."""
+    beyond = np.flatnonzero(np.abs(values - mean) > LARGEST * std)
+    if len(beyond):
+        row = int(beyond[0])
+        raise TableError(f"column {name!r} must be near what it was in training, got {values[row]:g} in {place(row)}")
+
+
+def _updated(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A record as this version writes it: in version 1 columns of numbers alone were scaled, each by its own."""
+    if record["format_version"] > 1:
+        return record
+    columns: list[dict[str, Any]] = []
+    mean: list[float] = []
+    std: list[float] = []
+    for old in record["columns"]:
+        column = dict(old)
+        shift, scale = 0.0, 1.0
+        if "center" in column:
+            shift, scale = column["center"], column.pop("scale")
+            column["median"] = column.pop("center")
+        more = len(from_json(column).features) - 1
+        columns.append(column)
+        mean += [shift] + [0.0] * more
+        std += [scale] + [1.0] * more
+    return {**record, "columns": columns, "mean": mean, "std": std}
 
 
 def _listed(reasons: Mapping[str, str]) -> str:

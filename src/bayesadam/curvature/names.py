@@ -1,0 +1,31 @@
+"""The names of curvatures: one vocabulary for VON, VOGN, populations and Laplace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+CURVATURES = {
+    "exact": "second derivatives of the loss, one backward pass per weight",
+    "hutchinson": "an unbiased estimate of their diagonal by products with random signs",
+    "reparameterized": "an unbiased estimate of their mean over the posterior, by the gradient and the noise in it",
+    "ggn": "the generalised Gauss-Newton matrix: the likelihood's expected Hessian between the network's Jacobians",
+    "empirical_fisher": "the empirical Fisher information: squared gradients, or their outer products, of the examples",
+}
+"""What each is, by its name as ``hessian=`` of an optimiser and as ``curvature=`` of Laplace."""
+
+_EARLIER = {"gauss_newton": "empirical_fisher", "fisher": "empirical_fisher"}
+_KEYS = ("hessian", "curvature")
+
+
+def current_name(name: Any) -> Any:
+    """Today's name of a curvature that a file of an earlier version names; anything else as it is."""
+    return _EARLIER.get(name, name) if isinstance(name, str) else name
+
+
+def with_current_names(told: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters with today's names of curvatures, those of a mixture's components included."""
+    found = {key: current_name(value) if key in _KEYS else value for key, value in told.items()}
+    if isinstance(found.get("components"), list):
+        found["components"] = [with_current_names(c) if isinstance(c, Mapping) else c for c in found["components"]]
+    return found

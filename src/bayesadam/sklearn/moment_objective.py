@@ -1,0 +1,42 @@
+"""FAWN's objective, for members of a population."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.likelihoods import Likelihood
+from bayesadam.moments import MomentModule
+from bayesadam.moments.objectives import unchecked_expected_log_likelihood, unchecked_log_predictive
+from bayesadam.population import Objective
+
+
+class MomentObjective(Objective):
+    """The loss of networks made by :func:`bayesadam.fawn`, which :func:`bayesadam.fawn_loss` is for one network.
+
+    Targets must have been checked.
+
+    Args:
+        likelihood: Of the outputs; copied, and a part of it.
+        fit: ``"ropd"`` or ``"vi"``.
+        num_data: Number of the member's training data points.
+    """
+
+    def __init__(self, likelihood: Likelihood, fit: str, num_data: int) -> None:
+        super().__init__()
+        self.likelihood = copy.deepcopy(likelihood)
+        self.fit = fit
+        self.num_data: Tensor
+        self.register_buffer("num_data", torch.tensor(float(num_data), dtype=torch.float64))
+
+    def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """The negative log-density of each data point's target, or its expectation."""
+        score = unchecked_log_predictive if self.fit == "ropd" else unchecked_expected_log_likelihood
+        return -score(self.likelihood, model(x), y)
+
+    def penalty(self, model: nn.Module) -> Tensor:
+        """The divergence from the prior, per data point."""
+        assert isinstance(model, MomentModule)
+        return model.kl_divergence() / self.num_data

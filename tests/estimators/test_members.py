@@ -1,0 +1,51 @@
+"""Posteriors of trained members, against those of networks that were trained alone."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam import population
+from bayesadam.laplace.badam import badam_from_moments
+from bayesadam.sklearn.members import posteriors
+from bayesadam.sklearn.methods import method_named
+
+
+def test_badam_of_members_is_that_of_the_optimiser_they_are_trained_by():
+    """Weights and variances, with the bias correction of as many steps as were made."""
+    generator = torch.Generator().manual_seed(0)
+    data = [tuple(torch.randn(n, d, generator=generator, dtype=torch.float64) for d in (3, 2)) for n in (9, 14)]
+    make = lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()  # noqa: E731
+    models, likelihood = population.initialize(make, seeds=range(2)), ba.Gaussian(2.0).double()
+    alone = copy.deepcopy(models)
+    options = {"method": "adam", "epochs": 7, "batch_size": 20, "lr": 0.02, "progress": False}
+    nets = population.train(models, data, likelihood=likelihood, **options)
+    found, _ = posteriors(method_named("badam"), nets, models, data, prior_precision=0.3, steps=7)
+    for q, model, (x, y) in zip(found, alone, data, strict=True):
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        for _ in range(7):
+            optimizer.zero_grad()
+            likelihood(model(x), y).backward()
+            optimizer.step()
+        expected = ba.badam(optimizer, model, num_data=len(x), prior_precision=0.3)
+        torch.testing.assert_close(q.mean, expected.mean, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(q.variance, expected.variance, rtol=1e-8, atol=0.0)
+        assert q.hyperparameters == expected.hyperparameters
+
+
+def test_badam_from_moments_by_hand():
+    weights, moments = torch.tensor([1.0, -2.0]), torch.tensor([4.0, 0.25])
+    kept = weights.clone(), moments.clone()
+    told = {"num_data": 10, "prior_precision": 5.0, "optimizer": "mine"}
+    q = badam_from_moments([("w", weights, moments)], **told, weights="mle")
+    torch.testing.assert_close(q.variance["w"], torch.tensor([1 / 25.0, 1 / 10.0]))
+    torch.testing.assert_close(q.mean["w"], torch.tensor([2.0 / 2.5, -2.0 * 0.5]))
+    assert q.hyperparameters == {"method": "badam", **told, "weights": "mle"}
+    torch.testing.assert_close((weights, moments), kept)
+    assert badam_from_moments([("w", weights, moments)], **told).mean["w"].tolist() == [1.0, -2.0]
+    with pytest.raises(
+        ValueError, match="^prior_precision must be positive where second moments are 0, got 0.0 and 1 "
+    ):
+        badam_from_moments([("w", weights, torch.tensor([0.0, 1.0]))], **told | {"prior_precision": 0.0})
