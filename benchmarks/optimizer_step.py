@@ -42,7 +42,7 @@ Shapes = Sequence[Sequence[int]]
 Step = Callable[[], Any]
 
 NUM_DATA = 1000.0
-LARGEST = "1e7"
+LARGEST = "1e7 in 16"
 
 
 def transformer(vocabulary: int = 1000, width: int = 256, layers: int = 4, context: int = 64) -> Shapes:
@@ -54,10 +54,19 @@ def transformer(vocabulary: int = 1000, width: int = 256, layers: int = 4, conte
     return [(vocabulary, width), (context, width), *(norm + attention + norm + mlp) * layers, *norm, *head]
 
 
+def equal(numel: int, tensors: int) -> Shapes:
+    """So many weights in tensors of equal size."""
+    return [(numel // tensors,)] * tensors
+
+
 CASES: dict[str, tuple[Shapes, int]] = {
-    "1e5": ([(100_000,)], 201),
-    "1e6": ([(1_000_000,)], 51),
-    LARGEST: ([(10_000_000,)], 15),
+    "1e4 in 16": (equal(10_000, 16), 401),
+    "1e5 in 100": (equal(100_000, 100), 201),
+    "1e6 in 100": (equal(1_000_000, 100), 101),
+    "1e6 in 16": (equal(1_000_000, 16), 101),
+    LARGEST: (equal(10_000_000, 16), 21),
+    "1000 of 64": (equal(64_000, 1000), 51),
+    "1e6 in 1": (equal(1_000_000, 1), 51),
     "mlp 784-400-400-10": ([(400, 784), (400,), (400, 400), (400,), (10, 400), (10,)], 101),
     "transformer": (transformer(), 31),
 }
@@ -123,7 +132,7 @@ CONTENDERS: dict[str, Callable[[Sequence[nn.Parameter], Sequence[Tensor]], tuple
     "ivon-opt": ivon_opt,
     **{
         f"{method} {'drop-in' if dropin else 'blocks'}": partial(ours, method, dropin)
-        for method in ("Vadam", "Vprop", "VadaGrad", "IVON")
+        for method in ("Vadam", "IVON")
         for dropin in (False, True)
     },
     **{
@@ -176,8 +185,8 @@ def memory_kib(field: str) -> int:
 def print_extra_memory(name: str) -> None:
     """Run in a process of its own: the peak of two steps less what is not the optimiser's doing, in bytes."""
     shapes, _ = CASES[LARGEST]
-    ((count,),) = shapes
-    _, step = CONTENDERS[name](*(make([(noise.BLOCK + count % noise.BLOCK,)]) for make in (parameters, gradients)))
+    count = sum(torch.Size(shape).numel() for shape in shapes)
+    _, step = CONTENDERS[name](*(make([(noise.BLOCK,)]) for make in (parameters, gradients)))
     for _ in range(3):
         step()
     del step

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam import native, population
+from bayesadam import population
 from record import conditions, save
 
 MEMBERS, ROUNDS, EPOCHS = 100, 3, 40
@@ -42,14 +42,13 @@ def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, 
     likelihoods = [ba.Gaussian(1.0 + 0.1 * member) for member in range(MEMBERS)]
     options = {"lr": 0.01, "betas": (0.9, 0.99), "mc_samples": samples}
 
-    def together(compile: bool) -> None:
+    def together() -> None:
         population.train(
             models,
             data,
             likelihood=likelihoods,
             epochs=1,
             batch_size=batch,
-            compile=compile,
             prior_precision=priors,
             progress=False,
             **options,
@@ -80,10 +79,8 @@ def contenders(points: int, inputs: int, batch: int, samples: int) -> dict[str, 
     found: dict[str, tuple[Callable[[], object], int]] = {
         "torch.optim.Adam, one by one": (adam_alone, 1),
         "ba.Vadam, one by one": (vadam_alone, 1),
-        f"population of {MEMBERS}": (lambda: together(False), MEMBERS),
+        f"population of {MEMBERS}": (together, MEMBERS),
     }
-    if native.has_compiler():
-        found[f"population of {MEMBERS}, compiled noise"] = lambda: together(True), MEMBERS
     return found
 
 

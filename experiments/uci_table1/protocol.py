@@ -12,7 +12,7 @@ from sklearn.model_selection import KFold
 from torch import Tensor, nn
 
 import bayesadam as ba
-from bayesadam import native, population
+from bayesadam import population
 from bayesadam.data import Standardizer
 
 Pair = tuple[Tensor, Tensor]
@@ -99,7 +99,6 @@ def fit(
         prior_precision=prior,
         initial_precision=prior,
         nonfinite="stop",
-        compile=native.has_compiler(),
         progress=False,
         on_epoch=on_epoch,
     )

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.likelihoods import Likelihood
 from bayesadam.checks import check, is_whole
+from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior

@@ -3,7 +3,6 @@
 import copy
 import math
 import random
-import shutil
 
 import numpy as np
 import pytest
@@ -18,8 +17,6 @@ from population.conftest import (
     RAGGED,
     ROUNDING,
     Alone,
-    all_alone,
-    assert_members_are,
     assert_same,
     draw,
     mlp,
@@ -227,15 +224,6 @@ class TestOnEpoch:
             train(models_of(), regression(), noise_of(4.0), epochs=3, on_epoch=call) for call in (spoil, None)
         )
         assert_same(spoilt, own)
-
-
-def test_compiled_noise_is_the_same_noise():
-    if not any(map(shutil.which, ("g++", "clang++", "c++"))):
-        pytest.skip("compile=True needs a C++ compiler")
-    models, data = models_of(lambda: mlp(dtype=F32)), regression(dtype=F32)
-    options = {"epochs": 2, "lr": 0.02, "mc_samples": 4, "antithetic": True}
-    nets = train(models, data, ba.Gaussian(4.0), compile=True, **options)
-    assert_members_are(nets, all_alone(models, data, ba.Gaussian(4.0), **options), {"rtol": 1e-5, "atol": 1e-5})
 
 
 def test_initialize():

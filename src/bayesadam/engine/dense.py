@@ -262,9 +262,7 @@ class DenseGradients(Gradients):
         rate, tau = 1.0 - first["betas"][1], first["temperature"]
         wanted = positions(slots).to(self._matrix.device)
         rescaled = self._rescaled(slots)
-        scale = torch.cat(
-            [self._matrix.new_full((s.parameter.numel(),), rescaled[s.parameter]) for s in slots]
-        ).sqrt()
+        scale = torch.cat([self._matrix.new_full((s.parameter.numel(),), rescaled[s.parameter]) for s in slots]).sqrt()
         current = self.store.hessian(slots)
         error = tau * current - scale[:, None] * self._matrix[wanted[:, None], wanted] * scale
         if first["hessian"] == "reparameterized":  # nothing is known of weights without noise

@@ -165,6 +165,9 @@ class Engine:
                     self._check_cleared(shown)
         except BaseException:
             self.gradients.discard()
+            before = {slot.parameter: grad for slot, grad in earlier}
+            for slot in [] if differentiates else self.store.slots():
+                slot.parameter.grad = before.get(slot.parameter)
             raise
         if len(losses) == 1 or losses[0] is None:
             return losses[0]

@@ -299,6 +299,7 @@ class Gradients:
         rule: Any = self.store.rule
         smallest = math.inf
         trained = [slot for slot in self.store.trained() if slot.parameter in self._curvature]
+        trained = [slot for slot in trained if self._curvature[slot.parameter].numel()]
         factors = self._curvature_factors(trained)
         for slot in trained:
             parameter, state = slot.parameter, self.store.state_of(slot)

@@ -174,7 +174,9 @@ class Runner:
                 row = rows[id(job.numbers)] = len(numbers)
                 numbers.append(list(job.numbers.values()))
             size = tensors["mean"].numel()
-            start, whole = (0, size) if not is_sharded(job.parameter) else _run_of(*place(job.parameter), tensors["mean"].shape)
+            start, whole = 0, size
+            if is_sharded(job.parameter):
+                start, whole = _run_of(*place(job.parameter), tensors["mean"].shape)
             addresses = [tensors[name].data_ptr() for name in names]
             runs.append([start, size, noise.lanes_of(whole), job.index, row, *addresses])
             total += size

@@ -126,9 +126,7 @@ class Store:
         grad = parameter.grad
         assert grad is not None
         if grad.is_sparse:
-            raise RuntimeError(
-                f"the gradient of parameter {self.name_of(parameter)} must be dense, got a sparse one"
-            )
+            raise RuntimeError(f"the gradient of parameter {self.name_of(parameter)} must be dense, got a sparse one")
         return grad
 
 
@@ -195,4 +193,3 @@ def like(parameter: Tensor, value: Tensor) -> Tensor:
     from torch.distributed.tensor import distribute_tensor
 
     return distribute_tensor(value, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
-

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check, is_whole
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.laplace.batches import Data, batches_of_rows, length
@@ -20,7 +21,6 @@ from bayesadam.laplace.full import FullSum
 from bayesadam.laplace.last_layer import LastLayerSum
 from bayesadam.laplace.network import Network
 from bayesadam.likelihoods import Likelihood
-from bayesadam.checks import check, is_whole
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
-from bayesadam.functional.curvature import wide
-from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.checks import check
 from bayesadam.engine.store import full
+from bayesadam.functional.curvature import wide
+from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.wrappers import unwrapping
 

@@ -1,6 +1,7 @@
 """Weight-perturbed optimisers. ``OPTIMIZERS`` registers every one: the contract suite tests what stands there."""
 
 from bayesadam.optim.base import PerturbedOptimizer as PerturbedOptimizer
+from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop
 from bayesadam.optim.ivon import IVON as IVON
 from bayesadam.optim.natural import NaturalVadam as NaturalVadam
 from bayesadam.optim.natural import NaturalVON as NaturalVON
@@ -25,4 +26,5 @@ OPTIMIZERS: dict[str, type[PerturbedOptimizer]] = {
     "natural_von": NaturalVON,
     "natural_vadam": NaturalVadam,
     "ivon": IVON,
+    "bbb": BayesByBackprop,
 }

@@ -26,7 +26,15 @@ from bayesadam.engine.weights import MEAN, TRAIN, Weights
 from bayesadam.optim import attachment
 from bayesadam.optim.checkpoints import EARLIER, check_state_dict, take_tensors
 from bayesadam.optim.continuation import start_from
-from bayesadam.optim.hyperparameters import DEFAULTS, SHARED, check_common, check_options, check_prior, prior_of, settled
+from bayesadam.optim.hyperparameters import (
+    DEFAULTS,
+    SHARED,
+    check_common,
+    check_options,
+    check_prior,
+    prior_of,
+    settled,
+)
 from bayesadam.posterior import DiagonalGaussian
 
 
@@ -107,7 +115,7 @@ class PerturbedOptimizer(Optimizer):
         **options: Any,
     ) -> None:
         if isinstance(params, set | frozenset):
-            raise ValueError(f"params must be in an order, which decides about their noise, got a {type(params).__name__}")
+            raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
         check_options(type(self).__name__, self.rule, options)
         prior, precision = prior_of(prior, prior_precision)
         given = {"lr": lr, "betas": betas, "num_data": num_data, "initial_precision": initial_precision}
@@ -375,6 +383,7 @@ class PerturbedOptimizer(Optimizer):
             for name, value in {**EARLIER, "method": type(self).__name__}.items():
                 group.setdefault(name, value)
             group.update(with_current_names(group))
+        self.defaults = with_current_names(self.defaults)
         self._reset(attached=vars(self).get("_attached", False))
         self._engine.weights.resume(written)
 

@@ -1,4 +1,4 @@
-"""The hyper-parameters that every optimiser has: their defaults, their checks, and the forms in which they are given."""
+"""The hyper-parameters that every optimiser has: their defaults, their checks, and how they are given."""
 
 from __future__ import annotations
 

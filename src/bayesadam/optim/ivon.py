@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_, factor
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import (
     damped,
@@ -16,7 +17,6 @@ from bayesadam.optim.newton import (
     posterior_precision,
     reparameterized_hessian,
 )
-from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_, factor
 
 
 class IVONRule:

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor, tempered_decay_
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian, posterior_precision
-from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor, tempered_decay_
 from bayesadam.optim.second_order import SecondOrderOptimizer
 from bayesadam.optim.von import VONRule
 

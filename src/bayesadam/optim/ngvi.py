@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from bayesadam.checks import check
-from bayesadam.optim.newton import HESSIAN_OPTIONS, largest_rate
 from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor
+from bayesadam.optim.newton import HESSIAN_OPTIONS, largest_rate
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 

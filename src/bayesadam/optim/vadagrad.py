@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.checks import check
 from bayesadam.engine.rule import Hyper, State, add_scaled_, factor
+from bayesadam.optim.base import PerturbedOptimizer
 
 
 class VadaGradRule:

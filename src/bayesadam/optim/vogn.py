@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
 from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
 from bayesadam.engine.sources import ExampleSource
+from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
 from bayesadam.optim.von import VONRule
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_
 from bayesadam.optim.newton import (
     HESSIAN_OPTIONS,
     damped,
@@ -16,7 +17,6 @@ from bayesadam.optim.newton import (
     posterior_precision,
     reparameterized_hessian,
 )
-from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.engine.rule import (
     Hyper,
     State,
@@ -15,6 +14,7 @@ from bayesadam.engine.rule import (
     factor,
     tempered_decay_,
 )
+from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.vadam import VadamRule
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.engine.passes import perturbed
 from bayesadam.engine.rule import Rule, advance, initial_counters
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
@@ -46,7 +47,6 @@ class Chunk:
         mean: Tensor,
         pool: Pool,
         rates: Rates,
-        compiled: bool,
     ) -> None:
         self.members = list(members)
         self.objective, self.rule, self.pool, self.rates = objective, rule, pool, rates
@@ -56,7 +56,7 @@ class Chunk:
         self.mean = mean
         self.steps = [0] * len(self.members)
         self.bad: dict[int, dict[str, Tensor]] = {}
-        self._draws = Draws(objective.draws, self.samples, hypers[0]["antithetic"], mean.dtype, mean.device, compiled)
+        self._draws = Draws(objective.draws, self.samples, hypers[0]["antithetic"], mean.dtype, mean.device)
         self._segments = segments(objective.perturbed if hypers[0]["perturb"] else 0, objective.layout.numel)
         self._hyper = columns(self.hypers, mean.device)
         kind = self._hyper.get("hessian")
@@ -134,11 +134,12 @@ class Chunk:
         if not view.segment.noisy:
             return mean.expand(-1, self.samples, -1), None
         eps = self._draws.take(seeds, self.steps[: len(seeds)], ahead)
-        sigma = self.rule.precision(view.state, {**view.hyper, **changing}).rsqrt_().unsqueeze(1)
+        many = view.with_samples
+        sample = perturbed(self.rule, many.mean, many.state, eps, {**many.hyper, **wide(changing)})
         if view.segment.whole:
-            return torch.addcmul(mean, eps, sigma), eps
+            return sample, eps
         theta = mean.repeat(1, self.samples, 1)
-        view.segment.rows(theta).addcmul_(eps, sigma)
+        view.segment.rows(theta).copy_(sample)
         return theta, eps
 
     def _curvature(

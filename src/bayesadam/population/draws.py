@@ -22,7 +22,6 @@ class Draws:
         antithetic: Every second sample is the one before with the other sign.
         dtype: Of the result; the noise does not depend on it.
         device: Of the result.
-        compiled: See :func:`bayesadam.noise.normal_many`.
     """
 
     def __init__(
@@ -32,11 +31,10 @@ class Draws:
         antithetic: bool,
         dtype: torch.dtype,
         device: torch.device,
-        compiled: bool,
     ) -> None:
         self._sizes, self._antithetic = sizes, antithetic
         self._samples = range(samples // 2 if antithetic else samples)
-        self._dtype, self._device, self._compiled = dtype, device, compiled
+        self._dtype, self._device = dtype, device
         self._scratch = noise.Scratch()
         self._steps: list[Tensor] = []
         self._next = 0
@@ -69,7 +67,6 @@ class Draws:
             self._sizes,
             device=self._device,
             scratch=self._scratch,
-            compiled=self._compiled,
         ).to(self._dtype)
         if self._antithetic:
             eps = torch.stack((eps, -eps), dim=2).flatten(1, 2)

@@ -11,22 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.engine.rule import Rule, initial_counters, options_of
+from bayesadam.engine.store import hyper
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
-from bayesadam.engine.rule import Rule, initial_counters
-from bayesadam.engine.store import hyper
-from bayesadam.population.adam import AdamRule
+from bayesadam.optim.adam import AdamRule
 from bayesadam.population.layout import Layout
-from bayesadam.population.variational import BayesByBackprop
 from bayesadam.posterior import DiagonalGaussian
 
-_PERTURBED: dict[str, type[PerturbedOptimizer]] = {**OPTIMIZERS, "bbb": BayesByBackprop}
-METHODS = (*_PERTURBED, "adam")
+METHODS = (*OPTIMIZERS, "adam")
 Hyper = dict[str, Any]
 
 _ADAM = ("lr", "betas", "eps", "weight_decay")
 _REFUSED = ("maximize", "nonfinite", "extra", "curvature")
-_SHARED = ("mc_samples", "antithetic", "perturb", "rescale_lr", "hessian", "correction")
+_SHARED = ("mc_samples", "antithetic", "perturb")
 _POSSIBLE = {
     "hessian": ("reparameterized", "exact", "empirical_fisher"),
     "covariance": ("diagonal",),
@@ -104,7 +102,7 @@ def configure(
         hypers[-1]["method"] = "Adam" if make is None else make.__name__
         values = dict([*named, *learned])
         means.append(layout.flatten({name: values[name].detach() for name in layout.shapes}))
-    for name in _SHARED:
+    for name in (*_SHARED, *(option.name for option in options_of(rule) if option.static)):
         if any(own.get(name) != hypers[0].get(name) for own in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
     return rule, hypers, torch.stack(means)
@@ -114,8 +112,8 @@ def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
     """The class of a method's optimiser; ``None`` for Adam."""
     if method == "adam":
         return None
-    if isinstance(method, str) and method in _PERTURBED:
-        return _PERTURBED[method]
+    if isinstance(method, str) and method in OPTIMIZERS:
+        return OPTIMIZERS[method]
     if isinstance(method, type) and issubclass(method, PerturbedOptimizer) and hasattr(method, "rule"):
         return method
     raise ValueError(f"method must be one of {METHODS} or a subclass of PerturbedOptimizer with a rule, got {method!r}")

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import is_whole
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import PerturbedOptimizer
-from bayesadam.checks import is_whole
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.checkpoint import Checkpoint, Memory, fingerprint
 from bayesadam.population.chunk import Chunk
@@ -55,7 +55,6 @@ def train(
     checkpoint: str | Path | None = None,
     memory: Memory | None = None,
     chunk: int | None = None,
-    compile: bool = False,
     progress: bool | None = None,
     **options: Any,
 ) -> Population:
@@ -105,8 +104,6 @@ def train(
         memory: What ``on_epoch`` remembers, kept with the checkpoints: an object whose ``tensors()`` are stored, and
             given to its ``restore(tensors, members, nets)`` where a run goes on.
         chunk: Members trained at a time; default as many as the caches hold. Does not change the result.
-        compile: Draw the noise by a compiled kernel: faster, equal to rounding. It needs the compiler that
-            ``torch.compile`` needs, and some seconds once.
         progress: Show a progress bar; default in a terminal.
         **options: Hyper-parameters of the method (``lr``, ``betas``, ``prior_precision``, ``mc_samples``, ...). A
             list, array or 1-D tensor has one value per member. ``num_data`` is by default each member's own.
@@ -188,7 +185,6 @@ def train(
                 means[rows],
                 pool,
                 rates,
-                compile,
             )
             steps = sum(pool.batches[member] for member in chosen)
             done = saved.load(number, part, record) if saved else 0

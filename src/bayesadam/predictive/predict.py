@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import noise
-from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
 from bayesadam.checks import check, is_whole
+from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs

@@ -18,6 +18,7 @@ WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 P = ParamSpec("P")
 R = TypeVar("R")
 
+
 def recording() -> AbstractContextManager[Any]:
     """Gradients are recorded inside, whatever the mode outside: what inference mode makes is of no use after it."""
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
-from bayesadam.checks import check
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.priors import Prior, as_prior
 from bayesadam.variational.draws import Draw, Noise, uncompiled

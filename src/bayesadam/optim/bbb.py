@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from bayesadam.engine.rule import Hyper, Option, Scalar, State, add_prior_gradient_, add_scaled_, factor
 from bayesadam.functional.reparameterized import inverse_softplus
-from bayesadam.optim import PerturbedOptimizer
-from bayesadam.checks import check
-from bayesadam.engine.rule import Hyper, Scalar, State, add_prior_gradient_, add_scaled_, factor
-from bayesadam.population.adam import adam_
+from bayesadam.optim.adam import adam_
+from bayesadam.optim.base import PerturbedOptimizer
 
 
 class BayesByBackpropRule:
@@ -33,6 +32,7 @@ class BayesByBackpropRule:
     state = ("rho", "exp_avg", "exp_avg_sq", "rho_exp_avg", "rho_exp_avg_sq")
     power = 1
     needs_noise = True
+    options = (Option("eps", 1e-8, "a finite number of at least 0", lambda v: 0 <= v < math.inf),)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Averages 0, and ``rho`` where ``1 / sigma^2`` is the initial precision."""
@@ -80,12 +80,7 @@ class BayesByBackprop(PerturbedOptimizer):
     def __init__(
         self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Any
     ) -> None:
-        super().__init__(params, lr, num_data=num_data, extra={"eps": eps}, **options)
-
-    def check_group(self, group: dict[str, Any]) -> None:
-        """Also ``eps``."""
-        super().check_group(group)
-        check("eps", group["eps"], "a finite number of at least 0", lambda v: 0 <= v < math.inf)
+        super().__init__(params, lr, num_data=num_data, eps=eps, **options)
 
 
 def _sigma(rho: Tensor) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-from bayesadam.engine.rule import Hyper, State, add_scaled_, blend_, factor
+from bayesadam.engine.rule import Hyper, Option, State, add_scaled_, blend_, factor
 
 
 class AdamRule:
@@ -21,6 +23,10 @@ class AdamRule:
     state = ("exp_avg", "exp_avg_sq")
     power = 2
     needs_noise = False
+    options = (
+        Option("eps", 1e-8, "a finite number of at least 0", lambda v: 0 <= v < math.inf),
+        Option("weight_decay", 0.0, "a finite number of at least 0", lambda v: 0 <= v < math.inf),
+    )
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Zeros."""
