@@ -69,7 +69,7 @@ class Population:
     @cached_property
     def likelihoods(self) -> list[Likelihood]:
         """One per member, learned parameters in them; none of a population that was trained by an objective."""
-        return [found for found in self._learned if isinstance(found, Likelihood)]
+        return [found for found in self._learned if not isinstance(found, Objective)]
 
     @cached_property
     def objectives(self) -> list[Objective]:
