@@ -1,5 +1,19 @@
-"""One thread: the tensors of most tests are small, and threads that compete for two cores only wait for each other."""
+"""What holds for all tests: threads, and random numbers that do not depend on which tests ran before."""
 
+import os
+import random
+
+import numpy as np
+import pytest
 import torch
 
-torch.set_num_threads(1)
+# The tensors of most tests are small, and threads that compete for two cores only wait for each other.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers_in_every_test():
+    """The global generators, from which ``torch.nn`` draws weights."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # noqa: NPY002
+    random.seed(0)
