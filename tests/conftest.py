@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -9,6 +10,11 @@ import torch
 
 # The tensors of most tests are small, and threads that compete for two cores only wait for each other.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+# A shell ignores interrupts for what it runs in the background, and so would all processes that tests start and stop.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
