@@ -18,7 +18,7 @@ types: $(READY)
 
 # A process per core, each with one thread: threads that compete for the same cores only wait for each other.
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --dist worksteal
+	OMP_NUM_THREADS=$(or $(OMP_NUM_THREADS),1) $(BIN)/python -m pytest -q -n auto --dist worksteal
 
 docs: $(READY)
 	$(BIN)/mkdocs build --strict

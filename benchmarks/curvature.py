@@ -1,6 +1,6 @@
 """What squared per-example gradients cost: one training iteration, with and without them, in one process.
 
-    python benchmarks/curvature.py        # prints the tables, writes results/curvature.json
+    python benchmarks/curvature.py        # prints the tables, writes runs/benchmarks/curvature.json
 
 All contenders live in one process and take turns, round by round; in its turn each makes one iteration that is not
 timed and three that are. The tables have medians, and the ratio to an ordinary iteration with
@@ -19,7 +19,6 @@ The peers would exchange torch if they could choose; `make benchmark` installs t
 
 from __future__ import annotations
 
-import argparse
 import copy
 import os
 import statistics
@@ -27,7 +26,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,9 +34,8 @@ from torch.nn import functional as F
 
 import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
-from record import conditions, save
+from record import arguments, conditions, save
 
-HERE = Path(__file__).parent
 REFERENCE = "Adam fused"
 TIMED = 3
 VMAP_BYTES = 256 * 2**20
@@ -318,11 +315,10 @@ def print_case(name: str, found: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", choices=list(cases()), default=list(cases()))
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "curvature.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     names = list(dict.fromkeys([REFERENCE, *options.contenders]))
@@ -334,8 +330,8 @@ def main() -> None:
         report["cases"][name] = measure(cases()[name], names)
         print_case(name, report["cases"][name])
     report["load_averages"].append(os.getloadavg())
-    save(options.output, report)
-    print(f"\nwrote {options.output}")
+    save(options.output / "curvature.json", report)
+    print(f"\nwrote {options.output / 'curvature.json'}")
 
 
 if __name__ == "__main__":

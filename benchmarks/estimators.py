@@ -1,6 +1,6 @@
 """The estimators with their defaults beside scikit-learn's: a Gaussian process, and its neural network.
 
-    python benchmarks/estimators.py                # prints the tables, writes results/estimators.json
+    python benchmarks/estimators.py                # prints the tables, writes runs/benchmarks/estimators.json
     python benchmarks/estimators.py yacht wine     # these data sets only; the others keep what they have there
 
 Five random 90/10 splits, ``RandomState(seed).permutation``, the last tenth held out, seeds 0 to 4. The Gaussian process
@@ -12,11 +12,9 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,7 +31,7 @@ from sklearn.preprocessing import StandardScaler
 from bayesadam.data import load
 from bayesadam.metrics import expected_calibration_error
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
-from record import conditions, save
+from record import arguments, conditions, save
 
 SEEDS = range(5)
 REGRESSION = ("yacht", "boston", "energy", "concrete")
@@ -135,9 +133,12 @@ def show(name: str, found: dict[str, Scores]) -> None:
 
 
 def main() -> None:
-    chosen = sys.argv[1:] or [*REGRESSION, *CLASSIFICATION]
-    path = Path(__file__).parent / "results" / "estimators.json"
-    known = json.loads(path.read_text()) if sys.argv[1:] else {}
+    parser = arguments(__doc__)
+    parser.add_argument("data", nargs="*")
+    options = parser.parse_args()
+    chosen = options.data or [*REGRESSION, *CLASSIFICATION]
+    path = options.output / "estimators.json"
+    known = json.loads(path.read_text()) if options.data and path.exists() else {}
     report: dict[str, Any] = known | conditions("torch", "scikit-learn", "bayesadam")
     for name in chosen:
         found = regression(name) if name in REGRESSION else classification(name)
@@ -145,7 +146,7 @@ def main() -> None:
         report[name] = {
             model: {k: [round(v, 5) for v in values] for k, values in scores.items()} for model, scores in found.items()
         }
-    save(path, report)
+    save(options.output / "estimators.json", report)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Laplace approximations beside laplace-torch: the same curvatures and predictions, and what they cost.
 
-    python benchmarks/laplace.py       # prints the tables, writes results/laplace.json
+    python benchmarks/laplace.py       # prints the tables, writes runs/benchmarks/laplace.json
 
 The peer and what it needs, without their own requirements (some are pinned, and torch is not to be changed)::
 
@@ -24,7 +24,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.laplace import Laplace
-from record import conditions, save
+from record import arguments, conditions, save
 
 ROUNDS, PRIOR, NOISE = 3, 2.0, 0.3
 PACKAGES = ("torch", "bayesadam", "laplace-torch", "curvlinops-for-pytorch", "backpack-for-pytorch")
@@ -166,6 +165,7 @@ def cases() -> dict[str, Callable[[], dict[str, Any]]]:
 
 
 def main() -> None:
+    options = arguments(__doc__).parse_args()
     warnings.simplefilter("ignore")
     report: dict[str, Any] = {**conditions(*PACKAGES), "cases": {}}
     columns = ("our fit", "their fit", "our prediction", "their prediction")
@@ -176,7 +176,7 @@ def main() -> None:
         numbers = [result["seconds"].get(column) for column in columns]
         numbers += [result.get(f"difference of {what}") for what in ("curvature", "evidence", "prediction")]
         print(f"{name:42}" + "".join(f"{'-' if n is None else f'{n:.3g}':>17}" for n in numbers), flush=True)
-        save(Path(__file__).parent / "results" / "laplace.json", report)
+        save(options.output / "laplace.json", report)
 
 
 if __name__ == "__main__":

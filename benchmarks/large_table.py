@@ -1,6 +1,6 @@
 """A large table by the command line: seconds and peak memory of each command.
 
-    python benchmarks/large_table.py                  # writes results/large_table.json
+    python benchmarks/large_table.py                  # writes runs/benchmarks/large_table.json
     python benchmarks/large_table.py --folder DIR     # where the tables and the run go; default: a temporary folder
 
 500,000 rows of 90 columns to fit, with a time budget for training, and 1,000,000 rows to predict. The tables are made
@@ -10,7 +10,6 @@ on 2 cores, predict within 1 GiB.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -24,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from record import conditions, save
+from record import arguments, conditions, save
 
 FIT_ROWS, PREDICT_ROWS, COLUMNS = 500_000, 1_000_000, 90
 BUDGET = 120
@@ -66,7 +65,7 @@ def _bytes(usage: resource.struct_rusage) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = arguments(__doc__)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--budget", type=float, default=BUDGET)
     options = parser.parse_args()
@@ -89,7 +88,7 @@ def main() -> None:
     print(f"{'command':10}" + "".join(f"{head:>14}" for head in heads))
     for command in ("fit", "predict"):
         print(f"{command:10}" + "".join(f"{report[command][head]:>14}" for head in heads))
-    save(Path(__file__).parent / "results" / "large_table.json", report)
+    save(options.output / "large_table.json", report)
 
 
 if __name__ == "__main__":

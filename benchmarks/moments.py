@@ -1,6 +1,6 @@
 """What moment propagation costs: a training iteration and a prediction beside the deterministic network's.
 
-    python benchmarks/moments.py          # prints the tables, writes results/moments.json
+    python benchmarks/moments.py          # prints the tables, writes runs/benchmarks/moments.json
 
 The network is 784-400-400-10, minibatches have 128 rows. "textbook" is FAWN written down from the paper's formulae for
 autograd, softplus standard deviations and all; "monte carlo" is ``predict`` with 64 samples. Medians of rounds in which
@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
-from record import conditions, save
+from record import arguments, conditions, save
 
 BATCH, NUM_DATA, ROUNDS, REPEATS = 128, 60_000, 15, 10
 X = torch.randn(BATCH, 784, generator=torch.Generator().manual_seed(1))
@@ -174,11 +173,12 @@ def measured(functions: dict[str, Callable[[], Any]]) -> dict[str, dict[str, flo
 
 
 def main() -> None:
+    options = arguments(__doc__).parse_args()
     report: dict[str, Any] = conditions("torch", "bayesadam")
     for title, functions in (("training iteration", training()), ("prediction of 1,024 rows", prediction())):
         print(title)
         report[title] = measured(functions)
-    save(Path(__file__).parent / "results" / "moments.json", report)
+    save(options.output / "moments.json", report)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What one step costs: sample the weights, and update from a given gradient.
 
-    python benchmarks/optimizer_step.py                     # prints the table, writes results/optimizer_step.json
+    python benchmarks/optimizer_step.py                  # prints the table, writes runs/benchmarks/optimizer_step.json
 
 Time: all contenders live in one process and take turns, round by round; the table has medians of the rounds, and the
 ratio to ``torch.optim.Adam(fused=True)``, which neither samples nor keeps a posterior. The gradient is there already:
@@ -35,9 +35,8 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import noise
-from record import conditions, save
+from record import arguments, conditions, save
 
-HERE = Path(__file__).parent
 Shapes = Sequence[Sequence[int]]
 Step = Callable[[], Any]
 
@@ -239,11 +238,10 @@ def print_case(case: str, found: Mapping[str, Any], extra: Mapping[str, int | No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "optimizer_step.json")
     parser.add_argument("--extra-memory-of", choices=list(CONTENDERS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -265,8 +263,8 @@ def main() -> None:
         report["compiled_relative_difference"] = compiled_difference()
         print("\ncompiled against eager Vadam after 20 steps, relative:", report["compiled_relative_difference"])
     report["load_averages"].append(os.getloadavg())
-    save(options.output, report)
-    print(f"wrote {options.output}")
+    save(options.output / "optimizer_step.json", report)
+    print(f"wrote {options.output / 'optimizer_step.json'}")
 
 
 if __name__ == "__main__":

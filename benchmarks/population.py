@@ -1,6 +1,6 @@
 """Many small fits: a population beside the loop over single fits, in one process on one thread.
 
-    python benchmarks/population.py       # prints the table, writes results/population.json
+    python benchmarks/population.py       # prints the table, writes runs/benchmarks/population.json
 
 Networks and minibatches are those of Khan et al. 2018, Table 1 (one hidden layer of 50 ReLU): "boston" stands for its
 small data sets (M = 32, S = 10), "power" for the large ones (M = 128, S = 5); targets are random, which costs the same.
@@ -15,14 +15,13 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
-from record import conditions, save
+from record import arguments, conditions, save
 
 MEMBERS, ROUNDS, EPOCHS = 100, 3, 40
 SHAPES = {"boston": (364, 13, 32, 10), "power": (6889, 4, 128, 5)}
@@ -126,12 +125,13 @@ def measure(name: str, kept: str) -> list[dict[str, object]]:
 
 
 def main() -> None:
+    options = arguments(__doc__).parse_args()
     torch.set_num_threads(1)
     started = conditions("torch", "bayesadam")
     rows = [row for name in SHAPES for row in measure(name, "")]
     if keep_memory():
         rows += [row for name in SHAPES for row in measure(name, ", kept memory")]
-    save(Path(__file__).parent / "results" / "population.json", {**started, "rows": rows})
+    save(options.output / "population.json", {**started, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a posterior predictive costs: 64 samples x 1,024 inputs beside 64 plain forward passes, in one process.
 
-    python benchmarks/prediction.py       # prints the table, writes results/prediction.json
+    python benchmarks/prediction.py       # prints the table, writes runs/benchmarks/prediction.json
 
 The network is 784-400-400-10. "ivon-opt" is the peer's own loop over ``sampled_params``; "vmap" stacks the samples and
 maps the network over them. "sampling" is ours without the forward passes. Medians of rounds in which all take turns.
@@ -11,14 +11,13 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ivon
 import torch
 
 import bayesadam as ba
-from record import conditions, save
+from record import arguments, conditions, save
 
 SAMPLES, INPUTS, ROUNDS = 64, 1024, 5
 
@@ -62,6 +61,7 @@ def contenders() -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
+    options = arguments(__doc__).parse_args()
     started = conditions("torch", "bayesadam", "ivon-opt")
     functions = contenders()
     seconds: dict[str, list[float]] = {name: [] for name in functions}
@@ -80,7 +80,7 @@ def main() -> None:
     }
     for name in functions:
         print(f"{name:22}{report['milliseconds'][name]:10.1f} ms{report['ratio'][name]:8.2f}")
-    save(Path(__file__).parent / "results" / "prediction.json", report)
+    save(options.output / "prediction.json", report)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What every benchmark's JSON says of the machine, and how it is written."""
+"""What every benchmark's JSON says of the machine, and where and how it is written."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -12,6 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+RUNS = Path(__file__).parents[1] / "runs" / "benchmarks"
+
+
+def arguments(description: str | None = None) -> argparse.ArgumentParser:
+    """A parser with ``--output``: the folder of the JSON, which git ignores unless it is named.
+
+    The numbers of the documentation are those of ``benchmarks/results`` and tests compare them, so nobody's own run
+    may change them unasked: ``--output benchmarks/results`` is for whoever updates both.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, default=RUNS, metavar="FOLDER", help="of the JSON; default: %(default)s")
+    return parser
 
 
 def conditions(*packages: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What an iteration of Bayes by Backprop costs: forward, KL, backward and step, beside one of plain Adam.
 
-    python benchmarks/variational.py       # prints the table, writes results/variational.json
+    python benchmarks/variational.py       # prints the table, writes runs/benchmarks/variational.json
 
 The network is 784-400-400-10 at batch 128; all contenders, peers too, are trained by ``torch.optim.Adam(fused=True)``,
 live in one process and take turns, round by round. The table has medians of the rounds, and the ratio to the plain
@@ -10,11 +10,9 @@ network. Peers that are not installed are left out; they pin old versions of oth
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +22,7 @@ import bayesadam as ba
 from bayesadam import priors
 from bayesadam.objectives import nelbo
 from bayesadam.variational import variational
-from record import conditions, save
+from record import arguments, conditions, save
 
 BATCH, NUM_DATA = 128, 60_000
 LAYERS = [(784, 400), (400, 400), (400, 10)]
@@ -106,9 +104,10 @@ def iterations() -> dict[str, Callable[[], None]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=41)
-    rounds = parser.parse_args().rounds
+    options = parser.parse_args()
+    rounds = options.rounds
     started = conditions("torch", "bayesadam", "bayesian-torch", "torchbnn")
     functions = iterations()
     seconds: dict[str, list[float]] = {name: [] for name in functions}
@@ -127,7 +126,7 @@ def main() -> None:
     }
     for name in functions:
         print(f"{name:34}{report['milliseconds'][name]:8.2f} ms{report['ratio'][name]:8.2f}")
-    save(Path(__file__).parent / "results" / "variational.json", report)
+    save(options.output / "variational.json", report)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import joblib
 import numpy as np
 import optuna
 import pytest
+import sqlalchemy
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler, TPESampler
@@ -80,6 +81,18 @@ def database(path, heartbeat=1):
 
 LOCAL = ("memory", "journal")  # for one run at a time; in a database, what runs may be another machine's: TestMachines
 FILES = ("journal", "sqlite")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_the_disk():
+    """SQLite waits for it several times in every round, and nothing here is about power cuts."""
+
+    def connected(connection, _):
+        connection.execute("PRAGMA synchronous=OFF")
+
+    sqlalchemy.event.listen(sqlalchemy.engine.Engine, "connect", connected)
+    yield
+    sqlalchemy.event.remove(sqlalchemy.engine.Engine, "connect", connected)
 
 
 @pytest.fixture(params=["memory", *FILES])

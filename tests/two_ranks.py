@@ -1,4 +1,4 @@
-"""Runs a function of a module in two processes that train together (gloo, CPU): ``python -m two_ranks ...`` in each."""
+"""Runs functions of a module in two processes that train together (gloo, CPU): ``python -m two_ranks ...`` in each."""
 
 import importlib
 import os
@@ -12,13 +12,16 @@ import torch
 import torch.distributed as dist
 
 
-def in_two_ranks(module, function, folder):
-    """Call ``module.function(rank, folder)`` on both; what they print where they fail is in the assertion."""
+def in_two_ranks(module, functions, folder):
+    """Call each ``module.function(rank, folder)`` on both; what they print where they fail is in the assertion.
+
+    All in one pair of processes: to start it takes longer than most functions do.
+    """
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "two_ranks", module, function, str(rank), str(folder)],
+            [sys.executable, "-m", "two_ranks", module, str(rank), str(folder), *functions],
             env=environment,
             stderr=subprocess.PIPE,
             text=True,
@@ -33,14 +36,15 @@ def in_two_ranks(module, function, folder):
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
 
 
-def main(module, function, rank, folder):
+def main(module, rank, folder, *functions):
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            getattr(importlib.import_module(module), function)(rank, folder)
-        dist.barrier()
+            for function in functions:
+                getattr(importlib.import_module(module), function)(rank, folder)
+                dist.barrier()
     except BaseException:
         traceback.print_exc()
         sys.stderr.flush()
@@ -49,4 +53,4 @@ def main(module, function, rank, folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -6,7 +6,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 
-SMALL = {"members": 4, "hidden": (20,), "lr": 0.03}
+SMALL = {"members": 2, "hidden": (10,), "lr": 0.1}
 STOCHASTIC = {
     "check_sample_weight_equivalence_on_dense_data": "a weight of 2 is not two rows: folds and networks are others",
 }
@@ -18,8 +18,8 @@ def expected(estimator):
 
 @parametrize_with_checks(
     [
-        BayesianMLPRegressor(epochs=100, **SMALL),
-        BayesianMLPClassifier(epochs=60, **SMALL),
+        BayesianMLPRegressor(epochs=25, **SMALL),
+        BayesianMLPClassifier(epochs=20, **SMALL),
     ],
     expected_failed_checks=expected,
 )

@@ -77,8 +77,8 @@ def test_calibration_is_by_rows_that_members_have_not_seen(curve):
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_learns(method, curve):
     x, y = curve
-    epochs = 800 if method in ("vadam", "vprop", "ivon", "vogn", "von", "bbb") else 300
-    model = BayesianMLPRegressor(method, **{**QUICK, "epochs": epochs, "mc_samples": 8}).fit(x[:120], y[:120])
+    epochs = 500 if method in ("vadam", "vprop", "ivon", "vogn", "von", "bbb") else 200
+    model = BayesianMLPRegressor(method, **{**QUICK, "epochs": epochs, "mc_samples": 4}).fit(x[:120], y[:120])
     assert model.score(x[120:], y[120:]) > (0.65 if "fawn" in method else 0.8)
     _, std = model.predict(x, return_std=True)
     assert ((std > 0) & np.isfinite(std)).all()
@@ -230,7 +230,7 @@ def test_a_few_rows_leave_the_noise_and_the_calibration_about_as_they_were(early
         return np.mean((low <= y[400:]) & (y[400:] <= high))
 
     before = covered(model)
-    for first in range(300, 340, 5):
+    for first in range(300, 330, 15):
         for count in (2, 3):
             new = slice(first, first + count)
             after = copy.deepcopy(model).partial_fit(x[new], y[new])
@@ -355,10 +355,10 @@ def test_members_with_more_minibatches_keep_their_places(curve):
 
 @pytest.mark.parametrize("method", ["laplace", "vadam"])
 def test_a_time_budget_is_kept(method, curve):
-    model = BayesianMLPRegressor(method, members=4, epochs=10_000_000, time_budget=2.0, random_state=0)
+    model = BayesianMLPRegressor(method, members=4, epochs=10_000_000, time_budget=1.0, random_state=0)
     seen = []
     model.fit(*curve, on_epoch=seen.append)
-    assert seen[-1].seconds < 4.0
+    assert seen[-1].seconds < 3.0
     assert seen[-1].epoch >= 10
     assert not model.interrupted_
     assert BayesianMLPRegressor(members=2, epochs=3, time_budget=60.0).fit(*curve).epochs_ == 3
@@ -368,13 +368,13 @@ def test_early_stopping_by_rows_left_out(curve):
     x, _ = curve
     generator = np.random.default_rng(3)
     noisy = x[:, 0] + 3.0 * generator.standard_normal(len(x))
-    options = {"members": 6, "hidden": (60,), "epochs": 2_000, "random_state": 0}
+    options = {"members": 6, "hidden": (60,), "epochs": 1_000, "random_state": 0}
     model = BayesianMLPRegressor(**options).fit(x, noisy)
     assert model.epochs_ < 500
     assert np.isfinite(model.history_["loss"][:, model.epochs_ - 1]).all()
     assert np.isnan(model.history_["loss"][:, -1]).all()  # it was not trained to the end
     whole = BayesianMLPRegressor(**{**options, "early_stopping": False}).fit(x, noisy)
-    assert whole.epochs_ == 2_000
+    assert whole.epochs_ == 1_000
     new = np.random.default_rng(4).uniform(-3.0, 3.0, (1_000, 2))
     error, overfitted = (np.mean((m.predict(new) - new[:, 0]) ** 2) for m in (model, whole))
     assert error < 0.6 * overfitted

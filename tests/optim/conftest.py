@@ -31,8 +31,14 @@ VARIANTS = {
     "vogn momentum": {"betas": (0.9, 0.99)},
 }
 """Registered optimisers with options that change what is done with a gradient."""
-SHARDED = [*sorted(OPTIMIZERS), "vogn momentum"]
-"""What can be sharded and trained in several processes."""
+REPRESENTATIVES = ["vadam", "ivon", "vogn", "von exact full"]
+"""One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives in a matrix.
+What the base class does is tested on these."""
+EVERY = [*sorted(OPTIMIZERS), *VARIANTS]
+every_method = pytest.mark.parametrize("method", EVERY, indirect=True)
+"""For tests of what the rule does: every registered optimiser and all variants."""
+SHARDED = ["vadam", "ivon", "vogn", "vogn momentum", "von"]
+"""What stands for all that can be sharded and trained in several processes."""
 
 
 class Method:
@@ -100,10 +106,13 @@ class LooseSquares(PerExampleSquares):
         return squares.full_tensor() if hasattr(squares, "full_tensor") else squares
 
 
-@pytest.fixture(params=[*sorted(OPTIMIZERS), *VARIANTS])
+@pytest.fixture(params=REPRESENTATIVES)
 def method(request, monkeypatch):
-    """For methods that take the loss, ``loss.backward()`` in a test means ``opt.backward(loss)``, and drop-in
-    training, which they refuse (a test of its own shows it), is skipped."""
+    """A representative, or with ``@every_method`` every optimiser.
+
+    For methods that take the loss, ``loss.backward()`` in a test means ``opt.backward(loss)``, and drop-in training,
+    which they refuse (a test of its own shows it), is skipped.
+    """
     method = Method(request.param)
     if method.deferred:
         plain = torch.Tensor.backward

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from optim.conftest import loss_of, make_net, same, snapshot, train, weights
+from optim.conftest import every_method, loss_of, make_net, same, snapshot, train, weights
 
 
 def scaled_run(method, steps, *, samples=1, clip=None, scale=2.0**12, mode="block", scaled=True):
@@ -32,6 +32,15 @@ def scaled_run(method, steps, *, samples=1, clip=None, scale=2.0**12, mode="bloc
 @pytest.mark.parametrize(("mode", "samples"), [("block", 1), ("block", 3), ("train", 1)])
 @pytest.mark.parametrize("clip", [None, 0.05])
 def test_scaled_gradients_give_the_same_run(method, mode, samples, clip):
+    check_scaled(method, mode, samples, clip)
+
+
+@every_method
+def test_scaled_gradients_give_every_rule_the_same_run(method):
+    check_scaled(method, "block", 3, 0.05)
+
+
+def check_scaled(method, mode, samples, clip):
     """Powers of two scale exactly, so the runs agree to rounding of the norms."""
     plain, _ = scaled_run(method, 8, samples=samples, clip=clip, mode=mode, scaled=False)
     scaled, _ = scaled_run(method, 8, samples=samples, clip=clip, mode=mode)

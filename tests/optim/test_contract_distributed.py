@@ -1,21 +1,17 @@
 """Two ranks (gloo, CPU): data parallel, FSDP2, sharded checkpoints. What they do is in workers.py."""
 
-import pytest
-
 from two_ranks import in_two_ranks
 
+FUNCTIONS = [
+    "data_parallel",
+    "hessian_of_a_quadratic",
+    "sharded",
+    "sharded_checkpoint",
+    "bad_gradient_in_one_shard",
+    "sharded_on_any_axis",
+    "posterior_as_prior_of_a_sharded_network",
+]
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        "data_parallel",
-        "hessian_of_a_quadratic",
-        "sharded",
-        "sharded_checkpoint",
-        "bad_gradient_in_one_shard",
-        "sharded_on_any_axis",
-        "posterior_as_prior_of_a_sharded_network",
-    ],
-)
-def test_two_ranks(function, tmp_path):
-    in_two_ranks("optim.workers", function, tmp_path)
+
+def test_two_ranks(tmp_path):
+    in_two_ranks("optim.workers", FUNCTIONS, tmp_path)

@@ -11,7 +11,7 @@ import torch
 
 from bayesadam import noise
 from bayesadam.optim import OPTIMIZERS
-from optim.conftest import batch, loss_of, make_net, same, snapshot, train, weights
+from optim.conftest import batch, every_method, loss_of, make_net, same, snapshot, train, weights
 
 MODES = ["block", "closure", "train"]
 
@@ -23,6 +23,7 @@ def finish(opt):
 # The three ways to train
 
 
+@every_method
 @pytest.mark.parametrize("mode", ["closure", "train"])
 def test_modes_agree_bit_for_bit(method, mode):
     first, second = make_net(), make_net()
@@ -57,6 +58,7 @@ def test_closure_returns_the_mean_loss_over_samples(method, net):
     assert len({loss.item() for loss in losses}) == 3
 
 
+@every_method
 def test_theta_is_mean_plus_sigma_eps(method, net):
     method.skip_matrix("theta = mu + L^-T eps there: tests/optim/test_dense_von.py")
     opt = method(net.named_parameters(), seed=11, mc_samples=2)
@@ -114,24 +116,25 @@ def test_same_seed_same_run_and_other_seed_another(method):
     assert not torch.equal(runs[0], runs[2])
 
 
+@every_method
 def test_global_generator_is_left_alone(method, net):
     before = torch.get_rng_state()
     train(net, method(net.named_parameters()), 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@every_method
 def test_loss_decreases(method, net):
     opt = method(net.named_parameters())
     before = loss_of(net).item()
-    train(net, opt, 100)
-    assert sum(loss_of(net, s).item() for s in range(100)) / 100 < before
+    train(net, opt, 60)
+    assert sum(loss_of(net, s).item() for s in range(60)) / 60 < before
 
 
 # Blocks
 
 
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize(("error", "samples"), [(ValueError, 1), (KeyboardInterrupt, 3)])
 def test_an_exception_inside_a_block_leaves_no_trace(method, error, samples):
     nets, results = [make_net(), make_net()], []
     for net, interrupted in zip(nets, [False, True], strict=True):
@@ -323,8 +326,6 @@ def test_earlier_gradients_are_hidden_and_the_mean_is_left(method, net):
 
 
 def test_backward_passes_inside_one_block_accumulate(method):
-    if method.options.get("hessian") == "hutchinson":
-        pytest.skip("two backward passes have two probes")
     nets = [make_net(), make_net()]
     opts = [method(net.named_parameters()) for net in nets]
     with opts[0].sampled_params():
@@ -338,6 +339,7 @@ def test_backward_passes_inside_one_block_accumulate(method):
     assert torch.allclose(*map(weights, nets), rtol=1e-5, atol=1e-6)
 
 
+@every_method
 @pytest.mark.parametrize("samples", [1, 3])
 def test_scaling_the_gradients_between_block_and_step_scales_the_curvature(method, samples):
     """Clipping by norm, unscaling: the step must be that of the scaled loss, curvature included."""
@@ -697,8 +699,7 @@ def test_add_param_group_after_training_began(method, mode):
 # Gradients that must be refused
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("bad", "mode"), [(math.nan, "block"), (math.inf, "closure"), (-math.inf, "train")])
 def test_a_gradient_that_is_not_finite_changes_nothing(method, net, bad, mode):
     opt = method(net.named_parameters())
     train(net, opt, 2, mode=mode)
@@ -820,6 +821,7 @@ def test_learning_rate_may_be_a_tensor_that_is_filled_in_place(method):
     assert torch.equal(*map(weights, nets))
 
 
+@every_method
 def test_learning_rate_zero_with_a_sample_updates_the_statistics_only(method, net):
     if method.name == "ngvi":
         pytest.skip("its learning rate is the one step size of mean and precision")
@@ -925,6 +927,7 @@ def test_bad_hyperparameters(method, net, name, value, rule):
         method(net.named_parameters(), **{name: value})
 
 
+@every_method
 @pytest.mark.parametrize(("name", "value", "rule"), BAD_PRIOR, ids=[f"{n}={v}" for n, v, _ in BAD_PRIOR])
 def test_bad_hyperparameters_of_methods_with_a_prior(method, net, name, value, rule):
     if method.has_prior:
@@ -985,6 +988,7 @@ def test_a_bad_group_is_refused_and_not_added(method, net):
     assert len(opt.param_groups) == 1
 
 
+@every_method
 def test_initial_precision_is_where_the_posterior_starts(method, net):
     opt = method(net.named_parameters(), initial_precision=123.0)
     assert opt.posterior().variance["0.weight"].flatten().tolist() == pytest.approx([1 / 123.0] * 24)

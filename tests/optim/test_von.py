@@ -91,7 +91,7 @@ def run(name, problem, steps, mode="block", schedule=None, **hp):
     return q.mean["w"].tolist(), q.variance["w"].reciprocal().tolist()
 
 
-def assert_matches(name, problem, steps=40, mode="block", schedule=None, **hp):
+def assert_matches(name, problem, steps=25, mode="block", schedule=None, **hp):
     hp = {"lr": LR[name], "num_data": 100.0, "betas": (0.9, 0.9), "prior_precision": 3.0, **hp}
     if name == "ngvi":
         assert schedule is None
@@ -120,8 +120,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("mode", ["block", "closure"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "mode"), [*((case, "block") for case in CASES), ("antithetic", "closure")])
 @pytest.mark.parametrize("name", CLASSES)
 def test_exact_hessian_equals_reference_loop(name, case, mode):
     assert_matches(name, Problem(), mode=mode, hessian="exact", **CASES[case])
@@ -254,17 +253,16 @@ PAIRS = {"mc_samples": 2, "antithetic": True, "hessian": "exact"}
 
 
 @pytest.mark.parametrize(
-    ("cls", "hp", "steps"),
+    ("cls", "hp", "steps", "outputs"),
     [
-        (ba.VON, {"lr": 0.5, "betas": (0.0, 0.0)}, 120),
-        (ba.VON, {"lr": 0.5, "betas": (0.0, 0.9)}, 250),
-        (ba.VAN, {"lr": 0.5, "betas": (0.0, 0.9), "temperature": 1.0}, 250),
-        (ba.NGVI, {"lr": 0.3}, 200),
-        (ba.NaturalVON, {"lr": 0.3, "betas": (0.4, 0.9)}, 250),
+        (ba.VON, {"lr": 0.5, "betas": (0.0, 0.0)}, 120, 1),
+        (ba.VON, {"lr": 0.5, "betas": (0.0, 0.9)}, 250, 2),
+        (ba.VAN, {"lr": 0.5, "betas": (0.0, 0.9), "temperature": 1.0}, 250, 1),
+        (ba.NGVI, {"lr": 0.3}, 200, 2),
+        (ba.NaturalVON, {"lr": 0.3, "betas": (0.4, 0.9)}, 250, 1),
     ],
     ids=["VON b2=0", "VON", "VAN", "NGVI", "NaturalVON"],
 )
-@pytest.mark.parametrize("outputs", [1, 2])
 def test_exact_hessian_reaches_the_optimal_mean_field_posterior(cls, hp, steps, outputs):
     problem = Regression(outputs)
     mean, precision = problem.exact()
@@ -295,11 +293,11 @@ def test_van_between_optimisation_and_inference_reaches_the_tempered_optimum(tau
 def test_van_at_temperature_0_anneals_to_the_most_likely_weights():
     problem = Regression()
     mean, _ = problem.exact(tau=0.0)
-    opt = ba.VAN(problem.net.named_parameters(), lr=1.0, num_data=20, prior_precision=2.0, betas=(0.0, 0.5), **PAIRS)
+    opt = ba.VAN(problem.net.named_parameters(), lr=1.0, num_data=20, prior_precision=2.0, betas=(0.0, 0.9), **PAIRS)
     found = problem.train(opt, 40)
-    assert relative(found[1], 20.0 + 0.5 * 40 * problem.gram.diagonal()) < 1e-10
+    assert relative(found[1], 20.0 + 0.1 * 40 * problem.gram.diagonal()) < 1e-10
     found = problem.train(opt, 200)
-    assert relative(found[0], mean) < 0.01
+    assert relative(found[0], mean) < 1e-4
 
 
 def test_hutchinson_converges_to_the_optimal_mean_field_posterior():
@@ -319,9 +317,17 @@ def test_hutchinson_converges_to_the_optimal_mean_field_posterior():
 
 
 @pytest.mark.parametrize("name", CLASSES)
-@pytest.mark.parametrize("correction", ["elementwise", "backtracking"])
-@pytest.mark.parametrize("hessian", ["exact", "hutchinson", "reparameterized"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("correction", "hessian", "temperature"),
+    [
+        ("elementwise", "exact", 0.0),
+        ("elementwise", "hutchinson", 1.0),
+        ("elementwise", "reparameterized", 0.0),
+        ("backtracking", "exact", 1.0),
+        ("backtracking", "hutchinson", 0.0),
+        ("backtracking", "reparameterized", 1.0),
+    ],
+)
 def test_precision_stays_positive_under_wild_curvature(name, correction, hessian, temperature):
     parameter = nn.Parameter(tensor([0.3, -0.2, 0.1, 0.0]))
     options = {} if name == "ngvi" else {"betas": (0.5, 0.1)}
@@ -336,7 +342,7 @@ def test_precision_stays_positive_under_wild_curvature(name, correction, hessian
         **({"mc_samples": 2} if hessian == "reparameterized" else {}),
     )
     negative = 0
-    for step in range(100):
+    for step in range(60):
         for _ in range(opt.param_groups[0]["mc_samples"]):
             with opt.sampled_params():
                 wild = tensor([1.0, 30.0, 1e3, 1e-3])

@@ -1,0 +1,343 @@
+"""Thirty-six faults that the tests must catch: what the power of the suite is measured by. Not collected by pytest.
+
+    python tests/planted_faults.py               # every fault; a table in Markdown, and status 1 if one survives
+    python tests/planted_faults.py 3 17          # these only
+    python tests/planted_faults.py --clean       # the named tests without a fault: they must pass
+
+Each fault is one changed line in a temporary copy of the tree, against which the tests named with it are run until the
+first fails. Several change a number by one percent only. A text that is not found exactly once is an error: whoever
+rewrites the line plants the fault anew. Results are in ``tests/planted_faults.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+
+
+class Fault(NamedTuple):
+    """``old`` becomes ``new`` in a file of ``src/bayesadam``; ``tests`` are files or folders in ``tests``."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+    tests: str
+
+
+FAULTS = [
+    Fault("six rounds of Philox", "noise.py", "_ROUNDS = 7", "_ROUNDS = 6", "test_noise.py"),
+    Fault(
+        "variance of the noise 1% too large",
+        "noise.py",
+        ".add_(2.0**-33).log_().mul_(-2.0).sqrt_()",
+        ".add_(2.0**-33).log_().mul_(-2.02).sqrt_()",
+        "test_noise.py",
+    ),
+    Fault(
+        "radius and angle of the noise from one word",
+        "noise.py",
+        "angle.copy_(words[2 * pair + 1].view(-1))",
+        "angle.copy_(words[2 * pair].view(-1))",
+        "test_noise.py",
+    ),
+    Fault(
+        "a slice starts elsewhere", "noise.py", "        stride *= full\n", "        stride *= size\n", "test_noise.py"
+    ),
+    Fault(
+        "Vadam: prior's gradient left out of the momentum",
+        "optim/vadam.py",
+        'add_prior_gradient_(grad, mean, hp)\n        blend_(average, grad, 1.0 - hp["betas"][0])',
+        'blend_(average, grad, 1.0 - hp["betas"][0])\n        add_prior_gradient_(grad, mean, hp)',
+        "optim/test_rules.py",
+    ),
+    Fault(
+        "Vadam: prior counted twice in the precision",
+        "optim/vadam.py",
+        "(1.0 - weight) * active_prior_precision(hp)",
+        "active_prior_precision(hp)",
+        "optim/test_rules.py",
+    ),
+    Fault(
+        "IVON: clipped before the division",
+        "optim/ivon.py",
+        'step.div_(damped(hessian, hp)).clamp_(-hp["clip_radius"], hp["clip_radius"])',
+        'step.clamp_(-hp["clip_radius"], hp["clip_radius"]).div_(damped(hessian, hp))',
+        "optim/test_rules.py",
+    ),
+    Fault(
+        "correction of the precision twice as large",
+        "optim/newton.py",
+        "error.square_().div_(shifted), 0.5 * rate * rate)",
+        "error.square_().div_(shifted), rate * rate)",
+        "optim/test_rules.py",
+    ),
+    Fault(
+        "largest rate of backtracking without the temperature",
+        "optim/newton.py",
+        'error = hessian * factor(hp["temperature"], hessian) - curvature',
+        "error = hessian - curvature",
+        "optim/test_von.py optim/test_rules.py",
+    ),
+    Fault("VOGN with VON's correction", "optim/vogn.py", "corrected=False", "corrected=True", "optim/test_rules.py"),
+    Fault(
+        "VON: backtracking corrects element-wise, too",
+        "optim/von.py",
+        'hp["correction"] == "elementwise"',
+        'hp["correction"] is not None',
+        "optim/test_von.py",
+    ),
+    Fault(
+        "weight of the initial precision decays without the temperature",
+        "optim/rule.py",
+        '(1.0 - hp["temperature"] * (1.0 - beta2))',
+        "beta2",
+        "optim/test_rules.py",
+    ),
+    Fault(
+        "samples of the posterior 0.5% too wide",
+        "posterior/diagonal.py",
+        "torch.addcmul(center, eps, spread, out=part)",
+        "torch.addcmul(center, eps, spread, value=1.005, out=part)",
+        "test_posterior.py",
+    ),
+    Fault(
+        "total correlation subtracted",
+        "posterior/low_rank.py",
+        "self.marginal().kl_divergence(prior) + self._total_correlation()",
+        "self.marginal().kl_divergence(prior) - self._total_correlation()",
+        "test_low_rank.py",
+    ),
+    Fault(
+        "divergence of matrices counts their diagonals twice",
+        "functional/gaussian.py",
+        "white[:, :-1].tril(-1)",
+        "white[:, :-1].tril()",
+        "test_dense.py",
+    ),
+    Fault(
+        "rescaled densities by half of the factor",
+        "predictive/result.py",
+        "self.log_variances + 2.0 * scale.abs().log()",
+        "self.log_variances + scale.abs().log()",
+        "test_predictive.py",
+    ),
+    Fault(
+        "mutual information from the first sample",
+        "predictive/result.py",
+        "(self.entropy - _entropy(self.log_probs).mean(0))",
+        "(self.entropy - _entropy(self.log_probs)[0])",
+        "test_predictive.py",
+    ),
+    Fault(
+        "linearised variance from standard deviations",
+        "predictive/covariance.py",
+        "scaled = (grads * variance.sqrt().unsqueeze(1)).to(self.total.dtype)",
+        "scaled = (grads * variance.unsqueeze(1)).to(self.total.dtype)",
+        "test_linearized.py",
+    ),
+    Fault(
+        "columns of a layer in the wrong place of the covariance",
+        "predictive/covariance.py",
+        "self.projected[..., columns] += ",
+        "self.projected[..., columns] = ",
+        "test_linearized.py",
+    ),
+    Fault(
+        "evidence without the prior in the determinant",
+        "laplace/evidence.py",
+        "torch.log1p(eigenvalues / prior_precision)",
+        "torch.log1p(eigenvalues)",
+        "laplace",
+    ),
+    Fault(
+        "transposed factor of the softmax's Hessian",
+        "functional/outputs.py",
+        "probs.unsqueeze(-1) * roots.unsqueeze(-2)",
+        "roots.unsqueeze(-1) * probs.unsqueeze(-2)",
+        "laplace",
+    ),
+    Fault(
+        "Badam: modes shrunk without num_data",
+        "laplace/badam.py",
+        "root / (root + prior_precision / num_data)",
+        "root / (root + prior_precision)",
+        "laplace/test_badam.py",
+    ),
+    Fault(
+        "gradient of the ReLU's variance 1% too small",
+        "functional/moments/rectifier.py",
+        "torch.addcmul(first.new_zeros(()), first, d_second, value=2.0)",
+        "torch.addcmul(first.new_zeros(()), first, d_second, value=1.98)",
+        "test_moment_functions.py",
+    ),
+    Fault(
+        "convolution: variance of the weights without that of the inputs",
+        "functional/moments/linear.py",
+        "mean.square() if variance is None else mean.square() + variance, weight_variance, bias_variance)\n"
+        "    if variance",
+        "mean.square(), weight_variance, bias_variance)\n    if variance",
+        "moments/test_linear.py",
+    ),
+    Fault(
+        "dropout: variance of the mask of the other outcome",
+        "functional/moments/noise.py",
+        "multiply(mean, variance, 1.0, p / (1.0 - p))",
+        "multiply(mean, variance, 1.0, p)",
+        "test_moment_functions.py",
+    ),
+    Fault(
+        "local reparameterisation with absolute inputs",
+        "variational/estimators.py",
+        "root(call(x.to(dtype).square(), variance, of_bias))",
+        "root(call(x.to(dtype).abs(), variance, of_bias))",
+        "variational/test_estimators.py",
+    ),
+    Fault(
+        "gradient of the divergence by the scale 1% off",
+        "functional/kl.py",
+        "(std * precision).sub_(std.reciprocal())",
+        "(std * precision).sub_(std.reciprocal(), alpha=0.99)",
+        "test_priors.py variational/test_gradients.py",
+    ),
+    Fault(
+        "early stopping an epoch late",
+        "population/record.py",
+        "late = epoch - self.best_epoch[index] >= self._patience",
+        "late = epoch - self.best_epoch[index] > self._patience",
+        "population/test_training.py",
+    ),
+    Fault(
+        "a last, smaller minibatch averaged as a whole one",
+        "population/batches.py",
+        "mask / here[:, None]",
+        "mask / batch_size",
+        "population/test_training.py population/test_members.py",
+    ),
+    Fault(
+        "Bayes by Backprop in a population: entropy without the temperature",
+        "population/variational.py",
+        "add_scaled_(curvature, slope.div_(sigma), -share)",
+        'add_scaled_(curvature, slope.div_(sigma), -1.0 / hp["num_data"])',
+        "population/test_variational.py",
+    ),
+    Fault(
+        "one conformal score too few",
+        "sklearn/calibration.py",
+        "math.ceil((len(scores) + 1) * coverage - 1e-12)",
+        "math.ceil(len(scores) * coverage - 1e-12)",
+        "estimators/test_calibration.py",
+    ),
+    Fault(
+        "an earlier calibration forgotten with few rows",
+        "sklearn/calibration.py",
+        "KNOWN / (KNOWN + rows)",
+        "rows / (KNOWN + rows)",
+        "estimators/test_calibration.py estimators/test_regressor.py",
+    ),
+    Fault(
+        "standardised by the divisor n",
+        "data/dataset.py",
+        "x.std(0)",
+        "x.std(0, correction=0)",
+        "test_data.py",
+    ),
+    Fault(
+        "word columns of the adult data as numbers of the training part",
+        "data/tables.py",
+        'part[(part != "?").all(axis=1)]',
+        'part[(part != "?").any(axis=1)]',
+        "test_data.py",
+    ),
+    Fault(
+        "rows of the border's time on both sides",
+        "tabular/split.py",
+        "return _split(codes >= border,",
+        "return _split(codes > border,",
+        "tabular/test_split.py",
+    ),
+    Fault(
+        "new levels of a column as missing values",
+        "tabular/columns.py",
+        "            out[new, len(self.levels)] = 1.0",
+        "            out[new, -1] = 1.0",
+        "tabular/test_preprocessing.py",
+    ),
+]
+
+
+def pytest(tree: Path, tests: list[str]) -> tuple[bool, str, float]:
+    """Whether tests fail in a tree, the first that does, and seconds."""
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header"]
+    began = time.monotonic()
+    done = subprocess.run(
+        [*command, *(f"tests/{name}" for name in tests)], cwd=tree, env=environment, capture_output=True, text=True
+    )
+    if done.returncode not in (0, 1):  # 1: a test failed; others: pytest did not run as it should
+        raise SystemExit(f"the tests {tests} could not be run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
+    return done.returncode == 1, failed[1] if failed else "", time.monotonic() - began
+
+
+def plant(tree: Path, fault: Fault) -> None:
+    """Change the file in the tree."""
+    path = tree / "src" / "bayesadam" / fault.file
+    text = path.read_text()
+    if text.count(fault.old) != 1:
+        raise SystemExit(
+            f"{fault.file} must have the text of {fault.what!r} once, got it {text.count(fault.old)} times"
+        )
+    path.write_text(text.replace(fault.old, fault.new))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("numbers", nargs="*", type=int, help="of the faults, from 1; default: all")
+    parser.add_argument("--clean", action="store_true", help="run the named tests without a fault")
+    parser.add_argument("--tree", type=Path, default=ROOT, help="whose tests are tried; default: this one")
+    options = parser.parse_args()
+    chosen = options.numbers or range(1, len(FAULTS) + 1)
+    survived = 0
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch) / "tree"
+        kept = shutil.ignore_patterns(".*", "runs", "__pycache__", "site")
+        shutil.copytree(options.tree, tree, ignore=kept)
+        if options.clean:
+            names = sorted({name for number in chosen for name in FAULTS[number - 1].tests.split()})
+            failed, first, seconds = pytest(tree, names)
+            print(f"without a fault: {first if failed else 'all pass'}, {seconds:.0f} s")
+            raise SystemExit(failed)
+        for number in chosen:  # a text that is gone is found before hours of tests
+            plant_in = FAULTS[number - 1]
+            path = tree / "src" / "bayesadam" / plant_in.file
+            original = path.read_text()
+            plant(tree, plant_in)
+            path.write_text(original)
+        print("| | fault | file | first test that fails | seconds |\n|---:|---|---|---|---:|", flush=True)
+        for number in chosen:
+            fault = FAULTS[number - 1]
+            path = tree / "src" / "bayesadam" / fault.file
+            original = path.read_text()
+            plant(tree, fault)
+            caught, first, seconds = pytest(tree, fault.tests.split())
+            path.write_text(original)
+            survived += not caught
+            found = f"`{first}`" if caught else "**survives**"
+            print(f"| {number} | {fault.what} | `{fault.file}` | {found} | {seconds:.0f} |", flush=True)
+    print(f"\n{len(list(chosen)) - survived} of {len(list(chosen))} caught")
+    raise SystemExit(survived > 0)
+
+
+if __name__ == "__main__":
+    main()
