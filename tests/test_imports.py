@@ -10,6 +10,7 @@ import bayesadam as ba
 PACKAGE = Path(ba.__file__).parent
 LAYERS = [
     "files",
+    "native",
     "functional",
     "curvature",
     "noise",
