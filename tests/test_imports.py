@@ -9,14 +9,17 @@ import bayesadam as ba
 
 PACKAGE = Path(ba.__file__).parent
 LAYERS = [
+    "checks",
     "files",
     "scaling",
+    "native",
     "functional",
     "curvature",
     "noise",
     "posterior",
     "dropout",
     "swag",
+    "engine",
     "optim",
     "priors",
     "likelihoods",

@@ -1,9 +1,9 @@
 """The noise against slow references and its own statistics: every bound is sharp enough for a planted 1% error."""
 
+import contextlib
 import itertools
 import math
-import os
-import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import special
 
-from bayesadam import noise
+from bayesadam import native, noise
 from bayesadam.noise import BLOCK, LANES, TILE, normal
 
 NUM = 10**7
@@ -246,9 +246,22 @@ def cut(tensor, offset, shape):
     return tensor[tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))]
 
 
+@contextlib.contextmanager
+def by_operations():
+    """Inside, noise is drawn by PyTorch's operations."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(noise, "_native", lambda _: None)
+        yield
+
+
+PATHS = [contextlib.nullcontext, by_operations]
+
+
 def assert_slice(full, offset, shape):
-    found = normal(**BASE, shape=shape, offset=offset, full_shape=full)
-    assert torch.equal(found, cut(normal(**BASE, shape=full), offset, shape))
+    for path in PATHS:
+        with path():
+            found = normal(**BASE, shape=shape, offset=offset, full_shape=full)
+            assert torch.equal(found, cut(normal(**BASE, shape=full), offset, shape))
 
 
 class TestSlices:
@@ -284,13 +297,20 @@ class TestSlices:
         elif numbers.numel():
             assert not torch.equal(numbers, torch.arange(numbers.numel()) + numbers[0])
 
-    def test_a_longer_draw_starts_with_the_shorter_one_from_a_tile_on(self):
-        long = normal(**BASE, shape=(BLOCK + TILE,))
-        for length in (TILE - 3, TILE, TILE + 1, BLOCK - 1, BLOCK + 1):
-            assert torch.equal(normal(**BASE, shape=(length,)), long[:length])
+    @pytest.mark.parametrize("path", PATHS)
+    def test_a_longer_draw_starts_with_the_shorter_one_from_a_tile_on(self, path):
+        with path():
+            long = normal(**BASE, shape=(BLOCK + TILE,))
+            for length in (TILE - 3, TILE, TILE + 1, BLOCK - 1, BLOCK + 1):
+                assert torch.equal(normal(**BASE, shape=(length,)), long[:length])
 
+    @pytest.mark.parametrize("path", PATHS)
     @pytest.mark.parametrize("samples", [range(1), range(2**28 - 3, 2**28), [5, 0, 2]])
-    def test_many_small_draws_at_once_are_the_single_ones(self, samples):
+    def test_many_draws_at_once_are_the_single_ones(self, samples, path):
+        with path():
+            self.check_many(samples)
+
+    def check_many(self, samples):
         indices = [2**32 - 1, 3, 0, 7, 8, 9, 2**31, 5]
         sizes = dict(zip(indices, [1, 5, LANES - 1, LANES, LANES + 1, TILE, TILE + 1, 3 * TILE - 5], strict=True))
         scratch = noise.Scratch()
@@ -304,6 +324,96 @@ class TestSlices:
                     for p, s in itertools.product(range(len(seeds)), range(len(samples))):
                         single = normal(seeds[p], steps[p], samples[s], index, (sizes[index],), stream=stream)
                         assert torch.equal(found[p, s], single)
+
+    @pytest.mark.parametrize("path", PATHS)
+    def test_several_tensors_at_once_are_the_single_ones(self, path):
+        """Of any dtypes and strides, and without any element."""
+        outs = {
+            2**32 - 1: torch.empty(3, 5),
+            0: torch.empty(TILE + 1),
+            7: torch.empty(0, 2),
+            8: torch.empty(6, 7).T,
+            3: torch.empty(noise.ALONE + 3, dtype=torch.float64),
+            5: torch.nn.Parameter(torch.empty(2)),
+            6: torch.empty(5, dtype=torch.bfloat16),
+        }
+        with path():
+            noise.fill_many(outs, 2**64 - 2, 9, 2**28 - 1, stream=noise.POSTERIOR)
+            for index, out in outs.items():
+                single = normal(2**64 - 2, 9, 2**28 - 1, index, out.shape, stream=noise.POSTERIOR, dtype=out.dtype)
+                assert torch.equal(out, single)
+
+
+needs_compiler = pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")
+
+
+@pytest.fixture
+def anew():
+    """What is compiled is looked for again, before and after."""
+    noise._compiled.cache_clear()
+    yield
+    noise._compiled.cache_clear()
+
+
+class TestNative:
+    """The compiled function beside PyTorch's operations; the words themselves have known answers above."""
+
+    @needs_compiler
+    @pytest.mark.parametrize("numel", [1, 5, LANES + 1, TILE, 4 * BLOCK + 77])
+    def test_is_the_same_up_to_rounding(self, numel):
+        found = normal(**BASE, shape=(numel,)).double()
+        with by_operations():
+            expected = normal(**BASE, shape=(numel,)).double()
+        assert noise._native(torch.empty(0)) is not None
+        assert ((found - expected).abs() <= 1e-6 + 1e-6 * expected.abs()).all()
+
+    @needs_compiler
+    def test_rounding_has_no_bias(self):
+        found = normal(**BASE, shape=(BLOCK,)).double()
+        with by_operations():
+            expected = normal(**BASE, shape=(BLOCK,)).double()
+        assert (found - expected).abs().mean() < 3e-8
+        assert abs((found - expected).mean()) < 1e-9
+
+    @needs_compiler
+    def test_a_source_that_does_not_compile(self, monkeypatch, anew):
+        monkeypatch.setattr(native, "read", lambda name: "this is no C++")
+        message = "^noise is drawn without its compiled function: the compiler failed: .*error"
+        with pytest.warns(RuntimeWarning, match=message):
+            found = normal(**BASE, shape=(10,))
+        with by_operations():
+            assert torch.equal(normal(**BASE, shape=(10,)), found)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            normal(**BASE, shape=(10,))  # said once
+
+    @needs_compiler
+    def test_a_function_that_gives_other_numbers(self, monkeypatch, anew):
+        source = native.read("normal.cpp")
+        assert "0x9E3779B9u" in source
+        monkeypatch.setattr(native, "read", lambda name: source.replace("0x9E3779B9u", "0x9E3779BBu"))
+        message = "^noise is drawn without its compiled function, which gives other numbers on this machine$"
+        with pytest.warns(RuntimeWarning, match=message):
+            found = normal(**BASE, shape=(10,))
+        with by_operations():
+            assert torch.equal(normal(**BASE, shape=(10,)), found)
+
+    def test_without_a_compiler_there_is_no_warning(self, monkeypatch, anew):
+        monkeypatch.setattr(native, "_compiler", lambda: None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            found = normal(**BASE, shape=(10,))
+        with by_operations():
+            assert torch.equal(normal(**BASE, shape=(10,)), found)
+
+    @needs_compiler
+    def test_other_kinds_of_tensors_are_left_to_the_operations(self):
+        class Other(torch.Tensor):
+            pass
+
+        assert noise._native(torch.empty(1).as_subclass(Other)) is None
+        assert noise._native(torch.empty(1, device="meta")) is None
+        assert noise._native(torch.nn.Parameter(torch.empty(1))) is not None
 
 
 class TestResult:
@@ -390,44 +500,24 @@ class TestResult:
             assert torch.equal(torch.get_rng_state(), before)
         assert torch.equal(*found)
 
-    def test_number_of_threads_does_not_matter(self):
+    @pytest.mark.parametrize("path", PATHS)
+    @pytest.mark.parametrize("numel", [noise.ALONE - 1, noise.ALONE + 1, BLOCK + 12345])
+    def test_number_of_threads_does_not_matter(self, numel, path):
         before, found = torch.get_num_threads(), []
         try:
-            for threads in (1, 2, 3):
+            for threads in (1, 2, 4):
                 torch.set_num_threads(threads)
-                found.append(normal(**BASE, shape=(BLOCK + 12345,)))
+                with path():
+                    found.append(normal(**BASE, shape=(numel,)))
         finally:
             torch.set_num_threads(before)
         assert torch.equal(found[0], found[1])
         assert torch.equal(found[0], found[2])
 
-    @pytest.mark.parametrize("kind", [torch.tensor, lambda n: torch.tensor(n, dtype=torch.int32), np.int64, np.uint8])
-    def test_coordinates_may_be_tensors_and_numpy_integers(self, kind):
+    @pytest.mark.parametrize("kind", [np.int64, np.uint8])
+    def test_coordinates_may_be_numpy_integers(self, kind):
         expected = normal(9, 10, 11, 12, (5000,), stream=1)
-        assert torch.equal(normal(9, kind(10), 11, 12, (5000,), stream=1), expected)
-        assert torch.equal(normal(9, 10, kind(11), 12, (5000,), stream=1), expected)
-        assert torch.equal(normal(9, kind(10), kind(11), kind(12), (5000,), stream=1), expected)
-        if not isinstance(kind(0), torch.Tensor):
-            assert torch.equal(normal(kind(9), 10, 11, 12, (5000,), stream=kind(1)), expected)
-
-    def test_large_coordinates_in_tensors(self):
-        step, sample, index = 2**32 - 1, 2**28 - 1, 2**32 - 2
-        expected = normal(2**64 - 1, step, sample, index, (100,), stream=15)
-        tensors = (torch.tensor(n) for n in (step, sample, index))
-        assert torch.equal(normal(2**64 - 1, *tensors, (100,), stream=15), expected)
-
-    @pytest.mark.skipif(
-        shutil.which(os.environ.get("CXX", "g++")) is None, reason="torch.compile needs a C++ compiler; found none"
-    )
-    @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-    def test_compiled(self):
-        torch._dynamo.reset()
-        compiled = torch.compile(normal, fullgraph=True)
-        for shape in [(300, 40), (BLOCK + 100,)]:
-            compiled(5, torch.tensor(0), torch.tensor(0), 3, shape)
-            with torch.compiler.set_stance("fail_on_recompile"):
-                found = compiled(5, torch.tensor(7), torch.tensor(2), 3, shape)
-            torch.testing.assert_close(found, normal(5, 7, 2, 3, shape), rtol=0.0, atol=1e-5)
+        assert torch.equal(normal(*map(kind, (9, 10, 11, 12)), (5000,), stream=kind(1)), expected)
 
 
 class TestErrors:
@@ -451,8 +541,8 @@ class TestErrors:
             with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
                 noise.normal_many(*arguments, device=torch.device("cpu"), scratch=noise.Scratch())
 
-    @pytest.mark.parametrize("name", ["seed", "stream"])
-    def test_seed_and_stream_are_no_tensors(self, name):
+    @pytest.mark.parametrize("name", list(BASE))
+    def test_coordinates_are_no_tensors(self, name):
         with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got tensor\(1\)$"):
             normal(**{**BASE, name: torch.tensor(1)}, shape=(2,))
 
@@ -479,27 +569,3 @@ class TestErrors:
     def test_places_that_do_not_fit(self, arguments, message):
         with pytest.raises(ValueError, match=message):
             normal(**BASE, shape=(4,), **arguments)
-
-
-def test_draws_ahead_of_steps_are_those_of_each_step():
-    """Forward, back, far ahead and with other small peers: always what ``normal`` gives."""
-    sizes = {3: 50, 4: 7, 9: noise.SMALL}
-    ahead = noise.Ahead(noise.Scratch())
-    for step in (0, 1, 2, 1, 70, 71, 2**32 - 1, 0):
-        for sample in range(3):
-            for index, size in sizes.items():
-                draw = ahead.draw(
-                    5, step, sample, index, device=torch.device("cpu"), sizes=lambda: sizes, until=3, steps=64
-                )
-                assert torch.equal(draw, noise.normal(5, step, sample, index, (size,)))
-
-
-def test_draws_ahead_save_calls(monkeypatch):
-    calls = []
-    many = noise.normal_many
-    monkeypatch.setattr(noise, "normal_many", lambda *args, **kwargs: (calls.append(args), many(*args, **kwargs))[1])
-    ahead = noise.Ahead(noise.Scratch())
-    for step in range(128):
-        for sample in range(2):
-            ahead.draw(5, step, sample, 0, device=torch.device("cpu"), sizes=lambda: {0: 100}, until=2, steps=64)
-    assert len(calls) == 2

@@ -352,7 +352,7 @@ def lanes_of(numel: int) -> int:
 
 
 def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int = LANES) -> None:
-    """Write elements ``start ... start + out.numel()`` of a draw into a contiguous 1-D tensor.
+    """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor.
 
     ``key`` is that of :func:`_checked`: ``normal`` is the checked front door. ``lanes`` is that of the whole draw.
     """
@@ -360,7 +360,8 @@ def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes
     if native_fill is None:
         _fill_blocks(out, start, key, scratch, lanes)
         return
-    target = out if out.dtype == torch.float32 else scratch.get("normals", out.numel(), torch.float32, out.device)
+    direct = out.dtype == torch.float32 and out.is_contiguous()
+    target = out if direct else scratch.get("normals", out.numel(), torch.float32, out.device)
     native_fill(np.array(_row(target, start, key, lanes), dtype=np.int64), out.numel())
     if target is not out:
         out.copy_(target)

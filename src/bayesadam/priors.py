@@ -83,6 +83,16 @@ class Gaussian(Prior):
     def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
         return kl.gaussian(mean, std, self.mean, -0.5 * math.log(self.precision))
 
+    def kl_divergence_from(self, sums: Tensor, count: int) -> Tensor:
+        """:meth:`kl_divergence` from sums over all weights.
+
+        Args:
+            sums: Of ``(mean - self.mean)^2``, ``std^2`` and ``log(std)``: ``(3,)`` in float64.
+            count: Number of weights.
+        """
+        factors = sums.new_tensor([0.5 * self.precision, 0.5 * self.precision, -1.0])
+        return (sums * factors).sum() - 0.5 * count * (1.0 + math.log(self.precision))
+
 
 class ScaleMixture(Prior):
     """``pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)`` for every weight (Blundell et al. 2015, eq. 7).

@@ -22,27 +22,8 @@ def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_st
 
     Differentiable in all that are tensors. The prior's are numbers, 0-d, or of the weights' shape (methods section 4).
     """
-    with torch.no_grad():
-        one = isinstance(prior_log_std, float) or prior_log_std.ndim == 0
-        precision = math.exp(-2.0 * prior_log_std) if isinstance(prior_log_std, float) else (-2.0 * prior_log_std).exp()
-        shift = mean - prior_mean
-        if one:
-            log_ratio = prior_log_std * std.numel() - _sum(std.log())
-            squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))
-        else:
-            log_ratio = _sum(prior_log_std - std.log())
-            squares = _sum(precision * (shift.square() + std.square()))
-        total = log_ratio + 0.5 * (squares - std.numel())
-        pairs: list[tuple[Tensor, Tensor]] = []
-        if isinstance(prior_log_std, Tensor) and prior_log_std.requires_grad:
-            square = shift.square().addcmul_(std, std)
-            pairs.append((prior_log_std, (1.0 - precision * square).sum_to_size(prior_log_std.shape)))
-        slope = shift.mul_(precision)
-        if isinstance(prior_mean, Tensor) and prior_mean.requires_grad:
-            pairs.append((prior_mean, -slope.sum_to_size(prior_mean.shape)))
-        if _wanted(mean, std):
-            pairs += [(mean, slope), (std, (std * precision).sub_(std.reciprocal()))]
-    return with_gradients(total, *pairs)
+    result: Tensor = _Gaussian.apply(mean, std, prior_mean, prior_log_std)  # type: ignore[no-untyped-call]
+    return result
 
 
 def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
@@ -145,6 +126,43 @@ class _Known(torch.autograd.Function):
         return None, None, *(s * grad if n else None for s, n in zip(ctx.saved_tensors, needed, strict=True))
 
 
+class _Gaussian(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_std: float | Tensor
+    ) -> Tensor:
+        ctx.prior = [value for value in (prior_mean, prior_log_std) if isinstance(value, float)]
+        ctx.are_tensors = [isinstance(value, Tensor) for value in (prior_mean, prior_log_std)]
+        ctx.save_for_backward(mean, std, *(v for v in (prior_mean, prior_log_std) if isinstance(v, Tensor)))
+        precision, shift = _precision(prior_log_std), _shift(mean, prior_mean)
+        if isinstance(precision, float) or precision.ndim == 0:
+            log_ratio = prior_log_std * std.numel() - _sum(std.log())
+            squares = precision * (_sum_of_squares(shift) + _sum_of_squares(std))
+        else:
+            log_ratio = _sum(prior_log_std - std.log())
+            squares = _sum(precision * (shift.square() + std.square()))
+        total: Tensor = log_ratio + 0.5 * (squares - std.numel())
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        mean, std, *tensors = ctx.saved_tensors
+        values, numbers = iter(tensors), iter(ctx.prior)
+        prior_mean, prior_log_std = (next(values) if one else next(numbers) for one in ctx.are_tensors)
+        grad = grad.to(std.dtype)
+        scale, shift = _precision(prior_log_std) * grad, _shift(mean, prior_mean)
+        wanted = ctx.needs_input_grad
+        of_mean = shift * scale
+        of_std = std.reciprocal().mul_(-grad).addcmul_(std, scale) if wanted[1] else None
+        of_prior_mean = -of_mean.sum_to_size(prior_mean.shape) if wanted[2] else None
+        of_log_std = None
+        if wanted[3]:
+            square = shift.square().addcmul_(std, std)
+            of_log_std = (grad - scale * square).sum_to_size(prior_log_std.shape)
+        return of_mean, of_std, of_prior_mean, of_log_std
+
+
 class _Bernoulli(torch.autograd.Function):
     generate_vmap_rule = True
 
@@ -170,6 +188,14 @@ class _Bernoulli(torch.autograd.Function):
         # sigmoid(prior) - p, also where both are nearly 1
         away = torch.sigmoid(prior) * q - torch.sigmoid(-prior) * p
         return slope, away.sum_to_size(prior.shape) * grad
+
+
+def _precision(log_std: float | Tensor) -> Any:
+    return math.exp(-2.0 * log_std) if isinstance(log_std, float) else (-2.0 * log_std).exp()
+
+
+def _shift(mean: Tensor, prior_mean: float | Tensor) -> Tensor:
+    return mean if isinstance(prior_mean, float) and prior_mean == 0.0 else mean - prior_mean
 
 
 def _sum(tensor: Tensor) -> Tensor:

@@ -43,9 +43,11 @@ def _softplus(rho: Tensor) -> Tensor:
     return torch.nn.functional.softplus(rho, threshold=_THRESHOLD)
 
 
-def _times_slope(rho: Tensor, grad: Tensor) -> Tensor:
+def _times_slope(rho: Tensor, grad: Tensor, out: Tensor | None = None) -> Tensor:
     """``grad / (1 + exp(-rho))``."""
-    product: Tensor = torch.ops.aten.softplus_backward(grad, rho, 1.0, _THRESHOLD)
+    if out is None:
+        out = torch.empty_like(rho)
+    product: Tensor = torch.ops.aten.softplus_backward.grad_input(grad, rho, 1.0, _THRESHOLD, grad_input=out)
     return product
 
 
@@ -77,7 +79,7 @@ class _Sample(torch.autograd.Function):
         if theta is None:
             return None, None if std is None else _times_slope(rho, std), None
         total = theta * eps if std is None else torch.addcmul(std, theta, eps)
-        return theta, _times_slope(rho, total), None
+        return theta, _times_slope(rho, total, out=total), None
 
 
 class _Root(torch.autograd.Function):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.functional.reparameterized import sample, softplus
+from bayesadam.variational import fused
 
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """What noise is for: the sample's number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
@@ -66,6 +67,7 @@ class Draw:
         seed: Of the noise.
         number: Of the draw.
         sign: -1 for the mirror image of the draw with ``+1``.
+        center: Of the prior, if its divergence is to be had from :meth:`sums`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Draw:
         seed: int,
         number: int,
         sign: float,
+        center: float | None = None,
     ) -> None:
         self.means = means
         self.indices = indices
@@ -85,16 +88,29 @@ class Draw:
         self.seed = seed
         self.number = number
         self.sign = sign
+        self.center = center
         self._rho = rho
         self._std: dict[str, Tensor] = {}
         self._eps: dict[str, Tensor] = {}
         self._deviation: dict[str, Tensor] = {}
         self._theta: dict[str, Tensor] = {}
+        self._sums: Tensor | None = None
 
     def sample(self) -> dict[str, Tensor]:
         """The sample of all parameters."""
         self._draw([name for name in self.means if name not in self._eps])
+        means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
+        if self.center is not None and not self._theta and fused.fits(means, rhos):
+            with recording():
+                eps = [self._eps[name] for name in self.means]
+                thetas, self._sums = fused.sample(means, rhos, eps, self.center)
+            self._theta = dict(zip(self.means, thetas, strict=True))
         return {name: self.theta(name) for name in self.means}
+
+    def sums(self) -> Tensor | None:
+        """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they come with the sample."""
+        self.sample()
+        return self._sums
 
     def mean(self, name: str) -> Tensor:
         """In the dtype of the standard deviation, which is float32 at least."""

@@ -20,7 +20,7 @@ from bayesadam.checks import check
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.priors import Prior, as_prior
+from bayesadam.priors import Gaussian, Prior, as_prior
 from bayesadam.variational.draws import Draw, Noise, uncompiled
 from bayesadam.variational.estimators import ESTIMATORS
 from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
@@ -154,6 +154,8 @@ class VariationalModule(nn.Module):
             )
         draw = self._draw or self._new_draw(mirrored=False)
         names = list(self._indices)
+        if draw.center is not None and isinstance(self.prior, Gaussian) and (sums := draw.sums()) is not None:
+            return self.prior.kl_divergence_from(sums, sum(mean.numel() for mean in draw.means.values()))
         if self.closed_form:
             return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
         theta = {name: draw.theta(name) for name in names}
@@ -190,6 +192,7 @@ class VariationalModule(nn.Module):
     def _new_draw(self, *, mirrored: bool) -> Draw:
         if not mirrored:
             self._number += 1
+        fused = self.estimator == "shared" and self.closed_form
         return Draw(
             self._means(),
             self._rhos(),
@@ -198,6 +201,7 @@ class VariationalModule(nn.Module):
             seed=self.seed,
             number=self._number - 1,
             sign=-1.0 if mirrored else 1.0,
+            center=self.prior.mean if fused and isinstance(self.prior, Gaussian) else None,
         )
 
     def _means(self) -> dict[str, Tensor]:
