@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesadam.likelihoods import Likelihood
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.optim.checks import is_whole
 from bayesadam.population.batches import Pair, Pool
@@ -134,9 +134,9 @@ def train(
     pairs = _per_member("data", data, count)
     weights = None if sample_weight is None else _weights(sample_weight, pairs)
     held_out = None if validation is None else _per_member("validation", validation, count)
-    if not isinstance(likelihood, Likelihood | Sequence):
-        raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
-    likelihoods = [likelihood] * count if isinstance(likelihood, Likelihood) else list(likelihood)
+    if not isinstance(likelihood, Sequence):
+        check_likelihood(likelihood)
+    likelihoods = list(likelihood) if isinstance(likelihood, Sequence) else [likelihood] * count
     if len(likelihoods) != count:
         raise ValueError(f"likelihood must be one or one for each of {count} members, got {len(likelihoods)}")
     objective = NegativeLogLikelihood(models, likelihoods)

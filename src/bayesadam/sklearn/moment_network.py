@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from bayesadam.likelihoods import ClassificationLikelihood, Likelihood
+from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import Moments, expected_log_likelihood, fawn, log_predictive
 
 
@@ -52,8 +52,6 @@ class MomentLikelihood(Likelihood):
         """See the class."""
         width = output.shape[-1] // 2
         moments = Moments(output[..., :width], output[..., width : 2 * width])
-        if isinstance(self.likelihood, ClassificationLikelihood):  # one label for all sets of weights
-            target = target.expand(moments.mean.shape[:-1])
         score = log_predictive if self.objective == "ropd" else expected_log_likelihood
         result: Tensor = score(self.likelihood, moments, target) - output[..., -1]
         return result

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import population
-from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.likelihoods import Likelihood
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
+from bayesadam.sklearn.moment_network import MomentLikelihood
 
 FIRST_LOOK, LOOKS_APART, PATIENCE = 10, 1.3, 8
 """The first epoch after which the error is looked at, the ratio of one such epoch to the next, and how many of them
@@ -249,7 +250,7 @@ def cosine(done: float) -> float:
 @torch.no_grad()
 def held_out_nll(nets: Population, held_out: Sequence[Pair], weights: Sequence[Tensor] | None) -> Tensor:
     """Mean negative log density of every member's own rows, at the members' means, ``(members,)`` float64."""
-    if not isinstance(nets.likelihoods[0], RegressionLikelihood | ClassificationLikelihood):  # FAWN's
+    if isinstance(nets.likelihoods[0], MomentLikelihood):  # its outputs are more than what the likelihood takes
         return torch.full((len(nets),), math.nan, dtype=torch.float64)
     predictions = nets.predict([x for x, _ in held_out], method="mean")
     own = [None] * len(nets) if weights is None else weights
