@@ -173,6 +173,21 @@ class TestLaplace:
         last = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer").curvature
         close(last, expected[-len(last) :, -len(last) :])
 
+    @pytest.mark.parametrize("curvature", ["ggn", "fisher"])
+    @pytest.mark.parametrize("outputs", [1, 2])
+    @pytest.mark.parametrize("make", [Exponential, ByElements, ba.likelihoods.Poisson])
+    def test_sequences_of_data_points(self, make, outputs, curvature):
+        """Every position is a data point, and the last layer's curvature is a block of the whole."""
+        x, y = draw(6, 4, 3), draw(6, 4, outputs, seed=1).exp().ceil()
+        model, options = mlp(outputs), {"likelihood": make(), "curvature": curvature}
+        whole = Laplace(model, (x, y), structure="full", **options)
+        assert whole.num_data == 24
+        flat = Laplace(model, (x.flatten(0, 1), y.flatten(0, 1)), structure="full", **options)
+        close(whole.curvature, flat.curvature)
+        last = Laplace(model, (x, y), structure="last_layer", **options)
+        size = len(last.curvature)
+        close(last.curvature, whole.curvature[-size:, -size:])
+
     @pytest.mark.parametrize("name", EVERY)
     def test_fisher_is_the_squares_of_the_scores(self, name):
         x, y = problem(name, 9)

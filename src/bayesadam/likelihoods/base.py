@@ -32,20 +32,20 @@ class Likelihood(nn.Module):
     methods are capabilities. A likelihood may define each of them, because it has a closed form or because there is no
     fallback:
 
-    =========================  ==========================================================================
-    capability                 fallback
-    =========================  ==========================================================================
-    ``check``                  the target must be of the output's shape (and in ``distribution``'s support)
-    ``log_density``            the sum of ``element_log_density``; else ``distribution``
-    ``moments``                ``distribution``; else the moments of draws by ``sample``
-    ``sample``                 ``distribution``
-    ``cdf``                    ``distribution``; without it, quantiles are those of draws by ``sample``
-    ``score``                  automatic differentiation of ``log_density``
-    ``fisher_factor``          second derivatives of ``log_density`` at the targets, by automatic differentiation
-    ``expected_log_density``   Gauss-Hermite quadrature, for one output per data point, or by ``element_log_density``
-    ``log_expected_density``   likewise
-    ``rescaled``               none: targets of estimators are then not standardised
-    =========================  ==========================================================================
+    ======================== ================================================================================
+    capability               fallback
+    ======================== ================================================================================
+    ``check``                the target must be of the output's shape, and in the support of ``distribution``
+    ``log_density``          the sum of ``element_log_density``; else ``distribution``
+    ``moments``              ``distribution``; else the moments of draws by ``sample``
+    ``sample``               ``distribution``
+    ``cdf``                  ``distribution``; without it, quantiles are those of draws by ``sample``
+    ``score``                automatic differentiation of ``log_density``
+    ``fisher_factor``        second derivatives of ``log_density`` at the targets, likewise
+    ``expected_log_density`` quadrature over one output per data point, or by ``element_log_density``
+    ``log_expected_density`` likewise
+    ``rescaled``             none: estimators do not standardise the targets
+    ======================== ================================================================================
 
     What is missing raises :class:`MissingCapabilityError`, a ``ValueError``.
 
@@ -76,12 +76,16 @@ class Likelihood(nn.Module):
     def check(self, output: Tensor, target: Tensor) -> None:
         """Raise ``ValueError`` if the target does not fit the output, by shape or by value."""
         check_shape(output.shape, target)
-        if self.defines("distribution"):
-            support: Any = self._distribution("check", output).support
-            fine = torch.as_tensor(support.check(target))
-            if not fine.all():
-                wrong = target.expand(fine.shape)[~fine][0].item() if fine.shape == target.shape else "others"
-                raise ValueError(f"target must be in the support of {type(self).__name__}, {support}, got {wrong!r}")
+        if not self.defines("distribution"):
+            return
+        try:
+            support: Any = self.distribution(output).support
+        except NotImplementedError:
+            return
+        fine = torch.as_tensor(support.check(target))
+        if not fine.all():
+            wrong = target[~fine][0].tolist()
+            raise ValueError(f"target must be in the support of {type(self).__name__}, {support}, got {wrong!r}")
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """:meth:`log_prob` without the check, which reads values: for targets that were checked before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
@@ -16,8 +16,11 @@ from bayesadam.likelihoods.base import seeded
 DRAWS = 1024
 """Draws whose quantiles are those of a mixture with an unknown distribution function."""
 
-HALVINGS = 70
-"""Of a bracket; it is then as short as float64 tells."""
+DOUBLINGS = 1_000
+"""Of a bracket at most: it is then as wide as float64 allows."""
+
+STEPS = 200
+"""Of the search for a zero at most; about a dozen are needed."""
 
 
 class MixturePredictive:
@@ -98,7 +101,7 @@ class MixturePredictive:
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
         """Draws of the targets, ``(count, N)`` or ``(count, N, D)``: each of a component that is drawn, too.
 
-        A draw has one component for all data points, so that it is one function of the inputs, with noise.
+        A draw has one component for all data points: of posterior samples it is one function of the inputs, with noise.
 
         Args:
             count: Number of draws.
@@ -109,8 +112,8 @@ class MixturePredictive:
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 
-        By bisection of the mixture's distribution function in float64, if the likelihood has one; of discrete targets
-        the least whole number that it reaches the probability at. Else of 1,024 draws.
+        Where the mixture's distribution function has the probability, in float64, if the likelihood has one; of
+        discrete targets the least whole number that reaches it. Else of 1,024 draws.
 
         Raises:
             ValueError: A probability outside (0, 1).
@@ -119,7 +122,7 @@ class MixturePredictive:
         if not ((levels > 0) & (levels < 1)).all():
             raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
         try:
-            found = torch.stack([self._bisected(level) for level in levels.flatten()])
+            found = torch.stack([self._quantile(level) for level in levels.flatten()])
         except MissingCapabilityError:
             if not self.likelihood.provides("sample"):
                 raise
@@ -150,31 +153,30 @@ class MixturePredictive:
             turns = [torch.randperm(len(self.outputs)) for _ in range(-(-count // len(self.outputs)))]
         return torch.cat(turns)[:count].to(self.device)
 
-    def _bisected(self, level: Tensor) -> Tensor:
-        """The quantile at a level, between bounds that are doubled until it is between them."""
+    def _quantile(self, level: Tensor) -> Tensor:
+        """At one level; from bounds that are doubled until it is between them."""
 
-        def below(value: Tensor) -> Tensor:
-            return self.likelihood.cdf(self.outputs, value).double().mean(0) < level
+        def above(value: Tensor) -> Tensor:
+            return self.likelihood.cdf(self.outputs, value).double().mean(0) - level
 
         center, width = self._start()
         low, high = center - width, center + width
-        for _ in range(1100):
-            outside = ~below(low)
-            if not outside.any():
+        for _ in range(DOUBLINGS):
+            if not (outside := above(low) >= 0).any():
                 break
             low = torch.where(outside, low - 2.0 * (center - low), low)
-        for _ in range(1100):
-            outside = below(high)
-            if not outside.any():
+        for _ in range(DOUBLINGS):
+            if not (outside := above(high) < 0).any():
                 break
             high = torch.where(outside, high + 2.0 * (high - center), high)
-        for _ in range(HALVINGS):
-            middle = 0.5 * (low + high)
-            under = below(middle)
-            low, high = torch.where(under, middle, low), torch.where(under, high, middle)
         if not self.likelihood.discrete:
-            return torch.lerp(low, high, 0.5)
-        return high.floor()
+            return zero_between(above, low, high, width)
+        low, high = low.floor() - 1.0, high.ceil()
+        while (high - low > 1.0).any():
+            middle = (0.5 * (low + high)).floor()
+            reached = above(middle) >= 0
+            low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+        return high
 
     def _start(self) -> tuple[Tensor, Tensor]:
         """Centre and width of a first bracket: mean and standard deviation if there are any, 0 and 1 if not."""
@@ -189,3 +191,32 @@ class MixturePredictive:
 
 def _log_mean_exp(values: Tensor) -> Tensor:
     return values.logsumexp(0) - math.log(len(values))
+
+
+def zero_between(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, scale: Tensor) -> Tensor:
+    """Where an element-wise function is zero between ends at which its signs differ, to 1e-13 of a scale or rounding.
+
+    By Chandrupatla's method (1997): inverse quadratic interpolation where the three last points allow it, and else
+    bisection.
+    """
+    a, b = high, low
+    at_a, at_b = function(a), function(b)
+    share = torch.full_like(a, 0.5)
+    for _ in range(STEPS):
+        point = a + share * (b - a)
+        value = function(point)
+        same = value.sign() == at_a.sign()
+        c, at_c = torch.where(same, a, b), torch.where(same, at_a, at_b)
+        b, at_b = torch.where(same, b, a), torch.where(same, at_b, at_a)
+        a, at_a = point, value
+        best = torch.where(at_a.abs() < at_b.abs(), a, b)
+        least = (1e-13 * scale + 4e-16 * best.abs()) / (b - a).abs()
+        if ((least > 0.5) | (at_a == 0) | (a == b)).all():
+            break
+        position, rise = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
+        quadratic = (rise.square() < position) & ((1.0 - rise).square() < 1.0 - position)
+        guess = at_a / (at_b - at_a) * at_c / (at_b - at_c)
+        guess = guess + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
+        share = torch.where(quadratic & guess.isfinite(), guess, 0.5)
+        share = torch.maximum(torch.minimum(share, 1.0 - least), least).clamp(0.0, 1.0)
+    return torch.where(at_a.abs() < at_b.abs(), a, b)

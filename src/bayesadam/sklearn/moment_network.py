@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Likelihood
-from bayesadam.moments import Moments, expected_log_likelihood, fawn, log_predictive
+from bayesadam.moments import fawn
 
 
 class MomentNetwork(nn.Module):
@@ -51,7 +51,7 @@ class MomentLikelihood(Likelihood):
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """See the class."""
         width = output.shape[-1] // 2
-        moments = Moments(output[..., :width], output[..., width : 2 * width])
-        score = log_predictive if self.objective == "ropd" else expected_log_likelihood
-        result: Tensor = score(self.likelihood, moments, target) - output[..., -1]
-        return result
+        mean, variance = output[..., :width], output[..., width : 2 * width]
+        ropd = self.objective == "ropd"
+        score = self.likelihood.log_expected_density if ropd else self.likelihood.expected_log_density
+        return score(mean, variance, target) - output[..., -1]
