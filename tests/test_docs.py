@@ -34,7 +34,7 @@ PUBLIC = """
     bayesadam.tuning bayesadam.variational bayesadam.functional.batching bayesadam.functional.curvature
     bayesadam.functional.empirical bayesadam.functional.gaussian bayesadam.functional.hessian
     bayesadam.functional.kl bayesadam.functional.moments bayesadam.functional.outputs
-    bayesadam.functional.reparameterized
+    bayesadam.functional.reparameterized bayesadam.functional.special
 """.split()
 
 

@@ -1236,7 +1236,7 @@ class TestOptions:
             ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
             ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),
             ({"seed": -1, "likelihood": ba.Bernoulli()}, "^seed must be "),
-            ({"likelihood": nn.MSELoss()}, "^likelihood must be one of bayesadam's, got MSELoss"),
+            ({"likelihood": nn.MSELoss()}, "^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss"),
         ],
     )
     def test_refused_before_the_model_runs(self, options, message):

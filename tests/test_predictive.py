@@ -514,8 +514,8 @@ class TestLeavesNoTrace:
             ({"mc_samples": 2.0}, "^mc_samples must be a whole number of at least 1, got 2.0$"),
             ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),
             ({"batch_size": -3}, "^batch_size must be a whole number of at least 1, got -3$"),
-            ({"likelihood": nn.MSELoss()}, r"^likelihood must be one of bayesadam's, got MSELoss\(\)$"),
-            ({"likelihood": ba.Gaussian}, "^likelihood must be one of bayesadam's, got <class"),
+            ({"likelihood": nn.MSELoss()}, r"^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss\(\)$"),
+            ({"likelihood": ba.Gaussian}, "^likelihood must be a bayesadam.likelihoods.Likelihood, got <class"),
             ({"seed": -1}, "^seed must be "),
         ],
     )

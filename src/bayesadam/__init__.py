@@ -1,6 +1,7 @@
 """Bayesian deep learning as easy as Adam: swap the optimiser, get a posterior over the weights."""
 
 from bayesadam import data as data
+from bayesadam import likelihoods as likelihoods
 from bayesadam import metrics as metrics
 from bayesadam import moments as moments
 from bayesadam import priors as priors
@@ -45,6 +46,7 @@ from bayesadam.posterior import load_posterior as load_posterior
 from bayesadam.predictive import ClassificationPredictive as ClassificationPredictive
 from bayesadam.predictive import GaussianLogitsPredictive as GaussianLogitsPredictive
 from bayesadam.predictive import GaussianPredictive as GaussianPredictive
+from bayesadam.predictive import MixturePredictive as MixturePredictive
 from bayesadam.predictive import RegressionPredictive as RegressionPredictive
 from bayesadam.predictive import predict as predict
 from bayesadam.pruning import PruningCurve as PruningCurve

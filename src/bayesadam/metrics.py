@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from bayesadam.predictive import ClassificationPredictive, RegressionPredictive
+    from bayesadam.predictive.result import Predictive
 
 
 def rmse(mean: Tensor, target: Tensor) -> float:
@@ -21,17 +21,17 @@ def rmse(mean: Tensor, target: Tensor) -> float:
     return math.sqrt((mean - target).double().square().mean().item())
 
 
-def log_likelihood(prediction: RegressionPredictive | ClassificationPredictive, target: Tensor) -> float:
+def log_likelihood(prediction: Predictive, target: Tensor) -> float:
     """Pointwise test log-likelihood ``1/N sum_n log mean_s p(y_n | x_n, theta_s)`` in nats; higher is better."""
     return prediction.log_prob(target).double().mean().item()
 
 
-def joint_log_likelihood(prediction: RegressionPredictive | ClassificationPredictive, target: Tensor) -> float:
+def joint_log_likelihood(prediction: Predictive, target: Tensor) -> float:
     """``1/N log mean_s prod_n p(y_n | x_n, theta_s)`` in nats: the form that Khan et al. 2018 report."""
     return prediction.joint_log_likelihood(target).item() / prediction.log_prob(target).numel()
 
 
-def nll(prediction: RegressionPredictive | ClassificationPredictive, target: Tensor) -> float:
+def nll(prediction: Predictive, target: Tensor) -> float:
     """Negative pointwise test log-likelihood per data point, in nats; lower is better."""
     return -log_likelihood(prediction, target)
 

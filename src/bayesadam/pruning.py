@@ -16,7 +16,7 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import Moments
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.posterior.gaussian import GaussianPosterior, check_fraction
-from bayesadam.predictive import ClassificationPredictive, predict
+from bayesadam.predictive import ClassificationPredictive, MixturePredictive, predict
 from bayesadam.predictive.covariance import WeightCovariance, weight_covariance
 from bayesadam.predictive.moment_propagation import independent_weights
 from bayesadam.predictive.result import Predictive
@@ -71,7 +71,8 @@ def pruning_curve(
         inputs: As for :func:`bayesadam.predict`; a loader is iterated over anew for every level.
         targets: Of all inputs, in their order. Class numbers for a classification likelihood: then the scores are
             ``"accuracy"``, of all of them whatever their axes, and ``"nll"``; for regression ``"rmse"``, of the
-            predictive mean, in the units of the targets, and ``"nll"``.
+            predictive mean, in the units of the targets, and ``"nll"``; the latter alone for a likelihood without
+            moments.
         likelihood: See :func:`bayesadam.predict`.
         evaluate: Gives other scores, instead of these three: it is called with every pruned network, a distribution
             that ``predict`` takes.
@@ -136,6 +137,8 @@ def _scores(
     if isinstance(prediction, ClassificationPredictive):
         probs = prediction.class_probs.flatten(0, -2)
         return {"accuracy": metrics.accuracy(probs, targets.flatten()), "nll": nll}
+    if isinstance(prediction, MixturePredictive) and not prediction.likelihood.provides("moments"):
+        return {"nll": nll}
     return {"rmse": metrics.rmse(prediction.mean, targets), "nll": nll}
 
 

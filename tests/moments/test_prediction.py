@@ -425,7 +425,7 @@ class TestRefusals:
             ({"batch_size": 0}, "^batch_size must be a whole number of at least 1, got 0$"),
             ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
             ({"seed": -1}, "^seed must be"),
-            ({"likelihood": nn.MSELoss()}, "^likelihood must be one of bayesadam's, got MSELoss"),
+            ({"likelihood": nn.MSELoss()}, "^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss"),
         ],
     )
     def test_numbers_out_of_range(self, options, message):

@@ -97,8 +97,10 @@ REFUSALS = {
     "likelihood must be of one kind for all members, got another at position 3": {
         "likelihood": [noise_of(1.0)] * 3 + [noise_of(1.0, 2.0)]
     },
-    "likelihood must be one of bayesadam's, got MSELoss() at position 0": {"likelihood": [nn.MSELoss()] * 4},
-    "likelihood must be one of bayesadam's, got MSELoss()": {"likelihood": nn.MSELoss()},
+    "likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss() at position 0": {
+        "likelihood": [nn.MSELoss()] * 4
+    },
+    "likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss()": {"likelihood": nn.MSELoss()},
     "steps_per_epoch must be a whole number of at least 1, got 0": {"steps_per_epoch": 0, "replacement": True},
     "steps_per_epoch must be given with replacement=True only, got 3": {"steps_per_epoch": 3},
     f"lr_decay must not be given together with lr_schedule, got {abs!r} and {float!r}": {

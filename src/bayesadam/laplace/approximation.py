@@ -41,7 +41,9 @@ class Laplace:
 
     ``curvature="ggn"``
         The generalised Gauss-Newton matrix ``sum_n J_n' H_n J_n``, ``J`` the Jacobian of the outputs and ``H`` the
-        expected second derivative of ``-log p(y | output)``: Kessler et al. 2018, eqs. 13-16, for any likelihood.
+        expected second derivative of ``-log p(y | output)``: Kessler et al. 2018, eqs. 13-16, for any likelihood. Of a
+        likelihood that does not define its ``fisher_factor`` it is the second derivative at the targets, without its
+        negative eigenvalues.
     ``curvature="empirical_fisher"``
         The empirical Fisher information ``sum_n g_n g_n'``, ``g`` the gradient of ``log p`` of one data point.
 
@@ -81,9 +83,9 @@ class Laplace:
         num_data: As given, or counted.
 
     Raises:
-        ValueError: An unknown structure or curvature, a likelihood that does not go with it, a model that is too large
-            for a matrix, has no such layer or merges its weights in eval mode, data that are empty, no pairs, or do not
-            fit, or outputs that are not finite.
+        ValueError: An unknown structure or curvature, something that is no likelihood, or one without second
+            derivatives for ``"ggn"``, a model that is too large for a matrix, has no such layer or merges its weights
+            in eval mode, data that are empty, no pairs, or do not fit, or outputs that are not finite.
         TypeError: The model returns no tensor and ``output`` is not given.
     """
 

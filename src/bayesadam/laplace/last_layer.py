@@ -11,7 +11,6 @@ from torch.utils.hooks import RemovableHandle
 
 from bayesadam.laplace.full import check_size
 from bayesadam.laplace.network import Network, columns
-from bayesadam.likelihoods import Categorical
 from bayesadam.predictive.batches import Rows
 
 
@@ -91,13 +90,11 @@ class LastLayerSum:
                 f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
             )
         features, leaf, returned = self._calls.pop()
-        if output is returned and isinstance(self.network.likelihood, Categorical):  # positions are data points
-            ends = output.detach().flatten(0, -2)
-            self.network.likelihood.check(output, target)
-            factor = self.network.factor(ends, target.flatten())
-            self._add_products(features.flatten(0, -2).double(), factor[:, 0].double())
+        factor = self.network.factor(output, target)
+        if output is returned and factor.shape[2] == output.shape[-1]:  # a block per position: none meet
+            self._add_products(features.flatten(0, -2).double(), factor.flatten(0, 1).double())
             return output.detach()
-        vectors = columns(self.network.factor(output, target), output)
+        vectors = columns(factor, output)
         try:
             pulled = [torch.autograd.grad(output, leaf, vector, retain_graph=True)[0] for vector in vectors]
         except RuntimeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.functional.outputs import logistic_scale, softmax_factor
-from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.predictive.batches import call, in_eval_mode
 
 CURVATURES = ("ggn", "empirical_fisher")
@@ -36,11 +34,7 @@ class Network:
         """Raise ``ValueError`` for what cannot be."""
         if self.curvature not in CURVATURES:
             raise ValueError(f"curvature must be one of {CURVATURES}, got {self.curvature!r}")
-        known = Categorical | Bernoulli | Gaussian | HeteroscedasticGaussian
-        if self.curvature == "ggn" and not isinstance(self.likelihood, known):
-            raise ValueError(f"likelihood must be one of bayesadam's for curvature='ggn', got {self.likelihood!r}")
-        if not isinstance(self.likelihood, Likelihood):
-            raise ValueError(f"likelihood must be one of bayesadam's or a subclass, got {self.likelihood!r}")
+        check_likelihood(self.likelihood)
         if not self.trainable:
             raise ValueError("model must have a trainable parameter, got none")
 
@@ -61,9 +55,8 @@ class Network:
         """The curvature of ``-log p(y | output)`` as a block-diagonal factor.
 
         An example's outputs fall, in order, into ``P`` blocks of ``K`` outputs each, and the Hessian over block ``p``
-        of example ``n`` is ``S S'`` with ``S = factor[n, p]``. For ``"ggn"`` it is the expectation of the Hessian over
-        targets that follow the likelihood, which depends on no target (for all but :class:`HeteroscedasticGaussian` it
-        is the Hessian itself); for ``"empirical_fisher"`` the blocks are data points, and ``S`` is the gradient there.
+        of example ``n`` is ``S S'`` with ``S = factor[n, p]``. For ``"ggn"`` it is the likelihood's
+        :meth:`fisher_factor`; for ``"empirical_fisher"`` the blocks are data points, and ``S`` is the likelihood's :meth:`score`.
 
         Args:
             output: ``(N, ...)``.
@@ -78,24 +71,10 @@ class Network:
         self.likelihood.check(output, target)
         output = output.detach()
         if self.curvature == "empirical_fisher":
-            leaf = output.requires_grad_()
-            with torch.enable_grad():
-                densities = self.likelihood.log_density(leaf, target)
-                (gradient,) = torch.autograd.grad(densities.sum(), leaf)
-            return gradient.reshape(len(output), densities[0].numel(), -1, 1)
-        with torch.no_grad():
-            if isinstance(self.likelihood, Categorical):
-                return softmax_factor(output).reshape(len(output), -1, output.shape[-1], output.shape[-1])
-            return self._scales(output).reshape(len(output), -1, 1, 1)
-
-    def _scales(self, output: Tensor) -> Tensor:
-        """The square roots of a Hessian that is diagonal, of the output's shape."""
-        if isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian):
-            mean, log_variance = self.likelihood.mean_and_log_variance(output)
-            scale = (-0.5 * log_variance).exp()
-            # Of the log variance v: E (y - m)^2 exp(-v) / 2 = 1 / 2.
-            return scale if mean is output else torch.cat([scale, torch.full_like(scale, math.sqrt(0.5))], -1)
-        return logistic_scale(output)
+            with torch.no_grad():
+                points = self.likelihood.log_density(output[:1], target[:1]).numel()
+            return self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
+        return self.likelihood.fisher_factor(output, target)
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:

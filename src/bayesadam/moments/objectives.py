@@ -6,18 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from bayesadam.functional import moments as maps
-from bayesadam.likelihoods import (
-    Bernoulli,
-    Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
-    Likelihood,
-    gaussian_log_density,
-)
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.moments.module import MomentModule
 from bayesadam.moments.values import Moments
 from bayesadam.variational.parameters import unwrapped
@@ -45,8 +36,8 @@ def fawn_loss(
         net: From :func:`bayesadam.fawn`, bare or in ``DistributedDataParallel``.
         inputs: A tensor; a tuple (``net(*inputs)``); or a dict (``net(**inputs)``).
         target: What the likelihood compares with the output.
-        likelihood: One of bayesadam's. The noise of a ``Gaussian`` may be learned: give its parameters to the
-            optimiser as well.
+        likelihood: One of :mod:`bayesadam.likelihoods`, or your own. The noise of a ``Gaussian`` may be learned: give
+            its parameters to the optimiser as well.
         num_data: Number of data points in the training set.
         objective: ``"ropd"``: regularised optimisation of the predictive distribution (Bayer et al. 2015, section 3.4):
             ``fit = log p(y | x)`` with the weights integrated out. The weights' variance is used to describe the
@@ -83,34 +74,15 @@ def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Ten
     Gaussian noise of variance ``s2``: ``log N(y | mean, s2) - variance / (2 s2)`` (Bayer et al. 2015, section 3.3); if
     the network gives the log variance of the noise, too, that is integrated out as well. Two classes: by a mixture of
     probits, see :func:`bayesadam.functional.moments.expected_log_sigmoid`. More classes: a lower bound, see
-    :func:`bayesadam.functional.moments.expected_log_softmax`.
+    :func:`bayesadam.functional.moments.expected_log_softmax`. Other likelihoods: their ``expected_log_density``, by
+    default quadrature over each output.
 
     Raises:
-        ValueError: A likelihood that is not bayesadam's, or a target that does not fit the output.
+        ValueError: A target that does not fit the output, or a likelihood that has no such expectation.
     """
+    check_likelihood(likelihood)
     likelihood.check(output.mean, target)
-    return unchecked_expected_log_likelihood(likelihood, output, target)
-
-
-def unchecked_expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
-    """The same without a look at the targets' values, which ``torch.func.vmap`` forbids."""
-    mean, spread = output.mean, output.spread()
-    if isinstance(likelihood, Gaussian):
-        _, log_noise = likelihood.mean_and_log_variance(mean)
-        terms = gaussian_log_density(target - mean, log_noise) - 0.5 * spread * (-log_noise).exp()
-    elif isinstance(likelihood, HeteroscedasticGaussian):
-        (center, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
-        squares = (target - center).square() + spread
-        terms = -0.5 * (squares * (0.5 * wobble - log_noise).exp() + log_noise + math.log(2.0 * math.pi))
-    elif isinstance(likelihood, Bernoulli):
-        labels = target.to(mean.dtype)
-        terms = labels * maps.expected_log_sigmoid(mean, spread)
-        terms = terms + (1.0 - labels) * maps.expected_log_sigmoid(-mean, spread)
-    elif isinstance(likelihood, Categorical):
-        return maps.expected_log_softmax(mean, spread, target.long())
-    else:
-        raise _unknown(likelihood)
-    return terms.sum(-1) if target.ndim > 1 else terms
+    return likelihood.expected_log_density(output.mean, output.spread(), target)
 
 
 def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
@@ -119,50 +91,12 @@ def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> T
     Gaussian noise of variance ``s2``: ``log N(y | mean, variance + s2)`` (Bayer et al. 2015, section 3.4), with the
     outputs' full covariance if it is known (section 3.1); the noise is the expected one if the network gives it. Two
     classes: by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`. More classes: see
-    :func:`bayesadam.functional.moments.log_expected_softmax`.
+    :func:`bayesadam.functional.moments.log_expected_softmax`. Other likelihoods: their ``log_expected_density``, by
+    default quadrature over each output.
 
     Raises:
-        ValueError: A likelihood that is not bayesadam's, or a target that does not fit the output.
+        ValueError: A target that does not fit the output, or a likelihood that has no such expectation.
     """
+    check_likelihood(likelihood)
     likelihood.check(output.mean, target)
-    return unchecked_log_predictive(likelihood, output, target)
-
-
-def unchecked_log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
-    """The same without a look at the targets' values."""
-    mean, spread = output.mean, output.spread()
-    if isinstance(likelihood, Gaussian):
-        _, log_noise = likelihood.mean_and_log_variance(mean)
-        if output.covariance is not None:
-            covariance = output.covariance + torch.diag_embed(log_noise.exp())
-            return maps.gaussian_log_prob(target - mean, covariance)
-        terms = gaussian_log_density(target - mean, (spread + log_noise.exp()).log())
-    elif isinstance(likelihood, HeteroscedasticGaussian):
-        (center, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
-        noise = (log_noise + 0.5 * wobble).exp()
-        if output.covariance is not None:
-            width = center.shape[-1]
-            covariance = output.covariance[..., :width, :width] + torch.diag_embed(noise)
-            return maps.gaussian_log_prob(target - center, covariance)
-        terms = gaussian_log_density(target - center, (spread + noise).log())
-    elif isinstance(likelihood, Bernoulli):
-        labels = target.to(mean.dtype)
-        terms = labels * _log_expected_sigmoid(mean, spread)
-        terms = terms + (1.0 - labels) * _log_expected_sigmoid(-mean, spread)
-    elif isinstance(likelihood, Categorical):
-        index = target.long().unsqueeze(-1)
-        return maps.log_expected_softmax(mean, spread).gather(-1, index).squeeze(-1)
-    else:
-        raise _unknown(likelihood)
-    return terms.sum(-1) if target.ndim > 1 else terms
-
-
-def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:
-    """``log E[sig(z)]``; what Jensen's inequality says of it where the probability is lost in rounding."""
-    probability, tiny = maps.expected_sigmoid(mean, spread), torch.finfo(mean.dtype).tiny
-    value = probability.clamp_min(tiny).log().masked_fill(probability <= tiny, -math.inf)
-    return torch.maximum(value, maps.expected_log_sigmoid(mean, spread))
-
-
-def _unknown(likelihood: Likelihood) -> ValueError:
-    return ValueError(f"likelihood must be one of bayesadam's, got {type(likelihood).__name__}")
+    return likelihood.log_expected_density(output.mean, output.spread(), target, output.covariance)

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from bayesadam.likelihoods import Likelihood
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.population.layout import Layout
 from bayesadam.population.modules import signature, tensors
 from bayesadam.population.perceptron import Weights
-from bayesadam.population.slopes import slope_of
 
 
 class Likelihoods:
@@ -26,8 +25,7 @@ class Likelihoods:
 
     def __init__(self, likelihoods: Sequence[Likelihood]) -> None:
         for position, likelihood in enumerate(likelihoods):
-            if not isinstance(likelihood, Likelihood):
-                raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r} at position {position}")
+            check_likelihood(likelihood, f" at position {position}")
             if signature(likelihood) != signature(likelihoods[0]):
                 raise ValueError(f"likelihood must be of one kind for all members, got another at position {position}")
         self.members = list(likelihoods)
@@ -35,8 +33,9 @@ class Likelihoods:
         fixed = [name for name, _ in tensors(likelihoods[0]) if name not in self.layout.shapes]
         self.fixed = {n: torch.stack([dict(tensors(m))[n].detach() for m in likelihoods]) for n in fixed}
         self._alike = not self.layout.shapes and all(value.eq(value[:1]).all() for value in self.fixed.values())
-        self._density = _Density(likelihoods[0])
-        self._slope = None if self.layout.shapes else slope_of(likelihoods[0])
+        self._density = _Method(likelihoods[0], "log_density")
+        self._score = _Method(likelihoods[0], "score")
+        self._closed = not self.layout.shapes and likelihoods[0].defines("score")
 
     def select(self, rows: Tensor) -> Likelihoods:
         """Some of the members'."""
@@ -67,10 +66,22 @@ class Likelihoods:
         return result
 
     def slope(self, output: Tensor, target: Tensor) -> Tensor | None:
-        """``d log p / d output``, of the output's shape ``(k, S, M, D)``; ``None`` without a closed form."""
-        if self._slope is None:
+        """``d log p / d output``, of the output's shape ``(k, S, M, ...)``; ``None`` without a closed form."""
+        if not self._closed:
             return None
-        return self._slope({name: value[: len(output)] for name, value in self.fixed.items()}, output, target)
+        target = target.unsqueeze(1)
+        if self._alike:
+            return self.members[0].score(output, target)
+        fixed = {f"likelihood.{name}": value[: len(output)] for name, value in self.fixed.items()}
+        if not self.members[0].defines("element_log_density"):
+            mapped: Tensor = vmap(lambda *given: functional_call(self._score, given[0], given[1:]))(
+                fixed, output, target
+            )
+            return mapped
+        # Numbers, or one per output: aligned with the outputs they broadcast, which costs much less than vmap.
+        aligned = {n: v.view(len(v), *[1] * (output.ndim - v.ndim), *v.shape[1:]) for n, v in fixed.items()}
+        result: Tensor = functional_call(self._score, aligned, (output, target))
+        return result
 
     def _run(self, weights: Weights, fixed: Weights, output: Tensor, target: Tensor) -> Tensor:
         state = {f"likelihood.{name}": value for name, value in {**weights, **fixed}.items()}
@@ -78,12 +89,14 @@ class Likelihoods:
         return result
 
 
-class _Density(nn.Module):
-    """``log_density`` as a forward method, which ``functional_call`` wants."""
+class _Method(nn.Module):
+    """A method of a likelihood as a forward method, which ``functional_call`` wants."""
 
-    def __init__(self, likelihood: Likelihood) -> None:
+    def __init__(self, likelihood: Likelihood, name: str) -> None:
         super().__init__()
         self.likelihood = likelihood
+        self.name = name
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.likelihood.log_density(output, target)
+        result: Tensor = getattr(self.likelihood, self.name)(output, target)
+        return result

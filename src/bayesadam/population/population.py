@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.likelihoods import Likelihood
 from bayesadam.population.layout import Layout
 from bayesadam.population.networks import Networks
 from bayesadam.population.objective import Objective
@@ -159,10 +159,7 @@ class Population:
             network = self._networks.select(torch.tensor([member], device=self._mean.device))
             weights = torch.addcmul(self._mean[member], eps, self._variance[member].sqrt())
             outputs = self._outputs(network, weights, own)
-            likelihood = self.likelihoods[member]
-            if not isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood):
-                raise ValueError(f"likelihood must be for regression or classification to predict, got {likelihood!r}")
-            results.append(from_outputs(outputs, likelihood))
+            results.append(from_outputs(outputs, self.likelihoods[member]))
         return results
 
     def _noise(self, count: int, seed: int) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.checks import is_whole
-from bayesadam.likelihoods import Likelihood
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.population.batches import Pair, Pool
 from bayesadam.population.checkpoint import Checkpoint, Memory, fingerprint
@@ -225,13 +225,12 @@ def _criteria(likelihood: Any, objective: Any, count: int) -> list[Any]:
     """Likelihoods or objectives, one per member."""
     if (likelihood is None) == (objective is None):
         raise ValueError(f"likelihood must be given, or objective in its place, got {likelihood!r} and {objective!r}")
-    name, given, owner = "likelihood", likelihood, "one of bayesadam's"
-    kind: type[nn.Module] = Likelihood
-    if objective is not None:
-        name, given, kind, owner = "objective", objective, Objective, "a population.Objective"
+    name, given = ("likelihood", likelihood) if objective is None else ("objective", objective)
     found: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
-    if not isinstance(given, kind | Sequence):
-        raise ValueError(f"{name} must be {owner}, got {given!r}")
+    if objective is None and not isinstance(given, Sequence):
+        check_likelihood(given)
+    if objective is not None and not isinstance(given, Objective | Sequence):
+        raise ValueError(f"objective must be a population.Objective, got {given!r}")
     if len(found) != count:
         raise ValueError(f"{name} must be one or one for each of {count} members, got {len(found)}")
     return found

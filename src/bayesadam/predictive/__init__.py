@@ -2,6 +2,7 @@
 
 from bayesadam.predictive.gaussian import GaussianLogitsPredictive as GaussianLogitsPredictive
 from bayesadam.predictive.gaussian import GaussianPredictive as GaussianPredictive
+from bayesadam.predictive.mixture import MixturePredictive as MixturePredictive
 from bayesadam.predictive.predict import predict as predict
 from bayesadam.predictive.result import ClassificationPredictive as ClassificationPredictive
 from bayesadam.predictive.result import RegressionPredictive as RegressionPredictive

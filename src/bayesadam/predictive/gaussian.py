@@ -13,7 +13,8 @@ from bayesadam import noise
 from bayesadam.curvature.observe import without_autocast
 from bayesadam.curvature.totals import chunks
 from bayesadam.functional import moments as maps
-from bayesadam.likelihoods import ClassificationLikelihood, RegressionLikelihood
+from bayesadam.likelihoods import Likelihood
+from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 
 LINKS = ("monte_carlo", "probit")
@@ -147,7 +148,7 @@ class GaussianLogitsPredictive(ClassificationPredictive):
         self,
         logits: Tensor,
         covariance: Tensor,
-        likelihood: ClassificationLikelihood,
+        likelihood: Likelihood,
         *,
         link: str = "monte_carlo",
         mc_samples: int = 64,
@@ -156,19 +157,11 @@ class GaussianLogitsPredictive(ClassificationPredictive):
         self.logits = logits
         self.covariance = covariance
         self.link = link
-        variance = covariance if covariance.shape == logits.shape else _diagonal(covariance, logits)
         if link == "probit":
+            variance = covariance if covariance.shape == logits.shape else _diagonal(covariance, logits)
             draws = (logits / (1.0 + math.pi / 8.0 * variance).sqrt()).unsqueeze(0)
         else:
-            draws = standard_normals(mc_samples, logits, seed)
-            if covariance.shape == logits.shape:
-                draws = draws * variance.sqrt()
-            else:
-                factor = square_root(covariance).to(logits.dtype)
-                with without_autocast([factor]):
-                    moved = torch.einsum("snk,nlk->snl", draws.view(mc_samples, *factor.shape[:2]), factor)
-                draws = moved.view_as(draws)
-            draws = logits + draws
+            draws = gaussian_draws(logits, covariance, mc_samples, seed)
         log_probs = likelihood.log_probs(draws)
         super().__init__(log_probs, binary=log_probs.ndim > draws.ndim)
 
@@ -195,7 +188,7 @@ class GaussianLogitsPredictive(ClassificationPredictive):
 def from_gaussian(
     outputs: Tensor,
     covariance: Tensor,
-    likelihood: RegressionLikelihood | ClassificationLikelihood,
+    likelihood: Likelihood,
     *,
     link: str,
     mc_samples: int,
@@ -207,23 +200,44 @@ def from_gaussian(
         outputs: Their mean ``(N, ...)``.
         covariance: Of what :func:`uncertain_part` takes out of them: a covariance ``(N, K, K)`` or variances.
         likelihood: What the outputs mean.
-        link: See :class:`GaussianLogitsPredictive`, for classification, as ``mc_samples`` and ``seed``.
-        mc_samples: See ``link``.
-        seed: See ``link``.
+        link: See :class:`GaussianLogitsPredictive`, for classification.
+        mc_samples: Draws of the outputs, for all but Gaussian targets.
+        seed: Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only.
     """
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     covariance = covariance.to(outputs.dtype)
-    if isinstance(likelihood, RegressionLikelihood):
+    if likelihood.defines("mean_and_log_variance"):
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
         return GaussianPredictive(mean, covariance, log_variance.exp(), log_variance)
+    if not likelihood.defines("log_probs"):
+        draws = gaussian_draws(outputs, covariance, mc_samples, seed)
+        return MixturePredictive(draws, likelihood, independent=True)
     return GaussianLogitsPredictive(outputs, covariance, likelihood, link=link, mc_samples=mc_samples, seed=seed)
 
 
-def uncertain_part(likelihood: RegressionLikelihood | ClassificationLikelihood, outputs: Tensor) -> Tensor:
-    """What is Gaussian of the outputs ``(N, ...)``: the mean of ``y`` (the noise is that at the mean), or logits."""
-    if isinstance(likelihood, RegressionLikelihood):
+def uncertain_part(likelihood: Likelihood, outputs: Tensor) -> Tensor:
+    """What is Gaussian of the outputs ``(N, ...)``: of Gaussian targets the mean (with the noise there), else all."""
+    if likelihood.defines("mean_and_log_variance"):
         return likelihood.mean_and_log_variance(outputs)[0]
     return outputs
+
+
+def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int) -> Tensor:
+    """Draws ``(count, N, ...)`` of outputs with this mean; draw ``i`` at row ``n`` depends on ``(seed, i, n)`` only.
+
+    Args:
+        mean: ``(N, ...)``.
+        covariance: Of a row, ``(N, K, K)``; or the variances alone, of the mean's shape.
+        count: Number of draws.
+        seed: See above.
+    """
+    draws = standard_normals(count, mean, seed)
+    if covariance.shape == mean.shape:
+        return mean + draws * covariance.sqrt()
+    factor = square_root(covariance).to(mean.dtype)
+    with without_autocast([factor]):
+        moved = torch.einsum("snk,nlk->snl", draws.view(count, *factor.shape[:2]), factor)
+    return mean + moved.view_as(draws)
 
 
 def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:

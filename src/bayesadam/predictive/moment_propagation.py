@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam.curvature.observe import without_autocast
 from bayesadam.functional.curvature import wide
-from bayesadam.likelihoods import ClassificationLikelihood, HeteroscedasticGaussian, RegressionLikelihood
+from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import Graph, Moments
 from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import (
@@ -119,7 +119,7 @@ def propagated_outputs(
 
 def from_moments(
     outputs: Moments,
-    likelihood: RegressionLikelihood | ClassificationLikelihood,
+    likelihood: Likelihood,
     *,
     link: str,
     mc_samples: int,
@@ -130,11 +130,10 @@ def from_moments(
     The variance of noise that the network itself gives the logarithm of is the expected one.
     """
     mean, spread, covariance = outputs.mean, outputs.spread(), outputs.covariance
-    if isinstance(likelihood, HeteroscedasticGaussian):
-        (mean, log_noise), (spread, wobble) = mean.chunk(2, -1), spread.chunk(2, -1)
+    if likelihood.defines("mean_and_log_variance"):
+        mean, spread, log_expected = likelihood.under_gaussian(mean, spread)
         width = mean.shape[-1]
         epistemic = spread if covariance is None else covariance[:, :width, :width]
-        log_expected = log_noise + 0.5 * wobble
         return GaussianPredictive(mean, epistemic, log_expected.exp(), log_expected)
     epistemic = spread if covariance is None else covariance
     return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.checks import check, is_whole
-from bayesadam.likelihoods import ClassificationLikelihood, Likelihood, RegressionLikelihood
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs
@@ -52,8 +52,10 @@ def predict(
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that gives batches of
             any of these. Of a batch that is a list or tuple, as ``(inputs, targets)``, only the first entry is used.
             Everything is moved to the model's device.
-        likelihood: What the output means; it decides whether the result is for regression or classification.
-        mc_samples: Posterior samples; draws of the logits if linearised.
+        likelihood: What the output means, one of :mod:`bayesadam.likelihoods` or your own; it decides of which kind the
+            result is.
+        mc_samples: Posterior samples; linearised or by moments, draws of outputs that are not means of Gaussian
+            targets.
         seed: Sample ``i`` depends on ``(seed, i)`` only: not on batches or chunks, nor on any global generator.
         method: ``"monte_carlo"``: the mixture over samples. ``"linearized"``: the network is replaced by its tangent at
             the posterior's mean, whose outputs are Gaussian without sampling (Kessler et al. 2018; Foong et al. 2019;
@@ -71,13 +73,14 @@ def predict(
         progress: Show a progress bar; default for loaders in a terminal.
 
     Returns:
-        A :class:`RegressionPredictive` or a :class:`ClassificationPredictive`; it keeps the outputs of all samples. If
+        A :class:`RegressionPredictive` for Gaussian targets, a :class:`ClassificationPredictive` for classes, and a
+        :class:`MixturePredictive` for all other targets; it keeps the outputs of all samples. The first two, if
         linearised or by moments it is their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which
         keep the covariance of a row's outputs; by moments that is known after a linear layer, and else outputs
         are taken as independent.
 
     Raises:
-        ValueError: An unknown method or link, a link without use, a likelihood that is not bayesadam's, a model that
+        ValueError: An unknown method or link, a link without use, something that is no likelihood, a model that
             does not match the posterior, a posterior that the method is not for, an empty loader, or a number out of
             range.
         TypeError: The model returns no tensor and ``output`` is not given.
@@ -87,12 +90,11 @@ def predict(
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     mc_samples = _whole("mc_samples", mc_samples)
     batch_size = None if batch_size is None else _whole("batch_size", batch_size)
-    if not isinstance(likelihood, RegressionLikelihood | ClassificationLikelihood):
-        raise ValueError(f"likelihood must be one of bayesadam's, got {likelihood!r}")
+    check_likelihood(likelihood)
     if link is not None:
         if link not in LINKS:
             raise ValueError(f"link must be one of {LINKS}, got {link!r}")
-        if method not in GAUSSIAN or isinstance(likelihood, RegressionLikelihood):
+        if method not in GAUSSIAN or not likelihood.defines("log_probs"):
             raise ValueError(
                 f"link must be given for a method in {GAUSSIAN} and classification only, "
                 f"got {link!r} for {method!r} and {type(likelihood).__name__}"

@@ -13,7 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from bayesadam.likelihoods import ClassificationLikelihood, RegressionLikelihood, gaussian_log_density
+from bayesadam.likelihoods import Likelihood, gaussian_log_density
+from bayesadam.predictive.mixture import MixturePredictive
 
 
 class RegressionPredictive:
@@ -190,21 +191,23 @@ class ClassificationPredictive:
         return self.log_probs.gather(-1, index).squeeze(-1)
 
 
-Predictive = RegressionPredictive | ClassificationPredictive
+Predictive = RegressionPredictive | ClassificationPredictive | MixturePredictive
 
 
-def from_outputs(outputs: Tensor, likelihood: RegressionLikelihood | ClassificationLikelihood) -> Predictive:
+def from_outputs(outputs: Tensor, likelihood: Likelihood) -> Predictive:
     """The predictive of network outputs ``(S, N, ...)`` at ``S`` posterior samples, at least in float32."""
     # Small differences between samples are what counts here: 8 bits would lose the mutual information altogether.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-    if isinstance(likelihood, RegressionLikelihood):
+    if likelihood.defines("mean_and_log_variance"):
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
         return RegressionPredictive(mean, log_variance.exp(), log_variance)
-    log_probs = likelihood.log_probs(outputs)
-    return ClassificationPredictive(log_probs, binary=log_probs.ndim > outputs.ndim)
+    if likelihood.defines("log_probs"):
+        log_probs = likelihood.log_probs(outputs)
+        return ClassificationPredictive(log_probs, binary=log_probs.ndim > outputs.ndim)
+    return MixturePredictive(outputs, likelihood)
 
 
-def _described(found: Predictive, components: Tensor) -> str:
+def _described(found: RegressionPredictive | ClassificationPredictive, components: Tensor) -> str:
     count, *shape = components.shape
     return f"{type(found).__name__}({tuple(shape)}, {count} component{'s' * (count != 1)})"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +13,13 @@ from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import validate_data
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesadam.predictive import GaussianPredictive, RegressionPredictive
+from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import column_scales
+from bayesadam.sklearn import likelihoods
 from bayesadam.sklearn.base import Array, BayesianMLP, continues, weighed
 from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
 from bayesadam.sklearn.plan import Plan
@@ -32,6 +34,11 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     variance, ``a epistemic + b aleatoric``. The prediction is a Gaussian per row. Defaults are for tables of a hundred
     to some ten thousand rows and need no tuning.
 
+    Counts, positive numbers and errors with heavy tails have a ``likelihood`` of their own. The prediction is then the
+    mixture over the members' posterior samples, which is not calibrated: ``calibrate`` does nothing. Targets are
+    standardised only where the network's output is a location of them, and the training starts from the constant that
+    describes them best.
+
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
         hidden: Units of the hidden layers.
@@ -44,6 +51,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
             strength of the weight decay.
         heteroscedastic: Let the networks give the noise's variance too, so that it depends on the inputs.
+        likelihood: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or ``"negative_binomial"`` for counts;
+            ``"log_normal"`` or ``"gamma"`` for positive targets: their parameters are learned, one per target. Or a
+            :class:`bayesadam.likelihoods.Likelihood` for the targets in their units, your own for instance.
         mc_samples: Posterior samples per member, for methods that predict by sampling.
         standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
@@ -79,6 +89,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         lr: float = 0.01,
         prior_precision: float = 0.1,
         heteroscedastic: bool = False,
+        likelihood: Any = "gaussian",
         mc_samples: int = 32,
         standardize: bool = True,
         early_stopping: bool = True,
@@ -105,6 +116,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self.random_state = random_state
         self.verbose = verbose
         self.heteroscedastic = heteroscedastic
+        self.likelihood = likelihood
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
         """Predictive means, ``(N,)`` or ``(N, K)``, and standard deviations if wanted, in the units of the targets."""
@@ -112,11 +124,15 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         mean = _numpy(pred.mean)
         return (mean, _numpy(pred.variance.sqrt())) if return_std else mean
 
-    def predictive(self, X: ArrayLike) -> GaussianPredictive:
+    def predictive(self, X: ArrayLike) -> GaussianPredictive | MixturePredictive:
         """The whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
 
         Its epistemic variance is the mean of the members' own, or for members without posteriors that of their means.
+        With a likelihood that is not Gaussian it is a mixture over posterior samples of all members, with the means of
+        the parameters that the members' likelihoods have learned.
         """
+        if not self._gaussian:
+            return self._mixture(X)
         found = [self._standardised(part) for part in self._in_parts(X)]
         mean, epistemic, aleatoric = (np.concatenate(parts) for parts in zip(*found, strict=True))
         scale = self._y_std
@@ -145,6 +161,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if conformal and not hasattr(self, "conformal_scores_"):
             raise ValueError("conformal must be False before conformalize(X, y) with held-out rows, got True")
         pred = self.predictive(X)
+        if isinstance(pred, MixturePredictive) and not conformal:
+            return _numpy(pred.quantile([0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]).movedim(0, -1))
         width: Any = torch.special.ndtri(torch.tensor(0.5 + 0.5 * coverage, dtype=torch.float64)).item()
         if conformal:
             width = conformal_quantile(self.conformal_scores_, coverage)
@@ -171,8 +189,14 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return self
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws from the predictive, ``(N, n_samples)`` or ``(N, K, n_samples)``; rows are independent."""
+        """Draws from the predictive, ``(N, n_samples)`` or ``(N, K, n_samples)``; rows are independent.
+
+        With a likelihood that is not Gaussian, a draw is of one network for all rows.
+        """
         pred = self.predictive(X)
+        if isinstance(pred, MixturePredictive):
+            seed = int(check_random_state(random_state).randint(2**31 - 1))
+            return _numpy(pred.sample(n_samples, seed=seed).movedim(0, -1))
         mean, std = _numpy(pred.mean)[..., None], _numpy(pred.variance.sqrt())[..., None]
         noise = check_random_state(random_state).standard_normal((*mean.shape[:-1], n_samples))
         return np.asarray(mean + std * noise)
@@ -208,8 +232,19 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         super()._check()
         if not isinstance(self.heteroscedastic, bool | np.bool_):
             raise ValueError(f"heteroscedastic must be True or False, got {self.heteroscedastic!r}")
+        likelihoods.check(self.likelihood)
+        if self.heteroscedastic and self.likelihood != "gaussian":
+            raise ValueError(f"heteroscedastic must be False with likelihood={self.likelihood!r}, got True")
 
     _several: bool
+    _template: Likelihood
+    _start: Tensor | None = None
+
+    @property
+    def _gaussian(self) -> bool:
+        """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
+        given = self.likelihood
+        return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
 
     def _validated(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, Array]:
         inputs: Array
@@ -227,31 +262,59 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
         self._learn_x(X, weight)
-        self._y_mean, self._y_std = column_scales(y, weight)
+        self._template, self._start = self._likelihood_of(y.shape[1]), None
+        if self._template.defines("rescaled") or isinstance(self._template, HeteroscedasticGaussian):
+            self._y_mean, self._y_std = column_scales(y, weight)
+            if isinstance(self.likelihood, Likelihood) and self._template.defines("rescaled"):
+                self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std).float())
+        else:
+            self._y_mean, self._y_std = np.zeros(y.shape[1]), np.ones(y.shape[1])
+        if not self._gaussian:
+            self._template, self._start = likelihoods.best_constant(self._template, self._targets(y))
 
     def _targets(self, y: Array) -> Tensor:
         return torch.from_numpy(((y - self._y_mean) / self._y_std).astype(np.float32)).to(self.device)
 
     def _outputs(self) -> int:
-        return len(self._y_mean) * (2 if self.heteroscedastic else 1)
+        return len(self._y_mean) * self._template.outputs_per_target
+
+    def _network(self, inputs: int) -> nn.Module:
+        network = super()._network(inputs)
+        if self._start is not None:
+            with torch.no_grad():
+                network[-1].bias.copy_(self._start)  # type: ignore[index]
+        return network
 
     def _offset(self) -> float:
         return float(np.log(self._y_std).sum())
 
     def _likelihood(self, member: int | None) -> Likelihood:
+        """As training starts from; or, of a member that goes on learning, what it has learned."""
+        made = copy.deepcopy(self._template)
+        if member is not None:
+            made.load_state_dict(self._likelihoods[member].state_dict())
+        return made
+
+    def _likelihood_of(self, outputs: int) -> Likelihood:
+        """For so many targets, before anything is known of them."""
         if self.heteroscedastic:
             return HeteroscedasticGaussian()
-        if member is not None:
-            before = self._likelihoods[member]
-            assert isinstance(before, Gaussian)
-            return Gaussian(before.noise_precision.detach(), learned=True)
-        return Gaussian(torch.full((len(self._y_mean),), 10.0), learned=True)
+        if self.likelihood == "gaussian":
+            return Gaussian(torch.full((outputs,), 10.0), learned=True)
+        return likelihoods.made(self.likelihood, outputs)
 
     def _center(self, pred: Predictive) -> Tensor:
-        return pred.mean  # type: ignore[union-attr]
+        return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
 
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
-        """Log mean squared error, summed over the outputs: what a Gaussian with that variance has as NLL, twice."""
+        """Log mean squared error, summed over the outputs: what a Gaussian with that variance has as NLL, twice.
+
+        Of other likelihoods the negative log density, with the parameters that the training starts with.
+        """
+        if not self._gaussian:
+            likelihood = copy.deepcopy(self._template).to(center.device)
+            with torch.no_grad():
+                return -float(weighted_mean(likelihood.log_density(center, targets).double(), weight))
         return float(weighted_mean((center - targets).double().square(), weight).log().sum())
 
     def _calibrate(
@@ -263,7 +326,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if self.calibrate and before is not None:
             known = scales = np.stack([before["epistemic"], before["aleatoric"]])
         rows = divided.rows
-        if self.calibrate and len(rows) >= 2:
+        if self.calibrate and self._gaussian and len(rows) >= 2:
             scales = np.empty((2, width))
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
             for member in np.flatnonzero(divided.left_out.any(1)).tolist():
@@ -275,6 +338,21 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
                 parts = (residual[:, output], epistemic[:, output], aleatoric[:, output], weight[rows])
                 scales[:, output] = variance_scales(*parts, None if known is None else known[:, output])
         self.calibration_ = {"epistemic": scales[0], "aleatoric": scales[1]}
+
+    def _mixture(self, X: ArrayLike) -> MixturePredictive:
+        """Of all members' samples, in the units of the targets and float64."""
+        parts = []
+        for rows in self._in_parts(X):
+            found: Any = [self._predictions(rows, member) for member in range(len(self.posterior_.components))]
+            parts.append(torch.cat([pred.outputs for pred in found]).double())
+        outputs = torch.cat(parts, dim=1)
+        outputs = outputs if self._several else outputs[..., 0]
+        independent = self._method.predict in ("linearized", "moments")
+        pred = MixturePredictive(outputs, likelihoods.average(self._likelihoods).double(), independent=independent)
+        if not self._template.defines("rescaled"):
+            return pred
+        scales = (self._y_mean, self._y_std) if self._several else (self._y_mean[0], self._y_std[0])
+        return pred.rescale(*map(torch.as_tensor, scales))
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
         """Mean, epistemic and aleatoric variance of the ensemble before the calibration, each ``(N, K)``."""

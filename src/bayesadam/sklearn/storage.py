@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import os
@@ -51,10 +52,16 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
         assert isinstance(estimator, BayesianMLPRegressor)
         told["targets"] = {"mean": estimator._y_mean.tolist(), "std": estimator._y_std.tolist()}
         told["several"] = estimator._several
-        told["noise_precision"] = [
-            likelihood.noise_precision.tolist() if isinstance(likelihood, Gaussian) else None
-            for likelihood in estimator._likelihoods
-        ]
+        if estimator._gaussian:
+            told["noise_precision"] = [
+                likelihood.noise_precision.tolist() if isinstance(likelihood, Gaussian) else None
+                for likelihood in estimator._likelihoods
+            ]
+        else:
+            told["likelihoods"] = [
+                {name: value.tolist() for name, value in likelihood.state_dict().items()}
+                for likelihood in estimator._likelihoods
+            ]
         if hasattr(estimator, "conformal_scores_"):
             told["conformal_scores"] = estimator.conformal_scores_.tolist()
     path = Path(folder)
@@ -113,10 +120,17 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         estimator.calibration_ = {name: np.array(values) for name, values in told["calibration"].items()}
         if "conformal_scores" in told:
             estimator.conformal_scores_ = np.array(told["conformal_scores"])
-        likelihoods = [
-            HeteroscedasticGaussian() if precision is None else Gaussian(torch.tensor(precision))
-            for precision in told["noise_precision"]
-        ]
+        estimator._template = estimator._likelihood_of(len(estimator._y_mean))
+        if "likelihoods" in told:
+            likelihoods = [copy.deepcopy(estimator._template).requires_grad_(False) for _ in range(members)]
+            for likelihood, state in zip(likelihoods, told["likelihoods"], strict=True):
+                likelihood.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
+            estimator._template.load_state_dict(likelihoods[0].state_dict())
+        else:
+            likelihoods = [
+                HeteroscedasticGaussian() if precision is None else Gaussian(torch.tensor(precision))
+                for precision in told["noise_precision"]
+            ]
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
     estimator.network_ = estimator._network(estimator.n_features_in_)
     posterior.match(estimator.network_)

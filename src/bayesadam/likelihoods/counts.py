@@ -1,0 +1,125 @@
+"""Counts, whose mean is the exponential of the output."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from bayesadam.functional.special import betainc
+from bayesadam.likelihoods.base import Likelihood, check_shape
+from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
+
+
+class _Counts(Likelihood):
+    """Whole targets that are not negative, of the output's shape."""
+
+    discrete = True
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the output's shape, with whole values that are not negative."""
+        check_shape(output.shape, target)
+        fine = (target >= 0) & (target < torch.inf)
+        if target.is_floating_point():
+            fine &= target == target.floor()
+        check_values(target, fine, "whole and not negative")
+
+
+class Poisson(_Counts):
+    """``Poisson(exp(output))``: counts whose variance is their mean.
+
+    The output is the log rate, in the logarithm of counts per data point. Output and target are ``(N,)``, or
+    ``(N, ..., D)`` with ``D`` counts, independent given the output, whose log densities are summed. For an exposure (a
+    time or an area), add its logarithm to the network's output.
+    """
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """``torch.distributions.Poisson``."""
+        return distributions.Poisson(output.exp(), validate_args=False)
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """``y output - exp(output) - log y!`` of every count."""
+        counts = target.to(output.dtype)
+        return counts * output - output.exp() - torch.lgamma(counts + 1.0)
+
+    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
+        """By the incomplete gamma function, in float64."""
+        whole = value.double().floor()
+        below = torch.special.gammaincc(whole.clamp_min(0.0) + 1.0, output.double().exp())
+        return torch.where(whole < 0, 0.0, below)
+
+    @torch.no_grad()
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """``y - exp(output)``."""
+        return target.to(output.dtype) - output.exp()
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """Square roots of the rates, ``(N, P, 1, 1)``: the second derivative itself."""
+        return diagonal_factor((0.5 * output).exp())
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """In closed form: the expected rate is that of a log-normal variable."""
+        counts = target.to(mean.dtype)
+        terms = counts * mean - (mean + 0.5 * variance).exp() - torch.lgamma(counts + 1.0)
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+
+class NegativeBinomial(_Counts):
+    """Counts with the mean ``m = exp(output)`` and the variance ``m + dispersion m^2``.
+
+    The output is the log mean, in the logarithm of counts per data point. Output and target are ``(N,)``, or
+    ``(N, ..., D)`` with ``D`` counts, independent given the output, whose log densities are summed. It is a
+    Poisson whose rate has a gamma distribution; as the dispersion goes to 0 it becomes :class:`Poisson`.
+
+    Args:
+        dispersion: One number for all outputs, or a sequence or tensor with one per output; without a unit.
+        learned: Make it a parameter (``log_dispersion``), to be given to the optimiser in a group with
+            ``perturb=False``.
+
+    Raises:
+        ValueError: A dispersion that is not positive.
+    """
+
+    log_dispersion: Tensor
+
+    def __init__(self, dispersion: float | Tensor = 1.0, *, learned: bool = False) -> None:
+        super().__init__()
+        set_log(self, "dispersion", dispersion, learned=learned)
+
+    @property
+    def dispersion(self) -> Tensor:
+        """The squared coefficient of variation beyond the Poisson's; 0-d or one per output."""
+        return self.log_dispersion.exp()
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """``torch.distributions.NegativeBinomial``."""
+        log_dispersion = self.log_dispersion.to(output)
+        return distributions.NegativeBinomial(
+            (-log_dispersion).exp(), logits=output + log_dispersion, validate_args=False
+        )
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of every count."""
+        density: Tensor = self.distribution(output).log_prob(target.to(output.dtype))
+        return density
+
+    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
+        """By the incomplete beta function, in float64."""
+        log_dispersion = self.log_dispersion.double()
+        whole, logits = value.double().floor(), output.double() + log_dispersion
+        below = betainc((-log_dispersion).exp(), whole.clamp_min(0.0) + 1.0, (-logits).sigmoid(), logits.sigmoid())
+        return torch.where(whole < 0, 0.0, below)
+
+    @torch.no_grad()
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """``(y - m) / (1 + dispersion m)``."""
+        log_dispersion = self.log_dispersion.to(output.dtype)
+        logits = output + log_dispersion
+        return target.to(output.dtype) * (-logits).sigmoid() - logits.sigmoid() * (-log_dispersion).exp()
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """Square roots of the expected ``m / (1 + dispersion m)``, ``(N, P, 1, 1)``."""
+        logits = output + self.log_dispersion.to(output)
+        return diagonal_factor((0.5 * (output + torch.nn.functional.logsigmoid(-logits))).exp())

@@ -1,0 +1,84 @@
+"""What stands in for capabilities that a likelihood does not define, from its log density alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from bayesadam.functional.moments.quadrature import gauss_hermite, hermite
+
+if TYPE_CHECKING:
+    from bayesadam.likelihoods.base import Likelihood
+
+NODES = 32
+"""Of the quadrature over an output."""
+
+
+def score(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
+    """The derivative of the log density by automatic differentiation; see :meth:`Likelihood.score`."""
+    leaf = output.detach().requires_grad_()
+    with torch.enable_grad():
+        density = likelihood.log_density(leaf, target)
+        (gradient,) = torch.autograd.grad(density.sum(), leaf)
+    return gradient
+
+
+def observed_factor(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
+    """``(N, P, K, K)``: roots of the second derivatives at the targets; see :meth:`Likelihood.fisher_factor`."""
+    leaf = output.detach().requires_grad_()
+    rows: list[Tensor] = []
+    with torch.enable_grad():
+        density = likelihood.log_density(leaf, target)
+        (gradient,) = torch.autograd.grad(density.sum(), leaf, create_graph=True)
+        blocks = gradient.reshape(len(output), density[:1].numel(), -1)
+        for k in range(blocks.shape[-1] if blocks.requires_grad else 0):
+            (row,) = torch.autograd.grad(blocks[..., k].sum(), leaf, retain_graph=True, materialize_grads=True)
+            rows.append(row.reshape(blocks.shape))
+    if not any(row.any() for row in rows):
+        raise likelihood.missing("fisher_factor, as its log density has no second derivative")
+    hessian = -torch.stack(rows, dim=-1)
+    if hessian.shape[-1] == 1:
+        return hessian.clamp_min(0.0).sqrt()
+    values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
+    factor: Tensor = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+    return factor
+
+
+def expected_log_density(likelihood: Likelihood, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+    """By quadrature; see :meth:`Likelihood.expected_log_density`."""
+    terms, total = _terms(likelihood, "expected_log_density", mean, target)
+    return total(gauss_hermite(terms, mean, variance, NODES)[0])
+
+
+def log_expected_density(likelihood: Likelihood, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+    """By quadrature; see :meth:`Likelihood.log_expected_density`."""
+    terms, total = _terms(likelihood, "log_expected_density", mean, target)
+    with torch.no_grad():  # in units of the largest density at a node none overflows, and not all of them underflow
+        steps = [float(node) * variance.sqrt() for node in hermite(NODES)[0]]
+        top = torch.stack([terms(mean + step) for part in steps for step in (part, -part)]).amax(0)
+        top = torch.maximum(top, terms(mean))
+    expected = gauss_hermite(lambda output: (terms(output) - top).exp(), mean, variance, NODES)[0]
+    return total(expected.clamp_min(torch.finfo(expected.dtype).tiny).log() + top)
+
+
+Function = Callable[[Tensor], Tensor]
+
+
+def _terms(likelihood: Likelihood, capability: str, mean: Tensor, target: Tensor) -> tuple[Function, Function]:
+    """Log densities as an element-wise function of the outputs, and what sums them over those of a data point."""
+    if likelihood.defines("element_log_density"):
+        return (
+            lambda output: likelihood.element_log_density(output, target),
+            lambda values: values.sum(-1) if target.ndim > 1 else values,
+        )
+    with torch.no_grad():
+        shape = likelihood.log_density(mean, target).shape
+    if shape.numel() != mean.numel():
+        raise likelihood.missing(f"{capability} or element_log_density")
+    return (
+        lambda output: likelihood.log_density(output, target).view(mean.shape),
+        lambda values: values.view(shape),
+    )

@@ -1,0 +1,183 @@
+"""Gaussian noise around the output of a network."""
+
+from __future__ import annotations
+
+import abc
+import math
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, Normal
+
+from bayesadam.functional import moments as maps
+from bayesadam.likelihoods.base import Likelihood, check_shape
+from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
+
+
+class RegressionLikelihood(Likelihood, abc.ABC):
+    """A Gaussian around the network's output, independent over the last axis.
+
+    Targets have the shape of the mean: ``(N,)``, or ``(N, ..., D)``, whose ``D`` outputs are one data point.
+    Predictions are mixtures of Gaussians. Targets of another distribution need a :class:`Likelihood`.
+    """
+
+    @abc.abstractmethod
+    def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log variance of ``y`` given an output, of the same shape."""
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of ``y`` given an output, of the same shape."""
+        mean, log_variance = self.mean_and_log_variance(output)
+        return mean, log_variance.exp()
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the mean's shape (``(N,)`` against ``(N, 1)`` would broadcast to N x N)."""
+        check_shape(self.mean_and_log_variance(output)[0].shape, target)
+
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Summed over the outputs of a data point."""
+        mean, log_variance = self.mean_and_log_variance(output)
+        return _summed(gaussian_log_density(target - mean, log_variance), target)
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """``Normal`` of :meth:`mean_and_log_variance`."""
+        mean, log_variance = self.mean_and_log_variance(output)
+        return Normal(mean, (0.5 * log_variance).exp(), validate_args=False)
+
+    def log_expected_density(
+        self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
+    ) -> Tensor:
+        """``log N(y | mean, variance + noise)`` (Bayer et al. 2015, section 3.4), the noise the expected one.
+
+        With the outputs' full covariance if it is known (section 3.1).
+        """
+        center, spread, log_noise = self.under_gaussian(mean, variance)
+        if covariance is None:
+            return _summed(gaussian_log_density(target - center, (spread + log_noise.exp()).log()), target)
+        width = center.shape[-1]
+        total = covariance[..., :width, :width] + torch.diag_embed(log_noise.exp())
+        return maps.gaussian_log_prob(target - center, total)
+
+
+class Gaussian(RegressionLikelihood):
+    """``N(output, 1 / noise_precision)``.
+
+    Args:
+        noise_precision: One number for all outputs, or a sequence or tensor with one per output.
+        learned: Make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
+            ``perturb=False``.
+
+    Raises:
+        ValueError: A precision that is not positive.
+    """
+
+    log_noise_precision: Tensor
+
+    def __init__(self, noise_precision: float | Tensor = 1.0, *, learned: bool = False) -> None:
+        super().__init__()
+        set_log(self, "noise_precision", noise_precision, learned=learned)
+
+    @property
+    def noise_precision(self) -> Tensor:
+        """Precision of the noise, in the inverse squared units of the targets; 0-d or one per output."""
+        return self.log_noise_precision.exp()
+
+    def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The output, and the noise's log variance.
+
+        Raises:
+            ValueError: There is not one noise precision per output.
+        """
+        log_variance = -self.log_noise_precision.to(output)
+        try:
+            return output, log_variance.expand(output.shape)
+        except RuntimeError:
+            raise ValueError(
+                f"noise_precision must be one number or one per output, got {tuple(log_variance.shape)} of them "
+                f"for outputs {tuple(output.shape)}"
+            ) from None
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of every output."""
+        mean, log_variance = self.mean_and_log_variance(output)
+        return gaussian_log_density(target - mean, log_variance)
+
+    @torch.no_grad()
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """``noise_precision (y - output)``."""
+        precision = self.log_noise_precision.to(output.dtype).exp()
+        return (target - output).mul_(precision)
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """Square roots of the noise precisions, ``(N, P, 1, 1)``: the second derivative itself."""
+        _, log_variance = self.mean_and_log_variance(output)
+        return diagonal_factor((-0.5 * log_variance).exp())
+
+    def rescaled(self, factor: Tensor) -> Gaussian:
+        """With the noise precision divided by the factor's square."""
+        log_precision = self.log_noise_precision
+        return with_log(self, "noise_precision", log_precision - 2.0 * factor.log().to(log_precision))
+
+    def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See the base class; the noise does not depend on the outputs."""
+        return mean, variance, self.mean_and_log_variance(mean)[1]
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """``log N(y | mean, s2) - variance / (2 s2)`` (Bayer et al. 2015, section 3.3)."""
+        _, log_noise = self.mean_and_log_variance(mean)
+        terms = gaussian_log_density(target - mean, log_noise) - 0.5 * variance * (-log_noise).exp()
+        return _summed(terms, target)
+
+
+class HeteroscedasticGaussian(RegressionLikelihood):
+    """``N(m, exp(v))`` where the network's output ``(..., 2 D)`` is ``m`` and then ``v`` along the last axis.
+
+    Targets are ``(N, ..., D)``.
+    """
+
+    outputs_per_target = 2
+
+    def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """The two halves of the output.
+
+        Raises:
+            ValueError: A last axis of odd size.
+        """
+        if output.ndim == 0 or output.shape[-1] % 2:
+            raise ValueError(
+                f"output must have mean and log variance along its last axis, got the shape {tuple(output.shape)}"
+            )
+        mean, log_variance = output.chunk(2, dim=-1)
+        return mean, log_variance
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """``exp(-v / 2)`` of ``m`` and ``sqrt(1 / 2)`` of ``v``, as ``E (y - m)^2 exp(-v) / 2 = 1 / 2``."""
+        _, log_variance = self.mean_and_log_variance(output)
+        scale = (-0.5 * log_variance).exp()
+        return diagonal_factor(torch.cat([scale, torch.full_like(scale, math.sqrt(0.5))], -1))
+
+    def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See the base class; ``E exp(v)`` is that of a log-normal variable."""
+        (center, log_noise), (spread, wobble) = mean.chunk(2, -1), variance.chunk(2, -1)
+        return center, spread, log_noise + 0.5 * wobble
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """With the log variance of the noise integrated out as well."""
+        (center, log_noise), (spread, wobble) = mean.chunk(2, -1), variance.chunk(2, -1)
+        squares = (target - center).square() + spread
+        terms = -0.5 * (squares * (0.5 * wobble - log_noise).exp() + log_noise + math.log(2.0 * math.pi))
+        return _summed(terms, target)
+
+
+def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
+    """``log N(residual | 0, exp(log_variance))``, element-wise."""
+    # Neither the variance nor its inverse: their exponentials leave float32 long before their logarithm is large.
+    white = residual * (-0.5 * log_variance).exp()
+    return -0.5 * (white.square() + log_variance + math.log(2.0 * math.pi))
+
+
+def _summed(terms: Tensor, target: Tensor) -> Tensor:
+    """Over the outputs of a data point."""
+    return terms.sum(-1) if target.ndim > 1 else terms

@@ -1,0 +1,48 @@
+"""Positive parameters of likelihoods, values of targets, and the factor of a curvature that is diagonal."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def set_log(module: nn.Module, name: str, value: float | Tensor, *, learned: bool) -> None:
+    """Keep the logarithm of a positive parameter as ``log_<name>``: learned, a parameter; else a buffer.
+
+    Raises:
+        ValueError: A value that is not positive or not finite.
+    """
+    tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
+    if not ((tensor > 0) & tensor.isfinite()).all():
+        raise ValueError(f"{name} must be positive and finite, got {value!r}")
+    if learned:
+        module.register_parameter(f"log_{name}", nn.Parameter(tensor.log()))
+    else:
+        module.register_buffer(f"log_{name}", tensor.log())
+
+
+def with_log(module: Module, name: str, value: Tensor) -> Module:
+    """A copy in which ``log_<name>`` has another value, and maybe another shape."""
+    changed = copy.deepcopy(module)
+    before = getattr(module, f"log_{name}")
+    value = value.detach().clone()
+    if isinstance(before, nn.Parameter):
+        value = nn.Parameter(value, requires_grad=before.requires_grad)
+    setattr(changed, f"log_{name}", value)
+    return changed
+
+
+def check_values(target: Tensor, fine: Tensor, rule: str) -> None:
+    """Raise ``ValueError`` if a value of a target does not obey a rule; the first one is shown."""
+    if not fine.all():
+        raise ValueError(f"target must be {rule}, got {target[~fine][0].item()!r}")
+
+
+def diagonal_factor(roots: Tensor) -> Tensor:
+    """Blocks of one output each, ``(N, P, 1, 1)``, from the square roots of a diagonal curvature ``(N, ...)``."""
+    return roots.reshape(len(roots), -1, 1, 1)

@@ -1,0 +1,153 @@
+"""Positive targets: durations, amounts, prices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution
+
+from bayesadam.likelihoods.base import Likelihood, check_shape
+from bayesadam.likelihoods.gaussian import gaussian_log_density
+from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
+
+
+class _Positive(Likelihood):
+    """Positive targets, of the output's shape."""
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """The target must be of the output's shape, with positive values."""
+        check_shape(output.shape, target)
+        check_values(target, (target > 0) & (target < torch.inf), "positive and finite")
+
+
+class LogNormal(_Positive):
+    """``log y ~ N(output, 1 / noise_precision)``.
+
+    The output is the mean of ``log y``, and ``exp(output)`` the median of ``y``, in the units of the target. Output and
+    target are ``(N,)``, or ``(N, ..., D)`` with ``D`` targets, independent given the output, whose log densities (of
+    ``y`` itself, not of its logarithm) are summed.
+
+    Args:
+        noise_precision: Of ``log y``: one number for all outputs, or a sequence or tensor with one per output.
+        learned: Make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
+            ``perturb=False``.
+
+    Raises:
+        ValueError: A precision that is not positive.
+    """
+
+    log_noise_precision: Tensor
+
+    def __init__(self, noise_precision: float | Tensor = 1.0, *, learned: bool = False) -> None:
+        super().__init__()
+        set_log(self, "noise_precision", noise_precision, learned=learned)
+
+    @property
+    def noise_precision(self) -> Tensor:
+        """Precision of ``log y``; 0-d or one per output."""
+        return self.log_noise_precision.exp()
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """``torch.distributions.LogNormal``."""
+        scale = (-0.5 * self.log_noise_precision.to(output)).exp()
+        return distributions.LogNormal(output, scale, validate_args=False)
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of every target."""
+        log_target = target.log()
+        return gaussian_log_density(log_target - output, -self.log_noise_precision.to(output)) - log_target
+
+    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
+        """By that of the normal distribution, in float64."""
+        root = (0.5 * self.log_noise_precision.double()).exp()
+        below: Tensor = torch.special.ndtr((value.double().clamp_min(0.0).log() - output.double()) * root)
+        return below
+
+    @torch.no_grad()
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """``noise_precision (log y - output)``."""
+        return (target.log() - output) * self.log_noise_precision.to(output.dtype).exp()
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """Square roots of the noise precisions, ``(N, P, 1, 1)``: the second derivative itself."""
+        return diagonal_factor((0.5 * self.log_noise_precision.to(output)).exp().expand(output.shape))
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """As of a Gaussian ``log y``, in closed form."""
+        terms = self.element_log_density(mean, target) - 0.5 * variance * self.log_noise_precision.to(mean).exp()
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+    def log_expected_density(
+        self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
+    ) -> Tensor:
+        """As of a Gaussian ``log y``, in closed form; outputs are taken as independent."""
+        log_target = target.log()
+        log_variance = (variance + (-self.log_noise_precision.to(mean)).exp()).log()
+        terms = gaussian_log_density(log_target - mean, log_variance) - log_target
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+
+class Gamma(_Positive):
+    """A gamma distribution with the mean ``exp(output)`` and the variance ``exp(2 output) / shape``.
+
+    The output is the log mean, and the mean is in the units of the target. Output and target are ``(N,)``, or
+    ``(N, ..., D)`` with ``D`` targets, independent given the output, whose log densities are summed. The rate is
+    ``shape exp(-output)``; with ``shape=1`` it is the exponential distribution.
+
+    Args:
+        shape: One number for all outputs, or a sequence or tensor with one per output; without a unit.
+        learned: Make it a parameter (``log_shape``), to be given to the optimiser in a group with ``perturb=False``.
+
+    Raises:
+        ValueError: A shape that is not positive.
+    """
+
+    log_shape: Tensor
+
+    def __init__(self, shape: float | Tensor = 1.0, *, learned: bool = False) -> None:
+        super().__init__()
+        set_log(self, "shape", shape, learned=learned)
+
+    @property
+    def shape(self) -> Tensor:
+        """The inverse of the squared coefficient of variation; 0-d or one per output."""
+        return self.log_shape.exp()
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """``torch.distributions.Gamma``."""
+        log_shape = self.log_shape.to(output)
+        concentration = log_shape.exp().expand(output.shape)
+        return distributions.Gamma(concentration, (log_shape - output).exp(), validate_args=False)
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """Of every target."""
+        return self._terms(output, (target.log() - output).exp(), target)
+
+    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
+        """By the incomplete gamma function, in float64."""
+        shape = self.log_shape.double().exp()
+        ratio = value.double().clamp_min(0.0) * (-output.double()).exp()
+        below: Tensor = torch.special.gammainc(shape, shape * ratio)
+        return below
+
+    @torch.no_grad()
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """``shape (y / exp(output) - 1)``."""
+        return torch.expm1(target.log() - output) * self.log_shape.to(output.dtype).exp()
+
+    @torch.no_grad()
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """Square roots of the expected second derivative, the shape, ``(N, P, 1, 1)``."""
+        return diagonal_factor((0.5 * self.log_shape.to(output)).exp().expand(output.shape))
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """In closed form: the expected ``exp(-output)`` is that of a log-normal variable."""
+        terms = self._terms(mean, (target.log() - mean + 0.5 * variance).exp(), target)
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+    def _terms(self, output: Tensor, ratio: Tensor, target: Tensor) -> Tensor:
+        """With the ratio of target and mean, which may be an expected one."""
+        log_shape = self.log_shape.to(output)
+        shape = log_shape.exp()
+        return shape * (log_shape - output - ratio) + (shape - 1.0) * target.log() - torch.lgamma(shape)

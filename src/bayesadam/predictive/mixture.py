@@ -1,0 +1,222 @@
+"""The predictive distribution of any likelihood: a mixture of what it says at several outputs."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesadam.likelihoods import Likelihood, MissingCapabilityError
+from bayesadam.likelihoods.base import seeded
+
+DRAWS = 1024
+"""Draws whose quantiles are those of a mixture with an unknown distribution function."""
+
+DOUBLINGS = 1_000
+"""Of a bracket at most: it is then as wide as float64 allows."""
+
+STEPS = 200
+"""Of the search for a zero at most; about a dozen are needed."""
+
+
+class MixturePredictive:
+    """An equal mixture of a likelihood at several outputs: one per posterior sample, or draws of Gaussian outputs.
+
+    What the likelihood does not say of the target (see :class:`bayesadam.likelihoods.Likelihood`) is missing here:
+    :meth:`log_prob` needs nothing but a density, ``mean`` and the variances need ``moments``, :meth:`quantile` needs
+    ``cdf`` or ``sample``, :meth:`sample` needs ``sample``; what is missing raises
+    :class:`bayesadam.likelihoods.MissingCapabilityError`.
+
+    Args:
+        outputs: Of the network, ``(S, N, ...)``.
+        likelihood: What they mean; a copy is kept.
+        independent: The outputs of different data points were drawn independently: their joint density is not known.
+    """
+
+    def __init__(self, outputs: Tensor, likelihood: Likelihood, *, independent: bool = False) -> None:
+        self.outputs = outputs
+        self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)
+        self.independent = independent
+
+    def __repr__(self) -> str:
+        count, *shape = self.outputs.shape
+        kind = type(self.likelihood).__name__
+        return f"{type(self).__name__}({kind}, {tuple(shape)}, {count} component{'s' * (count != 1)})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the prediction is, and targets must be."""
+        return self.outputs.device
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the components."""
+        return self.likelihood.moments(self.outputs)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Predictive mean, ``(N,)`` or ``(N, D)``, in the units of the targets."""
+        return self._moments[0].mean(0)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Variance of ``E[y | output]`` over the components: what more data would remove.
+
+        The unbiased estimate; 0 if there is only one.
+        """
+        means = self._moments[0]
+        return means.var(0) if len(means) > 1 else torch.zeros_like(self.mean)
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Mean of ``Var[y | output]`` over the components: what more data would not remove."""
+        return self._moments[1].mean(0)
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Total variance: epistemic and aleatoric."""
+        return self.epistemic + self.aleatoric
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Pointwise log density: ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
+        return _log_mean_exp(self._log_densities(target))
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """``log mean_s prod_n p(y_n | x_n, theta_s)``, 0-d: of all data points together, not divided by N.
+
+        Raises:
+            ValueError: Outputs of different data points were drawn independently.
+        """
+        if self.independent:
+            raise ValueError(
+                "method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by "
+                "itself"
+            )
+        return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
+
+    def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
+        """Draws of the targets, ``(count, N)`` or ``(count, N, D)``: each of a component that is drawn, too.
+
+        A draw has one component for all data points: of posterior samples it is one function of the inputs, with noise.
+
+        Args:
+            count: Number of draws.
+            seed: Of torch's generators, which are what they were afterwards.
+        """
+        return self.likelihood.sample(self.outputs[self._components(count, seed)], seed=seed + 1)
+
+    def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
+
+        Where the mixture's distribution function has the probability, in float64, if the likelihood has one; of
+        discrete targets the least whole number that reaches it. Else of 1,024 draws.
+
+        Raises:
+            ValueError: A probability outside (0, 1).
+        """
+        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
+        if not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
+        try:
+            found = torch.stack([self._quantile(level) for level in levels.flatten()])
+        except MissingCapabilityError:
+            if not self.likelihood.provides("sample"):
+                raise
+            each = -(-DRAWS // len(self.outputs))
+            draws = [self.likelihood.sample(self.outputs, seed=number).double() for number in range(each)]
+            found = torch.cat(draws).quantile(levels.flatten(), dim=0)
+        return found.view(*levels.shape, *found.shape[1:]).to(self.outputs.dtype)
+
+    def rescale(self, mean: Tensor | float, std: Tensor | float) -> MixturePredictive:
+        """The distribution of ``mean + std * y``: from standardised targets back to their original units.
+
+        Raises:
+            MissingCapabilityError: The likelihood is not ``rescaled``.
+        """
+        factor = torch.as_tensor(std, dtype=self.outputs.dtype, device=self.device)
+        shift = torch.as_tensor(mean, dtype=self.outputs.dtype, device=self.device)
+        likelihood = self.likelihood.rescaled(factor)
+        return MixturePredictive(shift + factor * self.outputs, likelihood, independent=self.independent)
+
+    def _log_densities(self, target: Tensor) -> Tensor:
+        """Of every component and data point, ``(S, N)``."""
+        self.likelihood.check(self.outputs[0], target)
+        return self.likelihood.log_density(self.outputs, target)
+
+    def _components(self, count: int, seed: int) -> Tensor:
+        """Numbers of ``count`` components, as even as possible, in random order."""
+        with seeded(seed, torch.device("cpu")):
+            turns = [torch.randperm(len(self.outputs)) for _ in range(-(-count // len(self.outputs)))]
+        return torch.cat(turns)[:count].to(self.device)
+
+    def _quantile(self, level: Tensor) -> Tensor:
+        """At one level; from bounds that are doubled until it is between them."""
+
+        def above(value: Tensor) -> Tensor:
+            return self.likelihood.cdf(self.outputs, value).double().mean(0) - level
+
+        center, width = self._start()
+        low, high = center - width, center + width
+        for _ in range(DOUBLINGS):
+            if not (outside := above(low) >= 0).any():
+                break
+            low = torch.where(outside, low - 2.0 * (center - low), low)
+        for _ in range(DOUBLINGS):
+            if not (outside := above(high) < 0).any():
+                break
+            high = torch.where(outside, high + 2.0 * (high - center), high)
+        if not self.likelihood.discrete:
+            return zero_between(above, low, high, width)
+        low, high = low.floor() - 1.0, high.ceil()
+        while (high - low > 1.0).any():
+            middle = (0.5 * (low + high)).floor()
+            reached = above(middle) >= 0
+            low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
+        return high
+
+    def _start(self) -> tuple[Tensor, Tensor]:
+        """Centre and width of a first bracket: mean and standard deviation if there are any, 0 and 1 if not."""
+        shape = self.likelihood.cdf(self.outputs[:1], self.outputs.new_zeros(())).shape[1:]
+        zero = torch.zeros(shape, dtype=torch.float64, device=self.device)
+        if not self.likelihood.provides("moments"):
+            return zero, zero + 1.0
+        mean, variance = self.mean.double(), self.variance.double()
+        fine = mean.isfinite() & variance.isfinite() & (variance > 0)
+        return torch.where(fine, mean, zero), torch.where(fine, variance.sqrt(), zero + 1.0)
+
+
+def _log_mean_exp(values: Tensor) -> Tensor:
+    return values.logsumexp(0) - math.log(len(values))
+
+
+def zero_between(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, scale: Tensor) -> Tensor:
+    """Where an element-wise function is zero between ends at which its signs differ, to 1e-13 of a scale or rounding.
+
+    By Chandrupatla's method (1997): inverse quadratic interpolation where the three last points allow it, and else
+    bisection.
+    """
+    a, b = high, low
+    at_a, at_b = function(a), function(b)
+    share = torch.full_like(a, 0.5)
+    for _ in range(STEPS):
+        point = a + share * (b - a)
+        value = function(point)
+        same = value.sign() == at_a.sign()
+        c, at_c = torch.where(same, a, b), torch.where(same, at_a, at_b)
+        b, at_b = torch.where(same, b, a), torch.where(same, at_b, at_a)
+        a, at_a = point, value
+        best = torch.where(at_a.abs() < at_b.abs(), a, b)
+        least = (1e-13 * scale + 4e-16 * best.abs()) / (b - a).abs()
+        if ((least > 0.5) | (at_a == 0) | (a == b)).all():
+            break
+        position, rise = (a - b) / (c - b), (at_a - at_b) / (at_c - at_b)
+        quadratic = (rise.square() < position) & ((1.0 - rise).square() < 1.0 - position)
+        guess = at_a / (at_b - at_a) * at_c / (at_b - at_c)
+        guess = guess + (c - a) / (b - a) * at_a / (at_c - at_a) * at_b / (at_c - at_b)
+        share = torch.where(quadratic & guess.isfinite(), guess, 0.5)
+        share = torch.maximum(torch.minimum(share, 1.0 - least), least).clamp(0.0, 1.0)
+    return torch.where(at_a.abs() < at_b.abs(), a, b)

@@ -1,0 +1,97 @@
+"""Likelihoods of the regressor by name, and what their training starts from."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import likelihoods
+from bayesadam.likelihoods import Likelihood
+
+NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
+
+START_ROWS = 10_000
+"""Rows that the best constant output is found by, at most."""
+
+
+def check(value: object) -> None:
+    """Raise ``ValueError`` if something is neither a name nor a likelihood of numbers."""
+    if isinstance(value, Likelihood):
+        if value.defines("log_probs"):
+            raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
+    elif not isinstance(value, str) or value not in NAMES:
+        raise ValueError(f"likelihood must be one of {NAMES} or a bayesadam.likelihoods.Likelihood, got {value!r}")
+
+
+def made(value: Any, outputs: int) -> Likelihood:
+    """A likelihood by its name, with one learned parameter per target where it has any; or a copy of one given."""
+    if isinstance(value, Likelihood):
+        return copy.deepcopy(value).float()
+    each: dict[str, Any] = {"learned": True}
+    ones = torch.ones(outputs)
+    if value == "poisson":
+        return likelihoods.Poisson()
+    if value == "negative_binomial":
+        return likelihoods.NegativeBinomial(ones, **each)
+    if value == "log_normal":
+        return likelihoods.LogNormal(ones, **each)
+    if value == "gamma":
+        return likelihoods.Gamma(ones, **each)
+    assert value == "student_t"
+    return likelihoods.StudentT(4.0 * ones, 0.5 * ones, **each)
+
+
+def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, Tensor]:
+    """The likelihood and the output, the same for all rows, that describe the targets best: where training starts.
+
+    Args:
+        likelihood: Whose trainable parameters are fitted too.
+        targets: ``(N, K)``.
+
+    Returns:
+        A copy of the likelihood with its trainable parameters fitted, and the output in float32, one number for each
+        output of the network.
+
+    Raises:
+        ValueError: A target that the likelihood does not allow.
+    """
+    rows = torch.linspace(0, len(targets) - 1, min(len(targets), START_ROWS), dtype=torch.float64).long()
+    known = targets[rows].cpu().double()
+    width = targets.shape[1] * likelihood.outputs_per_target
+    likelihood.check(torch.zeros(len(targets), width), targets.cpu())
+    logs = known.abs().mean(0).clamp_min(1e-6).log().repeat(likelihood.outputs_per_target)
+    starts = [torch.zeros(width, dtype=torch.float64), logs]
+    fits = [_fitted(likelihood, known, start) for start in starts]
+    _, changed, output = min(fits, key=lambda fit: fit[0])
+    return changed.float(), output.float()
+
+
+def average(members: Sequence[Likelihood]) -> Likelihood:
+    """One likelihood for all members, its parameters the means of theirs: logarithms, of those that are shipped."""
+    states = [member.state_dict() for member in members]
+    result = copy.deepcopy(members[0])
+    result.load_state_dict({name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]})
+    return result
+
+
+def _fitted(likelihood: Likelihood, targets: Tensor, start: Tensor) -> tuple[float, Likelihood, Tensor]:
+    changed, output = copy.deepcopy(likelihood).double(), start.clone().requires_grad_()
+    shape = (len(targets), len(start))
+    learned = [p for p in changed.parameters() if p.requires_grad]
+    optimizer = torch.optim.LBFGS([output, *learned], max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = -changed.log_density(output.expand(shape), targets).mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        loss = float(-changed.log_density(output.expand(shape), targets).mean())
+    fine = all(bool(p.isfinite().all()) for p in (output, *learned)) and loss < torch.inf
+    return (loss, changed, output.detach()) if fine else (torch.inf, copy.deepcopy(likelihood), start)

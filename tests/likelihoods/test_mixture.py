@@ -1,0 +1,141 @@
+"""The predictive of any likelihood, against mixtures by scipy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+import bayesadam as ba
+from likelihoods.models import ByDistribution, Exponential, draw
+from likelihoods.test_protocol import Sampled
+
+OUTPUTS = draw(5, 4, 2)
+SCALES = np.exp(OUTPUTS.numpy())
+
+
+def mixture(likelihood, **options):
+    return ba.MixturePredictive(OUTPUTS, likelihood, **options)
+
+
+def close(a, b, rtol=1e-12):
+    torch.testing.assert_close(a, torch.as_tensor(b, dtype=torch.float64), rtol=rtol, atol=1e-14)
+
+
+class TestMixture:
+    def test_moments(self):
+        pred = mixture(ba.likelihoods.Poisson())
+        close(pred.mean, SCALES.mean(0))
+        close(pred.epistemic, SCALES.var(0, ddof=1))
+        close(pred.aleatoric, SCALES.mean(0))
+        close(pred.variance, SCALES.var(0, ddof=1) + SCALES.mean(0))
+        one = ba.MixturePredictive(OUTPUTS[:1], ba.likelihoods.Poisson())
+        assert not one.epistemic.any()
+        assert repr(pred) == "MixturePredictive(Poisson, (4, 2), 5 components)"
+        assert repr(one) == "MixturePredictive(Poisson, (4, 2), 1 component)"
+
+    def test_densities(self):
+        y = torch.tensor([[0, 1], [2, 3], [0, 0], [9, 1]])
+        logs = stats.poisson(SCALES).logpmf(y.numpy()).sum(-1)
+        pred = mixture(ba.likelihoods.Poisson())
+        close(pred.log_prob(y), np.log(np.exp(logs).mean(0)))
+        close(pred.joint_log_likelihood(y), np.log(np.exp(logs.sum(1)).mean()))
+        assert ba.metrics.nll(pred, y) == pytest.approx(-np.log(np.exp(logs).mean(0)).mean())
+        message = "^method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point"
+        with pytest.raises(ValueError, match=message):
+            mixture(ba.likelihoods.Poisson(), independent=True).joint_log_likelihood(y)
+
+    @pytest.mark.parametrize("level", [1e-4, 0.2, 0.5, 0.99])
+    def test_quantiles_by_the_distribution_function(self, level):
+        found = mixture(ba.likelihoods.Gamma(2.0).double()).quantile(level)
+        reference = np.empty((4, 2))
+        for n, d in np.ndindex(4, 2):
+            parts = stats.gamma(2.0, scale=SCALES[:, n, d] / 2.0)
+            reference[n, d] = optimize.brentq(lambda y: parts.cdf(y).mean() - level, 0, 1e3, xtol=1e-14)  # noqa: B023
+        close(found, reference, rtol=1e-6)  # the shape is kept in float32
+
+    @pytest.mark.parametrize("level", [1e-4, 0.2, 0.5, 0.99])
+    def test_quantiles_of_counts_are_the_least_that_reach_the_probability(self, level):
+        found = mixture(ba.likelihoods.Poisson()).quantile(level).numpy()
+        counts = np.arange(200)[:, None, None, None]
+        reached = stats.poisson(SCALES).cdf(counts).mean(1) >= level
+        assert (found == reached.argmax(0)).all()
+
+    def test_quantiles_without_moments(self):
+        """Of Cauchy distributions, which have none."""
+        pred = ba.MixturePredictive(1e3 * OUTPUTS[:1], ba.likelihoods.StudentT(1.0).double())
+        assert pred.mean.isnan().all()
+        reference = stats.cauchy(1e3 * OUTPUTS[0].numpy()).ppf(0.9)
+        close(pred.quantile(0.9), reference, rtol=1e-6)
+
+    def test_quantiles_by_draws(self):
+        outputs = draw(8, 3)
+        for likelihood in (Sampled(),):
+            found = ba.MixturePredictive(outputs, likelihood).quantile([0.3, 0.8])
+            assert found.shape == (2, 3)
+            below = (1 - np.exp(-found.numpy()[:, None] * np.exp(outputs.numpy()))).mean(1)
+            assert np.abs(below - [[0.3], [0.8]]).max() < 4 * (0.25 / 1024) ** 0.5
+
+    def test_shapes_of_quantiles(self):
+        pred = mixture(ByDistribution())
+        assert pred.quantile(0.5).shape == (4, 2)
+        assert pred.quantile([[0.1, 0.5, 0.9]]).shape == (1, 3, 4, 2)
+        for value in (0.0, 1.0, [0.5, math.nan]):
+            with pytest.raises(ValueError, match=r"^probabilities must be in \(0, 1\), got "):
+                pred.quantile(value)
+
+    def test_draws(self):
+        pred = mixture(ba.likelihoods.Poisson())
+        count = 50_000
+        state = torch.get_rng_state()
+        draws = pred.sample(count, seed=1).numpy()
+        assert torch.get_rng_state().equal(state)
+        assert draws.shape == (count, 4, 2)
+        total = SCALES.mean(0) + SCALES.var(0)
+        assert np.abs((draws.mean(0) - SCALES.mean(0)) / np.sqrt(SCALES.mean(0) / count)).max() < 4
+        fourth = ((draws - draws.mean(0)) ** 4).mean(0)
+        assert np.abs((draws.var(0) - total) / np.sqrt((fourth - total**2) / count)).max() < 4
+        # One component for all data points: those with similar outputs vary together.
+        expected = np.cov(SCALES.reshape(5, -1).T, ddof=0)
+        found = np.cov(draws.reshape(count, -1).T)
+        off = ~np.eye(8, dtype=bool)
+        assert np.corrcoef(found[off], expected[off])[0, 1] > 0.9
+
+    def test_a_copy_of_the_likelihood_is_kept(self):
+        likelihood = ba.likelihoods.Gamma(2.0, learned=True).double()
+        pred = ba.MixturePredictive(OUTPUTS, likelihood)
+        with torch.no_grad():
+            likelihood.log_shape.add_(1.0)
+        close(pred.aleatoric, (SCALES**2 / 2.0).mean(0), rtol=1e-6)
+        assert not pred.aleatoric.requires_grad
+
+    def test_targets_of_another_shape(self):
+        pred = mixture(Exponential())
+        for shape in ((4,), (3, 2), (5, 4, 2)):
+            with pytest.raises(ValueError, match=r"^target must be of the output's shape \(4, 2\), got "):
+                pred.log_prob(torch.ones(shape))
+
+    def test_other_units(self):
+        likelihood = ba.likelihoods.StudentT(5.0, 0.5).double()
+        y = draw(4, 2, seed=3)
+        pred, mean, std = mixture(likelihood), torch.tensor([3.0, -1.0]), torch.tensor([10.0, 0.2])
+        changed = pred.rescale(mean, std)
+        torch.testing.assert_close(changed.mean, mean + std * pred.mean, rtol=1e-6, atol=0)
+        torch.testing.assert_close(changed.variance, std**2 * pred.variance, rtol=1e-6, atol=0)
+        expected = pred.log_prob(y) - std.log().sum()
+        torch.testing.assert_close(changed.log_prob(mean + std * y), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_what_is_missing():
+    pred = mixture(Exponential())
+    assert pred.log_prob(torch.ones(4, 2)).shape == (4,)
+    for name in ("mean", "variance", "epistemic", "aleatoric"):
+        with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define moments, distr"):
+            getattr(pred, name)
+    with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define cdf or distribution, got"):
+        pred.quantile(0.5)
+    with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define sample or distribution"):
+        pred.sample()
+    with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define rescaled, got"):
+        pred.rescale(0.0, 2.0)

@@ -1,0 +1,299 @@
+"""The likelihoods of `bayesadam.likelihoods` against scipy.stats, quadrature and autograd."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, special, stats
+
+import bayesadam as ba
+from bayesadam.functional.special import betainc
+
+F64 = {"dtype": torch.float64}
+EXACT = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), **F64)
+
+
+def close(a, b, **tolerances):
+    torch.testing.assert_close(a, torch.as_tensor(b, **F64), **(tolerances or EXACT))
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    """Likelihoods keep their parameters in the default dtype."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+COUNTS = torch.tensor([0.0, 1, 2, 3, 5, 9, 20], **F64)
+AMOUNTS = torch.tensor([1e-3, 0.2, 0.7, 1.0, 2.5, 9.0, 40.0], **F64)
+ERRORS = torch.tensor([-30.0, -2.0, -0.1, 0.0, 0.4, 3.0, 100.0], **F64)
+OUTPUT = torch.tensor([-1.5, 0.3, 0.0, 2.0, 1.0, 2.5, 3.0], **F64)
+
+
+def negative_binomial(z, dispersion=0.4):
+    mean = np.exp(z)
+    return stats.nbinom(1 / dispersion, 1 / (1 + dispersion * mean))
+
+
+# Likelihood, targets, and scipy's distribution given an output.
+CASES = {
+    "poisson": (lambda **k: ba.likelihoods.Poisson(), COUNTS, lambda z: stats.poisson(np.exp(z))),
+    "negative_binomial": (lambda **k: ba.likelihoods.NegativeBinomial(0.4, **k), COUNTS, negative_binomial),
+    "student_t": (lambda **k: ba.likelihoods.StudentT(3.5, 0.8, **k), ERRORS, lambda z: stats.t(3.5, z, 0.8)),
+    "log_normal": (
+        lambda **k: ba.likelihoods.LogNormal(4.0, **k),
+        AMOUNTS,
+        lambda z: stats.lognorm(0.5, scale=np.exp(z)),
+    ),
+    "gamma": (lambda **k: ba.likelihoods.Gamma(2.5, **k), AMOUNTS, lambda z: stats.gamma(2.5, scale=np.exp(z) / 2.5)),
+}
+KINDS = sorted(CASES)
+LEARNED = [kind for kind in KINDS if kind != "poisson"]
+
+
+def case(kind, **options):
+    make, targets, reference = CASES[kind]
+    return make(**options), targets, reference(OUTPUT.numpy())
+
+
+def log_pdf(kind, reference, y):
+    return reference.logpmf(y) if kind in ("poisson", "negative_binomial") else reference.logpdf(y)
+
+
+def expected_square_of_the_score(kind, likelihood, z):
+    """At an output, by a sum over the counts or an integral; of positive targets over their logarithms."""
+    own = CASES[kind][2](z)
+
+    def square(targets):
+        values = torch.as_tensor(targets, **F64).reshape(-1)
+        return likelihood.score(torch.full_like(values, z), values).square().numpy()
+
+    if likelihood.discrete:
+        points = np.arange(0, own.ppf(1 - 1e-13) * 2 + 50)
+        return (own.pmf(points) * square(points)).sum()
+    if kind == "student_t":
+        low, middle, high, term = -math.inf, z, math.inf, lambda t: own.pdf(t) * square(t)[0]
+    else:
+        low, middle, high = np.log(own.ppf([1e-12, 0.5, 1 - 1e-12]))
+        term = lambda u: own.pdf(np.exp(u)) * np.exp(u) * square(np.exp(u))[0]  # noqa: E731
+    return sum(integrate.quad(term, *piece, limit=200)[0] for piece in ((low, middle), (middle, high)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestAgainstScipy:
+    def test_density(self, kind):
+        likelihood, y, reference = case(kind)
+        expected = log_pdf(kind, reference, y.numpy())
+        close(likelihood.log_prob(OUTPUT, y), expected)
+        close(likelihood.nll(OUTPUT, y), -expected.mean())
+        rows = likelihood.log_prob(torch.stack([OUTPUT, OUTPUT + 0.1]).unsqueeze(1), y[None])
+        close(rows[0, 0], expected.sum())  # summed over the outputs of a data point; sample axes stay
+        assert rows.shape == (2, 1)
+        one_by_one = torch.stack([likelihood.log_prob(z[None], t[None])[0] for z, t in zip(OUTPUT, y, strict=True)])
+        close(one_by_one, expected)
+
+    def test_moments(self, kind):
+        likelihood, _, reference = case(kind)
+        mean, variance = likelihood.moments(OUTPUT)
+        close(mean, reference.mean())
+        close(variance, reference.var())
+
+    def test_distribution_function(self, kind):
+        likelihood, y, reference = case(kind)
+        for values in (y, y + 0.5, y * 1e3, -y - 0.5):
+            close(likelihood.cdf(OUTPUT, values), reference.cdf(values.numpy()), rtol=1e-9, atol=1e-14)
+
+    @pytest.mark.parametrize("level", [0.001, 0.3, 0.5, 0.999])
+    def test_quantiles(self, kind, level):
+        likelihood, _, reference = case(kind)
+        found = ba.MixturePredictive(OUTPUT[None], likelihood).quantile(level)
+        close(found, reference.ppf(level), rtol=1e-9, atol=1e-12)
+
+    def test_samples_have_the_moments(self, kind):
+        likelihood, _, _ = case(kind)
+        output, count = OUTPUT[:3], 200_000
+        state = torch.get_rng_state()
+        draws = likelihood.sample(output.expand(count, 3), seed=5)
+        assert torch.get_rng_state().equal(state)
+        assert draws.equal(likelihood.sample(output.expand(count, 3), seed=5))
+        reference = CASES[kind][2](output.numpy())
+        z = (draws.mean(0).numpy() - reference.mean()) / np.sqrt(reference.var() / count)
+        assert np.abs(z).max() < 4
+        # The variance of the sample variance needs the fourth moment, which heavy tails may not have: ranks instead.
+        below = (draws <= torch.as_tensor(reference.ppf(0.75))).double().mean(0).numpy()
+        level = reference.cdf(reference.ppf(0.75))
+        assert np.abs((below - level) / np.sqrt(level * (1 - level) / count)).max() < 4
+
+    def test_score_is_the_derivative(self, kind):
+        likelihood, y, _ = case(kind)
+        leaf = OUTPUT.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(likelihood.log_prob(leaf, y).sum(), leaf)
+        found = likelihood.score(leaf, y)
+        close(found, expected)
+        assert not found.requires_grad
+        close(likelihood.score(OUTPUT.expand(3, 7), y[None]), expected.expand(3, 7))
+        close(ba.likelihoods.Likelihood.score(likelihood, OUTPUT, y), expected)
+
+    def test_fisher_information_is_the_expected_square_of_the_score(self, kind):
+        likelihood, y, _ = case(kind)
+        factor = likelihood.fisher_factor(OUTPUT.view(7, 1), y.view(7, 1))
+        assert factor.shape == (7, 1, 1, 1)
+        expected = [expected_square_of_the_score(kind, likelihood, z) for z in OUTPUT.tolist()]
+        close(factor.flatten() ** 2, expected, rtol=1e-6, atol=0)
+
+    def test_expected_densities_by_quadrature(self, kind):
+        """Of two outputs per data point, against the trapezoidal rule on a fine grid."""
+        likelihood, y, _ = case(kind)
+        mean, variance, y = OUTPUT[:6].view(3, 2), (0.3 + 0.1 * draw(3, 2)).square(), y[:6].view(3, 2)
+        grid = torch.linspace(-9, 9, 4001)
+        weights = torch.exp(-0.5 * grid.square()) * (grid[1] - grid[0]) / math.sqrt(2 * math.pi)
+        terms = likelihood.element_log_density(mean + variance.sqrt() * grid.view(-1, 1, 1), y)
+        expected = (weights.view(-1, 1, 1) * terms).sum(0).sum(-1)
+        close(likelihood.expected_log_density(mean, variance, y), expected, rtol=1e-7, atol=1e-7)
+        expected = (weights.view(-1, 1, 1) * terms.exp()).sum(0).log().sum(-1)
+        close(likelihood.log_expected_density(mean, variance, y), expected, rtol=1e-5, atol=1e-5)
+
+    def test_targets_and_outputs_must_have_one_shape(self, kind):
+        likelihood, y, _ = case(kind)
+        message = r"^target must be of the output's shape \(7,\), got \(7, 1\)$"
+        with pytest.raises(ValueError, match=message):
+            likelihood.nll(OUTPUT, y[:, None])
+
+
+@pytest.mark.parametrize("kind", LEARNED)
+class TestParameters:
+    def test_gradients_of_learned_ones(self, kind):
+        likelihood, y, _ = case(kind, learned=True)
+        names, values = zip(*likelihood.named_parameters(), strict=True)
+        assert all(name.startswith("log_") for name in names)
+        target = y[[1, 3, 4]]
+
+        def loss(output, *values):
+            return torch.func.functional_call(likelihood, dict(zip(names, values, strict=True)), (output, target))
+
+        leaves = [value.detach().requires_grad_() for value in values]
+        assert torch.autograd.gradcheck(loss, (OUTPUT[:3].clone().requires_grad_(), *leaves))
+
+    def test_fixed_ones_are_saved_and_no_parameters(self, kind):
+        likelihood, _, _ = case(kind)
+        assert not list(likelihood.parameters())
+        assert likelihood.state_dict()
+
+
+NAMES = [
+    ("NegativeBinomial", "dispersion"),
+    ("StudentT", "degrees"),
+    ("StudentT", "scale"),
+    ("LogNormal", "noise_precision"),
+    ("Gamma", "shape"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), NAMES)
+class TestOnePerOutput:
+    def test_numbers(self, kind, name):
+        make = getattr(ba.likelihoods, kind)
+        several = make(**{name: [0.5, 3.0]})
+        y, z = torch.tensor([[1.0, 2.0], [3.0, 1.0]]), draw(2, 2)
+        parts = [make(**{name: value}).log_prob(z[:, i], y[:, i]) for i, value in enumerate((0.5, 3.0))]
+        close(several.log_prob(z, y), parts[0] + parts[1])
+        close(getattr(several, name), [0.5, 3.0])
+        factors = [make(**{name: v}).fisher_factor(z[:, i], y[:, i]).flatten() for i, v in enumerate((0.5, 3.0))]
+        close(several.fisher_factor(z, y).view(2, 2), torch.stack(factors, 1))
+
+    @pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+    def test_refused(self, kind, name, value):
+        with pytest.raises(ValueError, match=f"^{name} must be positive and finite, got {value}$"):
+            getattr(ba.likelihoods, kind)(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "values", "message"),
+    [
+        (("poisson", "negative_binomial"), [1.0, 2.5], "^target must be whole and not negative, got 2.5$"),
+        (("poisson", "negative_binomial"), [1.0, -1.0], "^target must be whole and not negative, got -1.0$"),
+        (("poisson", "negative_binomial"), [1, -2], "^target must be whole and not negative, got -2$"),
+        (("poisson", "negative_binomial"), [1.0, math.nan], "^target must be whole and not negative, got nan$"),
+        (("poisson", "negative_binomial"), [1.0, math.inf], "^target must be whole and not negative, got inf$"),
+        (("gamma", "log_normal"), [1.0, 0.0], "^target must be positive and finite, got 0.0$"),
+        (("gamma", "log_normal"), [1.0, -3.0], "^target must be positive and finite, got -3.0$"),
+        (("gamma", "log_normal"), [math.nan, 1.0], "^target must be positive and finite, got nan$"),
+    ],
+)
+def test_targets_that_are_refused(kinds, values, message):
+    for kind in kinds:
+        with pytest.raises(ValueError, match=message):
+            CASES[kind][0]().nll(torch.zeros(2), torch.tensor(values))
+
+
+def test_whole_numbers_of_any_dtype_are_counts():
+    z = draw(4)
+    for likelihood in (ba.likelihoods.Poisson(), ba.likelihoods.NegativeBinomial()):
+        for dtype in (torch.int64, torch.int32, torch.uint8, torch.float32):
+            y = torch.tensor([0, 3, 1, 7], dtype=dtype)
+            close(likelihood.log_prob(z, y), likelihood.log_prob(z, y.double()))
+            close(likelihood.score(z, y), likelihood.score(z, y.double()))
+
+
+class TestExtremes:
+    """In float32, where exponentials leave the range long before their logarithms are large."""
+
+    def test_log_rates(self):
+        z = torch.tensor([-200.0, -200.0], dtype=torch.float32, requires_grad=True)
+        density = ba.likelihoods.Poisson().log_prob(z, torch.tensor([0.0, 2.0], dtype=torch.float32))
+        close(density.double(), [0.0, -400.0 - math.log(2)], rtol=1e-6, atol=0)
+        density.sum().backward()
+        close(z.grad.double(), [0.0, 2.0])
+
+    def test_log_means_of_gamma(self):
+        z = torch.tensor([-100.0, 100.0], dtype=torch.float32)
+        y = torch.tensor([1e-38, 1e38], dtype=torch.float32)
+        expected = stats.gamma.logpdf(y.double().numpy(), 2.0, scale=np.exp(z.double().numpy()) / 2)
+        close(ba.likelihoods.Gamma(2.0).log_prob(z, y).double(), expected, rtol=1e-5, atol=0)
+
+    def test_small_dispersion_is_poisson(self):
+        z, y = draw(6), torch.tensor([0.0, 1, 2, 3, 4, 5])
+        found = ba.likelihoods.NegativeBinomial(1e-7).log_prob(z, y)
+        close(found, ba.likelihoods.Poisson().log_prob(z, y), rtol=0, atol=1e-5)
+
+    def test_expected_density_far_from_the_target(self):
+        """All densities at the nodes underflow, their logarithms do not."""
+        mean, variance = torch.tensor([0.0]), torch.tensor([0.01])
+        found = ba.likelihoods.Poisson().log_expected_density(mean, variance, torch.tensor([1000.0]))
+        assert -5912 < found.item() < -4000  # at the mean, 1000 * 0 - 1 - log(1000!) = -5913
+
+
+class TestRescaled:
+    @pytest.mark.parametrize(
+        "likelihood", [ba.Gaussian(4.0), ba.Gaussian([1.0, 4.0], learned=True), ba.likelihoods.StudentT(3.0, 0.5)]
+    )
+    def test_density_in_other_units(self, likelihood):
+        shift, factor = torch.tensor([3.0, -1.0]), torch.tensor([10.0, 0.2])
+        z, y = draw(5, 2), draw(5, 2, seed=1)
+        changed = likelihood.double().rescaled(factor)
+        expected = likelihood.log_prob(z, y) - factor.log().sum()
+        close(changed.log_prob(shift + factor * z, shift + factor * y), expected, rtol=1e-6, atol=1e-6)
+        assert [p.requires_grad for p in changed.parameters()] == [True] * len(list(likelihood.parameters()))
+
+    def test_only_where_the_output_is_a_location(self):
+        assert ba.Gaussian().defines("rescaled")
+        for kind in ("poisson", "negative_binomial", "gamma", "log_normal"):
+            with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define rescaled, got "):
+                CASES[kind][0]().rescaled(torch.tensor(2.0))
+
+
+def test_incomplete_beta_function():
+    generator = np.random.default_rng(0)
+    a, b = 10 ** generator.uniform(-3, 4, (2, 5000))
+    x = generator.beta(a, b).clip(1e-300, 1 - 1e-16)
+    found = betainc(*map(torch.tensor, (a, b, x)))
+    expected = special.betainc(a, b, x)
+    close(found, expected, rtol=2e-9, atol=1e-200)
+    ends = betainc(torch.tensor(2.0), torch.tensor(3.0), torch.tensor([0.0, 1.0]))
+    close(ends, [0.0, 1.0])
