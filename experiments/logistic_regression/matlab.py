@@ -33,6 +33,7 @@ class MatlabVadamRule:
     state: tuple[str, ...] = ("exp_avg", "exp_avg_sq", "corrected")
     power = 2
     needs_noise = False
+    options = ()
 
     def init(self, mean: Tensor, hp: Mapping[str, Any]) -> dict[str, Tensor]:
         """Momentum 0, curvature ``1 / N``."""

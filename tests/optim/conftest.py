@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.engine.engine import Engine
 from bayesadam.optim import OPTIMIZERS
 
 REQUIRED = {"vadagrad": {"initial_precision": 50.0}}
@@ -20,6 +21,7 @@ RATES = {
     "ngvi": 0.05,
     "natural_von": 0.01,
     "natural_vadam": 0.01,
+    "bbb": 0.01,
 }
 VARIANTS = {
     "von full": {"covariance": "full"},
@@ -117,15 +119,15 @@ def method(request, monkeypatch):
     if method.deferred:
         plain = torch.Tensor.backward
 
-        enter = method.cls.sampled_params
+        enter = Engine.block
 
-        def sampled_params(opt):
-            method.opened = [opt]
-            return enter(opt)
+        def block(engine, **options):
+            method.opened = [engine]
+            return enter(engine, **options)
 
         def backward(loss, *args, **kwargs):
-            opened = [opt for opt in method.opened if opt._engine.open]
-            opened[0].backward(loss) if opened else plain(loss, *args, **kwargs)
+            opened = [engine for engine in method.opened if engine.open]
+            opened[0].source.backward(loss) if opened else plain(loss, *args, **kwargs)
 
         def train(opt, mode=True):
             opt.eval()
@@ -133,7 +135,7 @@ def method(request, monkeypatch):
                 pytest.skip("drop-in training refuses exact and Hutchinson Hessians")
 
         monkeypatch.setattr(torch.Tensor, "backward", backward)
-        monkeypatch.setattr(method.cls, "sampled_params", sampled_params)
+        monkeypatch.setattr(Engine, "block", block)
         monkeypatch.setattr(method.cls, "train", train)
     return method
 

@@ -78,7 +78,6 @@ def test_a_step_with_infinite_gradients_is_skipped_and_training_goes_on(method, 
                 [{k: v for k, v in s.items() if k != "mean"} for s in states],
                 [{k: v for k, v in s.items() if k != "mean"} for s in before],
             )
-    assert opt.param_groups[0]["skipped_steps"] == 1
     assert weights(net).isfinite().all()
     for state in opt.state.values():
         assert all(v.isfinite().all() for v in state.values() if torch.is_tensor(v))

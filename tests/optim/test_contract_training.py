@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bayesadam import noise
+from bayesadam.engine import run
 from bayesadam.optim import OPTIMIZERS
 from optim.conftest import batch, every_method, loss_of, make_net, same, snapshot, train, weights
 
@@ -161,7 +162,7 @@ def test_an_exception_inside_a_block_leaves_no_trace(method, error, samples):
 def test_an_interruption_while_the_sample_is_written_restores_the_mean(method, mode, monkeypatch):
     """A KeyboardInterrupt between two blocks of one tensor, and between two tensors."""
     method.skip_matrix("its sample is drawn before anything is written: tests/optim/test_dense_von.py")
-    monkeypatch.setattr(noise, "BLOCK", noise.TILE)
+    monkeypatch.setattr(run, "BLOCK", noise.TILE)
     net = torch.nn.Linear(100, 100)
     opt = method(net.named_parameters())
     mean, left = weights(net), [0]
@@ -626,7 +627,7 @@ def test_blocks_of_large_tensors_do_not_change_the_numbers(method, monkeypatch):
     method.skip_matrix("a matrix over 15,150 weights is refused")
     results = []
     for size in (noise.BLOCK, noise.TILE):
-        monkeypatch.setattr(noise, "BLOCK", size)
+        monkeypatch.setattr(run, "BLOCK", size)
         torch.manual_seed(0)
         net = torch.nn.Linear(100, 150)
         opt = method(net.named_parameters())

@@ -11,7 +11,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import noise
-from bayesadam.optim import dense
+from bayesadam.engine import dense
 from optim.conftest import loss_of, make_net, same, snapshot, train, weights
 from optim.test_von import PAIRS, START, D, Problem, Regression, eps_of, relative, tensor
 from references import dense_von
@@ -323,15 +323,14 @@ def test_antithetic_samples_mirror_each_other():
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("place", ["eps", "follow"])
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(("place", "count"), [("eps", 1), ("follow", 1), ("follow", 3)])
 def test_an_interruption_while_a_sample_is_drawn_leaves_the_mean(monkeypatch, place, error, count):
     net = make_net()
     opt = ba.VON(net.named_parameters(), num_data=50, **FULL, correction="elementwise")
     opt.step(lambda: loss_of(net))
     before, held = snapshot(opt), weights(net)
     left = [count]
-    owner, name = (dense.DenseSampler, "eps") if place == "eps" else (dense, "follow")
+    owner, name = (noise, "fill_runs") if place == "eps" else (dense, "follow_")
     original = getattr(owner, name)
 
     def interrupted(*args, **kwargs):

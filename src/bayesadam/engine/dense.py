@@ -130,8 +130,14 @@ class DenseWeights(Weights):
             )
         normals = torch.empty(len(factor), device=factor.device)
         runs = [(slot.index, 0, slot.parameter.numel(), slot.parameter.numel()) for slot in slots]
-        key_of_noise = {"seed": draw.seed, "step": draw.step, "sample": draw.pair}
-        noise.fill_runs(normals, [run for run in runs if run[2]], scratch=self.runner.scratch, **key_of_noise)
+        noise.fill_runs(
+            normals,
+            [run for run in runs if run[2]],
+            seed=draw.seed,
+            step=draw.step,
+            sample=draw.pair,
+            scratch=self.runner.scratch,
+        )
         eps = normals.double().mul_(-1.0 if draw.negative else 1.0)
         moved = torch.linalg.solve_triangular(factor.mT, eps[:, None], upper=True)[:, 0]
         parameters = [slot.parameter for slot in slots]

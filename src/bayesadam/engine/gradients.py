@@ -140,7 +140,8 @@ class Gradients:
             for slot in trained:
                 self._keep_from_source(slot, share)
             return
-        rule, jobs, numbers, fresh = self.store.rule, [], NumbersCache(self.store.rule), {}
+        rule, jobs, numbers = self.store.rule, [], NumbersCache(self.store.rule)
+        fresh: dict[Tensor, Tensor] = {}
         for slot in trained:
             group, parameter, state = slot.group, slot.parameter, self.store.state_of(slot)
             noisy = rule.needs_noise and group["perturb"]
@@ -266,7 +267,8 @@ class Gradients:
         keeps = self.keeps_curvature
         factors = self._curvature_factors(trained) if keeps else {}
         held_mean = self.weights.held == MEAN
-        jobs, changed = [], {}
+        jobs: list[Job] = []
+        changed: dict[Tensor, dict[str, Any]] = {}
         for slot in trained:
             parameter, state, group = slot.parameter, self.store.state_of(slot), self._limited(slot.group)
             kept, noisy = self._curvature.get(parameter), bool(group["perturb"])

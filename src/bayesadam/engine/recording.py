@@ -66,7 +66,7 @@ def record(function: Callable[[], None], arguments: Mapping[str, Tensor]) -> Pro
 
 class _Recorder(TorchDispatchMode):
     def __init__(self, arguments: Mapping[str, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.program = Program()
         self.variables = {id(tensor): name for name, tensor in arguments.items()}
         self.alive: list[Tensor] = list(arguments.values())  # so that no id is used twice

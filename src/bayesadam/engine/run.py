@@ -166,7 +166,10 @@ class Runner:
 
     def _add_kernel(self, plan: Plan, kernel: kernels.Kernel, jobs: Sequence[Job], draws: Mapping[str, Draw]) -> None:
         work = jobs[0].work
-        names, rows, numbers, runs, total = work.reads, dict[int, int](), [], [], 0
+        names, total = work.reads, 0
+        rows: dict[int, int] = {}
+        numbers: list[list[float]] = []
+        runs: list[list[int]] = []
         for job in jobs:
             tensors = job.tensors
             row = rows.get(id(job.numbers))
@@ -174,11 +177,11 @@ class Runner:
                 row = rows[id(job.numbers)] = len(numbers)
                 numbers.append(list(job.numbers.values()))
             size = tensors["mean"].numel()
-            start, whole = 0, size
-            if is_sharded(job.parameter):
-                start, whole = _run_of(*place(job.parameter), tensors["mean"].shape)
+            start, whole = (
+                _run_of(*place(job.parameter), tensors["mean"].shape) if is_sharded(job.parameter) else (0, size)
+            )
             addresses = [tensors[name].data_ptr() for name in names]
-            runs.append([start, size, noise.lanes_of(whole), job.index, row, *addresses])
+            runs.append([start or 0, size, noise.lanes_of(whole), job.index, row, *addresses])
             total += size
         tables = np.array(runs), np.array(numbers), np.array([_words(draws)] * len(numbers))
         touched = [job.parameter for job in jobs] if "weights" in work.writes else []
@@ -215,22 +218,23 @@ class Runner:
         """The noise of a batch, flat and float32, in a buffer that the next call with this name overwrites."""
         eps = self.scratch.get(name, total, torch.float32, batch[0].tensor("mean").device)
         runs = [_run_of(piece.block.full_shape, piece.block.offset, piece.block.shape) for piece in batch]
-        key = {"seed": draw.seed, "step": draw.step, "sample": draw.pair}
         if all(start is not None for start, _ in runs):
             places = [
                 (piece.job.index, start, piece.numel, whole)
                 for piece, (start, whole) in zip(batch, runs, strict=True)
                 if start is not None
             ]
-            noise.fill_runs(eps, places, scratch=self.scratch, **key)
+            noise.fill_runs(eps, places, seed=draw.seed, step=draw.step, sample=draw.pair, scratch=self.scratch)
         else:
             first = 0
             for piece in batch:
                 block, part = piece.block, eps[first : first + piece.numel]
                 noise.normal(
-                    **key,
-                    index=piece.job.index,
-                    shape=block.shape,
+                    draw.seed,
+                    draw.step,
+                    draw.pair,
+                    piece.job.index,
+                    block.shape,
                     offset=block.offset,
                     full_shape=block.full_shape,
                     out=part.view(block.shape),
@@ -246,7 +250,7 @@ class Runner:
         flat = self.scratch.get(f"run {name}", total, dtype, device)
         key = (name, dtype, device, flat.data_ptr(), *[piece.block.shape for piece in batch])
         if key not in self._views:
-            parts = flat.split([piece.numel for piece in batch])
+            parts = flat.split_with_sizes([piece.numel for piece in batch])
             self._views[key] = [part.view(piece.block.shape) for part, piece in zip(parts, batch, strict=True)]
         return flat, self._views[key]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ class Owner(Protocol):
     state: Any
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Slot:
     """A parameter, its group, and its noise index: its position over all parameters."""
 
     group: dict[str, Any]

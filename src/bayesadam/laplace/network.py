@@ -56,7 +56,8 @@ class Network:
 
         An example's outputs fall, in order, into ``P`` blocks of ``K`` outputs each, and the Hessian over block ``p``
         of example ``n`` is ``S S'`` with ``S = factor[n, p]``. For ``"ggn"`` it is the likelihood's
-        :meth:`fisher_factor`; for ``"empirical_fisher"`` the blocks are data points, and ``S`` is the likelihood's :meth:`score`.
+        :meth:`fisher_factor`; for ``"empirical_fisher"`` the blocks are data points, and ``S`` is the likelihood's
+        :meth:`score`.
 
         Args:
             output: ``(N, ...)``.

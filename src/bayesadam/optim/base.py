@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,14 @@ from bayesadam.optim.hyperparameters import (
     settled,
 )
 from bayesadam.posterior import DiagonalGaussian
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def uncompiled(method: F) -> F:
+    """Let a method break the graph where it is called inside ``torch.compile``, as torch's own optimisers do."""
+    kept: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
+    return kept  # type: ignore[no-any-return]
 
 
 class PerturbedOptimizer(Optimizer):
@@ -118,7 +126,7 @@ class PerturbedOptimizer(Optimizer):
             raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
         check_options(type(self).__name__, self.rule, options)
         prior, precision = prior_of(prior, prior_precision)
-        given = {"lr": lr, "betas": betas, "num_data": num_data, "initial_precision": initial_precision}
+        given: dict[str, Any] = {"lr": lr, "betas": betas, "num_data": num_data, "initial_precision": initial_precision}
         given |= {"temperature": temperature, "mc_samples": mc_samples, "antithetic": antithetic, "seed": seed}
         given |= {"maximize": maximize, "nonfinite": nonfinite, "compile": compile}
         declared = {option.name: option.default for option in options_of(self.rule)}
@@ -166,7 +174,7 @@ class PerturbedOptimizer(Optimizer):
                 self._engine.weights.perturb(0, TRAIN)
             group["weights"] = first["weights"]
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @uncompiled
     def sampled_params(self) -> AbstractContextManager[None]:
         """Inside, the weights are the next posterior sample; outside they are the mean, whatever happens inside.
 
@@ -180,7 +188,7 @@ class PerturbedOptimizer(Optimizer):
         """
         return self._engine.block()
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @uncompiled
     def train(self, mode: bool = True) -> None:
         """Drop-in training: from now on the weights hold a posterior sample, a new one after every step.
 
@@ -195,7 +203,7 @@ class PerturbedOptimizer(Optimizer):
         else:
             self.eval()
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @uncompiled
     def eval(self) -> None:
         """End of drop-in training: the weights hold the mean. Calling it again changes nothing.
 
@@ -209,7 +217,7 @@ class PerturbedOptimizer(Optimizer):
         if others:
             attachment.warn_of_other_values(self._engine.store.name_of(others[0]))
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients. Outside a block this also discards the samples collected for the next step."""
         super().zero_grad(set_to_none)
@@ -235,7 +243,7 @@ class PerturbedOptimizer(Optimizer):
             else:
                 self._engine.source.backward(loss)
 
-    @torch._disable_dynamo  # type: ignore[untyped-decorator]
+    @uncompiled
     @torch.inference_mode(False)
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -21,7 +21,7 @@ def start_from(store: Store, prior: DiagonalGaussian) -> None:
     """
     names = store.names()
     for slot in store.slots():
-        group, _, parameter = slot
+        group, parameter = slot.group, slot.parameter
         noisy = slot.noisy
         if parameter not in names and noisy:
             raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
