@@ -399,6 +399,53 @@ def followed(s, h, rate, temperature, in_precision, correction):
     return new
 
 
+def bbb(
+    mu,
+    gradient,
+    eps,
+    steps,
+    *,
+    lr,
+    betas,
+    num_data,
+    prior_precision,
+    initial_precision,
+    temperature=1.0,
+    mc_samples=1,
+    prior_mean=None,
+):
+    """Blundell et al. 2015, section 3.2, with the divergence in closed form, and Adam on mean and rho."""
+    mu, n = list(mu), len(mu)
+    mu0 = prior_mean or [0.0] * n
+    rho = [math.log(math.expm1(1 / math.sqrt(initial_precision)))] * n
+    m, v = ([[0.0] * n, [0.0] * n] for _ in range(2))
+    p1, p2 = 1.0, 1.0
+    for t in range(steps):
+        b1, b2 = betas(t) if callable(betas) else betas
+        p1, p2 = p1 * b1, p2 * b2
+        sigma = [math.log1p(math.exp(r)) for r in rho]
+        g, h = [0.0] * n, [0.0] * n
+        for sample in range(mc_samples):
+            e = eps(t, sample)
+            for j, value in enumerate(gradient([mu[j] + sigma[j] * e[j] for j in range(n)], t)):
+                g[j] += value / mc_samples
+                h[j] += value * e[j] / mc_samples
+        for j in range(n):
+            of_sigma = h[j] + temperature / num_data * (prior_precision * sigma[j] - 1 / sigma[j])
+            slopes = (
+                g[j] + temperature * prior_precision / num_data * (mu[j] - mu0[j]),
+                of_sigma / (1 + math.exp(-rho[j])),
+            )
+            moves = []
+            for i, slope in enumerate(slopes):
+                m[i][j] = b1 * m[i][j] + (1 - b1) * slope
+                v[i][j] = b2 * v[i][j] + (1 - b2) * slope**2
+                moves.append(lr * (m[i][j] / (1 - p1)) / (math.sqrt(v[i][j] / (1 - p2)) + 1e-8))
+            mu[j] -= moves[0]
+            rho[j] -= moves[1]
+    return mu, [1 / math.log1p(math.exp(r)) ** 2 for r in rho]
+
+
 def sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples):
     """Mean gradient and mean squared gradient over the samples of one step."""
     n = len(mu)
@@ -413,6 +460,7 @@ def sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples):
 
 
 REFERENCES = {
+    "bbb": bbb,
     "vadam": vadam,
     "vprop": vprop,
     "vadagrad": vadagrad,

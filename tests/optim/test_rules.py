@@ -88,8 +88,9 @@ RATES = {
     "ngvi": 0.01,
     "natural_von": 0.01,
     "natural_vadam": 0.01,
+    "bbb": 0.01,
 }
-ON_NOISE = {"ivon", "von", "van", "ngvi", "natural_von"}
+ON_NOISE = {"ivon", "von", "van", "ngvi", "natural_von", "bbb"}
 """Their curvature is read off the noise."""
 
 

@@ -159,10 +159,11 @@ class Engine:
                 # A closure that does not clear them adds to the gradients of earlier micro-batches, with every sample.
                 last = number == count - 1
                 shown = [Hidden(slot, grad if last or grad is None else grad.clone()) for slot, grad in earlier]
+                versions = [grad._version for _, grad in shown if grad is not None]
                 self._cleared = False
                 with self.block(shown=shown):
                     losses.append(self._call(closure))
-                    self._check_cleared(shown)
+                    self._check_cleared(shown, versions)
         except BaseException:
             self.gradients.discard()
             before = {slot.parameter: grad for slot, grad in earlier}
@@ -180,11 +181,13 @@ class Engine:
             loss = closure()
             return loss if self.source is None else self.source.after_closure(loss)
 
-    def _check_cleared(self, shown: Sequence[Hidden]) -> None:
+    def _check_cleared(self, shown: Sequence[Hidden], versions: Sequence[int]) -> None:
         """Curvature from outside is that of the closure's own backward passes, and the gradient must be that, too."""
         if self.source is None or self._cleared:
             return
-        if any(grad is not None and slot.parameter.grad is grad for slot, grad in shown):
+        kept = [slot.parameter.grad is grad for slot, grad in shown]
+        added = [grad is not None and grad._version != known for (_, grad), known in zip(shown, versions, strict=True)]
+        if any(k and a for k, a in zip(kept, added, strict=True)):
             raise RuntimeError(
                 "the closure must clear the gradients (optimizer.zero_grad()) for a method that collects curvature "
                 "with them, got gradients from before step(closure): accumulate over micro-batches inside the "
