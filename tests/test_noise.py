@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from bayesadam import native, noise
+from bayesadam.functional.philox import philox_rounds
 from bayesadam.noise import BLOCK, LANES, TILE, normal
 
 NUM = 10**7
@@ -78,7 +79,7 @@ class TestBits:
         for as_tensor in itertools.product([False, True], repeat=4):
             pool = [torch.full((3,), -1) for _ in range(8)]
             words = [torch.full((3,), c) if t else c for c, t in zip(counter, as_tensor, strict=True)]
-            found = noise.philox_rounds(words, key, pool, rounds)
+            found = philox_rounds(words, key, pool, rounds)
             assert [word.tolist() for word in found] == [[word] * 3 for word in expected]
 
     @pytest.mark.parametrize(
@@ -405,6 +406,14 @@ class TestNative:
             found = normal(**BASE, shape=(10,))
         with by_operations():
             assert torch.equal(normal(**BASE, shape=(10,)), found)
+
+    @needs_compiler
+    def test_whatever_the_default_dtype_is_when_it_is_compiled(self, anew):
+        torch.set_default_dtype(torch.float64)
+        try:
+            assert noise._compiled() is not None
+        finally:
+            torch.set_default_dtype(torch.float32)
 
     @needs_compiler
     def test_other_kinds_of_tensors_are_left_to_the_operations(self):

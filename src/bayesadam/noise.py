@@ -22,7 +22,7 @@ from __future__ import annotations
 import ctypes
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from numbers import Integral
 from typing import TypeAlias
@@ -33,8 +33,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bayesadam import native
+from bayesadam.functional.philox import Word, normals_of
 
-Word: TypeAlias = int | Tensor
 Fill: TypeAlias = Callable[[NDArray[np.int64], int], None]
 
 TRAINING = 0
@@ -48,9 +48,6 @@ BLOCK = 128 * TILE
 ALONE = 2**15
 """Up to this many elements one thread is quicker than several."""
 
-_ROUNDS = 7
-_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
-_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 
@@ -238,10 +235,11 @@ def normal_many(
         block, index, sample, places = scratch.counters(list(sizes.values()), list(sizes), list(samples), device)
         each = len(block) // rows
         pool = [word.view(many, rows * each) for word in _words(many * rows * each, device, scratch)]
+        floats = _floats(many * rows * each, device, scratch)
         low, high = ([seed >> shift & _MASK for seed in seeds] for shift in (0, 32))
         key = (_column(low, device), _column(high, device), _column(steps, device), sample, index, stream)
         outputs = scratch.get("outputs", many * rows * each * 4, torch.float32, device).view(many, rows, 4, each)
-        for output, values in _normals(pool.pop().copy_(block), key, pool, scratch):
+        for output, values in normals_of(pool.pop().copy_(block), key, pool, floats):
             outputs[:, :, output].copy_(values.view(many, rows, each))
         flat = outputs.view(many * rows, 4 * each)
         torch.index_select(flat, 1, places, out=result.view(many * rows, total))
@@ -397,7 +395,7 @@ def _compiled() -> Fill | None:
         count = ctypes.c_int64(table.size // 10)
         function(count, ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
 
-    out, expected = torch.empty(3 * TILE), torch.empty(3 * TILE)
+    out, expected = (torch.empty(3 * TILE, dtype=torch.float32, device="cpu") for _ in range(2))
     key = (123456789, 987654321, 5, 3, 7, POSTERIOR)
     fill(np.array(_row(out, TILE + 5, key, LANES), dtype=np.int64), out.numel())
     _fill_blocks(expected, TILE + 5, key, Scratch(), LANES)
@@ -432,28 +430,20 @@ def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch
     pool = _words(counters, out.device, scratch)
     block = torch.arange(tile * LANES, tile * LANES + counters, out=pool.pop())
     parts = target.view(tiles, 4, lanes)
-    for output, values in _normals(block, key, pool, scratch):
+    for output, values in normals_of(block, key, pool, _floats(counters, out.device, scratch)):
         parts[:, output].copy_(values.view(tiles, lanes))
     if not direct:
         out.copy_(target[skip:needed])
 
 
 def _words(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor]:
-    """What :func:`_normals` needs: one buffer for the counters, and its pool."""
+    """For the counters, and the pool of :func:`normals_of`."""
     return [scratch.get(f"word{i}", counters, torch.int64, device) for i in range(9)]
 
 
-def _normals(block: Tensor, key: Sequence[Word], pool: list[Tensor], scratch: Scratch) -> Iterator[tuple[int, Tensor]]:
-    """Number of an output and its normals for every counter, flat, four times; each overwrites the one before."""
-    words = _philox(block, key, pool)
-    radius, angle, trig = (
-        scratch.get(name, block.numel(), torch.float32, block.device) for name in ("radius", "angle", "trig")
-    )
-    for pair in range(2):
-        radius.copy_(words[2 * pair].view(-1)).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
-        angle.copy_(words[2 * pair + 1].view(-1)).mul_(2.0 * math.pi * 2.0**-32)
-        for second, function in enumerate((torch.cos, torch.sin)):
-            yield 2 * pair + second, function(angle, out=trig).mul_(radius)
+def _floats(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor]:
+    """The buffers of :func:`normals_of`."""
+    return [scratch.get(name, counters, torch.float32, device) for name in ("radius", "angle", "trig")]
 
 
 def _fill_slice(
@@ -474,51 +464,3 @@ def _fill_slice(
         fill_(row, first + offset[axis] * inner, key, scratch, lanes_of(math.prod(full)))
     if copied:
         out.copy_(rows.view(out.shape))
-
-
-def _philox(block: Tensor, key: Sequence[Word], pool: list[Tensor]) -> list[Tensor]:
-    """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers from ``pool``."""
-    low, high, step, sample, index, stream = key
-    number = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)
-
-    def word(value: Word) -> Word:
-        return value if isinstance(value, int) else pool.pop().copy_(value)
-
-    return philox_rounds([block, word(index), word(step), word(number)], [low, high], pool, _ROUNDS)
-
-
-def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], rounds: int) -> list[Tensor]:
-    """Philox4x32. Words that are the same everywhere stay Python integers for as long as they can.
-
-    Tensors are int64 and hold 32-bit words; those of ``counter`` are overwritten and ``pool`` supplies the others.
-    """
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(rounds):
-        first, second = _multiply(c0, _MULTIPLIERS[0], pool), _multiply(c2, _MULTIPLIERS[1], pool)
-        c0, c1, c2, c3 = _mix(second, c1, k0, c0, pool), second, _mix(first, c3, k1, c2, pool), first
-        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
-    return [w.bitwise_and_(_MASK) if isinstance(w, Tensor) else pool.pop().fill_(w & _MASK) for w in (c0, c1, c2, c3)]
-
-
-def _multiply(word: Word, multiplier: int, pool: list[Tensor]) -> Word:
-    """The 64-bit product; as a signed tensor it wraps, its bits are right."""
-    if isinstance(word, int):
-        return word * multiplier
-    return torch.mul(word, multiplier, out=pool.pop())
-
-
-def _mix(product: Word, word: Word, key: Word, dead: Word, pool: list[Tensor]) -> Word:
-    """``high(product) ^ low(word) ^ key``; ``word`` and ``dead`` are not needed afterwards."""
-    if isinstance(product, int):
-        if isinstance(dead, Tensor):
-            pool.append(dead)
-        if isinstance(word, int):
-            return ((product >> 32) ^ word ^ key) & _MASK
-        return word.bitwise_xor_((product >> 32) ^ key).bitwise_and_(_MASK)
-    mixed = dead if isinstance(dead, Tensor) else pool.pop()
-    torch.bitwise_right_shift(product, 32, out=mixed)
-    if isinstance(word, int):
-        return mixed.bitwise_xor_(word ^ key).bitwise_and_(_MASK)
-    pool.append(word)
-    return mixed.bitwise_xor_(word).bitwise_xor_(key).bitwise_and_(_MASK)

@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from bayesadam import noise
+from bayesadam.functional.philox import ROUNDS, philox_rounds
 from bayesadam.functional.reparameterized import root
 from bayesadam.variational.draws import SIGNS, Draw, uncompiled
 
@@ -194,7 +194,7 @@ def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor)
     counters = -(-rows * width // 128)
     pool = [torch.empty(counters, dtype=torch.int64, device=like.device) for _ in range(8)]
     block: list[Any] = [torch.arange(counters, device=like.device), index, step, SIGNS]
-    words = torch.stack(noise.philox_rounds(block, [seed & (2**32 - 1), seed >> 32], pool, rounds=7))
+    words = torch.stack(philox_rounds(block, [seed & (2**32 - 1), seed >> 32], pool, ROUNDS))
     bits = (words.unsqueeze(-1) >> torch.arange(32, device=like.device)).bitwise_and_(1).flatten()
     return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
 

@@ -1,0 +1,90 @@
+"""Philox4x32 (Salmon, Moraes, Dror and Shaw, SC 2011) and the Box-Muller transform by PyTorch's operations.
+
+A counter's words and a key's are 32-bit numbers in int64 tensors, or Python integers where they are the same for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Word: TypeAlias = int | Tensor
+
+ROUNDS = 7
+"""The fewest that pass all of BigCrush."""
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_MASK = 0xFFFFFFFF
+
+
+def normals_of(
+    block: Tensor, key: Sequence[Word], pool: list[Tensor], floats: Sequence[Tensor]
+) -> Iterator[tuple[int, Tensor]]:
+    """Number of an output and its normals for every counter, flat, four times; each overwrites the one before.
+
+    Args:
+        block: First words of the counters; overwritten.
+        key: The seed's halves, step, sample, index, stream.
+        pool: Eight buffers like ``block``.
+        floats: Three float32 buffers, flat, for as many numbers.
+    """
+    words = philox(block, key, pool)
+    radius, angle, trig = floats
+    for pair in range(2):
+        radius.copy_(words[2 * pair].view(-1)).mul_(2.0**-32).add_(2.0**-33).log_().mul_(-2.0).sqrt_()
+        angle.copy_(words[2 * pair + 1].view(-1)).mul_(2.0 * math.pi * 2.0**-32)
+        for second, function in enumerate((torch.cos, torch.sin)):
+            yield 2 * pair + second, function(angle, out=trig).mul_(radius)
+
+
+def philox(block: Tensor, key: Sequence[Word], pool: list[Tensor]) -> list[Tensor]:
+    """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers from ``pool``."""
+    low, high, step, sample, index, stream = key
+    number = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)
+
+    def word(value: Word) -> Word:
+        return value if isinstance(value, int) else pool.pop().copy_(value)
+
+    return philox_rounds([block, word(index), word(step), word(number)], [low, high], pool, ROUNDS)
+
+
+def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], rounds: int) -> list[Tensor]:
+    """Philox4x32. Words that are the same everywhere stay Python integers for as long as they can.
+
+    Tensors are int64 and hold 32-bit words; those of ``counter`` are overwritten and ``pool`` supplies the others.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(rounds):
+        first, second = _multiply(c0, _MULTIPLIERS[0], pool), _multiply(c2, _MULTIPLIERS[1], pool)
+        c0, c1, c2, c3 = _mix(second, c1, k0, c0, pool), second, _mix(first, c3, k1, c2, pool), first
+        k0, k1 = (k0 + _KEY_STEPS[0]) & _MASK, (k1 + _KEY_STEPS[1]) & _MASK
+    return [w.bitwise_and_(_MASK) if isinstance(w, Tensor) else pool.pop().fill_(w & _MASK) for w in (c0, c1, c2, c3)]
+
+
+def _multiply(word: Word, multiplier: int, pool: list[Tensor]) -> Word:
+    """The 64-bit product; as a signed tensor it wraps, its bits are right."""
+    if isinstance(word, int):
+        return word * multiplier
+    return torch.mul(word, multiplier, out=pool.pop())
+
+
+def _mix(product: Word, word: Word, key: Word, dead: Word, pool: list[Tensor]) -> Word:
+    """``high(product) ^ low(word) ^ key``; ``word`` and ``dead`` are not needed afterwards."""
+    if isinstance(product, int):
+        if isinstance(dead, Tensor):
+            pool.append(dead)
+        if isinstance(word, int):
+            return ((product >> 32) ^ word ^ key) & _MASK
+        return word.bitwise_xor_((product >> 32) ^ key).bitwise_and_(_MASK)
+    mixed = dead if isinstance(dead, Tensor) else pool.pop()
+    torch.bitwise_right_shift(product, 32, out=mixed)
+    if isinstance(word, int):
+        return mixed.bitwise_xor_(word ^ key).bitwise_and_(_MASK)
+    pool.append(word)
+    return mixed.bitwise_xor_(word).bitwise_xor_(key).bitwise_and_(_MASK)
