@@ -59,14 +59,14 @@ class LogNormal(_Positive):
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """By that of the normal distribution, in float64."""
-        root = (0.5 * self.log_noise_precision.double()).exp()
+        root = (0.5 * self.log_noise_precision.to(output.device, torch.float64)).exp()
         below: Tensor = torch.special.ndtr((value.double().clamp_min(0.0).log() - output.double()) * root)
         return below
 
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``noise_precision (log y - output)``."""
-        return (_log(target, output) - output) * self.log_noise_precision.to(output.dtype).exp()
+        return (_log(target, output) - output) * self.log_noise_precision.to(output).exp()
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class Gamma(_Positive):
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """By the incomplete gamma function, in float64."""
-        shape = self.log_shape.double().exp()
+        shape = self.log_shape.to(output.device, torch.float64).exp()
         ratio = value.double().clamp_min(0.0) * (-output.double()).exp()
         below: Tensor = torch.special.gammainc(shape, shape * ratio)
         return below
@@ -134,7 +134,7 @@ class Gamma(_Positive):
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``shape (y / exp(output) - 1)``."""
-        return torch.expm1(_log(target, output) - output) * self.log_shape.to(output.dtype).exp()
+        return torch.expm1(_log(target, output) - output) * self.log_shape.to(output).exp()
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:

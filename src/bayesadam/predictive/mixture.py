@@ -39,7 +39,7 @@ class MixturePredictive:
 
     def __init__(self, outputs: Tensor, likelihood: Likelihood, *, independent: bool = False) -> None:
         self.outputs = outputs
-        self.likelihood = copy.deepcopy(likelihood).requires_grad_(False)
+        self.likelihood = copy.deepcopy(likelihood).requires_grad_(False).to(outputs.device)
         self.independent = independent
 
     def __repr__(self) -> str:
