@@ -232,13 +232,17 @@ def test_targets_that_are_refused(kinds, values, message):
             CASES[kind][0]().nll(torch.zeros(2), torch.tensor(values))
 
 
-def test_whole_numbers_of_any_dtype_are_counts():
-    z = draw(4)
-    for likelihood in (ba.likelihoods.Poisson(), ba.likelihoods.NegativeBinomial()):
-        for dtype in (torch.int64, torch.int32, torch.uint8, torch.float32):
-            y = torch.tensor([0, 3, 1, 7], dtype=dtype)
-            close(likelihood.log_prob(z, y), likelihood.log_prob(z, y.double()))
-            close(likelihood.score(z, y), likelihood.score(z, y.double()))
+@pytest.mark.parametrize("kind", KINDS)
+def test_whole_numbers_of_any_dtype(kind):
+    torch.set_default_dtype(torch.float32)
+    z, likelihood = draw(4), case(kind)[0].double()
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        y = torch.tensor([1, 3, 1, 7], dtype=dtype)
+        close(likelihood.log_prob(z, y), likelihood.log_prob(z, y.double()))
+        close(likelihood.score(z, y), likelihood.score(z, y.double()))
+        variance = z.square()
+        expected = likelihood.expected_log_density(z, variance, y.double())
+        close(likelihood.expected_log_density(z, variance, y), expected)
 
 
 class TestExtremes:

@@ -132,6 +132,7 @@ class Laplace:
                 check_weights_are_used(network.model, () if isinstance(total, LastLayerSum) else self.mean)
                 found = _go_through(network, total, data, batch_size, progress)
                 self.curvature = total.result()
+                _check_curved(network, self.curvature)
         finally:
             total.close()
         self.random = tuple(total.names) if isinstance(total, LastLayerSum) else tuple(self.mean)
@@ -306,6 +307,14 @@ def _go_through(
     if not found.count:
         raise ValueError("data must have at least one example, got none")
     return found
+
+
+def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor]) -> None:
+    """Raise if a likelihood's fallback has found no curvature in all the data: the posterior would be the prior."""
+    if network.curvature == "fisher" or network.likelihood.defines("fisher_factor"):
+        return
+    if not any(value.any() for value in (curvature.values() if isinstance(curvature, dict) else [curvature])):
+        raise network.likelihood.missing("fisher_factor, as its log density has no second derivative")
 
 
 def _is_positive(value: Any) -> bool:

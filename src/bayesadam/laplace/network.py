@@ -51,6 +51,7 @@ class Network:
         """
         return call(self.model, inputs, self.output)
 
+    @torch.no_grad()
     def factor(self, output: Tensor, target: Tensor) -> Tensor:
         """The curvature of ``-log p(y | output)`` as a block-diagonal factor.
 
@@ -72,8 +73,7 @@ class Network:
         self.likelihood.check(output, target)
         output = output.detach()
         if self.curvature == "empirical_fisher":
-            with torch.no_grad():
-                points = self.likelihood.log_density(output[:1], target[:1]).numel()
+            points = self.likelihood.log_density(output[:1], target[:1]).numel()
             return self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
         return self.likelihood.fisher_factor(output, target)
 

@@ -203,10 +203,8 @@ class Likelihood(nn.Module):
             target: Checked before.
 
         Returns:
-            ``(N, P, K, R)``; of the fallback, blocks are data points and ``R = K``.
-
-        Raises:
-            MissingCapabilityError: The fallback is zero for all outputs, as it is for densities of straight pieces.
+            ``(N, P, K, R)``; of the fallback, blocks are data points. It is zero for densities of straight pieces,
+            which a Laplace approximation therefore refuses.
         """
         return fallbacks.observed_factor(self, output, target)
 

@@ -106,7 +106,7 @@ class NegativeBinomial(_Counts):
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """By the incomplete beta function, in float64."""
-        log_dispersion = self.log_dispersion.double()
+        log_dispersion = self.log_dispersion.to(output.device, torch.float64)
         whole, logits = value.double().floor(), output.double() + log_dispersion
         below = betainc((-log_dispersion).exp(), whole.clamp_min(0.0) + 1.0, (-logits).sigmoid(), logits.sigmoid())
         return torch.where(whole < 0, 0.0, below)
@@ -114,7 +114,7 @@ class NegativeBinomial(_Counts):
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``(y - m) / (1 + dispersion m)``."""
-        log_dispersion = self.log_dispersion.to(output.dtype)
+        log_dispersion = self.log_dispersion.to(output)
         logits = output + log_dispersion
         return target.to(output.dtype) * (-logits).sigmoid() - logits.sigmoid() * (-log_dispersion).exp()
 

@@ -34,11 +34,11 @@ def observed_factor(likelihood: Likelihood, output: Tensor, target: Tensor) -> T
         density = likelihood.log_density(leaf, target)
         (gradient,) = torch.autograd.grad(density.sum(), leaf, create_graph=True)
         blocks = gradient.reshape(len(output), density[:1].numel(), -1)
-        for k in range(blocks.shape[-1] if blocks.requires_grad else 0):
+        if not blocks.requires_grad:  # straight pieces
+            return blocks.new_zeros(*blocks.shape, 1)
+        for k in range(blocks.shape[-1]):
             (row,) = torch.autograd.grad(blocks[..., k].sum(), leaf, retain_graph=True, materialize_grads=True)
             rows.append(row.reshape(blocks.shape))
-    if not any(row.any() for row in rows):
-        raise likelihood.missing("fisher_factor, as its log density has no second derivative")
     hessian = -torch.stack(rows, dim=-1)
     if hessian.shape[-1] == 1:
         return hessian.clamp_min(0.0).sqrt()

@@ -105,7 +105,7 @@ class Gaussian(RegressionLikelihood):
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``noise_precision (y - output)``."""
-        precision = self.log_noise_precision.to(output.dtype).exp()
+        precision = self.log_noise_precision.to(output).exp()
         return (target - output).mul_(precision)
 
     @torch.no_grad()

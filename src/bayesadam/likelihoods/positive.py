@@ -54,19 +54,19 @@ class LogNormal(_Positive):
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Of every target."""
-        log_target = target.log()
+        log_target = _log(target, output)
         return gaussian_log_density(log_target - output, -self.log_noise_precision.to(output)) - log_target
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """By that of the normal distribution, in float64."""
-        root = (0.5 * self.log_noise_precision.double()).exp()
+        root = (0.5 * self.log_noise_precision.to(output.device, torch.float64)).exp()
         below: Tensor = torch.special.ndtr((value.double().clamp_min(0.0).log() - output.double()) * root)
         return below
 
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``noise_precision (log y - output)``."""
-        return (target.log() - output) * self.log_noise_precision.to(output.dtype).exp()
+        return (_log(target, output) - output) * self.log_noise_precision.to(output).exp()
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class LogNormal(_Positive):
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
         """As of a Gaussian ``log y``, in closed form; outputs are taken as independent."""
-        log_target = target.log()
+        log_target = _log(target, mean)
         log_variance = (variance + (-self.log_noise_precision.to(mean)).exp()).log()
         terms = gaussian_log_density(log_target - mean, log_variance) - log_target
         return terms.sum(-1) if target.ndim > 1 else terms
@@ -122,11 +122,11 @@ class Gamma(_Positive):
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Of every target."""
-        return self._terms(output, (target.log() - output).exp(), target)
+        return self._terms(output, (_log(target, output) - output).exp(), target)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """By the incomplete gamma function, in float64."""
-        shape = self.log_shape.double().exp()
+        shape = self.log_shape.to(output.device, torch.float64).exp()
         ratio = value.double().clamp_min(0.0) * (-output.double()).exp()
         below: Tensor = torch.special.gammainc(shape, shape * ratio)
         return below
@@ -134,7 +134,7 @@ class Gamma(_Positive):
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``shape (y / exp(output) - 1)``."""
-        return torch.expm1(target.log() - output) * self.log_shape.to(output.dtype).exp()
+        return torch.expm1(_log(target, output) - output) * self.log_shape.to(output).exp()
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
@@ -143,11 +143,16 @@ class Gamma(_Positive):
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """In closed form: the expected ``exp(-output)`` is that of a log-normal variable."""
-        terms = self._terms(mean, (target.log() - mean + 0.5 * variance).exp(), target)
+        terms = self._terms(mean, (_log(target, mean) - mean + 0.5 * variance).exp(), target)
         return terms.sum(-1) if target.ndim > 1 else terms
 
     def _terms(self, output: Tensor, ratio: Tensor, target: Tensor) -> Tensor:
         """With the ratio of target and mean, which may be an expected one."""
         log_shape = self.log_shape.to(output)
         shape = log_shape.exp()
-        return shape * (log_shape - output - ratio) + (shape - 1.0) * target.log() - torch.lgamma(shape)
+        return shape * (log_shape - output - ratio) + (shape - 1.0) * _log(target, output) - torch.lgamma(shape)
+
+
+def _log(target: Tensor, like: Tensor) -> Tensor:
+    """Of whole numbers in the dtype of the outputs, and not in the default one."""
+    return (target if target.is_floating_point() else target.to(like.dtype)).log()

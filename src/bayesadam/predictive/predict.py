@@ -74,10 +74,10 @@ def predict(
 
     Returns:
         A :class:`RegressionPredictive` for Gaussian targets, a :class:`ClassificationPredictive` for classes, and a
-        :class:`MixturePredictive` for all other targets; it keeps the outputs of all samples. The first two, if
-        linearised or by moments it is their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which
-        keep the covariance of a row's outputs; by moments that is known after a linear layer, and else outputs
-        are taken as independent.
+        :class:`MixturePredictive` for all other targets; it keeps the outputs of all samples. Linearised or by moments
+        the first two are their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which keep the
+        covariance of a row's outputs; by moments that is known after a linear layer, and else outputs are taken as
+        independent.
 
     Raises:
         ValueError: An unknown method or link, a link without use, something that is no likelihood, a model that
