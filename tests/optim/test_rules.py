@@ -200,7 +200,11 @@ def test_posterior_as_prior_equals_reference_loop_with_that_prior(name):
 
 @pytest.mark.parametrize(
     ("name", "tau"),
-    [("vprop", 1.0), ("ivon", 1.0), *((name, 0.5) for name in ("vprop", "vogn", "natural_vadam", *sorted(ON_NOISE - {"bbb"})))],
+    [
+        ("vprop", 1.0),
+        ("ivon", 1.0),
+        *((name, 0.5) for name in ("vprop", "vogn", "natural_vadam", *sorted(ON_NOISE - {"bbb"}))),
+    ],
 )
 def test_fixed_point_of_the_precision_is_the_tempered_optimum(name, tau):
     """E[N h] / tau + lambda (methods section 2), here with a curvature estimate that is constant in expectation."""
