@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.engine.blocks import is_sharded, local
-from bayesadam.engine.passes import Pass, per_weight_of, statics_of
+from bayesadam.engine.kernels import available, first_bad
+from bayesadam.engine.passes import Pass, numbers_of, per_weight_of, statics_of
 from bayesadam.engine.rule import initial_counters
-from bayesadam.engine.run import Job, Plan
+from bayesadam.engine.run import Draw, Job, Plan, Walk
 from bayesadam.engine.sources import CurvatureSource
-from bayesadam.engine.store import NumbersCache, Slot, Store, full, hyper, like
-from bayesadam.engine.weights import MEAN, TRAIN, Weights, tensors_of
+from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, full, hyper, like
+from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group, tensors_of
 
 BACKTRACK = 0.5
 """The share of the largest admissible rate that back-tracking takes: no precision more than halves."""
@@ -54,6 +55,7 @@ class Gradients:
         self._norms: dict[Tensor, Tensor] = {}
         self._limit = math.inf
         self._factor = 1.0
+        self._walk: tuple[Any, list[Slot], Walk] | None = None
 
     @property
     def keeps_curvature(self) -> bool:
@@ -153,12 +155,13 @@ class Gradients:
             work = Pass(
                 rule, "collect", statics_of(rule, group), noisy=noisy, per_weight=per_weight_of(state), kept=True
             )
-            told = numbers.scaled(group, state, scale=-1.0 if group["maximize"] else 1.0, share=share)
+            plain, _ = numbers.of(group, state)
+            told = numbers.scaled(plain, -1.0 if group["maximize"] else 1.0, share=share)
             tensors = tensors_of(work, parameter, state, grad=self.store.dense_gradient(parameter), kept=kept)
-            jobs.append(Job(work, slot.index, parameter, tensors, told))
+            jobs.append(Job(work, slot.index, parameter, state, tensors, told))
         plan = Plan()
-        draws = {"eps": self.weights.draw(self.collected)}
-        self.weights.runner.add(plan, jobs, draws, compiles=self.store.first["compile"])
+        compiles = self.store.first["compile"] and available()
+        Walk(jobs, self.weights.runner, compiles=compiles).add(plan, {"eps": self.weights.draw(self.collected)})
         plan.run()
         self._curvature.update(fresh)
 
@@ -204,6 +207,9 @@ class Gradients:
     def _first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is any."""
         grads = {slot.parameter: self.store.dense_gradient(slot.parameter) for slot in self.store.trained()}
+        if grads and self.store.first["compile"] and available() and all(map(_is_plain, grads.values())):
+            number = first_bad(list(grads.values()))
+            return None if number is None else list(grads)[number]
         if not grads or math.isfinite(_read(full(nn.utils.get_total_norm(list(grads.values()))))):
             return None
         for parameter, grad in grads.items():
@@ -260,38 +266,57 @@ class Gradients:
         plan.run()
 
     def _add_updates(
-        self, plan: Plan, draws: Mapping[str, Any], numbers: NumbersCache, drop_in: bool
+        self, plan: Plan, draws: Mapping[str, Draw], numbers: NumbersCache, drop_in: bool
     ) -> dict[Tensor, dict[str, Any]]:
         """Append the updates to a plan; returns the counters after them, by parameter."""
-        rule, trained = self.store.rule, self.store.trained()
-        keeps = self.keeps_curvature
-        factors = self._curvature_factors(trained) if keeps else {}
-        held_mean = self.weights.held == MEAN
-        jobs: list[Job] = []
+        trained = self.store.trained()
+        grads = [self.store.dense_gradient(slot.parameter) for slot in trained]
+        factors = self._curvature_factors(trained) if self.keeps_curvature else {}
+        walk = self._update_walk(trained, grads, drop_in)
         changed: dict[Tensor, dict[str, Any]] = {}
-        for slot in trained:
-            parameter, state, group = slot.parameter, self.store.state_of(slot), self._limited(slot.group)
-            kept, noisy = self._curvature.get(parameter), bool(group["perturb"])
+        for slot, job, grad in zip(trained, walk.jobs, grads, strict=True):
+            group = self._limited(slot.group)
+            job.tensors["grad"] = grad if not is_sharded(grad) else local(grad)
+            factor = 1.0
+            if job.work.kept:
+                job.tensors["kept"], factor = self._curvature[slot.parameter], factors[slot.parameter]
+            plain, after = numbers.of(group, job.state)
+            job.numbers = numbers.scaled(plain, (-1.0 if group["maximize"] else 1.0) * self._factor, factor)
+            changed[slot.parameter] = after
+        walk.add(plan, draws)
+        return changed
+
+    def _update_walk(self, trained: list[Slot], grads: Sequence[Tensor], drop_in: bool) -> Walk:
+        """The jobs of an update; those of the last one where they are the same."""
+        rule, keeps = self.store.rule, self.keeps_curvature
+        held_mean = self.weights.held == MEAN
+        compiles = self.store.first["compile"] and available()
+        kept = [slot.parameter in self._curvature for slot in trained]
+        key = (held_mean, drop_in, keeps, compiles, kept, statics_by_group(self.store))
+        if self._walk is not None and self._walk[:2] == (key, trained) and self._walk[2].fits(grads):
+            return self._walk[2]
+        jobs = []
+        for slot, grad, given in zip(trained, grads, kept, strict=True):
+            state, noisy = self.store.state_of(slot), bool(slot.group["perturb"])
             work = Pass(
                 rule,
                 "update",
-                statics_of(rule, group),
+                statics_of(rule, slot.group),
                 holds_mean=held_mean or not noisy,
                 given=keeps,
                 noisy=rule.needs_noise and noisy and not keeps,
                 resample=drop_in and noisy,
                 per_weight=per_weight_of(state),
-                kept=kept is not None,
+                kept=given,
             )
-            scale = (-1.0 if group["maximize"] else 1.0) * self._factor
-            told = numbers.scaled(group, state, scale=scale, factor=factors.get(parameter, 1.0))
-            others = {"grad": self.store.dense_gradient(parameter)}
-            if kept is not None:
-                others["kept"] = kept
-            jobs.append(Job(work, slot.index, parameter, tensors_of(work, parameter, state, **others), told))
-            changed[parameter] = numbers.of(group, state)[1]
-        self.weights.runner.add(plan, jobs, draws, compiles=self.store.first["compile"])
-        return changed
+            others = {"grad": grad, **({"kept": self._curvature[slot.parameter]} if given else {})}
+            counters = {name: state[name] for name in COUNTERS}
+            told = numbers_of(rule, slot.group, counters, counters)  # of which the names are known by now
+            tensors = tensors_of(work, slot.parameter, state, **others)
+            jobs.append(Job(work, slot.index, slot.parameter, state, tensors, told))
+        walk = Walk(jobs, self.weights.runner, compiles=compiles)
+        self._walk = (key, list(trained), walk)
+        return walk
 
     def _limit_rates(self) -> bool:
         """See to it that all precisions stay positive, where the rule itself does not."""
@@ -361,6 +386,11 @@ class Gradients:
         if len(wide) == 1:
             return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
         return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
+
+
+def _is_plain(grad: Tensor) -> bool:
+    """Whether it is contiguous float32 in a CPU's memory."""
+    return type(grad) is Tensor and grad.dtype is torch.float32 and grad.device.type == "cpu" and grad.is_contiguous()
 
 
 def _read(value: Tensor) -> float:

@@ -46,7 +46,7 @@ class Draw(NamedTuple):
         return self.antithetic and self.sample % 2 == 1
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)
 class Job:
     """A pass over one parameter.
 
@@ -54,15 +54,18 @@ class Job:
         work: The pass.
         index: Noise index of the parameter.
         parameter: Whose weights they are; what is written may be its state alone.
-        tensors: What the pass reads and writes, by name; local ones of a sharded parameter.
-        numbers: What the pass is told; equal ones are the same object.
+        state: The parameter's state.
+        tensors: What the pass reads and writes, by name; local ones of a sharded parameter. Gradient and kept curvature
+            are those of the step.
+        numbers: What the pass is told in the step; equal ones are the same object.
     """
 
     work: Pass
     index: int
     parameter: Tensor
-    tensors: Mapping[str, Tensor]
-    numbers: dict[str, float]
+    state: Mapping[str, Any]
+    tensors: dict[str, Tensor]
+    numbers: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -127,73 +130,118 @@ Batch = list[Piece]
 """Pieces of equal passes, numbers, dtypes and device, which are worked on together."""
 
 
+class Walk:
+    """Jobs that are done in one step after another: what is the same in all of them is found out once.
+
+    Args:
+        jobs: With the tensors and numbers of a step.
+        runner: Does what no kernel does.
+        compiles: Do by kernels what they fit.
+    """
+
+    def __init__(self, jobs: Sequence[Job], runner: Runner, *, compiles: bool) -> None:
+        self.jobs = jobs
+        self._runner = runner
+        self._kernels: list[_Compiled] = []
+        rest: list[Job] = []
+        for (work, dtypes), chosen in _alike(jobs).items():
+            flat = [job for job in chosen if _is_flat(job)] if compiles and kernels.dtypes_fit(dtypes) else []
+            kernel = kernels.kernel_of(work, dtypes, tuple(chosen[0].numbers)) if flat else None
+            if kernel is not None:
+                self._kernels.append(_Compiled(kernel, flat))
+                known = set(map(id, flat))
+                chosen = [job for job in chosen if id(job) not in known]
+            rest += chosen
+        self._rest = rest
+        self._batches: list[Batch] | None = None
+        self._states = [(j.state, name, t) for j in jobs for name, t in j.tensors.items() if name in j.state]
+        self._addresses = [job.parameter.data_ptr() for job in jobs if type(job.parameter) is nn.Parameter]
+        grads = [job.tensors["grad"] for job in jobs if "grad" in job.tensors]
+        self._dtype = grads[0].dtype if grads else None
+        self._repeats = (
+            len(self._addresses) == len(jobs)
+            and all(job.parameter.is_contiguous() for job in jobs)
+            and all(grad.dtype == self._dtype and grad.is_contiguous() for grad in grads)
+        )
+
+    def fits(self, grads: Sequence[Tensor]) -> bool:
+        """Whether the jobs are still right, with these gradients: the same tensors in the same places."""
+        return (
+            self._repeats
+            and all(grad.dtype is self._dtype and grad.is_contiguous() for grad in grads)
+            and all(state[name] is tensor for state, name, tensor in self._states)
+            and [job.parameter.data_ptr() for job in self.jobs] == self._addresses
+        )
+
+    def add(self, plan: Plan, draws: Mapping[str, Draw]) -> None:
+        """Append the steps that do the jobs; ``draws`` is the noise by name, ``eps`` and ``next_eps``."""
+        for compiled in self._kernels:
+            compiled.add(plan, draws)
+        if not self._rest:
+            return
+        told = [id(job.numbers) for job in self._rest]
+        if self._batches is None or len(set(told)) > 1:
+            self._batches = list(_batches(self._rest))
+        for batch in self._batches:  # means first: a sample that was written over them can then be taken back from them
+            work = batch[0].job.work
+            if work.kind == "sample" and work.holds_mean:
+                plan.add(partial(self._runner.work, batch, Pass(work.rule, "adopt"), {}, plan))
+        for batch in self._batches:
+            work = batch[0].job.work
+            touched = [piece.job.parameter for piece in batch] if "weights" in work.writes else []
+            plan.add(partial(self._runner.work, batch, work, draws, plan), touched)
+
+
+class _Compiled:
+    """The jobs of one kernel."""
+
+    def __init__(self, kernel: kernels.Kernel, jobs: Sequence[Job]) -> None:
+        self.kernel, self.jobs, self.total = kernel, jobs, 0
+        work = jobs[0].work
+        rows = []
+        for job in jobs:
+            size = job.tensors["mean"].numel()
+            start, whole = 0, size
+            if is_sharded(job.parameter):
+                first, whole = _run_of(*place(job.parameter), job.tensors["mean"].shape)
+                start = first or 0
+            addresses = [job.tensors[name].data_ptr() for name in work.reads]
+            rows.append([start, size, noise.lanes_of(whole), job.index, 0, *addresses])
+            self.total += size
+        self.table = np.array(rows)
+        self.changing = [(kernels.FIXED + i, name) for i, name in enumerate(work.reads) if name in ("grad", "kept")]
+        self.touched = [job.parameter for job in jobs] if "weights" in work.writes else []
+        self.versions = [local(parameter) for parameter in self.touched]
+
+    def add(self, plan: Plan, draws: Mapping[str, Draw]) -> None:
+        """Append the call of the kernel."""
+        rows: dict[int, int] = {}
+        numbers: list[list[float]] = []
+        for job in self.jobs:
+            if id(job.numbers) not in rows:
+                rows[id(job.numbers)] = len(numbers)
+                numbers.append(list(job.numbers.values()))
+        self.table[:, 4] = [rows[id(job.numbers)] for job in self.jobs] if len(numbers) > 1 else 0
+        for column, name in self.changing:
+            self.table[:, column] = [job.tensors[name].data_ptr() for job in self.jobs]
+        told, words = np.array(numbers), np.array([_words(draws)] * len(numbers))
+
+        def step(mark: int) -> None:
+            self.kernel(self.table, told, words, self.total, plan.done, mark)
+            if self.versions:
+                torch.autograd.graph.increment_version(self.versions)
+
+        plan.add(step, self.touched)
+
+
 class Runner:
-    """Makes plans of jobs. Keeps the buffers that it works in."""
+    """Does jobs eagerly. Keeps the buffers that it works in."""
 
     def __init__(self) -> None:
         self.scratch = noise.Scratch()
         self._views: dict[Any, list[Tensor]] = {}
 
-    def add(self, plan: Plan, jobs: Sequence[Job], draws: Mapping[str, Draw], *, compiles: bool) -> None:
-        """Append the steps that do some jobs.
-
-        Args:
-            plan: To append to.
-            jobs: Of any groups.
-            draws: The noise of the passes by name, ``eps`` and ``next_eps``.
-            compiles: By kernels, where they fit.
-        """
-        rest: list[Job] = []
-        for (work, dtypes), chosen in _alike(jobs).items():
-            fits = compiles and kernels.dtypes_fit(dtypes)
-            flat = [job for job in chosen if _is_flat(job)] if fits else []
-            kernel = kernels.kernel_of(work, dtypes, tuple(chosen[0].numbers)) if flat else None
-            if kernel is None:
-                rest += chosen
-            else:
-                self._add_kernel(plan, kernel, flat, draws)
-                known = set(map(id, flat))
-                rest += [job for job in chosen if id(job) not in known]
-        batches = list(_batches(rest))
-        for batch in batches:  # means first: a sample that was written over weights can then be taken back from them
-            work = batch[0].job.work
-            if work.kind == "sample" and work.holds_mean:
-                plan.add(partial(self._work, batch, Pass(work.rule, "adopt"), {}, plan))
-        for batch in batches:
-            work = batch[0].job.work
-            touched = [piece.job.parameter for piece in batch] if "weights" in work.writes else []
-            plan.add(partial(self._work, batch, work, draws, plan), touched)
-
-    def _add_kernel(self, plan: Plan, kernel: kernels.Kernel, jobs: Sequence[Job], draws: Mapping[str, Draw]) -> None:
-        work = jobs[0].work
-        names, total = work.reads, 0
-        rows: dict[int, int] = {}
-        numbers: list[list[float]] = []
-        runs: list[list[int]] = []
-        for job in jobs:
-            tensors = job.tensors
-            row = rows.get(id(job.numbers))
-            if row is None:
-                row = rows[id(job.numbers)] = len(numbers)
-                numbers.append(list(job.numbers.values()))
-            size = tensors["mean"].numel()
-            start, whole = (
-                _run_of(*place(job.parameter), tensors["mean"].shape) if is_sharded(job.parameter) else (0, size)
-            )
-            addresses = [tensors[name].data_ptr() for name in names]
-            runs.append([start or 0, size, noise.lanes_of(whole), job.index, row, *addresses])
-            total += size
-        tables = np.array(runs), np.array(numbers), np.array([_words(draws)] * len(numbers))
-        touched = [job.parameter for job in jobs] if "weights" in work.writes else []
-
-        def step(mark: int) -> None:
-            kernel(*tables, total, plan.done, mark)
-            if touched and jobs:  # whose tensors must live until here
-                torch.autograd.graph.increment_version([local(parameter) for parameter in touched])
-
-        plan.add(step, touched)
-
-    def _work(self, batch: Batch, work: Pass, draws: Mapping[str, Draw], plan: Plan, mark: int) -> None:
+    def work(self, batch: Batch, work: Pass, draws: Mapping[str, Draw], plan: Plan, mark: int) -> None:
         """One block: gather, run, write back."""
         mean = batch[0].tensor("mean")
         total = sum(piece.numel for piece in batch)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from bayesadam.engine.passes import follow_, numbers_of, per_weight_of
 from bayesadam.engine.rule import Rule, advance, initial_counters, maximum
 
 COUNTERS = tuple(initial_counters())
+_COUNTERS_OF = itemgetter(*COUNTERS)
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -49,6 +51,8 @@ class Store:
     def __init__(self, owner: Owner, rule: Rule) -> None:
         self.owner = owner
         self.rule = rule
+        self._key: list[int] = []
+        self._slots: list[Slot] = []
 
     @property
     def first(self) -> dict[str, Any]:
@@ -60,11 +64,18 @@ class Store:
         for group in self.owner.param_groups:
             group[name] = value
 
-    def slots(self) -> Iterator[Slot]:
-        """Every parameter."""
-        for group in self.owner.param_groups:
-            for index, parameter in enumerate(group["params"], group["noise_index"]):
-                yield Slot(group, index, parameter)
+    def slots(self) -> list[Slot]:
+        """Every parameter; the same objects for as long as groups and parameters are."""
+        groups = self.owner.param_groups
+        key = [id(thing) for group in groups for thing in (group, *group["params"])]
+        if key != self._key:
+            self._slots = [
+                Slot(group, index, parameter)
+                for group in groups
+                for index, parameter in enumerate(group["params"], group["noise_index"])
+            ]
+            self._key = key
+        return self._slots
 
     def trained(self) -> list[Slot]:
         """Those that have a gradient to step with."""
@@ -143,25 +154,22 @@ class NumbersCache:
 
     def of(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         """The numbers, without the scales of gradients; and the counters after one more step."""
-        key = (id(group), *[state[name] for name in COUNTERS])
-        if key not in self._known:
+        counters = _COUNTERS_OF(state)
+        key = (id(group), counters)
+        known = self._known.get(key)
+        if known is None:
             self._alive.append(group)
-            before = {name: state[name] for name in COUNTERS}
+            before = dict(zip(COUNTERS, counters, strict=True))
             after = advance(before, group)
-            self._known[key] = numbers_of(self.rule, group, before, after), after
-        return self._known[key]
+            known = self._known[key] = numbers_of(self.rule, group, before, after), after
+        return known
 
     def scaled(
-        self,
-        group: Mapping[str, Any],
-        state: Mapping[str, Any],
-        *,
-        scale: float = 1.0,
-        factor: float = 1.0,
-        share: float = 1.0,
+        self, plain: dict[str, float], scale: float, factor: float = 1.0, share: float = 1.0
     ) -> dict[str, float]:
-        """The numbers, with what gradient and kept curvature are multiplied by, and the share of a new sample."""
-        plain, _ = self.of(group, state)
+        """Such numbers, with what gradient and kept curvature are multiplied by, and the share of a new sample."""
+        if scale == factor == share == 1.0:
+            return plain
         key = (id(plain), scale, factor, share)
         if key not in self._scaled:
             self._scaled[key] = {**plain, "scale": scale, "factor": factor, "share": share}

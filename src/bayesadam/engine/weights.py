@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from bayesadam.engine.blocks import local
+from bayesadam.engine.kernels import available
 from bayesadam.engine.passes import Pass, per_weight_of, statics_of
-from bayesadam.engine.run import Draw, Job, Plan, Runner
+from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk
 from bayesadam.engine.store import NumbersCache, Slot, Store
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
@@ -32,6 +33,7 @@ class Weights:
         self.runner = runner
         self._written: dict[Tensor, None] = {}
         self._versions: dict[Tensor, int] = {}
+        self._walk: tuple[Any, list[Slot], Walk] | None = None
 
     @property
     def held(self) -> str:
@@ -88,14 +90,26 @@ class Weights:
 
     def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
         """Append those steps to a plan."""
-        rule = self.store.rule
-        jobs = []
-        for slot in slots:
-            state = self.store.state_of(slot)
-            work = Pass(rule, "sample", statics_of(rule, slot.group), holds_mean=adopt, per_weight=per_weight_of(state))
-            tensors = tensors_of(work, slot.parameter, state)
-            jobs.append(Job(work, slot.index, slot.parameter, tensors, numbers.of(slot.group, state)[0]))
-        self.runner.add(plan, jobs, {"next_eps": draw}, compiles=self.store.first["compile"])
+        if not slots:
+            return
+        rule, compiles = self.store.rule, self.store.first["compile"] and available()
+        key = (adopt, compiles, tuple(statics_by_group(self.store)))
+        known = self._walk
+        if known is None or known[:2] != (key, slots) or not known[2].fits(()):
+            jobs = []
+            for slot in slots:
+                state = self.store.state_of(slot)
+                work = Pass(
+                    rule, "sample", statics_of(rule, slot.group), holds_mean=adopt, per_weight=per_weight_of(state)
+                )
+                tensors = tensors_of(work, slot.parameter, state)
+                told, _ = numbers.of(slot.group, state)
+                jobs.append(Job(work, slot.index, slot.parameter, state, tensors, told))
+            known = self._walk = (key, list(slots), Walk(jobs, self.runner, compiles=compiles))
+        walk = known[2]
+        for job, slot in zip(walk.jobs, slots, strict=True):
+            job.numbers, _ = numbers.of(slot.group, job.state)
+        walk.add(plan, {"next_eps": draw})
 
     def settle(self, written: Iterable[Tensor], then: str) -> None:
         """These parameters, and no others, hold a sample: what was frozen since the last one gets its mean back."""
@@ -208,6 +222,11 @@ class Weights:
     def _states(self) -> Mapping[Tensor, dict[str, Any]]:
         states: Mapping[Tensor, dict[str, Any]] = self.store.owner.state
         return states
+
+
+def statics_by_group(store: Store) -> list[Any]:
+    """What steers the passes of every group: if it is what it was, so are they."""
+    return [(group["perturb"], statics_of(store.rule, group)) for group in store.owner.param_groups]
 
 
 def tensors_of(work: Pass, parameter: Tensor, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:

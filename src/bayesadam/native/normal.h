@@ -7,6 +7,9 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -84,14 +87,38 @@ inline float uniform(uint32_t word) { return static_cast<float>(word) * 0x1p-32f
 
 inline float angle(uint32_t word) { return static_cast<float>(word) * static_cast<float>(2.0 * M_PI * 0x1p-32); }
 
-// The 4 * lanes normals of one tile: element j has output j / lanes of counter j % lanes.
-inline void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, float sign) {
-    const uint32_t first = tile * static_cast<uint32_t>(LANES);
-#pragma omp simd
-    for (int64_t lane = 0; lane < lanes; lane++) {
-        uint32_t c0 = first + static_cast<uint32_t>(lane), c1 = key.index, c2 = key.step, c3 = key.number;
+constexpr int WIDTH = 16;  // lanes that are computed together, whole vectors also at the end of a tile
+
+// The four words of each of WIDTH counters.
+#ifdef __AVX512F__
+inline void philox(uint32_t first, const Key& key, uint32_t words[4][WIDTH]) {
+    const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
+    for (int half = 0; half < 2; half++) {  // words in 64 bits, whose upper halves do not matter
+        const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+        __m512i c0 = _mm512_add_epi64(lanes, _mm512_set1_epi64(int64_t{first} + 8 * half));
+        __m512i c1 = _mm512_set1_epi64(key.index), c2 = _mm512_set1_epi64(key.step),
+                c3 = _mm512_set1_epi64(key.number);
         uint32_t k0 = key.low, k1 = key.high;
-#pragma GCC unroll 7
+        for (int round = 0; round < 7; round++) {
+            const __m512i p = _mm512_mul_epu32(c0, m0), q = _mm512_mul_epu32(c2, m1);
+            c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(q, 32), c1, _mm512_set1_epi64(k0), 0x96);
+            c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p, 32), c3, _mm512_set1_epi64(k1), 0x96);
+            c1 = q;
+            c3 = p;
+            k0 += 0x9E3779B9u;
+            k1 += 0xBB67AE85u;
+        }
+        const __m512i made[4] = {c0, c1, c2, c3};
+        for (int k = 0; k < 4; k++)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(words[k] + 8 * half), _mm512_cvtepi64_epi32(made[k]));
+    }
+}
+#else
+inline void philox(uint32_t first, const Key& key, uint32_t words[4][WIDTH]) {
+#pragma omp simd
+    for (int i = 0; i < WIDTH; i++) {
+        uint32_t c0 = first + static_cast<uint32_t>(i), c1 = key.index, c2 = key.step, c3 = key.number;
+        uint32_t k0 = key.low, k1 = key.high;
         for (int round = 0; round < 7; round++) {
             const uint64_t p = static_cast<uint64_t>(c0) * 0xD2511F53u, q = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
             c0 = static_cast<uint32_t>(q >> 32) ^ c1 ^ k0;
@@ -101,15 +128,47 @@ inline void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, 
             k0 += 0x9E3779B9u;
             k1 += 0xBB67AE85u;
         }
-        const float r0 = sign * std::sqrt(-2.0f * natural_log(uniform(c0)));
-        const float r1 = sign * std::sqrt(-2.0f * natural_log(uniform(c2)));
+        words[0][i] = c0;
+        words[1][i] = c1;
+        words[2][i] = c2;
+        words[3][i] = c3;
+    }
+}
+#endif
+
+// The four normals of each of WIDTH counters, one output of all of them after another.
+inline void fill_lanes(float* const out[4], uint32_t first, const Key& key, float sign) {
+    alignas(64) uint32_t words[4][WIDTH];
+    philox(first, key, words);
+    float *const o0 = out[0], *const o1 = out[1], *const o2 = out[2], *const o3 = out[3];
+#pragma omp simd
+    for (int i = 0; i < WIDTH; i++) {
+        const float r0 = sign * std::sqrt(-2.0f * natural_log(uniform(words[0][i])));
+        const float r1 = sign * std::sqrt(-2.0f * natural_log(uniform(words[2][i])));
         float s, c;
-        sine_and_cosine(angle(c1), s, c);
-        out[lane] = c * r0;
-        out[lanes + lane] = s * r0;
-        sine_and_cosine(angle(c3), s, c);
-        out[2 * lanes + lane] = c * r1;
-        out[3 * lanes + lane] = s * r1;
+        sine_and_cosine(angle(words[1][i]), s, c);
+        o0[i] = c * r0;
+        o1[i] = s * r0;
+        sine_and_cosine(angle(words[3][i]), s, c);
+        o2[i] = c * r1;
+        o3[i] = s * r1;
+    }
+}
+
+// The 4 * lanes normals of one tile: element j has output j / lanes of counter j % lanes.
+inline void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, float sign) {
+    const uint32_t first = tile * static_cast<uint32_t>(LANES);
+    for (int64_t lane = 0; lane < lanes; lane += WIDTH) {
+        const uint32_t counter = first + static_cast<uint32_t>(lane);
+        if (lanes - lane >= WIDTH) {
+            float* const places[4] = {out + lane, out + lanes + lane, out + 2 * lanes + lane, out + 3 * lanes + lane};
+            fill_lanes(places, counter, key, sign);
+        } else {
+            alignas(64) float made[4][WIDTH];
+            float* const places[4] = {made[0], made[1], made[2], made[3]};
+            fill_lanes(places, counter, key, sign);
+            for (int k = 0; k < 4; k++) std::memcpy(out + k * lanes + lane, made[k], (lanes - lane) * sizeof(float));
+        }
     }
 }
 
