@@ -89,44 +89,63 @@ inline float angle(uint32_t word) { return static_cast<float>(word) * static_cas
 
 constexpr int WIDTH = 16;  // lanes that are computed together, whole vectors also at the end of a tile
 
-// The four words of each of WIDTH counters.
+// The keys of all rounds, made once for a tile.
+struct Rounds {
 #ifdef __AVX512F__
-inline void philox(uint32_t first, const Key& key, uint32_t words[4][WIDTH]) {
-    const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
-    for (int half = 0; half < 2; half++) {  // words in 64 bits, whose upper halves do not matter
-        const __m512i lanes = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
-        __m512i c0 = _mm512_add_epi64(lanes, _mm512_set1_epi64(int64_t{first} + 8 * half));
-        __m512i c1 = _mm512_set1_epi64(key.index), c2 = _mm512_set1_epi64(key.step),
-                c3 = _mm512_set1_epi64(key.number);
+    __m512i low[7], high[7];
+#else
+    uint32_t low[7], high[7];
+#endif
+    explicit Rounds(const Key& key) {
         uint32_t k0 = key.low, k1 = key.high;
         for (int round = 0; round < 7; round++) {
-            const __m512i p = _mm512_mul_epu32(c0, m0), q = _mm512_mul_epu32(c2, m1);
-            c0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(q, 32), c1, _mm512_set1_epi64(k0), 0x96);
-            c2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p, 32), c3, _mm512_set1_epi64(k1), 0x96);
-            c1 = q;
-            c3 = p;
+#ifdef __AVX512F__
+            low[round] = _mm512_set1_epi64(k0);
+            high[round] = _mm512_set1_epi64(k1);
+#else
+            low[round] = k0;
+            high[round] = k1;
+#endif
             k0 += 0x9E3779B9u;
             k1 += 0xBB67AE85u;
         }
-        const __m512i made[4] = {c0, c1, c2, c3};
-        for (int k = 0; k < 4; k++)
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(words[k] + 8 * half), _mm512_cvtepi64_epi32(made[k]));
     }
+};
+
+// The four words of each of WIDTH counters.
+#ifdef __AVX512F__
+inline void philox(uint32_t first, const Key& key, const Rounds& rounds, uint32_t words[4][WIDTH]) {
+    const __m512i m0 = _mm512_set1_epi64(0xD2511F53), m1 = _mm512_set1_epi64(0xCD9E8D57);
+    const __m512i eight = _mm512_set_epi64(7, 6, 5, 4, 3, 2, 1, 0);
+    __m512i a0 = _mm512_add_epi64(eight, _mm512_set1_epi64(first)), b0 = _mm512_add_epi64(a0, _mm512_set1_epi64(8));
+    __m512i a1 = _mm512_set1_epi64(key.index), a2 = _mm512_set1_epi64(key.step), a3 = _mm512_set1_epi64(key.number);
+    __m512i b1 = a1, b2 = a2, b3 = a3;
+#pragma GCC unroll 7
+    for (int round = 0; round < 7; round++) {  // words in 64 bits, whose upper halves do not matter
+        const __m512i ap = _mm512_mul_epu32(a0, m0), aq = _mm512_mul_epu32(a2, m1);
+        const __m512i bp = _mm512_mul_epu32(b0, m0), bq = _mm512_mul_epu32(b2, m1);
+        a0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(aq, 32), a1, rounds.low[round], 0x96);
+        b0 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(bq, 32), b1, rounds.low[round], 0x96);
+        a2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(ap, 32), a3, rounds.high[round], 0x96);
+        b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(bp, 32), b3, rounds.high[round], 0x96);
+        a1 = aq, b1 = bq, a3 = ap, b3 = bp;
+    }
+    const __m512i made[2][4] = {{a0, a1, a2, a3}, {b0, b1, b2, b3}};
+    for (int half = 0; half < 2; half++)
+        for (int k = 0; k < 4; k++)
+            _mm256_store_si256(reinterpret_cast<__m256i*>(words[k] + 8 * half), _mm512_cvtepi64_epi32(made[half][k]));
 }
 #else
-inline void philox(uint32_t first, const Key& key, uint32_t words[4][WIDTH]) {
+inline void philox(uint32_t first, const Key& key, const Rounds& rounds, uint32_t words[4][WIDTH]) {
 #pragma omp simd
     for (int i = 0; i < WIDTH; i++) {
         uint32_t c0 = first + static_cast<uint32_t>(i), c1 = key.index, c2 = key.step, c3 = key.number;
-        uint32_t k0 = key.low, k1 = key.high;
         for (int round = 0; round < 7; round++) {
             const uint64_t p = static_cast<uint64_t>(c0) * 0xD2511F53u, q = static_cast<uint64_t>(c2) * 0xCD9E8D57u;
-            c0 = static_cast<uint32_t>(q >> 32) ^ c1 ^ k0;
-            c2 = static_cast<uint32_t>(p >> 32) ^ c3 ^ k1;
+            c0 = static_cast<uint32_t>(q >> 32) ^ c1 ^ rounds.low[round];
+            c2 = static_cast<uint32_t>(p >> 32) ^ c3 ^ rounds.high[round];
             c1 = static_cast<uint32_t>(q);
             c3 = static_cast<uint32_t>(p);
-            k0 += 0x9E3779B9u;
-            k1 += 0xBB67AE85u;
         }
         words[0][i] = c0;
         words[1][i] = c1;
@@ -136,39 +155,38 @@ inline void philox(uint32_t first, const Key& key, uint32_t words[4][WIDTH]) {
 }
 #endif
 
-// The four normals of each of WIDTH counters, one output of all of them after another.
-inline void fill_lanes(float* const out[4], uint32_t first, const Key& key, float sign) {
+// The normals of WIDTH counters, output k at out + k * stride.
+inline void fill_lanes(
+    float* out, int64_t stride, uint32_t first, const Key& key, const Rounds& rounds, float sign
+) {
     alignas(64) uint32_t words[4][WIDTH];
-    philox(first, key, words);
-    float *const o0 = out[0], *const o1 = out[1], *const o2 = out[2], *const o3 = out[3];
+    philox(first, key, rounds, words);
 #pragma omp simd
     for (int i = 0; i < WIDTH; i++) {
         const float r0 = sign * std::sqrt(-2.0f * natural_log(uniform(words[0][i])));
         const float r1 = sign * std::sqrt(-2.0f * natural_log(uniform(words[2][i])));
         float s, c;
         sine_and_cosine(angle(words[1][i]), s, c);
-        o0[i] = c * r0;
-        o1[i] = s * r0;
+        out[i] = c * r0;
+        out[stride + i] = s * r0;
         sine_and_cosine(angle(words[3][i]), s, c);
-        o2[i] = c * r1;
-        o3[i] = s * r1;
+        out[2 * stride + i] = c * r1;
+        out[3 * stride + i] = s * r1;
     }
 }
 
 // The 4 * lanes normals of one tile: element j has output j / lanes of counter j % lanes.
 inline void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, float sign) {
+    const Rounds rounds(key);
     const uint32_t first = tile * static_cast<uint32_t>(LANES);
-    for (int64_t lane = 0; lane < lanes; lane += WIDTH) {
-        const uint32_t counter = first + static_cast<uint32_t>(lane);
-        if (lanes - lane >= WIDTH) {
-            float* const places[4] = {out + lane, out + lanes + lane, out + 2 * lanes + lane, out + 3 * lanes + lane};
-            fill_lanes(places, counter, key, sign);
-        } else {
-            alignas(64) float made[4][WIDTH];
-            float* const places[4] = {made[0], made[1], made[2], made[3]};
-            fill_lanes(places, counter, key, sign);
-            for (int k = 0; k < 4; k++) std::memcpy(out + k * lanes + lane, made[k], (lanes - lane) * sizeof(float));
-        }
+    int64_t lane = 0;
+    for (; lane + WIDTH <= lanes; lane += WIDTH)
+        fill_lanes(out + lane, lanes, first + static_cast<uint32_t>(lane), key, rounds, sign);
+    if (lane < lanes) {
+        alignas(64) float made[4 * WIDTH];
+        fill_lanes(made, WIDTH, first + static_cast<uint32_t>(lane), key, rounds, sign);
+        for (int k = 0; k < 4; k++)
+            std::memcpy(out + k * lanes + lane, made + k * WIDTH, (lanes - lane) * sizeof(float));
     }
 }
 
