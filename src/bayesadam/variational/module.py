@@ -154,16 +154,20 @@ class VariationalModule(nn.Module):
             )
         draw = self._draw or self._new_draw(mirrored=False)
         names = list(self._indices)
-        if draw.center is not None and isinstance(self.prior, Gaussian) and (sums := draw.sums()) is not None:
+        sums = None if draw.center is None else draw.sums()
+        if sums is not None and isinstance(self.prior, Gaussian) and self.closed_form:
             return self.prior.kl_divergence_from(sums, sum(mean.numel() for mean in draw.means.values()))
         if self.closed_form:
             return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
         theta = {name: draw.theta(name) for name in names}
-        log_q = [
-            divergences.gaussian_log_prob(theta[n], draw.std(n), draw.eps(n), path_only=self.sticking_the_landing)
-            for n in names
-        ]
-        return torch.stack(log_q).sum() - self.prior.log_prob(theta)
+        if sums is not None:
+            log_q = divergences.gaussian_log_prob_from(sums[2], [draw.eps(name) for name in names])
+        else:
+            path_only = self.sticking_the_landing
+            log_q = torch.stack(
+                [divergences.gaussian_log_prob(theta[n], draw.std(n), draw.eps(n), path_only=path_only) for n in names]
+            ).sum()
+        return log_q - self.prior.log_prob(theta)
 
     def posterior(self) -> DiagonalGaussian:
         """The posterior as it stands, by the model's names: copies, in float32 or wider.
@@ -192,7 +196,9 @@ class VariationalModule(nn.Module):
     def _new_draw(self, *, mirrored: bool) -> Draw:
         if not mirrored:
             self._number += 1
-        fused = self.estimator == "shared" and self.closed_form
+        center: float | None = None  # where the divergence makes use of the sums that come with a sample
+        if self.estimator == "shared" and not self.sticking_the_landing:
+            center = self.prior.mean if isinstance(self.prior, Gaussian) else None if self.closed_form else 0.0
         return Draw(
             self._means(),
             self._rhos(),
@@ -201,7 +207,7 @@ class VariationalModule(nn.Module):
             seed=self.seed,
             number=self._number - 1,
             sign=-1.0 if mirrored else 1.0,
-            center=self.prior.mean if fused and isinstance(self.prior, Gaussian) else None,
+            center=center,
         )
 
     def _means(self) -> dict[str, Tensor]:
