@@ -146,26 +146,34 @@ class VariationalModule(nn.Module):
         :meth:`common_draw`; outside it makes a draw of its own. The estimators ``"local"`` and ``"flipout"`` do not
         have one sample for all data points: the KL divergence then has a sample to itself, inside too.
         """
-        if self.closed_form and self._draw is None:
+        draw = self._draw
+        if draw is None and self.closed_form:
             means, rho = self._means(), self._rhos()
             return self.prior.kl_divergence(
                 {name: means[name].to(value.dtype) for name, value in rho.items()},
                 {name: softplus(value) for name, value in rho.items()},
             )
-        draw = self._draw or self._new_draw(mirrored=False)
-        names = list(self._indices)
-        sums = None if draw.center is None else draw.sums()
-        if sums is not None and isinstance(self.prior, Gaussian) and self.closed_form:
+        draw = draw or self._new_draw(mirrored=False)
+        return self._closed_form(draw) if self.closed_form else self._at_sample(draw)
+
+    def _closed_form(self, draw: Draw) -> Tensor:
+        sums = draw.sums()
+        if sums is not None and isinstance(self.prior, Gaussian):
             return self.prior.kl_divergence_from(sums, sum(mean.numel() for mean in draw.means.values()))
-        if self.closed_form:
-            return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
-        theta = {name: draw.theta(name) for name in names}
+        names = list(self._indices)
+        return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
+
+    def _at_sample(self, draw: Draw) -> Tensor:
+        sums, theta = draw.sums(), {name: draw.theta(name) for name in self._indices}
         if sums is not None:
-            log_q = divergences.gaussian_log_prob_from(sums[2], [draw.eps(name) for name in names])
+            log_q = divergences.gaussian_log_prob_from(sums[2], [draw.eps(name) for name in theta])
         else:
             path_only = self.sticking_the_landing
             log_q = torch.stack(
-                [divergences.gaussian_log_prob(theta[n], draw.std(n), draw.eps(n), path_only=path_only) for n in names]
+                [
+                    divergences.gaussian_log_prob(value, draw.std(name), draw.eps(name), path_only=path_only)
+                    for name, value in theta.items()
+                ]
             ).sum()
         return log_q - self.prior.log_prob(theta)
 
@@ -198,7 +206,10 @@ class VariationalModule(nn.Module):
             self._number += 1
         center: float | None = None  # where the divergence makes use of the sums that come with a sample
         if self.estimator == "shared" and not self.sticking_the_landing:
-            center = self.prior.mean if isinstance(self.prior, Gaussian) else None if self.closed_form else 0.0
+            if type(self.prior) is Gaussian:
+                center = self.prior.mean
+            elif not self.closed_form:
+                center = 0.0
         return Draw(
             self._means(),
             self._rhos(),
