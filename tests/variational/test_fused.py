@@ -82,7 +82,7 @@ def test_number_of_threads_does_not_matter():
 
 
 @pytest.mark.parametrize("options", [{}, {"antithetic": True, "mc_samples": 2}])
-@pytest.mark.parametrize("prior", [priors.Gaussian(2.0, mean=0.5), priors.Gaussian(3.0)])
+@pytest.mark.parametrize("prior", [priors.Gaussian(2.0, mean=0.5), priors.Gaussian(3.0), priors.ScaleMixture()])
 def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options):
     x, y = torch.randn(8, 120), torch.randint(3, (8,))
     losses, gradients = [], []
@@ -114,7 +114,9 @@ def test_what_fits():
         ({}, True),
         ({"estimator": "local"}, False),
         ({"prior": priors.Laplace()}, False),
-        ({"kl": "sampled"}, False),
+        ({"kl": "sampled"}, True),
+        ({"prior": priors.ScaleMixture()}, True),
+        ({"kl": "sampled", "sticking_the_landing": True}, False),
     ],
 )
 def test_where_it_is_used(monkeypatch, options, used):

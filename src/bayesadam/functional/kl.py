@@ -7,6 +7,7 @@ the weights, since a float64 copy costs more than the arithmetic, and the rows' 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -102,6 +103,17 @@ def gaussian_log_prob(theta: Tensor, std: Tensor, eps: Tensor, *, path_only: boo
         elif not path_only and _wanted(std):
             pairs = [(std, std.reciprocal().neg_())]
     return with_gradients(total, *pairs)
+
+
+def gaussian_log_prob_from(log_stds: Tensor, eps: Sequence[Tensor]) -> Tensor:
+    """:func:`gaussian_log_prob` of several tensors in all that it depends on; 0-d float64.
+
+    Args:
+        log_stds: Sum of the logarithms of all standard deviations.
+        eps: The standard normals of each tensor.
+    """
+    squares = torch.stack([_sum_of_squares(e) for e in eps]).sum()
+    return -0.5 * squares - log_stds - 0.5 * LOG_2PI * sum(e.numel() for e in eps)
 
 
 def with_gradients(total: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:

@@ -109,7 +109,8 @@ class Draw:
 
     def sums(self) -> Tensor | None:
         """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they come with the sample."""
-        self.sample()
+        if self.center is not None:
+            self.sample()
         return self._sums
 
     def mean(self, name: str) -> Tensor:

@@ -146,24 +146,36 @@ class VariationalModule(nn.Module):
         :meth:`common_draw`; outside it makes a draw of its own. The estimators ``"local"`` and ``"flipout"`` do not
         have one sample for all data points: the KL divergence then has a sample to itself, inside too.
         """
-        if self.closed_form and self._draw is None:
+        draw = self._draw
+        if draw is None and self.closed_form:
             means, rho = self._means(), self._rhos()
             return self.prior.kl_divergence(
                 {name: means[name].to(value.dtype) for name, value in rho.items()},
                 {name: softplus(value) for name, value in rho.items()},
             )
-        draw = self._draw or self._new_draw(mirrored=False)
-        names = list(self._indices)
-        if draw.center is not None and isinstance(self.prior, Gaussian) and (sums := draw.sums()) is not None:
+        draw = draw or self._new_draw(mirrored=False)
+        return self._closed_form(draw) if self.closed_form else self._at_sample(draw)
+
+    def _closed_form(self, draw: Draw) -> Tensor:
+        sums = draw.sums()
+        if sums is not None and isinstance(self.prior, Gaussian):
             return self.prior.kl_divergence_from(sums, sum(mean.numel() for mean in draw.means.values()))
-        if self.closed_form:
-            return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
-        theta = {name: draw.theta(name) for name in names}
-        log_q = [
-            divergences.gaussian_log_prob(theta[n], draw.std(n), draw.eps(n), path_only=self.sticking_the_landing)
-            for n in names
-        ]
-        return torch.stack(log_q).sum() - self.prior.log_prob(theta)
+        names = list(self._indices)
+        return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
+
+    def _at_sample(self, draw: Draw) -> Tensor:
+        sums, theta = draw.sums(), {name: draw.theta(name) for name in self._indices}
+        if sums is not None:
+            log_q = divergences.gaussian_log_prob_from(sums[2], [draw.eps(name) for name in theta])
+        else:
+            path_only = self.sticking_the_landing
+            log_q = torch.stack(
+                [
+                    divergences.gaussian_log_prob(value, draw.std(name), draw.eps(name), path_only=path_only)
+                    for name, value in theta.items()
+                ]
+            ).sum()
+        return log_q - self.prior.log_prob(theta)
 
     def posterior(self) -> DiagonalGaussian:
         """The posterior as it stands, by the model's names: copies, in float32 or wider.
@@ -192,7 +204,12 @@ class VariationalModule(nn.Module):
     def _new_draw(self, *, mirrored: bool) -> Draw:
         if not mirrored:
             self._number += 1
-        fused = self.estimator == "shared" and self.closed_form
+        center: float | None = None  # where the divergence makes use of the sums that come with a sample
+        if self.estimator == "shared" and not self.sticking_the_landing:
+            if type(self.prior) is Gaussian:
+                center = self.prior.mean
+            elif not self.closed_form:
+                center = 0.0
         return Draw(
             self._means(),
             self._rhos(),
@@ -201,7 +218,7 @@ class VariationalModule(nn.Module):
             seed=self.seed,
             number=self._number - 1,
             sign=-1.0 if mirrored else 1.0,
-            center=self.prior.mean if fused and isinstance(self.prior, Gaussian) else None,
+            center=center,
         )
 
     def _means(self) -> dict[str, Tensor]:
