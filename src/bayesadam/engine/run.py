@@ -23,7 +23,7 @@ from bayesadam.engine import kernels
 from bayesadam.engine.blocks import Block, blocks, is_sharded, local, place
 from bayesadam.engine.passes import Pass
 
-BLOCK = 32 * noise.TILE
+BLOCK = 16 * noise.TILE
 """Elements that the eager code works on at a time."""
 
 
