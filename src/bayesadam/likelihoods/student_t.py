@@ -61,10 +61,8 @@ class StudentT(Likelihood):
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """By the incomplete beta function, in float64."""
-        degrees = self.log_degrees.to(output.device, torch.float64).exp()
-        squares = (
-            (value.double() - output.double()) * (-self.log_scale.to(output.device, torch.float64)).exp()
-        ).square()
+        degrees, scale = (log.to(output.device, torch.float64).exp() for log in (self.log_degrees, self.log_scale))
+        squares = ((value.double() - output.double()) / scale).square()
         total = degrees + squares
         tail = 0.5 * betainc(0.5 * degrees, torch.full_like(degrees, 0.5), degrees / total, squares / total)
         return torch.where(value > output, 1.0 - tail, tail)
@@ -72,7 +70,7 @@ class StudentT(Likelihood):
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``(degrees + 1) u / (degrees + u^2) / scale`` with ``u = (y - output) / scale``."""
-        degrees, scale = self.log_degrees.to(output).exp(), self.log_scale.to(output.dtype).exp()
+        degrees, scale = self.log_degrees.to(output).exp(), self.log_scale.to(output).exp()
         white = (target - output) / scale
         return (degrees + 1.0) * white / (degrees + white.square()) / scale
 
