@@ -40,9 +40,9 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path, len(SLOW)))
 
 
-@pytest.fixture(autouse=True)
-def _same_random_numbers_in_every_test():
-    """The global generators, from which ``torch.nn`` draws weights."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """The global generators, from which ``torch.nn`` draws weights, start anew before every test and its fixtures."""
     torch.manual_seed(0)
     np.random.seed(0)  # noqa: NPY002
     random.seed(0)

@@ -140,14 +140,14 @@ FAULTS = [
         "test_predictive.py",
     ),
     Fault(
-        "linearised variance from standard deviations",
+        "linearised: squares of a layer's variances",
         "predictive/covariance.py",
         "scaled = (grads * variance.sqrt().unsqueeze(1)).to(self.total.dtype)",
         "scaled = (grads * variance.unsqueeze(1)).to(self.total.dtype)",
         "test_linearized.py",
     ),
     Fault(
-        "columns of a layer in the wrong place of the covariance",
+        "linearised: parts of a layer replace each other",
         "predictive/covariance.py",
         "self.projected[..., columns] += ",
         "self.projected[..., columns] = ",
@@ -190,7 +190,7 @@ FAULTS = [
         "moments/test_linear.py",
     ),
     Fault(
-        "dropout: variance of the mask of the other outcome",
+        "dropout: variance of the mask before its scaling",
         "functional/moments/noise.py",
         "multiply(mean, variance, 1.0, p / (1.0 - p))",
         "multiply(mean, variance, 1.0, p)",
@@ -253,14 +253,14 @@ FAULTS = [
         "test_data.py",
     ),
     Fault(
-        "word columns of the adult data as numbers of the training part",
+        "rows with an unknown value are kept",
         "data/tables.py",
         'part[(part != "?").all(axis=1)]',
         'part[(part != "?").any(axis=1)]',
         "test_data.py",
     ),
     Fault(
-        "rows of the border's time on both sides",
+        "rows at the border's time are trained on",
         "tabular/split.py",
         "return _split(codes >= border,",
         "return _split(codes > border,",
@@ -286,7 +286,7 @@ def pytest(tree: Path, tests: list[str]) -> tuple[bool, str, float]:
     )
     if done.returncode not in (0, 1):  # 1: a test failed; others: pytest did not run as it should
         raise SystemExit(f"the tests {tests} could not be run:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return done.returncode == 1, failed[1] if failed else "", time.monotonic() - began
 
 
@@ -318,7 +318,7 @@ def main() -> None:
             failed, first, seconds = pytest(tree, names)
             print(f"without a fault: {first if failed else 'all pass'}, {seconds:.0f} s")
             raise SystemExit(failed)
-        for number in chosen:  # a text that is gone is found before hours of tests
+        for number in chosen:  # a text that is gone is found before many minutes of tests
             plant_in = FAULTS[number - 1]
             path = tree / "src" / "bayesadam" / plant_in.file
             original = path.read_text()

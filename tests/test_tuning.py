@@ -3,6 +3,7 @@
 import importlib
 import logging
 import math
+import os
 import random
 import re
 import sqlite3
@@ -277,7 +278,7 @@ def objective(candidates):
 
 test_tuning.tune(objective, storage="killed.log")
 """
-        environment = {"PYTHONPATH": str(Path(__file__).parent)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
         done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, check=False)
         assert done.returncode == -9
         assert states(tmp_path / "killed.log") == ["COMPLETE"] * 3 + ["RUNNING"]

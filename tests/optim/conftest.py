@@ -33,9 +33,9 @@ VARIANTS = {
     "vogn momentum": {"betas": (0.9, 0.99)},
 }
 """Registered optimisers with options that change what is done with a gradient."""
-REPRESENTATIVES = ["vadam", "ivon", "vogn", "von exact full"]
-"""One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives in a matrix.
-What the base class does is tested on these."""
+REPRESENTATIVES = ["vadam", "ivon", "vogn", "von exact", "von exact full"]
+"""One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives, also in a
+matrix. What the base class does is tested on these."""
 EVERY = [*sorted(OPTIMIZERS), *VARIANTS]
 every_method = pytest.mark.parametrize("method", EVERY, indirect=True)
 """For tests of what the rule does: every registered optimiser and all variants."""
