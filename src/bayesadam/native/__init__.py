@@ -114,4 +114,4 @@ def _compile(source: str, flags: tuple[str, ...], path: Path) -> None:
 
 def _first_line(text: str) -> str:
     lines = [line for line in text.splitlines() if "error" in line] or text.splitlines() or [""]
-    return lines[0][max(0, lines[0].find("error")) :].strip()
+    return lines[0][max(0, lines[0].find(": error")) :].strip(": ")
