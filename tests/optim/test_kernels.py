@@ -152,7 +152,9 @@ def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch):
     source = kernels._source
     monkeypatch.setattr(kernels, "_source", lambda *args: source(*args) + "nonsense")
     kernels.kernel_of.cache_clear()
-    with pytest.warns(RuntimeWarning, match="without the .* kernel of VadamRule: the compiler failed: error: .*nonsense"):
+    with pytest.warns(
+        RuntimeWarning, match="without the .* kernel of VadamRule: the compiler failed: error: .*nonsense"
+    ):
         found = run("vadam", steps=2, compile=True)
     kernels.kernel_of.cache_clear()
     assert torch.equal(weights(found[0]), weights(run("vadam", steps=2)[0]))

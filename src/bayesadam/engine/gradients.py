@@ -160,7 +160,7 @@ class Gradients:
             tensors = tensors_of(work, parameter, state, grad=self.store.dense_gradient(parameter), kept=kept)
             jobs.append(Job(work, slot.index, parameter, state, tensors, told))
         plan = Plan()
-        compiles = self.store.first["compile"] and available()
+        compiles = self.store.first["compile"]
         Walk(jobs, self.weights.runner, compiles=compiles).add(plan, {"eps": self.weights.draw(self.collected)})
         plan.run()
         self._curvature.update(fresh)
@@ -207,7 +207,7 @@ class Gradients:
     def _first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is any."""
         grads = {slot.parameter: self.store.dense_gradient(slot.parameter) for slot in self.store.trained()}
-        if grads and self.store.first["compile"] and available() and all(map(_is_plain, grads.values())):
+        if grads and self.store.first["compile"] and all(map(_is_plain, grads.values())) and available():
             number = first_bad(list(grads.values()))
             return None if number is None else list(grads)[number]
         if not grads or math.isfinite(_read(full(nn.utils.get_total_norm(list(grads.values()))))):
@@ -290,7 +290,7 @@ class Gradients:
         """The jobs of an update; those of the last one where they are the same."""
         rule, keeps = self.store.rule, self.keeps_curvature
         held_mean = self.weights.held == MEAN
-        compiles = self.store.first["compile"] and available()
+        compiles = self.store.first["compile"]
         kept = [slot.parameter in self._curvature for slot in trained]
         key = (held_mean, drop_in, keeps, compiles, kept, statics_by_group(self.store))
         if self._walk is not None and self._walk[:2] == (key, trained) and self._walk[2].fits(grads):

@@ -146,7 +146,8 @@ class Walk:
         rest: list[Job] = []
         for (work, dtypes), chosen in _alike(jobs).items():
             flat = [job for job in chosen if _is_flat(job)] if compiles and kernels.dtypes_fit(dtypes) else []
-            kernel = kernels.kernel_of(work, dtypes, tuple(chosen[0].numbers)) if flat else None
+            asked = flat and kernels.available()  # for nothing where there is nothing to compile, as on a GPU
+            kernel = kernels.kernel_of(work, dtypes, tuple(chosen[0].numbers)) if asked else None
             if kernel is not None:
                 self._kernels.append(_Compiled(kernel, flat))
                 known = set(map(id, flat))

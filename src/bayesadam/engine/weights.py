@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from bayesadam.engine.blocks import local
-from bayesadam.engine.kernels import available
 from bayesadam.engine.passes import Pass, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk
 from bayesadam.engine.store import NumbersCache, Slot, Store
@@ -92,7 +91,7 @@ class Weights:
         """Append those steps to a plan."""
         if not slots:
             return
-        rule, compiles = self.store.rule, self.store.first["compile"] and available()
+        rule, compiles = self.store.rule, self.store.first["compile"]
         key = (adopt, compiles, tuple(statics_by_group(self.store)))
         known = self._walk
         if known is None or known[:2] != (key, slots) or not known[2].fits(()):
