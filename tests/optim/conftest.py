@@ -75,6 +75,7 @@ class LooseSquares(PerExampleSquares):
 
     reduction = "mean"
     num_examples = 1
+    started = False
 
     def __init__(self):
         pass

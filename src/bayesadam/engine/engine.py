@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+import inspect
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,6 +15,11 @@ from bayesadam.engine.gradients import Gradients, Hidden
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import Store
 from bayesadam.engine.weights import BLOCK, MEAN, TRAIN, Weights
+
+BEGUN, COLLECTING, COLLECTED = "begun", "collecting", "collected"
+"""How far a block is with its sample: interrupted while it collects, the means are half-updated."""
+
+Running: TypeAlias = Generator[None, None, None]
 
 
 class Engine:
@@ -23,9 +30,6 @@ class Engine:
         weights: What the weights hold.
         gradients: What one unfinished step has collected.
         source: Where curvature comes from that the rule does not compute itself.
-
-    Attributes:
-        open: Whether a sampling block is open.
     """
 
     def __init__(self, store: Store, weights: Weights, gradients: Gradients, source: CurvatureSource | None) -> None:
@@ -33,17 +37,54 @@ class Engine:
         self.weights = weights
         self.gradients = gradients
         self.source = source
-        self.open = False
+        self._opened: Callable[[], Running | None] = lambda: None
         self._cleared = False
+
+    @property
+    def open(self) -> bool:
+        """Whether a sampling block is open: asked of what runs it, so that a block that was cut short is not."""
+        running = self._opened()
+        return running is not None and inspect.getgeneratorstate(running) != inspect.GEN_CLOSED
 
     def refuse_inside(self, name: str) -> None:
         """Raise if a sampling block is open."""
         if self.open:
             raise RuntimeError(f"{name} must be called outside sampled_params(), got a call inside")
 
-    @contextmanager
-    def block(self, *, shown: Sequence[Hidden] = ()) -> Iterator[None]:
+    def block(self, *, shown: Sequence[Hidden] = ()) -> AbstractContextManager[None]:
         """Inside, the weights are the next sample, and gradients from before are hidden but for those in ``shown``."""
+        own: list[Callable[[], Running | None]] = []
+        manager = self._block(shown, own)
+        own.append(weakref.ref(manager.gen))
+        return manager
+
+    @contextmanager
+    def _block(self, shown: Sequence[Hidden], own: Sequence[Callable[[], Running | None]]) -> Iterator[None]:
+        self._check_block()
+        before = self.gradients.present()
+        stage = BEGUN
+        try:
+            try:
+                self._opened = own[0]
+                self.gradients.hide(before)
+                self.weights.perturb(self.gradients.collected, BLOCK)
+                if self.source is not None:
+                    self.source.start()
+                for slot, grad in shown:
+                    slot.parameter.grad = grad
+                yield
+                if self.source is not None:
+                    self.source.check_gradients()
+                stage = COLLECTING
+                self.gradients.collect(before)
+                stage = COLLECTED
+            finally:
+                self._close(before, stage)
+        except BaseException:  # an interrupt in the lines above leaves nothing undone, and the sample does not count
+            self._close(before, COLLECTING if stage == COLLECTED else stage)
+            raise
+
+    def _check_block(self) -> None:
         count = self.store.first["mc_samples"]
         if self.open:
             raise RuntimeError("sampled_params() must not be nested, got a block inside a block")
@@ -56,31 +97,17 @@ class Engine:
                 f"exactly mc_samples={count} blocks must be run before step(), got one more "
                 "(backward several times inside one block to accumulate gradients)"
             )
-        before = self.gradients.hide()
-        completed, valid = False, True
-        try:
-            self.open = True
-            self.weights.perturb(self.gradients.collected, BLOCK)
-            if self.source is not None:
-                self.source.start()
-            for slot, grad in shown:
+
+    def _close(self, before: Sequence[Hidden], stage: str) -> None:
+        """The weights are the mean again. Can be repeated."""
+        self.weights.restore()
+        if self.source is not None:
+            self.source.stop()
+        if stage == COLLECTING:
+            self.gradients.discard()
+        if stage != COLLECTED:
+            for slot, grad in before:
                 slot.parameter.grad = grad
-            yield
-            if self.source is not None:
-                self.source.check_gradients()
-            valid = False  # an interruption while the means are half-updated voids all samples of this step
-            self.gradients.collect(before)
-            completed = valid = True
-        finally:
-            self.open = False
-            self.weights.restore()
-            if self.source is not None:
-                self.source.stop()
-            if not valid:
-                self.gradients.discard()
-            if not completed:
-                for slot, grad in before:
-                    slot.parameter.grad = grad
 
     def _was_skipped(self) -> bool:
         """Whether a gradient scaler skipped the step that the collected samples were for; they are given up then."""
@@ -108,21 +135,23 @@ class Engine:
             if self.source is not None and not self.source.started:
                 self.start_source()
             return
-        self.weights.perturb(0, TRAIN)
-        if self.source is not None:  # what it has collected goes with gradients that have not been stepped with
-            pending = any(slot.parameter.grad is not None for slot in self.store.slots())
-            begin = self.source.resume if pending else self.source.start
-            try:
+        try:
+            self.weights.perturb(0, TRAIN)
+            if self.source is not None:  # what it has collected goes with gradients that have not been stepped with
+                pending = any(slot.parameter.grad is not None for slot in self.store.slots())
+                begin = self.source.resume if pending else self.source.start
                 begin(self.gradients.after_backward)
-            except BaseException:
-                self.weights.restore()
-                raise
+        except BaseException:
+            self.weights.restore()
+            raise
 
     def eval(self) -> list[Tensor]:
         """The weights hold the mean; returns those that were modified externally and are the mean as they are."""
         self.refuse_inside("eval()")
-        if self.weights.held == MEAN:
+        if self.weights.held == MEAN and not (self.source is not None and self.source.started):
             return []
+        if self.weights.held == BLOCK:  # the end of a block was interrupted
+            self.weights.restore()
         others = self.weights.release()
         if self.source is not None:
             self.source.pause()
@@ -141,12 +170,25 @@ class Engine:
         if self.source is not None and self.weights.held == TRAIN:
             self.source.start(self.gradients.after_backward)
 
-    def run(self, closure: Callable[[], Any]) -> Any:
-        """Call a closure once for every sample, and collect what it leaves in the gradients."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update from what was collected, if it is complete, or from what a closure leaves in the gradients."""
+        if closure is None:
+            self._step()
+            return None
         if self.gradients.collected:
             raise RuntimeError(
                 f"step(closure) draws its own samples and must not follow blocks, got {self.gradients.collected}"
             )
+        try:
+            loss = self._run(closure)
+            self._step()
+        except BaseException:
+            self.gradients.discard()
+            raise
+        return loss
+
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        """Call a closure once for every sample, and collect what it leaves in the gradients."""
         if self.weights.held == TRAIN:
             return self._call(closure)
         count = self.store.first["mc_samples"]
@@ -165,7 +207,6 @@ class Engine:
                     losses.append(self._call(closure))
                     self._check_cleared(shown, versions)
         except BaseException:
-            self.gradients.discard()
             before = {slot.parameter: grad for slot, grad in earlier}
             for slot in [] if differentiates else self.store.slots():
                 slot.parameter.grad = before.get(slot.parameter)
@@ -194,8 +235,7 @@ class Engine:
                 "closure, or in sampled_params()"
             )
 
-    def step(self) -> None:
-        """Update from what was collected, if it is complete."""
+    def _step(self) -> None:
         weights, gradients = self.weights, self.gradients
         if weights.held == BLOCK:  # the end of a block was interrupted
             weights.restore()
@@ -217,9 +257,6 @@ class Engine:
                 gradients.discard()
             raise
         gradients.step(ready=ready)
-        if weights.held == TRAIN and self.source is not None:
-            self.source.discard()
-        torch.clear_autocast_cache()
 
     def _creates_state_only(self) -> bool:
         """What distributed checkpoints do to a fresh optimiser: ``step()`` with rate 0 and zero gradients."""

@@ -72,12 +72,14 @@ class Gradients:
         self.collected = 0
         self._curvature, self._norms, self._limit, self._factor = {}, {}, math.inf, 1.0
 
-    def hide(self) -> list[Hidden]:
-        """Take the gradients away; returns them."""
-        hidden = [Hidden(slot, slot.parameter.grad) for slot in self.store.slots()]
-        for slot, _ in hidden:
+    def present(self) -> list[Hidden]:
+        """All parameters with their gradients."""
+        return [Hidden(slot, slot.parameter.grad) for slot in self.store.slots()]
+
+    def hide(self, present: Sequence[Hidden]) -> None:
+        """Take gradients away."""
+        for slot, _ in present:
             slot.parameter.grad = None
-        return hidden
 
     @torch.no_grad()
     def collect(self, hidden: Sequence[Hidden]) -> None:
@@ -260,6 +262,9 @@ class Gradients:
             self.discard()
             if drop_in:
                 self.weights.settle(written, TRAIN)
+            if drop_in and self.source is not None:
+                self.source.discard()
+            torch.clear_autocast_cache()
             plan.done.fill_(mark)
 
         plan.add(settle)

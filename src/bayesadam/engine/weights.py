@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -112,10 +112,9 @@ class Weights:
 
     def settle(self, written: Iterable[Tensor], then: str) -> None:
         """These parameters, and no others, hold a sample: what was frozen since the last one gets its mean back."""
-        before, self._written = self._written, dict.fromkeys(written)
-        frozen = [parameter for parameter in before if parameter not in self._written]
-        if frozen:
-            self._copy_means(frozen)
+        chosen = dict.fromkeys(written)
+        self._copy_means([parameter for parameter in self._written if parameter not in chosen])
+        self._written = chosen
         self.store.set_all("weights", then)
         self._remember_versions()
         torch.clear_autocast_cache()
@@ -150,6 +149,24 @@ class Weights:
             else:  # the model may yet be loaded, with the block's sample
                 self._written = written
             self.store.set_all("weights", loaded)
+
+    @torch.no_grad()
+    def kept(self) -> Callable[[], None]:
+        """Copy all weights; returns what puts them back, with what was known of them, into the groups as they were."""
+        held, written, known = self.held, self._written, self._versions
+        copies = [(local(slot.parameter), local(slot.parameter).clone()) for slot in self.store.slots()]
+        foreign = [parameter for parameter, version in known.items() if local(parameter)._version != version]
+
+        @torch.no_grad()
+        def put_back() -> None:
+            for parameter, copy in copies:
+                parameter.copy_(copy)
+            self.store.set_all("weights", held)
+            self._written = written
+            self._remember_versions()
+            self._versions.update(dict.fromkeys(foreign, -1))
+
+        return put_back
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -189,7 +206,7 @@ class Weights:
                 local(slot.parameter).copy_(found)
                 others.append(slot.parameter)
         for other in others:
-            del self._written[other]
+            self._written.pop(other, None)
         self.restore()
         return others
 
@@ -206,7 +223,11 @@ class Weights:
             if slot.parameter in changed:
                 weights = local(slot.parameter)
                 found = weights.clone()
-                self._rewrite(slot, sample)
+                try:
+                    self._rewrite(slot, sample)
+                except BaseException:
+                    weights.copy_(found)
+                    raise
                 if not torch.equal(weights, found):
                     yield slot, found
 

@@ -250,7 +250,8 @@ class PerturbedOptimizer(Optimizer):
         """Update the posterior from the gradients at its samples.
 
         Once the update has begun it is completed: an exception that comes between (an interrupt, say) is passed on
-        when it is done.
+        when it is done. Before that nothing has changed. Not covered is a second interrupt before the first is passed
+        on: it may leave some parameters a step ahead of others, or a block's sample in the weights until the next call.
 
         Args:
             closure: Clears the gradients, computes the mean loss, calls ``backward`` and returns the loss. It is
@@ -270,9 +271,7 @@ class PerturbedOptimizer(Optimizer):
             TypeError: The closure returned no loss to a method that differentiates it.
         """
         self._engine.refuse_inside("step()")
-        loss = None if closure is None else self._engine.run(closure)
-        self._engine.step()
-        return loss
+        return self._engine.step(closure)
 
     @torch.no_grad()
     def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
@@ -356,6 +355,9 @@ class PerturbedOptimizer(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Resume bit-identically, in whatever order model and optimiser are loaded.
 
+        What is checked and taken is what hooks (``register_load_state_dict_pre_hook``) make of the state dict. If
+        anything fails or is interrupted, groups, state and weights are put back as they were.
+
         Raises:
             ValueError: A state dict of another optimiser or of other parameters; nothing has changed.
             RuntimeError: Called inside a sampling block.
@@ -370,14 +372,23 @@ class PerturbedOptimizer(Optimizer):
                 self._engine.weights.release()  # a model that was loaded before stays as it is
             self._reset(attached=self._attached)
 
-        handle = self.register_load_state_dict_pre_hook(look)
+        handle = None
+        before, put_back = dict(vars(self)), self._engine.weights.kept()
         try:
+            handle = self.register_load_state_dict_pre_hook(look)
             super().load_state_dict(state_dict)
+            take_tensors(self._engine.store, seen)
+            self._engine.weights.rebuild()
+            self._engine.start_source()
+        except BaseException:
+            if seen:  # else nothing has changed
+                vars(self).update(before)
+                put_back()
+                self._engine.start_source()
+            raise
         finally:
-            handle.remove()
-        take_tensors(self._engine.store, seen)
-        self._engine.weights.rebuild()
-        self._engine.start_source()
+            if handle is not None:
+                handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         """Also which parameters hold a sample, which a parameter that was frozen meanwhile does not tell."""
@@ -389,7 +400,7 @@ class PerturbedOptimizer(Optimizer):
         super().__setstate__({name: value for name, value in state.items() if name != "_written"})
         for group in self.param_groups:
             for name, value in {**EARLIER, "method": type(self).__name__}.items():
-                group.setdefault(name, value)
+                group.setdefault(name, value if self.has_prior or name != "temperature" else 0.0)
             group.update(with_current_names(group))
         self.defaults = with_current_names(self.defaults)
         self._reset(attached=vars(self).get("_attached", False))
