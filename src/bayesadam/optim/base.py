@@ -9,23 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from bayesadam.curvature.names import with_current_names
-from bayesadam.engine.engine import Engine
-from bayesadam.engine.gradients import Gradients
-from bayesadam.engine.rule import Rule, options_of
-from bayesadam.engine.run import Runner
-from bayesadam.engine.sources import CurvatureSource
-from bayesadam.engine.store import Slot, Store, full
-from bayesadam.engine.weights import MEAN, TRAIN, Weights
+from bayesadam.engine.rule import options_of
+from bayesadam.engine.store import Slot, full
+from bayesadam.engine.weights import MEAN, TRAIN
 from bayesadam.optim import attachment
-from bayesadam.optim.checkpoints import EARLIER, check_state_dict, take_tensors
+from bayesadam.optim.checkpoints import Checkpointed
 from bayesadam.optim.continuation import start_from
+from bayesadam.optim.graph_breaks import uncompiled
 from bayesadam.optim.hyperparameters import (
     DEFAULTS,
     SHARED,
@@ -37,16 +32,8 @@ from bayesadam.optim.hyperparameters import (
 )
 from bayesadam.posterior import DiagonalGaussian
 
-F = TypeVar("F", bound=Callable[..., Any])
 
-
-def uncompiled(method: F) -> F:
-    """Let a method break the graph where it is called inside ``torch.compile``, as torch's own optimisers do."""
-    kept: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
-    return kept  # type: ignore[no-any-return]
-
-
-class PerturbedOptimizer(Optimizer):
+class PerturbedOptimizer(Checkpointed):
     """Optimises the mean and the precision of a Gaussian posterior over the weights.
 
     The loss that is backpropagated is the *mean* negative log-likelihood over the minibatch; the prior enters through
@@ -96,12 +83,7 @@ class PerturbedOptimizer(Optimizer):
         TypeError: An option that the method does not have.
     """
 
-    rule: ClassVar[Rule]
-    has_prior: ClassVar[bool] = True
     _shared: ClassVar[tuple[str, ...]] = SHARED
-    _engine: Engine
-    _attached: bool
-    _source: CurvatureSource | None = None
 
     def __init__(
         self,
@@ -314,108 +296,3 @@ class PerturbedOptimizer(Optimizer):
         first = self.param_groups[0]
         reported = ("num_data", "prior_precision", "temperature", "seed")
         return {"method": type(self).__name__, **{k: first[k] for k in reported if k in first}}
-
-    def attach(self, model: nn.Module) -> None:
-        """From now on ``model.state_dict()`` always gives the mean, and the parameters' names are known.
-
-        So do the state dicts of its parts, of what it wraps (``ddp.module``) and of what wraps it. Loading a state dict
-        into any of them then sets the mean, and rebuilds the sample if the weights hold one.
-
-        Raises:
-            ValueError: A perturbed parameter of this optimiser that is not the model's; nothing is attached.
-        """
-        names = attachment.names_of(self._engine.store, model)
-        for group in self.param_groups:
-            if names.keys() >= set(group["params"]):
-                group["param_names"] = [names[p] for p in group["params"]]
-        attachment.add_hooks(self, model)
-        self._attached = True
-
-    def holds_sample(self, parameter: Tensor) -> bool:
-        """Whether a parameter holds a posterior sample at this moment, and ``state[parameter]["mean"]`` its mean."""
-        return self._engine.weights.holds_sample(parameter)
-
-    def take_loaded_weights(self, module: nn.Module) -> None:
-        """Called when a part of an attached model has loaded a state dict: what it loaded is the mean."""
-        engine, among = self._engine, list(module.parameters())
-        engine.weights.reconcile(engine.gradients.collected, allow_mean=True, adopt=True, among=among)
-
-    def state_dict(self) -> dict[str, Any]:
-        """As every optimiser's; it holds the mean whatever the weights hold.
-
-        Warns:
-            UserWarning: The weights hold a sample and no model is attached, so ``model.state_dict()`` at this moment
-                would save the sample.
-        """
-        if self._engine.weights.held != MEAN and not self._attached:
-            attachment.warn_of_sample()
-        return super().state_dict()
-
-    @torch.inference_mode(False)
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume bit-identically, in whatever order model and optimiser are loaded.
-
-        What is checked and taken is what hooks (``register_load_state_dict_pre_hook``) make of the state dict. If
-        anything fails or is interrupted, groups, state and weights are put back as they were.
-
-        Raises:
-            ValueError: A state dict of another optimiser or of other parameters; nothing has changed.
-            RuntimeError: Called inside a sampling block.
-        """
-        self._engine.refuse_inside("load_state_dict()")
-        seen: dict[str, Any] = {}
-
-        def look(_: Optimizer, found: dict[str, Any]) -> None:  # after the user's own hooks, which may change it
-            check_state_dict(self._engine.store, self.defaults, found)
-            seen.update(found)
-            if self._engine.weights.held != MEAN:
-                self._engine.weights.release()  # a model that was loaded before stays as it is
-            self._reset(attached=self._attached)
-
-        handle = None
-        before, put_back = dict(vars(self)), self._engine.weights.kept()
-        try:
-            handle = self.register_load_state_dict_pre_hook(look)
-            super().load_state_dict(state_dict)
-            take_tensors(self._engine.store, seen)
-            self._engine.weights.rebuild()
-            self._engine.start_source()
-        except BaseException:
-            if seen:  # else nothing has changed
-                vars(self).update(before)
-                put_back()
-                self._engine.start_source()
-            raise
-        finally:
-            if handle is not None:
-                handle.remove()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Also which parameters hold a sample, which a parameter that was frozen meanwhile does not tell."""
-        return {**super().__getstate__(), "_written": self._engine.weights.written}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Rebuild what a copy or a pickle does not carry."""
-        written = state.get("_written")
-        super().__setstate__({name: value for name, value in state.items() if name != "_written"})
-        for group in self.param_groups:
-            for name, value in {**EARLIER, "method": type(self).__name__}.items():
-                group.setdefault(name, value if self.has_prior or name != "temperature" else 0.0)
-            group.update(with_current_names(group))
-        self.defaults = with_current_names(self.defaults)
-        self._reset(attached=vars(self).get("_attached", False))
-        self._engine.weights.resume(written)
-
-    def _reset(self, attached: bool = False) -> None:
-        """A fresh engine, which knows nothing of an unfinished step."""
-        self._attached = attached
-        self._engine = self._make_engine()
-        if self._source is not None:
-            self._source.stop()
-        if getattr(self, "param_groups", None):
-            self._engine.start_source()
-
-    def _make_engine(self) -> Engine:
-        store = Store(self, self.rule)
-        weights = Weights(store, Runner())
-        return Engine(store, weights, Gradients(store, weights, self._source), self._source)
