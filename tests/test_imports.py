@@ -1,9 +1,12 @@
 """The layers, and what importing the library may cost."""
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import bayesadam as ba
 
@@ -43,13 +46,13 @@ LAYERS = [
 ]
 
 
-def imports(path):
-    """Modules of the library that a file imports, those under TYPE_CHECKING left out."""
+def imports(path, *, typing=False):
+    """Modules of the library that a file imports, those under TYPE_CHECKING only if ``typing``."""
     tree = ast.parse(path.read_text())
     typing_only = {
         id(node)
         for branch in ast.walk(tree)
-        if isinstance(branch, ast.If) and getattr(branch.test, "id", "") == "TYPE_CHECKING"
+        if not typing and isinstance(branch, ast.If) and getattr(branch.test, "id", "") == "TYPE_CHECKING"
         for node in ast.walk(branch)
     }
     for node in ast.walk(tree):
@@ -71,6 +74,21 @@ def test_layers_import_downwards_only():
                 assert LAYERS.index(imported) <= level, f"{path.relative_to(PACKAGE)} imports {module}"
                 seen += 1
     assert seen > 10
+
+
+@pytest.mark.parametrize("package", ["engine", "optim"])
+def test_no_cycles_inside_a_package(package):
+    """Imports for types alone are counted, too: what knows of each other is one thing."""
+    root = PACKAGE / package
+    prefix = f"bayesadam.{package}"
+    graph = {
+        f"{prefix}.{path.stem}": {m for m in imports(path, typing=True) if m.startswith(f"{prefix}.")}
+        for path in root.glob("*.py")
+        if path.stem != "__init__"
+    }
+    assert len(graph) > 10
+    order = graphlib.TopologicalSorter(graph)
+    order.prepare()  # raises CycleError with the modules in it
 
 
 def test_importing_has_no_side_effects_and_needs_the_core_only():

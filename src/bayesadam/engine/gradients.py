@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam.engine.blocks import is_sharded, local
-from bayesadam.engine.kernels import available, first_bad
+from bayesadam.engine.finite import first_bad
 from bayesadam.engine.passes import Pass, numbers_of, per_weight_of, statics_of
 from bayesadam.engine.rule import initial_counters
 from bayesadam.engine.run import Draw, Job, Plan, Walk
 from bayesadam.engine.sources import CurvatureSource
-from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, full, hyper, like
+from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper, like
 from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group, tensors_of
 
 BACKTRACK = 0.5
@@ -208,18 +208,10 @@ class Gradients:
 
     def _first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is any."""
-        grads = {slot.parameter: self.store.dense_gradient(slot.parameter) for slot in self.store.trained()}
-        if grads and self.store.first["compile"] and all(map(_is_plain, grads.values())) and available():
-            number = first_bad(list(grads.values()))
-            return None if number is None else list(grads)[number]
-        if not grads or math.isfinite(_read(full(nn.utils.get_total_norm(list(grads.values()))))):
-            return None
-        for parameter, grad in grads.items():
-            # A norm overflows before its elements do, in float16 easily; in float32 it is refused, as squares overflow.
-            wide = torch.promote_types(grad.dtype, torch.float32)
-            if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
-                return parameter
-        return None
+        trained = [slot.parameter for slot in self.store.trained()]
+        grads = [self.store.dense_gradient(parameter) for parameter in trained]
+        number = first_bad(grads, compiles=self.store.first["compile"])
+        return None if number is None else trained[number]
 
     def _curvature_is_finite(self) -> bool:
         """The same of second derivatives, which may be infinite where the gradient is not."""
@@ -391,15 +383,3 @@ class Gradients:
         if len(wide) == 1:
             return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
         return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
-
-
-def _is_plain(grad: Tensor) -> bool:
-    """Whether it is contiguous float32 in a CPU's memory."""
-    return type(grad) is Tensor and grad.dtype is torch.float32 and grad.device.type == "cpu" and grad.is_contiguous()
-
-
-def _read(value: Tensor) -> float:
-    """A 0-d tensor's number, without asking the device for it where it is in memory."""
-    if is_sharded(value) or value.device.type != "cpu":
-        return float(value)
-    return float(value.detach().float().numpy())

@@ -85,24 +85,6 @@ def kernel_of(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | No
     return kernel
 
 
-def first_bad(tensors: Sequence[Tensor]) -> int | None:
-    """The number of the first tensor that is not finite or whose squares are not; ``None`` if all are.
-
-    Contiguous float32 tensors in a CPU's memory, by one walk over them without a copy.
-    """
-    rows = np.array([(tensor.data_ptr(), tensor.numel()) for tensor in tensors], dtype=np.int64)
-    threads = 1 if int(rows[:, 1].sum()) <= noise.ALONE else torch.get_num_threads()
-    found: int = _finite()(ctypes.c_int64(len(rows)), ctypes.c_void_p(rows.ctypes.data), ctypes.c_int(threads))
-    return None if found < 0 else found
-
-
-@cache
-def _finite() -> Callable[..., int]:
-    function = native.load(native.read("finite.cpp")).first_bad
-    function.restype = ctypes.c_int64
-    return function
-
-
 def _warn(work: Pass, why: str) -> None:
     warnings.warn(
         f"compile=True goes on without the {work.kind} kernel of {type(work.rule).__name__}: {why}",

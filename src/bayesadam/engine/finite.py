@@ -1,0 +1,70 @@
+"""Whether gradients are finite: one walk over them, and one number that is read."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bayesadam import native, noise
+from bayesadam.engine.blocks import is_sharded
+from bayesadam.engine.store import full
+
+
+def first_bad(grads: Sequence[Tensor], *, compiles: bool) -> int | None:
+    """The number of the first gradient that is not finite or whose squares are not; ``None`` if all are.
+
+    Of a sharded gradient it is a collective call, with the same answer on all ranks.
+
+    Args:
+        grads: Of any dtypes.
+        compiles: Walk by a compiled function where it fits.
+    """
+    if not grads:
+        return None
+    walk = _compiled() if compiles and all(map(_is_plain, grads)) else None
+    if walk is not None:
+        return walk(grads)
+    if math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
+        return None
+    for number, grad in enumerate(grads):
+        # A norm overflows before its elements do, in float16 easily; in float32 it is refused, as squares overflow.
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        if not math.isfinite(_read(full(torch.linalg.vector_norm(grad, dtype=wide)))):
+            return number
+    return None
+
+
+@cache
+def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
+    """The compiled walk, or ``None`` where there is none."""
+    try:
+        function = native.load(native.read("finite.cpp")).first_bad
+    except native.CompilationError:  # the kernels say so
+        return None
+    function.restype = ctypes.c_int64
+
+    def walk(grads: Sequence[Tensor]) -> int | None:
+        rows = np.array([(grad.data_ptr(), grad.numel()) for grad in grads], dtype=np.int64)
+        threads = 1 if int(rows[:, 1].sum()) <= noise.ALONE else torch.get_num_threads()
+        found: int = function(ctypes.c_int64(len(rows)), ctypes.c_void_p(rows.ctypes.data), ctypes.c_int(threads))
+        return None if found < 0 else found
+
+    return walk
+
+
+def _is_plain(grad: Tensor) -> bool:
+    """Whether it is contiguous float32 in a CPU's memory."""
+    return type(grad) is Tensor and grad.dtype is torch.float32 and grad.device.type == "cpu" and grad.is_contiguous()
+
+
+def _read(value: Tensor) -> float:
+    """A 0-d tensor's number, without asking the device for it where it is in memory."""
+    if is_sharded(value) or value.device.type != "cpu":
+        return float(value)
+    return float(value.detach().double().numpy())
