@@ -48,6 +48,33 @@ class DenseStore(Store):
             rows.diagonal(start).copy_(diagonal)
         state["hessian"] = rows
 
+    def check_loaded(self) -> None:
+        """See the base class: rows that a hook gave to other parameters do not fit to the columns of all."""
+        if not self._fits():
+            raise ValueError(
+                "the rows of the state_dict's Hessian must be in the order of its columns, got a matrix that is not a "
+                "precision: with covariance='full' parameters are loaded in the order in which they were saved"
+            )
+
+    def _fits(self) -> bool:
+        """Whether the columns are those of the parameters one after another, and the matrix is a precision."""
+        starts = [at for group in self.owner.param_groups for at in group["columns"]]
+        columns = [(at, slot) for at, slot in zip(starts, self.slots(), strict=True) if at >= 0]
+        total = 0
+        for at, slot in columns:
+            if at != total:
+                return False
+            total += slot.parameter.numel()
+        slots = [slot for _, slot in columns if slot.parameter in self.owner.state]
+        if any(self.state_of(slot)["hessian"].shape != (slot.parameter.numel(), total) for slot in slots):
+            return False
+        if not slots:
+            return True
+        matrix = self.precision(slots)
+        scale = float(matrix.abs().max())
+        symmetric = torch.allclose(matrix, matrix.mT, rtol=1e-6, atol=1e-9 * scale)
+        return symmetric and not torch.linalg.cholesky_ex(matrix).info.item()
+
     @property
     def width(self) -> int:
         """The number of columns."""

@@ -201,11 +201,9 @@ class Engine:
                 # A closure that does not clear them adds to the gradients of earlier micro-batches, with every sample.
                 last = number == count - 1
                 shown = [Hidden(slot, grad if last or grad is None else grad.clone()) for slot, grad in earlier]
-                versions = [grad._version for _, grad in shown if grad is not None]
                 self._cleared = False
-                with self.block(shown=shown):
+                with self.block(shown=shown), self._watched(shown):
                     losses.append(self._call(closure))
-                    self._check_cleared(shown, versions)
         except BaseException:
             before = {slot.parameter: grad for slot, grad in earlier}
             for slot in [] if differentiates else self.store.slots():
@@ -222,13 +220,29 @@ class Engine:
             loss = closure()
             return loss if self.source is None else self.source.after_closure(loss)
 
-    def _check_cleared(self, shown: Sequence[Hidden], versions: Sequence[int]) -> None:
+    @contextmanager
+    def _watched(self, shown: Sequence[Hidden]) -> Iterator[None]:
         """Curvature from outside is that of the closure's own backward passes, and the gradient must be that, too."""
-        if self.source is None or self._cleared:
-            return
-        kept = [slot.parameter.grad is grad for slot, grad in shown]
-        added = [grad is not None and grad._version != known for (_, grad), known in zip(shown, versions, strict=True)]
-        if any(k and a for k, a in zip(kept, added, strict=True)):
+        known: dict[Tensor, tuple[Tensor, int]] = {}
+        for slot, grad in shown if self.source is not None else ():
+            if grad is not None and slot.parameter.requires_grad:
+                known[slot.parameter] = grad, grad._version
+        added: list[Tensor] = []
+
+        def look(parameter: Tensor) -> None:  # after a backward pass has added to its gradient for the first time
+            if parameter in known:
+                grad, version = known.pop(parameter)
+                if parameter.grad is grad and grad._version == version + 1:  # it was not zeroed before
+                    added.append(parameter)
+
+        watched: list[Any] = list(known)
+        handles = [parameter.register_post_accumulate_grad_hook(look) for parameter in watched]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+        if added and not self._cleared:
             raise RuntimeError(
                 "the closure must clear the gradients (optimizer.zero_grad()) for a method that collects curvature "
                 "with them, got gradients from before step(closure): accumulate over micro-batches inside the "

@@ -103,6 +103,9 @@ class Store:
         """Set the rule's tensors to what they start with, given the mean and the prior that the state has."""
         state.update(self.rule.init(state["mean"], hyper(slot.group, state, state)))
 
+    def check_loaded(self) -> None:
+        """Raise ``ValueError`` if what was loaded cannot be a state of these parameters together."""
+
     def center(self, slot: Slot, state: Mapping[str, Any], *, in_weights: bool) -> Tensor:
         """A copy of the mean as it stands, which may be in the weights."""
         mean: Tensor = state["mean"].clone()

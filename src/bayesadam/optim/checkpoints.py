@@ -116,6 +116,7 @@ class Checkpointed(Optimizer):
             handle = self.register_load_state_dict_pre_hook(look)
             super().load_state_dict(state_dict)
             take_tensors(self._engine.store, seen)
+            self._engine.store.check_loaded()
             self._engine.weights.rebuild()
             self._engine.start_source()
         except BaseException:
