@@ -8,7 +8,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.functional import hessian
-from bayesadam.optim import sources
+from bayesadam.engine import sources
 
 
 class Picked(nn.Module):

@@ -173,7 +173,7 @@ class TestLaplace:
         last = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer").curvature
         close(last, expected[-len(last) :, -len(last) :])
 
-    @pytest.mark.parametrize("curvature", ["ggn", "fisher"])
+    @pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
     @pytest.mark.parametrize("outputs", [1, 2])
     @pytest.mark.parametrize("make", [Exponential, ByElements, ba.likelihoods.Poisson])
     def test_sequences_of_data_points(self, make, outputs, curvature):
@@ -198,7 +198,7 @@ class TestLaplace:
             density = likelihood.log_prob(model(x[n : n + 1]), y[n : n + 1]).sum()
             row = torch.cat([g.flatten() for g in torch.autograd.grad(density, parameters)])
             total = total + torch.outer(row, row)
-        close(Laplace(model, (x, y), likelihood=likelihood, structure="full", curvature="fisher").curvature, total)
+        close(Laplace(model, (x, y), likelihood=likelihood, structure="full", curvature="empirical_fisher").curvature, total)
 
     @pytest.mark.parametrize("structure", ["full", "diagonal", "last_layer"])
     def test_a_density_of_straight_pieces(self, structure):
@@ -211,7 +211,7 @@ class TestLaplace:
         y[5] = 0.0  # a batch without curvature among others
         other = laplace(mlp(), (x, y), likelihood=Exponential(), structure=structure, batch_size=1)
         assert sum(value.sum() for value in other.variance.values()) > sum(value.sum() for value in q.variance.values())
-        q = laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure, curvature="fisher")
+        q = laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure, curvature="empirical_fisher")
         assert all((value <= 1.0).all() for value in q.variance.values())
 
     def test_posterior_of_poisson_regression_is_that_of_iteratively_reweighted_least_squares(self):

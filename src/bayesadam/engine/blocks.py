@@ -6,9 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam import noise
+
+_PLAIN = (Tensor, nn.Parameter)
+"""What is no shard, without a further look."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Block:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that lives on this rank, sharing its storage; to be used without gradients."""
-    if not is_sharded(tensor):
+    if type(tensor) in _PLAIN or not is_sharded(tensor):
         return tensor
     part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     return part

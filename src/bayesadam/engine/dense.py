@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.engine.gradients import Gradients, Hidden
+from bayesadam.engine.gradients import Gradients, Hidden, Updated
 from bayesadam.engine.passes import follow_
 from bayesadam.engine.run import Draw, Plan, Runner
 from bayesadam.engine.sources import CurvatureSource, HessianSource
@@ -346,11 +346,11 @@ class DenseGradients(Gradients):
 
     def _add_updates(
         self, plan: Plan, draws: Mapping[str, Draw], numbers: NumbersCache, drop_in: bool
-    ) -> dict[Tensor, dict[str, Any]]:
+    ) -> list[Updated]:
         """What was planned, as one step."""
         slots = self.store.trained()
         if self._planned is None or not slots:
-            return {}
+            return []
         planned, divisor, known = self._planned
         first, held_mean = self.store.first, self.weights.held == MEAN
         prior_gradient = self.store.prior(slots) / first["num_data"]
@@ -381,4 +381,5 @@ class DenseGradients(Gradients):
             torch._foreach_copy_([*targets, plan.done], [*values, torch.tensor(mark)])
 
         plan.add(write)
-        return {slot.parameter: numbers.of(slot.group, self.store.state_of(slot))[1] for slot in slots}
+        states = [self.store.state_of(slot) for slot in slots]
+        return [(slot, state, numbers.of(slot.group, state)[1]) for slot, state in zip(slots, states, strict=True)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
-from bayesadam.engine.blocks import is_sharded, local
+from bayesadam.engine.blocks import local
 from bayesadam.engine.finite import first_bad
 from bayesadam.engine.passes import Pass, numbers_of, per_weight_of, statics_of
 from bayesadam.engine.rule import initial_counters
@@ -20,6 +20,10 @@ from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group, ten
 
 BACKTRACK = 0.5
 """The share of the largest admissible rate that back-tracking takes: no precision more than halves."""
+
+
+Updated: TypeAlias = tuple[Slot, Any, dict[str, Any]]
+"""A parameter that is stepped with, its state, and the counters after the step."""
 
 
 class Hidden(NamedTuple):
@@ -208,10 +212,9 @@ class Gradients:
 
     def _first_bad(self) -> Tensor | None:
         """The first parameter whose gradient is not finite, if there is any."""
-        trained = [slot.parameter for slot in self.store.trained()]
-        grads = [self.store.dense_gradient(parameter) for parameter in trained]
+        trained, grads = self._gradients()
         number = first_bad(grads, compiles=self.store.first["compile"])
-        return None if number is None else trained[number]
+        return None if number is None else trained[number].parameter
 
     def _curvature_is_finite(self) -> bool:
         """The same of second derivatives, which may be infinite where the gradient is not."""
@@ -238,17 +241,18 @@ class Gradients:
         step, skipped = first["noise_step"] + 1, first["skipped_steps"] + (not ready)
         draws = {"eps": self.weights.draw(0), "next_eps": self.weights.draw(0, ahead=1)}
         plan, numbers = Plan(), NumbersCache(self.store.rule)
-        changed = self._add_updates(plan, draws, numbers, drop_in) if ready else {}
+        changed = self._add_updates(plan, draws, numbers, drop_in) if ready else []
         written: list[Tensor] = []
         if drop_in:
             noisy = [slot for slot in self.store.slots() if slot.noisy]
             written = [slot.parameter for slot in noisy]
-            rest = [slot for slot in noisy if not (self.resamples and slot.parameter in changed)]
+            done = {id(slot) for slot, _, _ in changed} if self.resamples else set()
+            rest = [slot for slot in noisy if id(slot) not in done]
             self.weights.add(plan, rest, draws["next_eps"], numbers, adopt=False)
 
         def settle(mark: int) -> None:
-            for parameter, counters in changed.items():
-                self.store.owner.state[parameter].update(counters)
+            for _, state, counters in changed:
+                state.update(counters)
             self.store.set_all("skipped_steps", skipped)
             self.store.set_all("noise_step", step)
             self.discard()
@@ -260,28 +264,37 @@ class Gradients:
             plan.done.fill_(mark)
 
         plan.add(settle)
-        plan.run()
+        try:
+            plan.run()
+        finally:
+            if self._walk is not None:
+                self._walk[2].release()
 
     def _add_updates(
         self, plan: Plan, draws: Mapping[str, Draw], numbers: NumbersCache, drop_in: bool
-    ) -> dict[Tensor, dict[str, Any]]:
-        """Append the updates to a plan; returns the counters after them, by parameter."""
-        trained = self.store.trained()
-        grads = [self.store.dense_gradient(slot.parameter) for slot in trained]
+    ) -> list[Updated]:
+        """Append the updates to a plan; returns what they change."""
+        trained, grads = self._gradients()
         factors = self._curvature_factors(trained) if self.keeps_curvature else {}
         walk = self._update_walk(trained, grads, drop_in)
-        changed: dict[Tensor, dict[str, Any]] = {}
+        groups = {id(group): self._limited(group) for group in self.store.owner.param_groups}
+        changed: list[Updated] = []
         for slot, job, grad in zip(trained, walk.jobs, grads, strict=True):
-            group = self._limited(slot.group)
-            job.tensors["grad"] = grad if not is_sharded(grad) else local(grad)
+            group = groups[id(slot.group)]
+            job.tensors["grad"] = local(grad)
             factor = 1.0
             if job.work.kept:
                 job.tensors["kept"], factor = self._curvature[slot.parameter], factors[slot.parameter]
             plain, after = numbers.of(group, job.state)
             job.numbers = numbers.scaled(plain, (-1.0 if group["maximize"] else 1.0) * self._factor, factor)
-            changed[slot.parameter] = after
+            changed.append((slot, job.state, after))
         walk.add(plan, draws)
         return changed
+
+    def _gradients(self) -> tuple[list[Slot], list[Tensor]]:
+        """The parameters to step with, and their gradients."""
+        trained = self.store.trained()
+        return trained, [self.store.dense_gradient(slot.parameter) for slot in trained]
 
     def _update_walk(self, trained: list[Slot], grads: Sequence[Tensor], drop_in: bool) -> Walk:
         """The jobs of an update; those of the last one where they are the same."""

@@ -174,6 +174,12 @@ class Walk:
             and [job.parameter.data_ptr() for job in self.jobs] == self._addresses
         )
 
+    def release(self) -> None:
+        """Let go of the gradients and kept curvatures of a step, whose memory others want."""
+        for job in self.jobs:
+            job.tensors.pop("grad", None)
+            job.tensors.pop("kept", None)
+
     def add(self, plan: Plan, draws: Mapping[str, Draw]) -> None:
         """Append the steps that do the jobs; ``draws`` is the noise by name, ``eps`` and ``next_eps``."""
         for compiled in self._kernels:
