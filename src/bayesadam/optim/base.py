@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from bayesadam.curvature.names import with_current_names
-from bayesadam.engine.engine import Engine
+from bayesadam.engine.engine import Engine, uncompiled
 from bayesadam.engine.gradients import Gradients
 from bayesadam.engine.rule import Rule, options_of
 from bayesadam.engine.run import Runner
@@ -31,19 +31,12 @@ from bayesadam.optim.hyperparameters import (
     SHARED,
     check_common,
     check_options,
+    check_ordered,
     check_prior,
     prior_of,
     settled,
 )
 from bayesadam.posterior import DiagonalGaussian
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def uncompiled(method: F) -> F:
-    """Let a method break the graph where it is called inside ``torch.compile``, as torch's own optimisers do."""
-    kept: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
-    return kept  # type: ignore[no-any-return]
 
 
 class PerturbedOptimizer(Optimizer):
@@ -122,8 +115,7 @@ class PerturbedOptimizer(Optimizer):
         compile: bool = False,
         **options: Any,
     ) -> None:
-        if isinstance(params, set | frozenset):
-            raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
+        check_ordered(params)
         check_options(type(self).__name__, self.rule, options)
         prior, precision = prior_of(prior, prior_precision)
         given: dict[str, Any] = {"lr": lr, "betas": betas, "num_data": num_data, "initial_precision": initial_precision}
@@ -151,10 +143,11 @@ class PerturbedOptimizer(Optimizer):
 
         Raises:
             ValueError: A hyper-parameter out of range, one that must be the same in all groups and is not, or a
-                trainable complex parameter.
+                trainable complex parameter, or a set of parameters, which has no order.
             RuntimeError: Called inside a sampling block.
         """
         self._engine.refuse_inside("add_param_group")
+        check_ordered(param_group["params"])
         param_group = {**param_group, **settled({k: v for k, v in param_group.items() if k in self.defaults})}
         group = {**self.defaults, **param_group}
         self.check_group(group)
