@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam.functional import hessian
 from bayesadam.engine import sources
+from bayesadam.functional import hessian
 
 
 class Picked(nn.Module):

@@ -198,7 +198,10 @@ class TestLaplace:
             density = likelihood.log_prob(model(x[n : n + 1]), y[n : n + 1]).sum()
             row = torch.cat([g.flatten() for g in torch.autograd.grad(density, parameters)])
             total = total + torch.outer(row, row)
-        close(Laplace(model, (x, y), likelihood=likelihood, structure="full", curvature="empirical_fisher").curvature, total)
+        close(
+            Laplace(model, (x, y), likelihood=likelihood, structure="full", curvature="empirical_fisher").curvature,
+            total,
+        )
 
     @pytest.mark.parametrize("structure", ["full", "diagonal", "last_layer"])
     def test_a_density_of_straight_pieces(self, structure):

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from bayesadam.engine.gradients import Gradients, Hidden
+from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import Store
 from bayesadam.engine.weights import BLOCK, MEAN, TRAIN, Weights
@@ -20,6 +21,13 @@ BEGUN, COLLECTING, COLLECTED = "begun", "collecting", "collected"
 """How far a block is with its sample: interrupted while it collects, the means are half-updated."""
 
 Running: TypeAlias = Generator[None, None, None]
+
+
+class Block(_GeneratorContextManager[None]):
+    """A sampling block, of which ``torch.compile`` sees only what is inside."""
+
+    __enter__ = uncompiled(_GeneratorContextManager.__enter__)
+    __exit__ = uncompiled(_GeneratorContextManager.__exit__)
 
 
 class Engine:
@@ -54,12 +62,11 @@ class Engine:
     def block(self, *, shown: Sequence[Hidden] = ()) -> AbstractContextManager[None]:
         """Inside, the weights are the next sample, and gradients from before are hidden but for those in ``shown``."""
         own: list[Callable[[], Running | None]] = []
-        manager = self._block(shown, own)
+        manager = Block(self._block, (shown, own), {})
         own.append(weakref.ref(manager.gen))
         return manager
 
-    @contextmanager
-    def _block(self, shown: Sequence[Hidden], own: Sequence[Callable[[], Running | None]]) -> Iterator[None]:
+    def _block(self, shown: Sequence[Hidden], own: Sequence[Callable[[], Running | None]]) -> Running:
         self._check_block()
         before = self.gradients.present()
         stage = BEGUN

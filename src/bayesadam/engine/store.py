@@ -90,8 +90,14 @@ class Store:
         return state
 
     def new_state(self, slot: Slot) -> dict[str, Any]:
-        """Counters, the mean (the parameter's value, at least float32), and the rule's tensors, like the parameter."""
+        """Counters, the mean (the parameter's value, at least float32), and the rule's tensors, like the parameter.
+
+        Raises:
+            ValueError: The parameter is complex, which only one that stays frozen may be.
+        """
         parameter = slot.parameter
+        if parameter.is_complex():
+            raise ValueError(f"parameter {self.name_of(parameter)} must be real, got dtype {parameter.dtype}")
         dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
         mean = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         local(mean).copy_(local(parameter))

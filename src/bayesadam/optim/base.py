@@ -14,18 +14,19 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.rule import options_of
 from bayesadam.engine.store import Slot, full
 from bayesadam.engine.weights import MEAN, TRAIN
 from bayesadam.optim import attachment
 from bayesadam.optim.checkpoints import Checkpointed
 from bayesadam.optim.continuation import start_from
-from bayesadam.optim.graph_breaks import uncompiled
 from bayesadam.optim.hyperparameters import (
     DEFAULTS,
     SHARED,
     check_common,
     check_options,
+    check_ordered,
     check_prior,
     prior_of,
     settled,
@@ -104,8 +105,7 @@ class PerturbedOptimizer(Checkpointed):
         compile: bool = False,
         **options: Any,
     ) -> None:
-        if isinstance(params, set | frozenset):
-            raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
+        check_ordered(params)
         check_options(type(self).__name__, self.rule, options)
         prior, precision = prior_of(prior, prior_precision)
         given: dict[str, Any] = {"lr": lr, "betas": betas, "num_data": num_data, "initial_precision": initial_precision}
@@ -133,10 +133,11 @@ class PerturbedOptimizer(Checkpointed):
 
         Raises:
             ValueError: A hyper-parameter out of range, one that must be the same in all groups and is not, or a
-                trainable complex parameter.
+                trainable complex parameter, or a set of parameters, which has no order.
             RuntimeError: Called inside a sampling block.
         """
         self._engine.refuse_inside("add_param_group")
+        check_ordered(param_group["params"])
         param_group = {**param_group, **settled({k: v for k, v in param_group.items() if k in self.defaults})}
         group = {**self.defaults, **param_group}
         self.check_group(group)

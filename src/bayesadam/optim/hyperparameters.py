@@ -42,6 +42,12 @@ def prior_of(prior: Any, prior_precision: Any) -> tuple[DiagonalGaussian | None,
     return prior, 1.0 if prior_precision is None else plain("prior_precision", prior_precision)
 
 
+def check_ordered(params: Any) -> None:
+    """Refuse a set of parameters: the order decides which noise each gets, and that of a set is by chance."""
+    if isinstance(params, set | frozenset):
+        raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
+
+
 def check_options(called: str, rule: Rule, given: Mapping[str, Any]) -> None:
     """Refuse options that the rule does not declare."""
     declared = [option.name for option in options_of(rule)]

@@ -11,6 +11,7 @@ from bayesadam.curvature import PerExampleSquares
 from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
 from bayesadam.engine.sources import ExampleSource
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.hyperparameters import check_ordered
 from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
 from bayesadam.optim.von import VONRule
 
@@ -103,6 +104,7 @@ class VOGN(PerturbedOptimizer):
             ValueError: Also: a perturbed parameter that is not of the model that ``curvature`` was made for.
         """
         params = param_group["params"]
+        check_ordered(params)
         params = [params] if isinstance(params, Tensor) else list(params)
         for entry in params if param_group.get("perturb", self.defaults["perturb"]) else ():
             parameter = entry[1] if isinstance(entry, tuple) else entry

@@ -1,4 +1,4 @@
-"""Optimisers inside ``torch.compile``."""
+"""What is called inside ``torch.compile`` and must run as it is."""
 
 from __future__ import annotations
 
