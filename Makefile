@@ -33,6 +33,7 @@ benchmark: $(READY)
 		asdfghjkl==0.1a5 asdl==0.1.5 torchmetrics==1.9.0 lightning-utilities==0.15.3 linear_operator==0.6.1 \
 		einconv==0.1.0 jaxtyping==0.3.11
 	$(BIN)/python benchmarks/optimizer_step.py
+	$(BIN)/python benchmarks/iteration.py
 	$(BIN)/python benchmarks/curvature.py
 	$(BIN)/python benchmarks/variational.py
 	$(BIN)/python benchmarks/laplace.py

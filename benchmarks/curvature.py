@@ -305,13 +305,13 @@ def measure(case: Case, names: Sequence[str]) -> dict[str, Any]:
 
 def print_case(name: str, found: dict[str, Any]) -> None:
     print(f"\n{name}: {found['parameters']:,} parameters, {found['examples']} examples")
-    print(f"{'':14}{'ms':>10}{'ratio':>9}{'error':>10}")
+    print(f"{'':24}{'ms':>10}{'ratio':>9}{'error':>10}")
     for contender, row in found["results"].items():
         if "fails" in row:
-            print(f"{contender:14}{'fails':>10}   {row['fails'][:90]}")
+            print(f"{contender:24}{'fails':>10}   {row['fails'][:90]}")
         else:
             error = f"{row['error']:10.1e}" if "error" in row else ""
-            print(f"{contender:14}{row['milliseconds']:10.2f}{row['ratio']:9.2f}{error}")
+            print(f"{contender:24}{row['milliseconds']:10.2f}{row['ratio']:9.2f}{error}")
 
 
 def main() -> None:
