@@ -1,0 +1,237 @@
+"""A rule in a user's own file, that of ``docs/guides/own-rule.md``, gets all that the library's rules have."""
+
+import copy
+import importlib.util
+import pickle
+import re
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayesadam as ba
+from bayesadam import population
+from bayesadam.engine import kernels
+from optim.conftest import loss_of, make_net, same, snapshot, train, weights
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own-rule.md"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory):
+    """The page's first block as a module."""
+    path = tmp_path_factory.mktemp("own") / "softsign.py"
+    path.write_text(re.search(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)[1])
+    spec = importlib.util.spec_from_file_location("softsign", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["softsign"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["softsign"]
+
+
+def make(cls, dtype=torch.float32, **options):
+    net = make_net(dtype)
+    return net, cls(net.named_parameters(), 0.01, num_data=50, seed=3, **options)
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+def test_a_step_is_what_the_rule_says(own, samples):
+    """Loops over the samples, from the page's equations."""
+    net, opt = make(own.SoftSign, torch.float64, mc_samples=samples, sharpness=4.0, initial_precision=80.0)
+    mu, m, s = weights(net), torch.zeros(()), torch.tensor((80.0 - 1.0) / 50, dtype=torch.float64)
+    for step in range(3):
+        grads = []
+        for _ in range(samples):
+            with opt.sampled_params():
+                theta = weights(net)
+                loss_of(net, step).backward()
+            twin = make_net(torch.float64)
+            torch.nn.utils.vector_to_parameters(theta, twin.parameters())
+            loss_of(twin, step).backward()
+            grads.append(torch.cat([p.grad.flatten() for p in twin.parameters()]))
+        assert ((theta - mu) * (50 * (s + 1 / 50)).sqrt()).square().mean().sub(1).abs() < 0.6  # 50 squares of N(0, 1)
+        opt.step()
+        opt.zero_grad()
+        grad = sum(grads) / samples
+        h = sum(g.square() for g in grads) / samples
+        m = 0.9 * m + 0.1 * (grad + mu / 50)
+        s = 0.999 * s + 0.001 * h
+        mu = mu - 0.01 * torch.tanh(4.0 * m)
+        torch.testing.assert_close(weights(net), mu, rtol=1e-12, atol=1e-14)
+    variance = torch.cat([v.flatten() for v in opt.posterior().variance.values()])
+    torch.testing.assert_close(variance, 1 / (50 * (s + 1 / 50)), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("mode", "samples"), [("block", 1), ("block", 2), ("train", 1)])
+def test_mixed_precision_by_the_gradient_scaler(own, mode, samples):
+    """Unscaling and clipping as ever; an infinite gradient skips the step."""
+    runs = []
+    for enabled in (False, True):
+        net, opt = make(own.SoftSign, torch.float64, mc_samples=samples)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
+        if mode == "train":
+            opt.train()
+        for step in range(4):
+            opt.zero_grad()
+            for _ in range(samples):
+                if mode == "train":
+                    scaler.scale(loss_of(net, step)).backward()
+                else:
+                    with opt.sampled_params():
+                        scaler.scale(loss_of(net, step)).backward()
+            scaler.unscale_(opt)
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            scaler.step(opt)
+            scaler.update()
+        opt.eval()
+        runs.append(weights(net))
+    torch.testing.assert_close(*runs, rtol=1e-12, atol=1e-14)
+    before, scale = snapshot(opt)[1], scaler.get_scale()
+    for _ in range(samples):
+        with opt.sampled_params():
+            (scaler.scale(loss_of(net, 9)) * torch.inf).backward()
+    scaler.step(opt)
+    scaler.update()
+    assert same(snapshot(opt)[1], before)
+    assert scaler.get_scale() == scale / 2
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("mode", ["block", "train"])
+def test_a_resumed_run_is_bit_identical(own, mode, compiled, tmp_path):
+    net, opt = make(own.SoftSign, sharpness=7.0, compile=compiled)
+    opt.attach(net)
+    train(net, opt, 3, mode=mode)
+    torch.save({"net": net.state_dict(), "opt": opt.state_dict()}, tmp_path / "checkpoint.pt")
+    train(net, opt, 3, first=3, mode=mode)
+    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    other, resumed = make(own.SoftSign, compile=compiled)
+    other.load_state_dict(saved["net"])
+    resumed.load_state_dict(saved["opt"])
+    assert resumed.param_groups[0]["sharpness"] == 7.0
+    train(other, resumed, 3, first=3, mode=mode)
+    assert torch.equal(weights(net), weights(other))
+    assert same(snapshot(opt)[1], snapshot(resumed)[1])
+
+
+def test_copies_and_pickles_go_on(own):
+    net, opt = make(own.SoftSign)
+    train(net, opt, 2)
+    pairs = [copy.deepcopy((net, opt)), pickle.loads(pickle.dumps((net, opt)))]
+    train(net, opt, 2, first=2)
+    for each, other in pairs:
+        train(each, other, 2, first=2)
+        assert torch.equal(weights(net), weights(each))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("mode", "samples"), [("block", 1), ("block", 2), ("train", 1)])
+def test_compiled_it_is_the_same_to_rounding(own, mode, samples, dtype, monkeypatch):
+    made = []
+    kernel_of = kernels.kernel_of
+    monkeypatch.setattr(kernels, "kernel_of", lambda *rest: made.append(kernel_of(*rest)) or made[-1])
+    runs = []
+    for compiled in (False, True):
+        net, opt = make(own.SoftSign, dtype, mc_samples=samples, compile=compiled)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train(net, opt, 5, mode=mode)
+        opt.eval()
+        runs.append((weights(net), opt.posterior().variance))
+        assert bool(made) is compiled
+    assert all(made)
+    torch.testing.assert_close(runs[0][0], runs[1][0], rtol=1e-5, atol=1e-6)
+    for name, value in runs[0][1].items():
+        torch.testing.assert_close(runs[1][1][name], value, rtol=1e-5, atol=0)
+
+
+def test_a_population_trains_each_as_alone(own):
+    x = torch.linspace(-1, 1, 24)[:, None]
+    y = torch.sin(3 * x)
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        models.append(torch.nn.Sequential(torch.nn.Linear(1, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)))
+    options = {"lr": [0.01, 0.02], "sharpness": [5.0, 20.0], "mc_samples": 2}
+    likelihood = ba.likelihoods.Gaussian(4.0)
+    found = population.train(
+        models, (x, y), likelihood=likelihood, epochs=3, batch_size=8, method=own.SoftSign, seed=4, **options
+    )
+    for member, model in enumerate(models):
+        alone = copy.deepcopy(model)
+        opt = own.SoftSign(
+            alone.named_parameters(),
+            options["lr"][member],
+            num_data=24,
+            sharpness=options["sharpness"][member],
+            mc_samples=2,
+            seed=4 + member,
+        )
+        for epoch in range(3):
+            for rows in torch.from_numpy(population.order(24, seed=4 + member, epoch=epoch)).split(8):
+                for _ in range(2):
+                    with opt.sampled_params():
+                        likelihood.nll(alone(x[rows]), y[rows]).backward()
+                opt.step()
+        mean = opt.posterior().mean
+        for name, value in found.posteriors[member].mean.items():
+            torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-6)
+            assert not torch.allclose(value, dict(model.named_parameters())[name], atol=1e-4)
+
+
+def test_the_posterior_predicts_and_is_saved(own, tmp_path):
+    net, opt = make(own.SoftSign)
+    train(net, opt, 3)
+    posterior = opt.posterior()
+    assert posterior.hyperparameters["method"] == "SoftSign"
+    posterior.save(tmp_path / "posterior.pt")
+    loaded = ba.load_posterior(tmp_path / "posterior.pt")
+    assert same(dict(loaded.mean), dict(posterior.mean))
+    assert same(dict(loaded.variance), dict(posterior.variance))
+    assert {name for name, _ in net.named_parameters()} == set(posterior.mean)
+
+
+def test_options_are_checked(own):
+    net = make_net()
+    with pytest.raises(
+        TypeError, match=r"softness must be an option of SoftSign, which declares \['sharpness'\], got 2\.0"
+    ):
+        own.SoftSign(net.parameters(), num_data=50, softness=2.0)
+    with pytest.raises(ValueError, match=r"sharpness must be a positive, finite number, got 0\.0"):
+        own.SoftSign(net.parameters(), num_data=50, sharpness=0.0)
+    with pytest.raises(ValueError, match="sharpness must be a positive, finite number, got 'hard'"):
+        own.SoftSign([{"params": list(net.parameters()), "sharpness": "hard"}], num_data=50)
+
+
+NOT_ELEMENTWISE = {
+    "sum": (lambda grad, hp: grad.square().sum(), r"aten\.sum\.default"),
+    "item": (lambda grad, hp: grad.max().item(), r"aten\.max\.default"),
+    "if": (lambda grad, hp: 1.0 if hp["sharpness"] > 1e9 else 2.0, r"aten\._local_scalar_dense\.default"),
+    "float": (lambda grad, hp: float(hp["lr"]), r"aten\._local_scalar_dense\.default"),
+}
+"""What a rule may do with a value, which a loop over the weights cannot."""
+
+
+@pytest.mark.parametrize("word", NOT_ELEMENTWISE)
+def test_what_is_not_element_wise_goes_on_eagerly_with_one_warning(own, word):
+    compute, called = NOT_ELEMENTWISE[word]
+
+    class Rule(own.SoftSignRule):
+        def update_(self, mean, state, grad, curvature, hp):
+            super().update_(mean, state, grad + 0 * compute(grad, hp), curvature, hp)
+
+    class Odd(own.SoftSign):
+        rule = Rule()
+
+    net, opt = make(Odd, compile=True)
+    with pytest.warns(RuntimeWarning) as warned:
+        train(net, opt, 3)
+    messages = [str(w.message) for w in warned]
+    assert len(messages) == 1, messages
+    assert re.fullmatch(rf"compile=True goes on without the update kernel of Rule: it calls {called}", messages[0])
+    other, plain = make(own.SoftSign)
+    train(other, plain, 3)
+    torch.testing.assert_close(weights(net), weights(other), rtol=1e-5, atol=1e-6)
