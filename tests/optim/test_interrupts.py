@@ -45,3 +45,21 @@ def test_a_block_that_is_not_entered_does_not_count():
         loss_of(net).backward()
     opt.step()
     assert opt.param_groups[0]["noise_step"] == 1
+
+
+def test_a_block_as_a_decorator():
+    net = make_net()
+    opt = ba.Vadam(net.parameters(), num_data=50)
+
+    @opt.sampled_params()
+    def backward(step):
+        loss_of(net, step).backward()
+
+    for step in range(2):
+        backward(step)
+        opt.step()
+    other = make_net()
+    plain = ba.Vadam(other.parameters(), num_data=50)
+    train(other, plain, 2)
+    assert torch.equal(weights(net), weights(other))
+    assert not opt._engine.open

@@ -94,6 +94,7 @@ class Collector:
         for total in self._totals.values():
             total.empty = True
         if not _in_backward():
+            self.paused = False  # an interrupt may have left it
             self._end_of_backward()
 
     @property

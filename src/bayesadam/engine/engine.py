@@ -24,7 +24,15 @@ Running: TypeAlias = Generator[None, None, None]
 
 
 class Block(_GeneratorContextManager[None]):
-    """A sampling block, of which ``torch.compile`` sees only what is inside."""
+    """A sampling block, of which ``torch.compile`` sees only what is inside.
+
+    Its generator is told of itself by a reference in the list that is its last argument; as a decorator it is made anew
+    for every call.
+    """
+
+    def __init__(self, function: Callable[..., Running], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__(function, args, kwargs)
+        args[-1][:] = [weakref.ref(self.gen)]
 
     __enter__ = uncompiled(_GeneratorContextManager.__enter__)
     __exit__ = uncompiled(_GeneratorContextManager.__exit__)
@@ -62,9 +70,7 @@ class Engine:
     def block(self, *, shown: Sequence[Hidden] = ()) -> AbstractContextManager[None]:
         """Inside, the weights are the next sample, and gradients from before are hidden but for those in ``shown``."""
         own: list[Callable[[], Running | None]] = []
-        manager = Block(self._block, (shown, own), {})
-        own.append(weakref.ref(manager.gen))
-        return manager
+        return Block(self._block, (shown, own), {})
 
     def _block(self, shown: Sequence[Hidden], own: Sequence[Callable[[], Running | None]]) -> Running:
         self._check_block()
