@@ -97,7 +97,8 @@ def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options):
         gradients.append([p.grad for p in net.parameters()])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     for first, second in zip(*gradients, strict=True):
-        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-7)
+        # A narrow prior's gradients are large, and cancel: to rounding of what is added up.
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6 + 1e-5 * float(first.abs().max()))
 
 
 def test_what_fits():
