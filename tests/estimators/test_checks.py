@@ -10,7 +10,7 @@ from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 SMALL = {"members": 2, "hidden": (10,), "lr": 0.1}
 STOCHASTIC = {
     "check_sample_weight_equivalence_on_dense_data": "a weight of 2 is not two rows: folds and networks are others",
-    "check_methods_subset_invariance": "1e-7 is a bit of float32, which products of other sizes round otherwise: see below",
+    "check_methods_subset_invariance": "1e-7 is a bit of float32: products of other sizes round otherwise (see below)",
 }
 
 
