@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from bayesadam.population.batches import Batch, Pair
+from bayesadam.population.batches import Batch
 from bayesadam.population.layout import Layout
 from bayesadam.population.modules import constants, places, signature
 from bayesadam.population.networks import Networks
@@ -73,40 +73,20 @@ class MappedObjective(Losses):
         own = (self.networks.fixed, self.networks.common, self._fixed, self._common)
         return [value for tensors in own for value in tensors.values()]
 
-    @torch.no_grad()
-    def check(self, theta: Tensor, data: Sequence[Pair], name: str) -> int:
-        """Try data points of every member.
-
-        Args:
-            theta: ``(P, numel)``.
-            data: ``(x, y)`` of every member.
-            name: What messages call the data.
-
-        Returns:
-            Numbers that a network keeps per data point for its backward pass, about.
-
-        Raises:
-            ValueError: Losses that are not one number for each data point, or a penalty that is no number.
-        """
-        self.networks.train(False)  # dropout must not draw
-        seen = set()
-        for member, (x, y) in enumerate(data):
-            if (id(x), id(y)) in seen:
-                continue
-            seen.add((id(x), id(y)))
-            x, y = x[:2].clone(), y[:2]  # of one alone, a mean would look like a loss
-            weights = {name: value[member] for name, value in self.layout.split(theta).items()}
-            weights |= {name: value[member] for name, value in self.networks.fixed.items()}
-            weights |= {f"likelihood.{name}": value[member] for name, value in self._fixed.items()}
-            each, penalty = self._run(weights, x, y)
-            if each.shape != (len(x),):
-                raise ValueError(
-                    f"losses of the objective must be of shape {(len(x),)} for {len(x)} data points, got "
-                    f"{tuple(each.shape)} for {name} of member {member}"
-                )
-            if penalty.ndim:
-                raise ValueError(f"penalty of the objective must be one number, got shape {tuple(penalty.shape)}")
-        return self.networks.activations(data[0][0][:1])
+    def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
+        """See the base class: the losses must be one number for each data point, and the penalty one number."""
+        x, y = x[:2].clone(), y[:2]  # of one alone, a mean would look like a loss
+        weights = {key: value[member] for key, value in self.layout.split(theta).items()}
+        weights |= {key: value[member] for key, value in self.networks.fixed.items()}
+        weights |= {f"likelihood.{key}": value[member] for key, value in self._fixed.items()}
+        each, penalty = self._run(weights, x, y)
+        if each.shape != (len(x),):
+            raise ValueError(
+                f"losses of the objective must be of shape {(len(x),)} for {len(x)} data points, got "
+                f"{tuple(each.shape)} for {name} of member {member}"
+            )
+        if penalty.ndim:
+            raise ValueError(f"penalty of the objective must be one number, got shape {tuple(penalty.shape)}")
 
     def _run(self, weights: Weights, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         common = {f"likelihood.{name}": value for name, value in self._common.items()}

@@ -70,14 +70,16 @@ class Objective(nn.Module, abc.ABC):
 
 
 class Losses(abc.ABC):
-    """The interface between methods and the training loop. A subclass defines ``select`` and ``losses`` at least.
+    """The interface between methods and the training loop. A subclass defines ``select``, ``losses`` and ``try_one``.
 
     Attributes:
+        networks: Of all members.
         layout: Of all trainable parameters.
         perturbed: How many of the first coordinates a rule may perturb; the others are trained without noise.
         draws: Sizes of the noise's tensors by noise index, as the library's optimiser would number them.
     """
 
+    networks: Networks
     layout: Layout
     perturbed: int
     draws: Mapping[int, int]
@@ -117,6 +119,33 @@ class Losses(abc.ABC):
             assert found.curvature is not None
             return found._replace(curvature=found.curvature[..., : self.perturbed])
         return by_autograd(lambda theta: self.losses(theta, batch), theta)
+
+    @torch.no_grad()
+    def check(self, theta: Tensor, data: Sequence[Pair], name: str) -> int:
+        """Try data points of every member that has data of its own.
+
+        Args:
+            theta: ``(P, numel)``.
+            data: ``(x, y)`` of every member.
+            name: What messages call the data.
+
+        Returns:
+            Numbers that a network keeps per data point for its backward pass, about.
+
+        Raises:
+            ValueError: What :meth:`try_one` refuses.
+        """
+        self.networks.train(False)  # dropout must not draw
+        seen = set()
+        for member, (x, y) in enumerate(data):
+            if (id(x), id(y)) not in seen:
+                seen.add((id(x), id(y)))
+                self.try_one(theta, member, x, y, name)
+        return self.networks.activations(data[0][0][:1])
+
+    @abc.abstractmethod
+    def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
+        """Raise ``ValueError`` if a member cannot be trained on its data."""
 
 
 class NegativeLogLikelihood(Losses):
@@ -184,35 +213,15 @@ class NegativeLogLikelihood(Losses):
         """All tensors that the losses depend on besides weights and data."""
         return [*self.networks.fixed.values(), *self.networks.common.values(), *self.likelihoods.fixed.values()]
 
-    @torch.no_grad()
-    def check(self, theta: Tensor, data: Sequence[Pair], name: str) -> int:
-        """Try a data point of every member, and its targets against the output.
-
-        Args:
-            theta: ``(P, numel)``.
-            data: ``(x, y)`` of every member.
-            name: What messages call the data.
-
-        Returns:
-            Numbers that a network keeps per data point for its backward pass, about.
-
-        Raises:
-            ValueError: Targets that do not fit the likelihood.
-        """
-        self.networks.train(False)  # dropout must not draw
-        seen = set()
-        for member, (x, y) in enumerate(data):
-            if (id(x), id(y)) in seen:
-                continue
-            seen.add((id(x), id(y)))
-            alone = self.networks.select(torch.tensor([member]))
-            weights = self.networks.layout.split(theta[member, None, None, : self.perturbed])
-            output = alone(weights, x[None, :1].clone())[0]
-            try:
-                self.likelihoods.members[member].check(output.expand(-1, len(y), *output.shape[2:]), y)
-            except ValueError as error:
-                raise ValueError(f"{name} of member {member}: {error}") from None
-        return self.networks.activations(data[0][0][:1])
+    def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
+        """See the base class: the targets must fit the output."""
+        alone = self.networks.select(torch.tensor([member]))
+        weights = self.networks.layout.split(theta[member, None, None, : self.perturbed])
+        output = alone(weights, x[None, :1].clone())[0]
+        try:
+            self.likelihoods.members[member].check(output.expand(-1, len(y), *output.shape[2:]), y)
+        except ValueError as error:
+            raise ValueError(f"{name} of member {member}: {error}") from None
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
