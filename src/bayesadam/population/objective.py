@@ -70,7 +70,7 @@ class Objective(nn.Module, abc.ABC):
 
 
 class Losses(abc.ABC):
-    """The interface between methods and the training loop. A subclass defines ``select``, ``losses`` and ``try_one``.
+    """The interface between methods and the training loop. A subclass defines ``select`` and ``losses`` at least.
 
     Attributes:
         networks: Of all members.
@@ -143,9 +143,8 @@ class Losses(abc.ABC):
                 self.try_one(theta, member, x, y, name)
         return self.networks.activations(data[0][0][:1])
 
-    @abc.abstractmethod
-    def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
-        """Raise ``ValueError`` if a member cannot be trained on its data."""
+    def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:  # noqa: B027
+        """Raise ``ValueError`` if a member cannot be trained on its data; by default there is nothing to look at."""
 
 
 class NegativeLogLikelihood(Losses):
