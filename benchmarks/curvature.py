@@ -25,6 +25,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -146,13 +147,15 @@ def with_squares(case: Case) -> tuple[Iteration, Squares]:
     return iterate, compute
 
 
-def perturbed(case: Case, method: str, compile: bool) -> tuple[Iteration, None]:
+def perturbed(case: Case, method: str, compile: bool, drop_in: bool = False) -> tuple[Iteration, None]:
     model = case.model()
     extra = {"curvature": PerExampleSquares(model)} if method == "VOGN" else {}
     opt = getattr(ba, method)(model.parameters(), lr=1e-3, num_data=60_000, compile=compile, **extra)
+    if drop_in:
+        opt.train()
 
     def iterate() -> None:
-        with opt.sampled_params():
+        with nullcontext() if drop_in else opt.sampled_params():
             opt.zero_grad()
             case.loss(model(case.x), case.y).backward()
         opt.step()

@@ -16,23 +16,9 @@ from typing import Any
 
 import torch
 
-import bayesadam as ba
 import curvature
 from curvature import Case, Decoder, Iteration, measure, of_tokens, perturbed, plain, print_case
 from record import arguments, conditions, save
-
-
-def drop_in(case: Case, method: str, compile: bool) -> tuple[Iteration, None]:
-    model = case.model()
-    opt = getattr(ba, method)(model.parameters(), lr=1e-3, num_data=60_000, compile=compile)
-    opt.train()
-
-    def iterate() -> None:
-        opt.zero_grad()
-        case.loss(model(case.x), case.y).backward()
-        opt.step()
-
-    return iterate, None
 
 
 def ivon_opt(case: Case) -> tuple[Iteration, None]:
@@ -54,7 +40,7 @@ CONTENDERS = {
     curvature.REFERENCE: plain,
     "ivon-opt": ivon_opt,
     **{
-        f"{method} drop-in{' compiled' if on else ''}": partial(drop_in, method=method, compile=on)
+        f"{method} drop-in{' compiled' if on else ''}": partial(perturbed, method=method, compile=on, drop_in=True)
         for method in ("Vadam", "IVON")
         for on in (False, True)
     },

@@ -31,8 +31,6 @@ are, and a 0-d integer tensor and what to write there when the work is done."""
 FIXED = 5
 """Columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index of the
 parameter, and the row of numbers and words."""
-WORDS = 7
-"""Halves of the seed, step and sample of ``eps``, step and sample of ``next_eps``, and the signs as two bits."""
 
 
 @cache

@@ -339,7 +339,9 @@ def _run_of(full: Sequence[int], offset: Sequence[int], shape: Sequence[int]) ->
 
 
 def _words(draws: Mapping[str, Draw]) -> list[int]:
-    """What a kernel is told about the noise."""
+    """What a kernel is told about the noise: halves of the seed, step and number of the draw of ``eps``, the same of
+    ``next_eps``, and the signs as two bits.
+    """
     nothing = Draw(0, 0, 0, False)
     this, following = draws.get("eps", nothing), draws.get("next_eps", nothing)
     seed = max(this.seed, following.seed)
