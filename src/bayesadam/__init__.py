@@ -33,6 +33,7 @@ from bayesadam.optim import NaturalVON as NaturalVON
 from bayesadam.optim import VadaGrad as VadaGrad
 from bayesadam.optim import Vadam as Vadam
 from bayesadam.optim import Vprop as Vprop
+from bayesadam.optim import param_groups as param_groups
 from bayesadam.optim import polynomial_decay as polynomial_decay
 from bayesadam.posterior import DenseGaussian as DenseGaussian
 from bayesadam.posterior import DiagonalGaussian as DiagonalGaussian

@@ -31,6 +31,7 @@ from bayesadam.optim.hyperparameters import (
     prior_of,
     settled,
 )
+from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian
 
 
@@ -81,7 +82,7 @@ class PerturbedOptimizer(Checkpointed):
     Raises:
         ValueError: A hyper-parameter out of its range, both ``prior`` and ``prior_precision``, a trainable complex
             parameter, or a set of parameters, which has no order.
-        TypeError: An option that the method does not have.
+        TypeError: An option that the method does not have; for the names of other libraries, how it is given here.
     """
 
     _shared: ClassVar[tuple[str, ...]] = SHARED
@@ -134,10 +135,12 @@ class PerturbedOptimizer(Checkpointed):
         Raises:
             ValueError: A hyper-parameter out of range, one that must be the same in all groups and is not, or a
                 trainable complex parameter, or a set of parameters, which has no order.
+            TypeError: A hyper-parameter of another library, such as ``weight_decay``.
             RuntimeError: Called inside a sampling block.
         """
         self._engine.refuse_inside("add_param_group")
         check_ordered(param_group["params"])
+        check_foreign(param_group, self.defaults)
         param_group = {**param_group, **settled({k: v for k, v in param_group.items() if k in self.defaults})}
         group = {**self.defaults, **param_group}
         self.check_group(group)

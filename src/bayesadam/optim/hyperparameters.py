@@ -11,6 +11,7 @@ from torch import Tensor
 from bayesadam.checks import check, is_whole, plain
 from bayesadam.engine.rule import Rule, options_of
 from bayesadam.engine.weights import MEAN
+from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian
 
 DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
@@ -51,6 +52,7 @@ def check_ordered(params: Any) -> None:
 def check_options(called: str, rule: Rule, given: Mapping[str, Any]) -> None:
     """Refuse options that the rule does not declare."""
     declared = [option.name for option in options_of(rule)]
+    check_foreign(given, declared)
     for name, value in given.items():
         if name not in declared:
             raise TypeError(f"{name} must be an option of {called}, which declares {declared}, got {value!r}")

@@ -1,0 +1,262 @@
+"""``param_groups``: what gets noise and what does not, names, and weight decays as priors."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import mse_loss
+
+import bayesadam as ba
+from bayesadam.optim.param_groups import is_norm
+
+
+class LlamaRMSNorm(nn.Module):
+    """As libraries of language models write their own."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x):
+        return self.weight * x * x.square().mean(-1, keepdim=True).rsqrt()
+
+
+class PreNorm(nn.Module):
+    """A wrapper that is named like a norm layer, around a layer that is none."""
+
+    def __init__(self, inner, width):
+        super().__init__()
+        self.inner, self.norm = inner, nn.LayerNorm(width)
+
+
+class NormalizedLinear(nn.Linear):
+    """No norm layer."""
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3), nn.LayerNorm(3)
+    )
+
+
+def content(group):
+    return [name for name, _ in group["params"]]
+
+
+def rest(group):
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+NORMS = ["1.weight", "1.bias", "5.weight", "5.bias"]
+OTHERS = ["0.weight", "0.bias", "4.weight", "4.bias"]
+
+
+def test_norm_layers_are_sorted_out():
+    net = network()
+    groups = ba.param_groups(net)
+    assert [content(group) for group in groups] == [OTHERS, NORMS]
+    assert [rest(group) for group in groups] == [{}, {"perturb": False}]
+    named = dict(net.named_parameters())
+    assert all(parameter is named[name] for group in groups for name, parameter in group["params"])
+
+
+def test_biases_lose_their_noise_only_if_asked():
+    groups = ba.param_groups(network(), perturb_biases=False)
+    assert content(groups[0]) == ["0.weight", "4.weight"]
+    assert content(groups[1]) == ["0.bias", "1.weight", "1.bias", "4.bias", "5.weight", "5.bias"]
+    (group,) = ba.param_groups(network(), perturb_norms=True)
+    assert sorted(content(group)) == sorted(NORMS + OTHERS)
+    assert "perturb" not in group
+    attention = nn.MultiheadAttention(4, 2, add_bias_kv=True)
+    quiet = ba.param_groups(attention, perturb_biases=False)[1]
+    assert content(quiet) == ["in_proj_bias", "out_proj.bias"]  # bias_k and bias_v are tokens
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.BatchNorm2d(4),
+        nn.SyncBatchNorm(4),
+        nn.LazyBatchNorm1d(),
+        nn.InstanceNorm3d(4, affine=True),
+        nn.LayerNorm((4, 2)),
+        nn.GroupNorm(2, 4),
+        nn.RMSNorm(4),
+        LlamaRMSNorm(4),
+        type("LayerNorm2d", (LlamaRMSNorm,), {})(4),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_norm_layers_are_known(layer):
+    assert is_norm(layer)
+    for group in ba.param_groups(nn.Sequential(layer)):
+        assert group["perturb"] is False
+
+
+def test_what_is_only_named_alike_is_none():
+    assert not is_norm(NormalizedLinear(2, 2))
+    first, second = ba.param_groups(nn.Sequential(PreNorm(nn.Linear(2, 2), 2), NormalizedLinear(2, 2)))
+    assert content(first) == ["0.inner.weight", "0.inner.bias", "1.weight", "1.bias"]
+    assert content(second) == ["0.norm.weight", "0.norm.bias"]
+    linear = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))
+    (group,) = ba.param_groups(linear)
+    assert "perturb" not in group
+    assert len(content(group)) == 3
+
+
+def test_tied_parameters_appear_once_and_frozen_ones_stay():
+    net = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "norm": nn.LayerNorm(3), "head": nn.Linear(3, 5)})
+    net["head"].weight = net["embedding"].weight
+    net["norm"].weight.requires_grad_(False)
+    groups = ba.param_groups(net)
+    assert [content(group) for group in groups] == [["embedding.weight", "head.bias"], ["norm.weight", "norm.bias"]]
+    twice = [{"params": [net["head"].weight, net["head"].bias, net["embedding"].weight]}]
+    assert content(ba.param_groups(net, twice)[0]) == ["embedding.weight", "head.bias"]
+    opt = ba.Vadam(groups, num_data=20)
+    with opt.sampled_params():
+        net["head"](net["norm"](net["embedding"](torch.arange(5)))).square().mean().backward()
+    opt.step()
+    q = opt.posterior()
+    assert list(q.mean) == ["embedding.weight", "head.bias", "norm.bias"]
+    assert q.variance["embedding.weight"].all()
+    assert not q.variance["norm.bias"].any()
+    assert torch.equal(net["norm"].weight, torch.ones(3))
+
+
+def test_names_are_those_inside_wrappers():
+    class Wrapper(nn.Module):
+        def __init__(self, module):
+            super().__init__()
+            self.module = module
+
+    net = network()
+    for wrapped in (Wrapper(net), Wrapper(Wrapper(net)), torch.compile(net)):
+        assert [content(group) for group in ba.param_groups(wrapped)] == [OTHERS, NORMS]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.25])
+def test_a_weight_decay_becomes_a_prior_precision(temperature):
+    groups = ba.param_groups(network(), weight_decay=0.01, num_data=300, temperature=temperature)
+    for group in groups:
+        assert group["prior_precision"] == pytest.approx(3.0 / temperature)
+        assert rest(group).keys() <= {"prior_precision", "perturb"}
+
+
+def test_groups_are_translated_one_by_one():
+    net = network()
+    given = [
+        {"params": net[0].parameters(), "weight_decay": 0.02, "lr": 0.5, "name": "stem"},
+        {"params": net[1].named_parameters(), "weight_decay": 0.0, "perturb": True},
+        {"params": [*net[4].parameters(), *net[5].parameters()], "num_data": 400, "temperature": 0.5},
+        {"params": nn.Parameter(torch.zeros(())), "prior_precision": 7.0},
+    ]
+    given[3]["params"] = [("noise", given[3]["params"])]
+    before = [rest(group) for group in given]
+    groups = ba.param_groups(net, given, weight_decay=0.01, num_data=300)
+    assert [rest(group) for group in given] == before
+    assert [(content(group), rest(group)) for group in groups] == [
+        (["0.weight", "0.bias"], {"lr": 0.5, "name": "stem", "prior_precision": 6.0}),
+        (["1.weight", "1.bias"], {"perturb": True}),
+        (["4.weight", "4.bias"], {"num_data": 400, "temperature": 0.5, "prior_precision": 8.0}),
+        (["5.weight", "5.bias"], {"num_data": 400, "temperature": 0.5, "prior_precision": 8.0, "perturb": False}),
+        (["noise"], {"prior_precision": 7.0}),
+    ]
+
+
+def test_without_a_weight_decay_there_is_the_prior_precision_or_the_optimisers():
+    net = network()
+    assert [group.get("prior_precision") for group in ba.param_groups(net)] == [None, None]
+    assert [group["prior_precision"] for group in ba.param_groups(net, prior_precision=5.0)] == [5.0, 5.0]
+    assert [group["prior_precision"] for group in ba.param_groups(net, prior_precision="init")] == ["init", "init"]
+    groups = ba.param_groups(net, weight_decay=0.0, num_data=200, temperature=0.5)
+    assert [group.get("prior_precision") for group in groups] == [None, pytest.approx(1e-8 * 400)]
+    own = [{"params": net.parameters(), "weight_decay": 0}]
+    groups = ba.param_groups(net, own, prior_precision=5.0, num_data=200)
+    assert [group["prior_precision"] for group in groups] == [5.0, pytest.approx(1e-8 * 200)]
+
+
+def test_the_weight_decay_is_that_of_sgd():
+    """IVON without noise and momentum is gradient descent, so the two must agree to rounding."""
+    data, target = torch.randn(20, 2, 4, dtype=torch.float64), torch.randn(20, 3, dtype=torch.float64)
+    nets = [network().double() for _ in range(2)]
+    given = [[{"params": net[:4].parameters(), "weight_decay": 0.3}, {"params": net[4:].parameters()}] for net in nets]
+    plain = torch.optim.SGD(given[0], lr=0.1, weight_decay=0.05)
+    fixed = [{**group, "perturb": False} for group in given[1]]
+    groups = ba.param_groups(nets[1], fixed, weight_decay=0.05, num_data=40, temperature=0.4)
+    opt = ba.IVON(groups, 0.1, num_data=40, betas=(0.0, 0.99), temperature=0.4, initial_precision=1e3)
+    start = copy.deepcopy(nets[0].state_dict())
+    opt.train()
+    for _ in range(5):
+        for net, optimizer in zip(nets, (plain, opt), strict=True):
+            optimizer.zero_grad()
+            mse_loss(net(data), target).backward()
+            optimizer.step()
+    for (name, value), other in zip(nets[0].named_parameters(), nets[1].parameters(), strict=True):
+        torch.testing.assert_close(other, value, rtol=1e-10, atol=1e-12)
+        assert not torch.allclose(value, start[name], atol=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", [ba.Vadam, ba.Vprop, ba.IVON, ba.VON])
+def test_any_optimiser_takes_the_groups(optimizer):
+    net = network()
+    opt = optimizer(ba.param_groups(net, weight_decay=1e-3, num_data=100), num_data=100, initial_precision=50.0)
+    for _ in range(2):
+        with opt.sampled_params():
+            mse_loss(net(torch.randn(8, 2, 4)), torch.zeros(8, 3)).backward()
+        opt.step()
+    q = opt.posterior()
+    assert sorted(q.mean) == sorted(NORMS + OTHERS)
+    for name, variance in q.variance.items():
+        assert bool(variance.all()) == bool(variance.any()) == (name in OTHERS)
+
+
+def test_vogn_takes_them_too():
+    net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    opt = ba.VOGN(ba.param_groups(net), num_data=50, curvature=ba.PerExampleSquares(net))
+    with opt.sampled_params():
+        mse_loss(net(torch.randn(8, 3)), torch.zeros(8, 2)).backward()
+    opt.step()
+    assert not opt.posterior().variance["1.weight"].any()
+
+
+ERRORS = [
+    (
+        {"weight_decay": 0.1, "prior_precision": 2.0},
+        "weight_decay must not be given together with prior_precision, got 0.1 and 2.0",
+    ),
+    ({"weight_decay": -0.1, "num_data": 5}, "weight_decay must be a finite number of at least 0, got -0.1"),
+    ({"weight_decay": "0.1", "num_data": 5}, "weight_decay must be a finite number of at least 0, got '0.1'"),
+    ({"weight_decay": 0.1}, "num_data must be a positive, finite number, to convert weight_decay, got None"),
+    (
+        {"weight_decay": 0.1, "num_data": 0},
+        "num_data must be a positive, finite number, to convert weight_decay, got 0",
+    ),
+    (
+        {"weight_decay": 0.1, "num_data": 9, "temperature": 0.0},
+        "temperature must be in (0, 1], to convert weight_decay, got 0.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), ERRORS)
+def test_wrong_numbers_are_refused(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        ba.param_groups(network(), **options)
+
+
+def test_wrong_groups_are_refused():
+    net = network()
+    both = [{"params": net.parameters(), "weight_decay": 0.1, "prior_precision": 2.0}]
+    with pytest.raises(ValueError, match=r"weight_decay must not be given together with prior_precision, got 0\.1 and"):
+        ba.param_groups(net, both, num_data=5)
+    with pytest.raises(ValueError, match="params must be a list or another ordered collection, got a set"):
+        ba.param_groups(net, [{"params": set(net.parameters())}])
+    with pytest.raises(ValueError, match=r"with a name, got one without a name of shape \(2,\)"):
+        ba.param_groups(net, [{"params": [nn.Parameter(torch.zeros(2))]}])
+    with pytest.raises(TypeError, match=r"groups must be mappings with 'params', got \{'lr': 0\.1\}"):
+        ba.param_groups(net, [{"lr": 0.1}])
+    with pytest.raises(TypeError, match="groups must be mappings with 'params', got Parameter"):
+        ba.param_groups(net, net.parameters())
