@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from bayesadam.engine.rule import Hyper, Option, Scalar, State, add_prior_gradient_, add_scaled_, factor
+from bayesadam.engine.store import Slot
 from bayesadam.functional.reparameterized import inverse_softplus
 from bayesadam.optim.adam import adam_
 from bayesadam.optim.base import PerturbedOptimizer
@@ -81,6 +82,9 @@ class BayesByBackprop(PerturbedOptimizer):
         self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Any
     ) -> None:
         super().__init__(params, lr, num_data=num_data, eps=eps, **options)
+
+    def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> None:
+        """Not known: the widths are trained like the means."""
 
 
 def _sigma(rho: Tensor) -> Tensor:

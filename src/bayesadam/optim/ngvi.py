@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bayesadam.checks import check
 from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor
+from bayesadam.engine.store import Slot
 from bayesadam.optim.newton import HESSIAN_OPTIONS, largest_rate
 from bayesadam.optim.second_order import SecondOrderOptimizer
 
@@ -102,3 +103,6 @@ class NGVI(SecondOrderOptimizer):
         super().__init__(
             params, lr, num_data=num_data, hessian=hessian, probes=probes, correction=correction, **options
         )
+
+    def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> None:
+        """Not known: the start is forgotten at the learning rate."""

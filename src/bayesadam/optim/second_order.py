@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam.engine.blocks import is_sharded
 from bayesadam.engine.dense import DenseGradients, DenseHessianSource, DenseStore, DenseWeights, layout
@@ -13,7 +14,7 @@ from bayesadam.engine.engine import Engine
 from bayesadam.engine.gradients import Gradients
 from bayesadam.engine.run import Runner
 from bayesadam.engine.sources import HessianSource
-from bayesadam.engine.store import Store
+from bayesadam.engine.store import Slot, Store
 from bayesadam.engine.weights import Weights
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
@@ -119,13 +120,11 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             )
         super().train(mode)
 
-    @torch.no_grad()
-    def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
-        """As every optimiser's; with a full covariance a :class:`DenseGaussian`."""
+    def _gaussian(self, covered: Sequence[tuple[str, Slot, dict[str, Any]]]) -> DiagonalGaussian:
+        """See the base class; with a full covariance a :class:`DenseGaussian`."""
         store = self._engine.store
         if not isinstance(store, DenseStore):
-            return super().posterior(model)
-        covered = list(self._covered(model))
+            return super()._gaussian(covered)
         mean = {name: self._center(slot, state) for name, slot, state in covered}
         precision = store.precision([slot for _, slot, _ in covered])
         random = torch.cat([torch.full((s.parameter.numel(),), bool(s.group["perturb"])) for _, s, _ in covered])

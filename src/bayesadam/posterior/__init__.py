@@ -10,3 +10,5 @@ from bayesadam.posterior.mixture import Mixture as Mixture
 from bayesadam.posterior.mixture import ensemble as ensemble
 from bayesadam.posterior.network import NetworkDistribution as NetworkDistribution
 from bayesadam.posterior.partial import PartialGaussian as PartialGaussian
+from bayesadam.posterior.report import PosteriorReport as PosteriorReport
+from bayesadam.posterior.report import TensorReport as TensorReport

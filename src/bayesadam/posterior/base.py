@@ -28,7 +28,7 @@ class Posterior(NetworkDistribution):
 
     Attributes:
         mean: The mean of every weight tensor, by the name that ``named_parameters()`` gives it.
-        hyperparameters: How the posterior was found, as plain JSON values; for people, never read by the library.
+        hyperparameters: How the posterior was found, as plain JSON values; for people, and for reports.
     """
 
     mean: dict[str, Tensor]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from bayesadam.functional import gaussian
 from bayesadam.posterior.base import Posterior
+from bayesadam.posterior.report import PosteriorReport, report_of
 
 Self = TypeVar("Self", bound="GaussianPosterior")
 
@@ -86,6 +87,15 @@ class GaussianPosterior(Posterior):
             name: torch.where(mean == 0, 0.0, mean.abs() / self.variance[name].sqrt())
             for name, mean in self.mean.items()
         }
+
+    def report(self) -> PosteriorReport:
+        """What the posterior knows, tensor by tensor: widths, signal-to-noise ratios, and where the widths come from.
+
+        Correlations do not matter here, only marginal variances. The share of the start is known of posteriors that
+        come from an optimiser, which keep it as ``hyperparameters["tensors"]``; the number of weights that the data
+        determine, of all whose prior precision is among the hyper-parameters.
+        """
+        return report_of(self.mean, self.variance, self.hyperparameters)
 
     def pruning_order(self, by: str = "signal_to_noise") -> Tensor:
         """Numbers of all weights in the order in which pruning takes them, the weakest first; ``(D,)``.

@@ -1,0 +1,84 @@
+"""How much of a posterior is still what its training started with, and what to do about it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from bayesadam.engine.rule import PER_WEIGHT
+from bayesadam.engine.store import Slot, full, hyper
+
+DOMINATES = 0.5
+"""The share of the start above which a posterior's width is not what the data say."""
+ENOUGH = 100
+"""Steps after which a width should be learned; who asks after fewer looks at a training that has hardly begun."""
+
+
+def _told(slot: Slot, state: Mapping[str, Any]) -> dict[str, Any]:
+    """What the rule is told, of the full tensors; the prior's precision is 0 where there is no prior, or is off."""
+    views = {name: full(state[name]) for name in PER_WEIGHT if isinstance(state.get(name), Tensor)}
+    hp = hyper(slot.group, state, views)
+    hp["prior_precision"] = hp.get("prior_precision", 0.0) * (hp["temperature"] > 0)
+    return hp
+
+
+def share_of_start(slot: Slot, state: Mapping[str, Any], variance: Tensor) -> float:
+    """Share of the posterior's precision that is still the initial one's, the mean over a tensor's weights.
+
+    It is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running curvature.
+    """
+    hp = _told(slot, state)
+    start = hp["initial_weight"] * (hp["initial_precision"] - hp["prior_precision"])
+    return float((start * variance).clamp(0.0, 1.0).mean())
+
+
+def prior_of(slot: Slot, state: Mapping[str, Any], variance: Tensor) -> float:
+    """The precision of a tensor's prior: where weights have their own, the mean weighted by the posterior's variances.
+
+    With it the sum of ``1 - lambda sigma^2`` is the same as with every weight's own.
+    """
+    precision = _told(slot, state)["prior_precision"]
+    if isinstance(precision, Tensor):
+        return float((precision * variance).sum() / variance.sum())
+    return float(precision)
+
+
+def warn_of_start(share: float, group: Mapping[str, Any], steps: int, stacklevel: int) -> None:
+    """Say that the start dominates, and which setting would forget it."""
+    warnings.warn(
+        f"{share:.0%} of the posterior's precision is still initial_precision after {steps:,} steps, so its width is "
+        f"not learned: {_remedy(group, steps)}; optimizer.report() has the numbers",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def _remedy(group: Mapping[str, Any], steps: int) -> str:
+    """A setting with which at most a tenth would be left after as many steps, whatever the curvature."""
+    temperature, (first, second) = group["temperature"], group["betas"]
+    if temperature == 0:
+        return "at temperature=0 the start is never forgotten, so give a smaller initial_precision"
+    prior = group["prior_precision"]
+    start = group["initial_precision"] or max(prior, group["num_data"])
+    needed = max(3.0, math.log(max(1.0, 9.0 * (start - prior) / prior)))
+    rate = needed / steps
+    if rate > 0.5:
+        return f"train for more steps, {math.ceil(2 * needed)} at least"
+    if rate <= 0.5 * temperature:
+        return f"betas=({first:g}, {_below_one(rate / temperature)}) would forget the start in as many steps"
+    if rate <= 1.0 - second:
+        return f"temperature={rate / (1.0 - second):.2g} would forget the start in as many steps"
+    return (
+        f"num_data={group['num_data'] / temperature:g} with temperature=1 and betas=({first:g}, {_below_one(rate)}), "
+        "the same objective, would forget the start in as many steps"
+    )
+
+
+def _below_one(rate: float) -> str:
+    """``1 - rate``, with two digits of the rate."""
+    rounded = float(f"{rate:.1e}")
+    return f"{1.0 - rounded:.{max(0, 1 - math.floor(math.log10(rounded)))}f}".rstrip("0")

@@ -1,0 +1,203 @@
+"""What a Gaussian posterior knows: its widths, where they come from, and how much of it the data determined."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bayesadam.functional.curvature import wide
+
+Quantiles: TypeAlias = tuple[float, float, float]
+LEVELS = (0.01, 0.5, 0.99)
+PER_TENSOR = "tensors"
+"""The entry of a posterior's hyper-parameters with ``{name: {"start_share": ..., "prior_precision": ...}}``."""
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """What is known of one weight tensor, or of all together.
+
+    The precision of a weight's posterior has three parts: the prior's, what is left of the precision that training
+    started with, and the data's. ``start_share`` is the second as a share of the whole, and ``determined`` sums up the
+    shares of the third.
+
+    Attributes:
+        name: Of the tensor.
+        shape: Of the tensor; empty for all together.
+        num_weights: Number of its weights.
+        num_random: Number of those with a variance above 0; what follows is of them, and ``None`` if there are none.
+        width: Quantiles of their standard deviations at 1%, 50% and 99%.
+        signal_to_noise: Likewise of ``|mean| / standard deviation``.
+        start_share: Share of the precision that is still the initial one's, in [0, 1]: a mean over the weights, from
+            the optimiser; ``None`` where it is not known.
+        prior_precision: ``lambda``; ``None`` where it is not known, and for all together.
+        determined: Effective number of weights that the data determine: the sum of ``1 - lambda sigma^2``
+            (MacKay 1992) minus ``start_share`` for every weight, in ``[0, num_random]``; ``None`` where ``lambda`` is
+            not known. A share of the start that is not known counts as none.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    num_weights: int
+    num_random: int
+    width: Quantiles | None
+    signal_to_noise: Quantiles | None
+    start_share: float | None
+    prior_precision: float | None
+    determined: float | None
+
+
+@dataclass(frozen=True, repr=False)
+class PosteriorReport:
+    """A table of what a posterior knows, tensor by tensor, and what it says in words. Printing shows both.
+
+    Attributes:
+        rows: One for every weight tensor.
+        total: All weights together.
+        steps: Number of training steps that were made, if an optimiser made the report.
+    """
+
+    rows: tuple[TensorReport, ...]
+    total: TensorReport
+    steps: int | None = None
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What the numbers say."""
+        total, said = self.total, []
+        if total.start_share is not None:
+            sentence = _when(self.steps) + _about_start(total.start_share)
+            said.append(sentence[0].upper() + sentence[1:])
+        if total.determined is not None:
+            some, count = total.determined, total.num_random
+            said.append(f"The data determine about {some:,.0f} of {count:,} random weights ({some / count:.0%}).")
+        if not total.num_random:
+            said.append("No weight is random: this is one network.")
+        return tuple(said)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers and the sentences as JSON values."""
+        return {**dataclasses.asdict(self), "sentences": list(self.sentences)}
+
+    def __str__(self) -> str:
+        marks = ", ".join(f"{level:.0%}" for level in LEVELS)
+        lines = [["tensor", "weights", f"width {marks}", "start", f"|mean| / width {marks}", "determined"]]
+        lines += [_cells(row) for row in (*self.rows, self.total)]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        table = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in lines]
+        return "\n".join([*table, *(["", *self.sentences] if self.sentences else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+@torch.no_grad()
+def report_of(
+    mean: Mapping[str, Tensor], variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
+) -> PosteriorReport:
+    """The report of a posterior with these means, marginal variances and hyper-parameters."""
+    told = _mapping(hyperparameters.get(PER_TENSOR))
+    rows, widths, ratios = [], [], []
+    for name, center in mean.items():
+        known = _mapping(told.get(name))
+        random = variance[name] > 0
+        dtype = wide(variance[name].dtype)
+        spread = variance[name][random].to(dtype).sqrt()
+        widths.append(spread)
+        ratios.append(center[random].to(dtype).abs() / spread)
+        share = _number(known.get("start_share"))
+        prior = _number(known.get("prior_precision", hyperparameters.get("prior_precision")))
+        rows.append(
+            TensorReport(
+                name=name,
+                shape=tuple(center.shape),
+                num_weights=center.numel(),
+                num_random=len(spread),
+                width=quantiles(spread),
+                signal_to_noise=quantiles(ratios[-1]),
+                start_share=share if len(spread) else None,
+                prior_precision=prior,
+                determined=_determined(spread, share, prior),
+            )
+        )
+    return PosteriorReport(tuple(rows), _total(rows, torch.cat(widths), torch.cat(ratios)))
+
+
+def overall_share(rows: Sequence[tuple[float | None, int]]) -> float | None:
+    """The mean of shares over weights, from the share and the number of weights of every tensor with a known one."""
+    known = [(share, count) for share, count in rows if share is not None and count]
+    return sum(share * count for share, count in known) / sum(count for _, count in known) if known else None
+
+
+def quantiles(values: Tensor) -> Quantiles | None:
+    """Those at ``LEVELS``, each one of the values (the nearest from below); ``None`` of nothing."""
+    if not len(values):
+        return None
+    low, middle, high = (float(values.kthvalue(1 + int(level * (len(values) - 1))).values) for level in LEVELS)
+    return low, middle, high
+
+
+def _determined(spread: Tensor, share: float | None, prior: float | None) -> float | None:
+    if prior is None or not len(spread):
+        return None
+    count = len(spread)
+    free = count * (1.0 - (share or 0.0)) - prior * float(spread.double().square().sum())
+    return min(max(free, 0.0), float(count))
+
+
+def _total(rows: Sequence[TensorReport], spread: Tensor, ratio: Tensor) -> TensorReport:
+    determined = [row.determined for row in rows if row.num_random]
+    known = [value for value in determined if value is not None]
+    return TensorReport(
+        name="all",
+        shape=(),
+        num_weights=sum(row.num_weights for row in rows),
+        num_random=len(spread),
+        width=quantiles(spread),
+        signal_to_noise=quantiles(ratio),
+        start_share=overall_share([(row.start_share, row.num_random) for row in rows]),
+        prior_precision=None,
+        determined=sum(known) if known and len(known) == len(determined) else None,
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _about_start(share: float) -> str:
+    some = "less than 1%" if share < 0.01 else f"{share:.0%}"
+    if share > 0.5:
+        return f"{some} of the width still comes from the initial precision: the posterior has not learned it."
+    if share > 0.1:
+        return f"{some} of the width still comes from the initial precision: the posterior has learned it in part."
+    return f"the posterior has learned its width: {some} of it comes from the initial precision."
+
+
+def _when(steps: int | None) -> str:
+    if steps is None:
+        return ""
+    return f"After {steps:,} step{'s' * (steps > 1)}, " if steps else "Before the first step, "
+
+
+def _cells(row: TensorReport) -> list[str]:
+    weights = " x ".join(map(str, row.shape)) if row.shape else f"{row.num_weights:,}"
+    share = "-" if row.start_share is None else f"{row.start_share:.0%}"
+    data = "-" if row.determined is None else f"{row.determined:,.0f} of {row.num_random:,}"
+    return [row.name, weights, _three(row.width) or "not random", share, _three(row.signal_to_noise) or "-", data]
+
+
+def _three(values: Quantiles | None) -> str:
+    return "" if values is None else "  ".join(f"{value:<8.3g}" for value in values).rstrip()
