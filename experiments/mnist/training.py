@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import bayesadam as ba
-from bayesadam import native
 from experiments.experiment import Progress
 
 LIKELIHOOD = ba.Categorical()
@@ -109,9 +108,7 @@ def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
     def prepare(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -> Prepared:
         if "betas" in options:
             options["betas"] = tuple(options["betas"])
-        optimizer = make(
-            model.named_parameters(), num_data=num_data, seed=seed, compile=native.has_compiler(), **options
-        )
+        optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, **options)
         optimizer.train()
 
         def finish() -> ba.NetworkDistribution:

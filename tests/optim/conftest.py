@@ -31,11 +31,13 @@ VARIANTS = {
     "von exact full": {"hessian": "exact", "covariance": "full", "correction": "elementwise"},
     "natural_von exact": {"hessian": "exact", "correction": "elementwise"},
     "vogn momentum": {"betas": (0.9, 0.99)},
+    "ivon eager": {"compile": False},
+    "vogn eager": {"compile": False},
 }
 """Registered optimisers with options that change what is done with a gradient."""
-REPRESENTATIVES = ["vadam", "ivon", "vogn", "von exact", "von exact full"]
-"""One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives, also in a
-matrix. What the base class does is tested on these."""
+REPRESENTATIVES = ["vadam", "ivon", "ivon eager", "vogn", "von exact", "von exact full"]
+"""One of every kind: curvature from the gradient, from the noise (without kernels, too), from outside, and by second
+derivatives, also in a matrix. What the base class does is tested on these."""
 EVERY = [*sorted(OPTIMIZERS), *VARIANTS]
 every_method = pytest.mark.parametrize("method", EVERY, indirect=True)
 """For tests of what the rule does: every registered optimiser and all variants."""

@@ -164,7 +164,7 @@ def test_an_interruption_while_the_sample_is_written_restores_the_mean(method, m
     method.skip_matrix("its sample is drawn before anything is written: tests/optim/test_dense_von.py")
     monkeypatch.setattr(run, "BLOCK", noise.TILE)
     net = torch.nn.Linear(100, 100)
-    opt = method(net.named_parameters())
+    opt = method(net.named_parameters(), compile=False)
     mean, left = weights(net), [0]
 
     class Interrupting(type(opt.rule)):

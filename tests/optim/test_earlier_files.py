@@ -104,7 +104,6 @@ def test_what_an_earlier_file_does_not_say_is_what_was_in_force(name, entry):
     if (name, entry) == ("vadagrad", "temperature"):
         then = 0.0  # the method's
     for group in opt.param_groups:
-        assert group[entry] == then
         group[entry] = today
     saved = copy.deepcopy(file["optimizer"])
     for group in saved["param_groups"]:

@@ -16,18 +16,18 @@ from bayesadam.engine.blocks import is_sharded
 from bayesadam.engine.store import full
 
 
-def first_bad(grads: Sequence[Tensor], *, compiles: bool) -> int | None:
+def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
     """The number of the first gradient that is not finite or whose squares are not; ``None`` if all are.
 
     Of a sharded gradient it is a collective call, with the same answer on all ranks.
 
     Args:
         grads: Of any dtypes.
-        compiles: Walk by a compiled function where it fits.
+        compiles: Walk by a compiled function where it fits, if this is not ``False``.
     """
     if not grads:
         return None
-    walk = _compiled() if compiles and all(map(_is_plain, grads)) else None
+    walk = _compiled() if compiles is not False and all(map(_is_plain, grads)) else None
     if walk is not None:
         return walk(grads)
     if math.isfinite(_read(full(nn.utils.get_total_norm(list(grads))))):
@@ -45,7 +45,7 @@ def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
     """The compiled walk, or ``None`` where there is none."""
     try:
         function = native.load(native.read("finite.cpp")).first_bad
-    except native.CompilationError:  # the kernels say so
+    except native.CompilationError:  # the kernels say so where it is asked for
         return None
     function.restype = ctypes.c_int64
 

@@ -35,11 +35,8 @@ parameter, and the row of numbers and words."""
 
 @cache
 def available() -> bool:
-    """Whether there is a compiler; warns once if there is none."""
-    if native.has_compiler():
-        return True
-    warnings.warn("compile=True needs a C++ compiler, found none: going on without it", RuntimeWarning, stacklevel=2)
-    return False
+    """Whether there is a compiler."""
+    return native.has_compiler()
 
 
 def dtypes_fit(dtypes: Dtypes) -> bool:
@@ -47,20 +44,36 @@ def dtypes_fit(dtypes: Dtypes) -> bool:
     return all(dtype in (torch.float32, torch.float64, torch.bfloat16) for dtype in dtypes)
 
 
-@cache
-def kernel_of(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | None:
-    """The kernel of a pass, made and tried once; ``None`` where it cannot be made or is not right, with one warning.
+def kernel_of(work: Pass, dtypes: Dtypes, names: tuple[str, ...], *, asked: bool) -> Kernel | None:
+    """The kernel of a pass, made and tried once; ``None`` where it cannot be made or is not right.
 
     Args:
         work: The pass.
         dtypes: Of what it works on.
         names: Of the numbers, in the order of the rows.
+        asked: The user asked for kernels, and is told once where there is none, and why.
     """
+    if not available():
+        found: Kernel | str = "needs a C++ compiler, found none: going on without it"
+    else:
+        found = _made(work, dtypes, names)
+    if not isinstance(found, str):
+        return found
+    if asked:
+        _warn(f"compile=True {found}")
+    return None
+
+
+@cache
+def _made(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | str:
+    """A kernel, or why there is none."""
+    without = f"goes on without the {work.kind} kernel of {type(work.rule).__name__}"
     try:
         function = native.load(_source(work, dtypes, names)).run
     except (native.CompilationError, NotElementwise) as error:
-        _warn(work, str(error))
-        return None
+        return f"{without}: {error}"
+    except Exception as error:  # of a rule that cannot be run on just any numbers
+        return f"{without}: {type(error).__name__}: {error}"
 
     def kernel(
         runs: NDArray[np.int64],
@@ -78,17 +91,13 @@ def kernel_of(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | No
     found, expected = _trial(work, dtypes, names, kernel)
     for name, value in expected.items():
         if not torch.allclose(found[name], value, rtol=1e-2 if torch.bfloat16 in dtypes else 1e-3, atol=1e-5):
-            _warn(work, f"it gives other numbers than the eager code for {name!r}")
-            return None
+            return f"{without}: it gives other numbers than the eager code for {name!r}"
     return kernel
 
 
-def _warn(work: Pass, why: str) -> None:
-    warnings.warn(
-        f"compile=True goes on without the {work.kind} kernel of {type(work.rule).__name__}: {why}",
-        RuntimeWarning,
-        stacklevel=2,
-    )
+@cache
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _dtype_of(name: str, dtypes: Dtypes) -> torch.dtype:

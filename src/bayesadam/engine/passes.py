@@ -1,7 +1,7 @@
 """What is done to the weights, element by element, whoever does it: the one place where a sample is made of mean,
 width and noise, and where a step is made of a gradient.
 
-A pass runs eagerly on blocks of many tensors (:mod:`bayesadam.engine.eager`), as a compiled kernel
+A pass runs eagerly on blocks of many tensors (:mod:`bayesadam.engine.run`), as a compiled kernel
 (:mod:`bayesadam.engine.kernels`), and its functions on the stacked networks of a population.
 """
 

@@ -136,19 +136,19 @@ class Walk:
     Args:
         jobs: With the tensors and numbers of a step.
         runner: Does what no kernel does.
-        compiles: Do by kernels what they fit.
+        compiles: Do by kernels what they fit; ``None``: where there are such, else quietly without.
     """
 
-    def __init__(self, jobs: Sequence[Job], runner: Runner, *, compiles: bool) -> None:
+    def __init__(self, jobs: Sequence[Job], runner: Runner, *, compiles: bool | None) -> None:
         self.jobs = jobs
         self._runner = runner
         self._kernels: list[_Compiled] = []
         rest: list[Job] = []
         for (work, dtypes), chosen in _alike(jobs).items():
-            flat = [job for job in chosen if _is_flat(job)] if compiles and kernels.dtypes_fit(dtypes) else []
-            asked = flat and kernels.available()  # for nothing where there is nothing to compile, as on a GPU
-            kernel = kernels.kernel_of(work, dtypes, tuple(chosen[0].numbers)) if asked else None
-            if kernel is not None:
+            fit = compiles is not False and kernels.dtypes_fit(dtypes)
+            flat = [job for job in chosen if _is_flat(job)] if fit else []  # none on a GPU, where none is asked for
+            names = tuple(chosen[0].numbers)
+            if flat and (kernel := kernels.kernel_of(work, dtypes, names, asked=compiles is True)) is not None:
                 self._kernels.append(_Compiled(kernel, flat))
                 known = set(map(id, flat))
                 chosen = [job for job in chosen if id(job) not in known]

@@ -24,7 +24,6 @@ class Weights:
     Args:
         store: Of the optimiser.
         runner: Runs the passes.
-        compiles: Whether by compiled kernels.
     """
 
     def __init__(self, store: Store, runner: Runner) -> None:

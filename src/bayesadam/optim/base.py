@@ -78,7 +78,9 @@ class PerturbedOptimizer(Checkpointed):
         nonfinite: ``"raise"`` a ``FloatingPointError`` that names the parameter on a gradient that is not finite, and
             change nothing; or ``"skip"`` the step and count it in the groups' ``skipped_steps``.
         compile: Sample and update by one compiled kernel for all parameters on a CPU, several times faster and the
-            same up to rounding. It needs a C++ compiler, and a second once for every kernel.
+            same up to rounding. It takes a C++ compiler, and a second once on a machine for every kernel. ``None``,
+            the default: wherever that can be had. ``True``: the same, with a warning where it cannot. ``False``:
+            never.
         **options: Those that the rule declares.
 
     Raises:
@@ -106,7 +108,7 @@ class PerturbedOptimizer(Checkpointed):
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
-        compile: bool = False,
+        compile: bool | None = None,
         **options: Any,
     ) -> None:
         check_ordered(params)

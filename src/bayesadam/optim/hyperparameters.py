@@ -66,8 +66,9 @@ def check_common(group: Mapping[str, Any]) -> None:
     check("temperature", group["temperature"], "in [0, 1]", lambda v: 0 <= v <= 1)
     check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
-    for name in ("antithetic", "perturb", "maximize", "compile"):
+    for name in ("antithetic", "perturb", "maximize"):
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))
+    check("compile", group["compile"], "True, False or None", lambda v: isinstance(v, bool | None))
     if group["antithetic"]:
         check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
     if group["nonfinite"] not in ("raise", "skip"):
