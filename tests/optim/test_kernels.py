@@ -291,3 +291,39 @@ def test_numbers_of_numpy_and_schedulers_with_tensor_rates():
         opt.step()
         scheduler.step()
     assert weights(net).isfinite().all()
+
+
+@pytest.mark.parametrize("options", [{"mode": "train"}, {}, {"mc_samples": 2}, {"mc_samples": 2, "antithetic": True}])
+def test_noise_is_kept_from_the_sample_to_the_step_and_is_what_would_be_drawn(options, monkeypatch):
+    kernel_of, given = kernels.kernel_of, []
+
+    def watching(work, *args, **asked):
+        kernel = kernel_of(work, *args, **asked)
+
+        def call(*rest):
+            if "eps" in work.draws:
+                given.append(rest[7])
+            kernel(*rest)
+
+        return call
+
+    monkeypatch.setattr(kernels, "kernel_of", watching)
+    found = run("ivon", compile=True, **options)
+    assert given == [True] * 4 * options.get("mc_samples", 1)
+    given.clear()
+    monkeypatch.setattr(kernels, "ROOM", 0)
+    expected = run("ivon", compile=True, **options)
+    assert given and not any(given)
+    assert torch.equal(weights(found[0]), weights(expected[0]))
+
+
+def test_noise_of_one_parameter_that_was_drawn_since_is_not_taken_for_that_of_all(monkeypatch):
+    """Weights that were written to get their sample once more, to see whether it is another."""
+
+    def touch(net):
+        with torch.no_grad():
+            net.p[1].copy_(net.p[1].clone())
+
+    net, _ = run("ivon", mode="train", change=touch, compile=True)
+    monkeypatch.setattr(kernels, "ROOM", 0)
+    assert torch.equal(weights(net), weights(run("ivon", mode="train", change=touch, compile=True)[0]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
 from typing import TypeAlias
 
@@ -24,13 +24,40 @@ from bayesadam.engine.recording import TYPES, NotElementwise, record
 
 Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype, torch.dtype]
 """Of the weights, of the gradients, and of the mean and all that is kept with it."""
-Kernel: TypeAlias = Callable[[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64], int, Tensor, int], None]
+Kernel: TypeAlias = Callable[..., None]
 """Takes a row for every run of elements, a row of numbers and one of words for every group, how many elements there
-are, and a 0-d integer tensor and what to write there when the work is done."""
+are, a 0-d integer tensor and what to write there when the work is done; and perhaps where noise is kept, and whether
+that of ``eps`` is there and that of ``next_eps`` is to be."""
 
+_ARGUMENTS = [
+    *(ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64),
+    *(ctypes.c_void_p, *[ctypes.c_int] * 3),
+]
 FIXED = 5
 """Columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index of the
 parameter, and the row of numbers and words."""
+ROOM = 2**21
+"""Elements up to which noise is kept from the sample to the step: 8 MiB."""
+
+
+class Recent:
+    """The noise of the sample that kernels drew last, for rules that read it at the step: it is not drawn again.
+
+    Attributes:
+        known: Of which elements of which parameters it is, and the draw; ``None``: of none.
+    """
+
+    def __init__(self) -> None:
+        self.known: Hashable = None
+        self._buffer = np.empty(0, dtype=np.float32)
+
+    def take(self, room: int) -> int:
+        """Where it is; room for so many elements of other noise, if any, is made there."""
+        if room:
+            self.known = None
+        if room > len(self._buffer):
+            self._buffer = np.empty(room, dtype=np.float32)
+        return self._buffer.ctypes.data
 
 
 @cache
@@ -70,6 +97,7 @@ def _made(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | str:
     without = f"goes on without the {work.kind} kernel of {type(work.rule).__name__}"
     try:
         function = native.load(_source(work, dtypes, names)).run
+        function.argtypes = _ARGUMENTS
     except (native.CompilationError, NotElementwise) as error:
         return f"{without}: {error}"
     except Exception as error:  # of a rule that cannot be run on just any numbers
@@ -82,11 +110,13 @@ def _made(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | str:
         numel: int,
         done: Tensor,
         mark: int,
+        kept: int = 0,
+        given: bool = False,
+        keep: bool = False,
     ) -> None:
         threads = 1 if numel <= noise.ALONE else torch.get_num_threads()
-        addresses = [ctypes.c_void_p(table.ctypes.data) for table in (runs, numbers, words)]
-        addresses.append(ctypes.c_void_p(done.data_ptr()))
-        function(ctypes.c_int64(len(runs)), *addresses, ctypes.c_int64(mark), ctypes.c_int(threads))
+        addresses = [table.ctypes.data for table in (runs, numbers, words)]
+        function(len(runs), *addresses, done.data_ptr(), mark, kept, given, keep, threads)
 
     found, expected = _trial(work, dtypes, names, kernel)
     for name, value in expected.items():
@@ -117,9 +147,10 @@ def _source(work: Pass, dtypes: Dtypes, names: Sequence[str]) -> str:
     arguments.update({f"n_{name}": value for name, value in numbers.items()})
     program = record(lambda: work.run(dict(values), numbers), arguments)
     changed = {f"x_{name}" for name in work.writes}
+    written = frozenset(changed)
     kinds = {name: TYPES[_dtype_of(name, dtypes)] for name in work.reads}
     pointers = [
-        f"{'' if f'x_{name}' in changed else 'const '}{kind}* const p_{name} = "
+        f"{'' if f'x_{name}' in written else 'const '}{kind}* const p_{name} = "
         f"reinterpret_cast<{kind}*>(run[{FIXED + i}]) - first;"
         for i, (name, kind) in enumerate(kinds.items())
     ]
@@ -128,19 +159,32 @@ def _source(work: Pass, dtypes: Dtypes, names: Sequence[str]) -> str:
         for name in kinds
     ]
     loads += [f"const {TYPES[real]} x_{name} = static_cast<{TYPES[real]}>({name}[j - lo]);" for name in work.draws]
+    follow = []
+    if work.kind == "sample" and work.holds_mean and dtypes[0] == real:  # the mean is written only where it is not so
+        changed.remove("x_mean")
+        span = f"p_mean + begin, p_weights + begin, (end - begin) * sizeof({TYPES[real]})"
+        follow = [f"if (std::memcmp({span}) != 0) std::memcpy({span});"]
     stores = [f"p_{name[2:]}[j] = {result};" for name, result in program.results.items() if name in changed]
     fills = {
-        "eps": "fill_tile(eps, tile, lanes, Key{low, high, step, number_, index}, word[6] & 1 ? -1.0f : 1.0f);",
+        "eps": (
+            "if (!given) fill_tile(drawn_eps, tile, lanes, Key{low, high, step, number_, index}, "
+            "word[6] & 1 ? -1.0f : 1.0f);\n"
+            "const float* const eps = given ? held + t * 4 * lanes : drawn_eps;"
+        ),
         "next_eps": (
-            "fill_tile(next_eps, tile, lanes, Key{low, high, next_step, next_number, index}, "
-            "word[6] & 2 ? -1.0f : 1.0f);"
+            "fill_tile(drawn_next_eps, tile, lanes, Key{low, high, next_step, next_number, index}, "
+            "word[6] & 2 ? -1.0f : 1.0f);\n"
+            "const float* const next_eps = drawn_next_eps;"
         ),
     }
+    keep = "if (keep) std::memcpy(held + t * 4 * lanes, next_eps, 4 * lanes * sizeof(float));"
     parts = {
         "HEADER": [f"const double n_{name} = number[{i}];" for i, name in enumerate(names)] + program.header,
         "POINTERS": pointers,
-        "BUFFERS": [f"alignas(64) float {name}[TILE];" for name in work.draws],
+        "BUFFERS": [f"alignas(64) float drawn_{name}[TILE];" for name in work.draws],
         "NOISE": [fills[name] for name in work.draws],
+        "FOLLOW": follow,
+        "KEEP": [keep] if "next_eps" in work.draws else [],
         "BODY": [*loads, *program.body, *stores],
         "NUMBERS": [str(len(names))],
         "COLUMNS": [str(FIXED + len(kinds))],

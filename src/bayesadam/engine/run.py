@@ -149,7 +149,7 @@ class Walk:
             flat = [job for job in chosen if _is_flat(job)] if fit else []  # none on a GPU, where none is asked for
             names = tuple(chosen[0].numbers)
             if flat and (kernel := kernels.kernel_of(work, dtypes, names, asked=compiles is True)) is not None:
-                self._kernels.append(_Compiled(kernel, flat))
+                self._kernels.append(_Compiled(kernel, flat, runner.recent))
                 known = set(map(id, flat))
                 chosen = [job for job in chosen if id(job) not in known]
             rest += chosen
@@ -202,10 +202,10 @@ class Walk:
 class _Compiled:
     """The jobs of one kernel."""
 
-    def __init__(self, kernel: kernels.Kernel, jobs: Sequence[Job]) -> None:
-        self.kernel, self.jobs, self.total = kernel, jobs, 0
+    def __init__(self, kernel: kernels.Kernel, jobs: Sequence[Job], recent: kernels.Recent) -> None:
+        self.kernel, self.jobs, self.recent, self.total = kernel, jobs, recent, 0
         work = jobs[0].work
-        rows = []
+        rows, room = [], 0
         for job in jobs:
             size = job.tensors["mean"].numel()
             start, whole = 0, size
@@ -215,7 +215,11 @@ class _Compiled:
             addresses = [job.tensors[name].data_ptr() for name in work.reads]
             rows.append([start, size, noise.lanes_of(whole), job.index, 0, *addresses])
             self.total += size
+            room += 4 * noise.lanes_of(whole) * noise.tiles_of(start, size)
         self.table = np.array(rows)
+        self.places = self.table[:, : kernels.FIXED - 1].tobytes()
+        self.room = room if work.rule.needs_noise and "next_eps" in work.draws and room <= kernels.ROOM else 0
+        self.noisy = work.noisy
         self.changing = [(kernels.FIXED + i, name) for i, name in enumerate(work.reads) if name in ("grad", "kept")]
         self.touched = [job.parameter for job in jobs] if "weights" in work.writes else []
         self.versions = [local(parameter) for parameter in self.touched]
@@ -234,7 +238,11 @@ class _Compiled:
         told, words = np.array(numbers), np.array([_words(draws)] * len(numbers))
 
         def step(mark: int) -> None:
-            self.kernel(self.table, told, words, self.total, plan.done, mark)
+            known = self.noisy and self.recent.known == (self.places, draws["eps"])
+            address = self.recent.take(self.room) if known or self.room else 0
+            self.kernel(self.table, told, words, self.total, plan.done, mark, address, known, self.room > 0)
+            if self.room:
+                self.recent.known = self.places, draws["next_eps"]
             if self.versions:
                 torch.autograd.graph.increment_version(self.versions)
 
@@ -245,7 +253,7 @@ class Runner:
     """Does jobs eagerly. Keeps the buffers that it works in."""
 
     def __init__(self) -> None:
-        self.scratch = noise.Scratch()
+        self.scratch, self.recent = noise.Scratch(), kernels.Recent()
         self._views: dict[Any, list[Tensor]] = {}
 
     def work(self, batch: Batch, work: Pass, draws: Mapping[str, Draw], plan: Plan, mark: int) -> None:

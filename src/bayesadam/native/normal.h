@@ -176,7 +176,8 @@ inline void fill_lanes(
 }
 
 // The 4 * lanes normals of one tile: element j has output j / lanes of counter j % lanes.
-inline void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, float sign) {
+// Never inlined, so that it is the same code in all kernels.
+__attribute__((noinline)) void fill_tile(float* out, uint32_t tile, int64_t lanes, const Key& key, float sign) {
     const Rounds rounds(key);
     const uint32_t first = tile * static_cast<uint32_t>(LANES);
     int64_t lane = 0;

@@ -23,8 +23,9 @@ struct bfloat16 {
 
 }  // namespace
 
+// Noise of one tile after another is in kept: that of this step's sample if given, that of the next one if keep.
 extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, const int64_t* words, int64_t* done,
-                    int64_t mark, int threads) {
+                    int64_t mark, float* kept, int given, int keep, int threads) {
     constexpr int64_t NUMBERS = /*NUMBERS*/, WORDS = 7, COLUMNS = /*COLUMNS*/;
     int64_t total = 0;
     for (int64_t i = 0; i < count; i++) total += tiles_of(runs[i * COLUMNS], runs[i * COLUMNS + 1]);
@@ -32,13 +33,15 @@ extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, c
     {
         const Share share(total);
         /*BUFFERS*/
-        int64_t before = 0;
+        int64_t before = 0, place = 0;
         for (int64_t i = 0; i < count; i++) {
             const int64_t* const run = runs + i * COLUMNS;
             const int64_t first = run[0], stop = run[0] + run[1], lanes = run[2], start = first / TILE;
             const int64_t tiles = tiles_of(first, run[1]);
             const int64_t from = share.from(before), to = share.to(before, tiles);
+            float* const held = kept + place;
             before += tiles;
+            place += tiles * 4 * lanes;
             if (from >= to) continue;
             const double* const number = numbers + run[4] * NUMBERS;
             const int64_t* const word = words + run[4] * WORDS;
@@ -47,18 +50,21 @@ extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, c
                            next_step = static_cast<uint32_t>(word[4]), next_number = static_cast<uint32_t>(word[5]),
                            index = static_cast<uint32_t>(run[3]);
             (void)low, (void)high, (void)step, (void)number_, (void)next_step, (void)next_number, (void)index;
+            (void)held;
             /*HEADER*/
             /*POINTERS*/
             for (int64_t t = from; t < to; t++) {
                 const uint32_t tile = static_cast<uint32_t>(start + t);
-                const int64_t lo = (start + t) * TILE, hi = lo + (4 * lanes < TILE ? 4 * lanes : TILE);
+                const int64_t lo = (start + t) * TILE, hi = lo + 4 * lanes;
                 const int64_t begin = lo > first ? lo : first, end = hi < stop ? hi : stop;
                 (void)tile;
                 /*NOISE*/
+                /*FOLLOW*/
 #pragma omp simd
                 for (int64_t j = begin; j < end; j++) {
                     /*BODY*/
                 }
+                /*KEEP*/
             }
         }
     }
