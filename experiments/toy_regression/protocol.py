@@ -202,6 +202,7 @@ def vadam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tu
         initial_precision=config["initial_precision"],
         temperature=config["temperature"],
         seed=config["seed"],
+        recipe="paper",
     )
     optimizer.train()
     for x, y in minibatches(problem, config, progress):

@@ -33,9 +33,22 @@ VARIANTS = {
     "vogn momentum": {"betas": (0.9, 0.99)},
     "ivon eager": {"compile": False},
     "vogn eager": {"compile": False},
+    "vadam learned": {"recipe": "learned", "batch_size": 8},
+    "vprop learned": {"recipe": "learned", "batch_size": 8},
+    "ivon learned": {"recipe": "learned", "batch_size": 8, "lr": 0.5},
+    "vogn learned": {"recipe": "learned"},
 }
 """Registered optimisers with options that change what is done with a gradient."""
-REPRESENTATIVES = ["vadam", "ivon", "ivon eager", "vogn", "von exact", "von exact full"]
+REPRESENTATIVES = [
+    "vadam",
+    "vadam learned",
+    "ivon",
+    "ivon learned",
+    "ivon eager",
+    "vogn",
+    "von exact",
+    "von exact full",
+]
 """One of every kind: curvature from the gradient, from the noise (without kernels, too), from outside, and by second
 derivatives, also in a matrix. What the base class does is tested on these."""
 EVERY = [*sorted(OPTIMIZERS), *VARIANTS]
@@ -55,11 +68,19 @@ class Method:
         self.cls = OPTIMIZERS[self.name]
         self.has_prior = self.cls.has_prior
         self.full = self.options.get("covariance") == "full"
+        self.learned = self.options.get("recipe") == "learned"
+        self.own_prior = self.learned
         self.deferred = self.options.get("hessian") in ("exact", "hutchinson")
         self.opened = []
 
     def __call__(self, params, *, model=None, **kwargs):
-        options = {"lr": RATES[self.name], "num_data": 50, **REQUIRED.get(self.name, {}), **self.options}
+        options = {
+            "lr": RATES[self.name],
+            "num_data": 50,
+            "recipe": "paper",
+            **REQUIRED.get(self.name, {}),
+            **self.options,
+        }
         if self.name == "vogn":
             if model is None and inspect.isgenerator(params):  # of named_parameters()
                 model = params.gi_frame.f_locals["self"]

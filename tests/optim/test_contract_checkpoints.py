@@ -42,6 +42,7 @@ def test_state_has_the_standard_form(method, dtype):
         assert set(state) == {
             *("step", "beta1_product", "beta2_product", "initial_weight", "mean"),
             *method.cls.rule.state,
+            *(["prior_precision"] if method.own_prior else []),
         }
         assert state["step"] == 2
         for value in state.values():

@@ -323,7 +323,7 @@ def test_earlier_gradients_are_hidden_and_the_mean_is_left(method, net):
             loss_of(net, step).backward()
             seen.append([p.grad.clone() for p in net.parameters()])
         for p, *each in zip(net.parameters(), *seen, strict=True):
-            assert torch.allclose(p.grad, torch.stack(each).mean(0), rtol=1e-6, atol=1e-9)
+            assert torch.allclose(p.grad, torch.stack(each).mean(0), rtol=1e-6, atol=1e-7)
 
 
 def test_backward_passes_inside_one_block_accumulate(method):
@@ -934,8 +934,9 @@ def test_bad_hyperparameters(method, net, name, value, rule):
 @pytest.mark.parametrize(("name", "value", "rule"), BAD_PRIOR, ids=[f"{n}={v}" for n, v, _ in BAD_PRIOR])
 def test_bad_hyperparameters_of_methods_with_a_prior(method, net, name, value, rule):
     if method.has_prior:
+        options = {"prior_precision": 1.0} if method.own_prior and name != "prior_precision" else {}
         with pytest.raises(ValueError, match=f"^{name} must be {rule}.*, got "):
-            method(net.named_parameters(), **{name: value})
+            method(net.named_parameters(), **options, **{name: value})
     else:
         with pytest.raises((TypeError, ValueError), match=name):
             method(net.named_parameters(), **{name: value} if name != "initial_precision" else {name: 0.0})
@@ -995,7 +996,7 @@ def test_a_bad_group_is_refused_and_not_added(method, net):
 def test_initial_precision_is_where_the_posterior_starts(method, net):
     opt = method(net.named_parameters(), initial_precision=123.0)
     assert opt.posterior().variance["0.weight"].flatten().tolist() == pytest.approx([1 / 123.0] * 24)
-    if method.has_prior:
+    if method.has_prior and not method.learned:
         default = method(net.named_parameters(), num_data=77)
         assert default.posterior().variance["0.weight"].flatten().tolist() == pytest.approx([1 / 77.0] * 24)
 

@@ -212,7 +212,7 @@ def test_a_posterior_as_prior(tmp_path):
     runs = []
     for on in (False, True):
         net = Quadratic()
-        opt = ba.Vadam([(str(i), p) for i, p in enumerate(net.p)], num_data=50, prior=start, compile=on)
+        opt = ba.Vadam([(str(i), p) for i, p in enumerate(net.p)], num_data=50, prior=start, compile=on, recipe="paper")
         for step in range(3):
             with opt.sampled_params():
                 net.loss(step).backward()

@@ -32,7 +32,7 @@ def run(name, steps, betas=None, schedule=None, **hp):
     """The optimiser itself on the same gradient; returns the mean, the precision, and the noise it must have used."""
     start = [0.4 - 0.3 * j for j in range(N_WEIGHTS)]
     parameter = torch.nn.Parameter(torch.tensor(start, dtype=torch.float64))
-    opt = OPTIMIZERS[name]([("w", parameter)], betas=betas or (0.9, 0.99), **source(name), **hp)
+    opt = OPTIMIZERS[name]([("w", parameter)], recipe="paper", betas=betas or (0.9, 0.99), **source(name), **hp)
     for t in range(steps):
         if schedule is not None:
             opt.param_groups[0]["betas"] = schedule(t)
@@ -151,6 +151,7 @@ def run_torch(make, steps):
     return parameter.tolist()
 
 
+@pytest.mark.filterwarnings("ignore:.*is still initial_precision:UserWarning")
 @pytest.mark.parametrize("lt", [1e-6, 1e-8])
 @pytest.mark.parametrize("betas", [(0.9, 0.999), (0.0, 0.99)])
 def test_vadam_with_negligible_prior_is_adam_with_eps_lt(lt, betas):
@@ -185,7 +186,7 @@ def test_posterior_as_prior_equals_reference_loop_with_that_prior(name):
         {"w": torch.tensor(center, dtype=torch.float64)}, {"w": torch.full((5,), variance, dtype=torch.float64)}
     )
     parameter = torch.nn.Parameter(torch.zeros(5, dtype=torch.float64))
-    opt = OPTIMIZERS[name]([("w", parameter)], prior=prior, **source(name), **hp)
+    opt = OPTIMIZERS[name]([("w", parameter)], recipe="paper", prior=prior, **source(name), **hp)
     assert parameter.tolist() == center
     for t in range(100):
         with opt.sampled_params():
@@ -212,7 +213,7 @@ def test_fixed_point_of_the_precision_is_the_tempered_optimum(name, tau):
     parameter = torch.nn.Parameter(torch.zeros(4_096, dtype=torch.float64))
     hp = {"num_data": num_data, "prior_precision": prior, "temperature": tau, "betas": (0.9, 0.99)}
     # NGVI's learning rate is also the precision's; its mean moves, which changes nothing about the expectation.
-    opt = OPTIMIZERS[name]([("w", parameter)], lr=0.01 if name == "ngvi" else 0.0, **source(name), **hp)
+    opt = OPTIMIZERS[name]([("w", parameter)], recipe="paper", lr=0.01 if name == "ngvi" else 0.0, **source(name), **hp)
     for _ in range(int(750 / tau)):
         with opt.sampled_params():
             # E[g eps / sigma] = curvature; the squared gradient is constant.
@@ -243,7 +244,9 @@ def test_theorem_1_by_enumeration():
     for rows in itertools.combinations(range(6), size):
         with torch.no_grad():
             net.weight.copy_(start)
-        opt = ba.Vprop(net.named_parameters(), lr=0.0, num_data=1e30, betas=(0.0, 0.0), prior_precision=1e10)
+        opt = ba.Vprop(
+            net.named_parameters(), lr=0.0, num_data=1e30, betas=(0.0, 0.0), prior_precision=1e10, recipe="paper"
+        )
         with opt.sampled_params():
             loss(list(rows)).backward()
         opt.step()
@@ -275,7 +278,7 @@ def test_vadam_mean_reaches_the_exact_posterior_of_linear_regression():
     std = torch.linalg.inv(exact).diagonal().sqrt()
     gram, moment = x.T @ x / 200, x.T @ y / 200
     theta = torch.nn.Parameter(torch.zeros(runs, 10, dtype=torch.float64))
-    opt = ba.Vadam([("theta", theta)], lr=0.01, num_data=200, mc_samples=samples)
+    opt = ba.Vadam([("theta", theta)], lr=0.01, num_data=200, mc_samples=samples, recipe="paper")
     average = torch.zeros(10, dtype=torch.float64)
     for step in range(steps):
         for _ in range(samples):

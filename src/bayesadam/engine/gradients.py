@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesadam.engine.blocks import local
 from bayesadam.engine.finite import first_bad
-from bayesadam.engine.passes import Pass, numbers_of, per_weight_of, statics_of
+from bayesadam.engine.passes import Pass, numbers_of, own_prior_of, per_weight_of, statics_of
 from bayesadam.engine.rule import initial_counters
 from bayesadam.engine.run import Draw, Job, Plan, Walk
 from bayesadam.engine.sources import CurvatureSource
@@ -321,7 +321,8 @@ class Gradients:
             )
             others = {"grad": grad, **({"kept": self._curvature[slot.parameter]} if given else {})}
             counters = {name: state[name] for name in COUNTERS}
-            told = numbers_of(rule, slot.group, counters, counters)  # of which the names are known by now
+            # Only the names are known by now.
+            told = numbers_of(rule, slot.group, counters, counters, own_prior_of(state))
             tensors = tensors_of(work, slot.parameter, state, **others)
             jobs.append(Job(work, slot.index, slot.parameter, state, tensors, told))
         walk = Walk(jobs, self.weights.runner, compiles=compiles)

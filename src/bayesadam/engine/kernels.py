@@ -210,6 +210,7 @@ def _trial(
     if work.holds_mean and "weights" in values:
         values["weights"] = values["mean"].to(dtypes[0], copy=True)
     numbers = dict.fromkeys(names, 0.25) | {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0}
+    numbers |= {"step": 4.0, "new_step": 5.0, "initial_steps": 10.0}
     numbers = {name: numbers[name] for name in names}
     expected = {name: value.clone() for name, value in values.items()}
     shown = {name: value.to(dtypes[2]) if name == "grad" else value for name, value in expected.items()}

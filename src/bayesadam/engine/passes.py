@@ -14,7 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.engine.rule import PER_WEIGHT, Hyper, Rule, Scalar, factor, initial_counters, maximum, options_of
+from bayesadam.engine.rule import (
+    PER_WEIGHT,
+    Hyper,
+    Rule,
+    Scalar,
+    annealing,
+    factor,
+    initial_counters,
+    options_of,
+    start_precision,
+)
 
 Values = dict[str, Tensor]
 Numbers = Mapping[str, Scalar]
@@ -137,19 +147,27 @@ class Pass:
         hp.update({name: numbers[prefix + name] for name in initial_counters()})
         hp.update({name: values[name] for name in self.per_weight})
         statics = dict(self.statics)
-        if statics.pop("follows_data", False) and "prior_precision" in self.per_weight:
-            hp["initial_precision"] = maximum(hp["prior_precision"], numbers["num_data"])
+        follows_data = statics.pop("follows_data", False)
         hp.update(statics)
+        if follows_data and "prior_precision" in self.per_weight:
+            hp["initial_precision"] = start_precision(hp, hp["prior_precision"])
         return hp
 
 
 def numbers_of(
-    rule: Rule, group: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any]
+    rule: Rule,
+    group: Mapping[str, Any],
+    before: Mapping[str, Any],
+    after: Mapping[str, Any],
+    prior_precision: float | None = None,
 ) -> dict[str, float]:
-    """The numbers of a pass: the group's, and the counters before and after the step."""
+    """The numbers of a pass: the group's, and the counters before and after the step.
+
+    ``prior_precision`` is the parameter's own, where it has one.
+    """
     beta1, beta2 = group["betas"]
     numbers = {
-        "lr": float(group["lr"]),
+        "lr": float(group["lr"]) * annealing(group, float(after["step"])),
         "beta1": float(beta1),
         "beta2": float(beta2),
         "num_data": float(group["num_data"]),
@@ -160,12 +178,14 @@ def numbers_of(
     }
     start = group["initial_precision"]
     if "prior_precision" in group:
-        numbers["prior_precision"] = float(group["prior_precision"])
-        start = max(numbers["prior_precision"], numbers["num_data"]) if start is None else start
+        own = group["prior_precision"] if prior_precision is None else prior_precision
+        numbers["prior_precision"] = float(own)
+        start = start_precision(group, numbers["prior_precision"]) if start is None else start
     numbers["initial_precision"] = float(start)
     for option in options_of(rule):
         if not option.static:
-            numbers[option.name] = float(group[option.name])
+            value = group[option.name]
+            numbers[option.name] = 0.0 if value is None else float(value)
     for name in initial_counters():
         numbers[name], numbers["new_" + name] = float(before[name]), float(after[name])
     return numbers
@@ -179,7 +199,13 @@ def statics_of(rule: Rule, group: Mapping[str, Any]) -> tuple[tuple[str, Any], .
 
 def per_weight_of(state: Mapping[str, Any]) -> tuple[str, ...]:
     """Hyper-parameters of which a parameter's state has a value for each weight."""
-    return tuple(name for name in PER_WEIGHT if name in state)
+    return tuple(name for name in PER_WEIGHT if isinstance(state.get(name), Tensor))
+
+
+def own_prior_of(state: Mapping[str, Any]) -> float | None:
+    """The prior precision of a parameter that has one of its own, the same for all of its weights."""
+    own = state.get("prior_precision")
+    return None if own is None or isinstance(own, Tensor) else float(own)
 
 
 def _times(values: Tensor, scale: Scalar) -> Tensor:

@@ -11,6 +11,7 @@ temperature (the factor on the KL divergence: 1 is variational inference, 0 vari
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
@@ -108,7 +109,7 @@ def initial_counters() -> dict[str, float]:
 
     ``step`` counts updates. The products run over all steps so far, so schedules of ``betas`` and ``temperature`` are
     treated exactly: ``beta1_product`` and ``beta2_product`` are what Adam's bias correction needs,
-    ``initial_weight`` is the share that the initial precision still has in the posterior's.
+    ``initial_weight`` is the weight that the start still has in the running curvature.
     """
     return {"step": 0, "beta1_product": 1.0, "beta2_product": 1.0, "initial_weight": 1.0}
 
@@ -116,12 +117,69 @@ def initial_counters() -> dict[str, float]:
 def advance(counters: Mapping[str, Scalar], hp: Hyper) -> dict[str, Any]:
     """The counters after one more step."""
     beta1, beta2 = hp["betas"]
+    step = counters["step"] + 1
     return {
-        "step": counters["step"] + 1,
+        "step": step,
         "beta1_product": counters["beta1_product"] * beta1,
         "beta2_product": counters["beta2_product"] * beta2,
-        "initial_weight": counters["initial_weight"] * (1.0 - hp["temperature"] * (1.0 - beta2)),
+        "initial_weight": counters["initial_weight"] * (1.0 - hp["temperature"] * curvature_rate(hp, step)),
     }
+
+
+RECENCY = 3.0
+"""How fast older curvatures lose weight: in a training of ``t`` steps that of step ``i`` counts ``(i / t)^2``, since
+the average is polynomial-decay averaging (Shamir & Zhang 2013) with ``eta = RECENCY - 1``."""
+START = 0.1
+"""Curvature of the mean loss at the start, where no initial precision is given and the start counts as steps."""
+
+
+def _is_unknown_or_positive(value: Any) -> bool:
+    return value is None or 0 < value < math.inf
+
+
+LEARNING = (
+    Option("bridge", True, "True or False", lambda v: isinstance(v, bool), static=True),
+    Option("initial_steps", 30.0, "a positive, finite number", lambda v: 0 < v < math.inf),
+    Option("total_steps", None, "None or a positive, finite number", _is_unknown_or_positive),
+)
+"""Options of the rules whose start can be made to count as a number of steps; see :func:`curvature_rate` and
+:func:`annealing`."""
+BATCH_SIZE = Option("batch_size", None, "None or a positive, finite number", _is_unknown_or_positive)
+"""Effective examples per step, of the rules that read curvature off a mean gradient; 0 in a pass: not known."""
+
+
+def curvature_rate(hp: Hyper, step: Scalar) -> Scalar:
+    """The weight ``r`` of a step's curvature in ``s <- (1 - tau r) s + r h``, whose fixed point is ``h / tau``.
+
+    With ``bridge``, ``r = 1 - b2`` (Khan et al. 2018, eqs. 22-24): the start is forgotten at ``tau (1 - b2)`` per step,
+    however long the training is. Without, ``tau r = max(1 - b2, 3 / (t + k + 2))`` with ``k = initial_steps``: a
+    weighted average over all steps in which the start counts as ``k`` steps at the beginning; it reaches back over
+    about the last third of the training, and never further than ``1 / (1 - b2)`` steps.
+    """
+    shortest: Scalar = 1.0 - hp["betas"][1]
+    if hp.get("bridge", True):
+        return shortest
+    rate: Scalar = maximum(shortest, RECENCY / (step + hp["initial_steps"] + (RECENCY - 1.0))) / hp["temperature"]
+    return rate
+
+
+def annealing(group: Mapping[str, Any], step: float) -> float:
+    """The factor on the learning rate at a step: half a cosine from 1 to 0.01 at ``total_steps``, and 0.01 from there.
+
+    It is 1 where the number of steps is not known, or a scheduler of PyTorch sets the learning rate.
+    """
+    total = group.get("total_steps")
+    if total is None or "initial_lr" in group:
+        return 1.0
+    done = min(1.0, (step - 1.0) / total)
+    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def start_precision(hp: Hyper, prior_precision: Scalar) -> Scalar:
+    """The initial precision where none is given: ``max(num_data, lambda)``, or with ``START`` as the curvature."""
+    if hp.get("bridge", True):
+        return maximum(prior_precision, hp["num_data"])
+    return prior_precision + START * hp["num_data"] / hp["temperature"]
 
 
 def active_prior_precision(hp: Hyper) -> Scalar:
@@ -131,10 +189,10 @@ def active_prior_precision(hp: Hyper) -> Scalar:
 
 
 def tempered_decay_(running: Tensor, curvature: Tensor, hp: Hyper) -> None:
-    """``s <- (1 - tau (1 - b2)) s + (1 - b2) h``, the bridge of Khan et al. 2018, eqs. 22-24; ``curvature`` is kept."""
-    beta = 1.0 - hp["betas"][1]
-    running.mul_(factor(1.0 - hp["temperature"] * beta, running))
-    add_scaled_(running, curvature, beta)
+    """``s <- (1 - tau r) s + r h``, ``r`` of :func:`curvature_rate`; ``curvature`` is kept."""
+    rate = curvature_rate(hp, hp["step"])
+    running.mul_(factor(1.0 - hp["temperature"] * rate, running))
+    add_scaled_(running, curvature, rate)
 
 
 def add_prior_gradient_(grad: Tensor, mean: Tensor, hp: Hyper, scale: Scalar = 1.0) -> None:
@@ -167,5 +225,6 @@ def blend_(target: Tensor, other: Tensor, weight: Scalar) -> None:
 def maximum(first: Scalar, second: Scalar) -> Scalar:
     """The larger of two hyper-parameters, element-wise where one is a tensor."""
     if isinstance(first, Tensor) or isinstance(second, Tensor):
-        return torch.maximum(torch.as_tensor(first), torch.as_tensor(second).to(torch.as_tensor(first).dtype))
+        dtype = first.dtype if isinstance(first, Tensor) else second.dtype  # type: ignore[union-attr]
+        return torch.maximum(torch.as_tensor(first, dtype=dtype), torch.as_tensor(second, dtype=dtype))
     return max(first, second)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.engine.blocks import is_sharded, local
-from bayesadam.engine.passes import follow_, numbers_of, per_weight_of
-from bayesadam.engine.rule import Rule, advance, initial_counters, maximum
+from bayesadam.engine.passes import follow_, numbers_of, own_prior_of, per_weight_of
+from bayesadam.engine.rule import Rule, advance, initial_counters, start_precision
 
 COUNTERS = tuple(initial_counters())
 _COUNTERS_OF = itemgetter(*COUNTERS)
@@ -102,6 +103,8 @@ class Store:
         mean = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
         local(mean).copy_(local(parameter))
         state: dict[str, Any] = {**initial_counters(), "mean": mean}
+        if slot.group.get("prior_precision") == INIT:
+            state["prior_precision"] = initial_prior(parameter)
         self.start_rule(slot, state)
         return state
 
@@ -163,14 +166,14 @@ class NumbersCache:
 
     def of(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         """The numbers, without the scales of gradients; and the counters after one more step."""
-        counters = _COUNTERS_OF(state)
-        key = (id(group), counters)
+        counters, prior = _COUNTERS_OF(state), own_prior_of(state)
+        key = (id(group), counters, prior)
         known = self._known.get(key)
         if known is None:
             self._alive.append(group)
             before = dict(zip(COUNTERS, counters, strict=True))
             after = advance(before, group)
-            known = self._known[key] = numbers_of(self.rule, group, before, after), after
+            known = self._known[key] = numbers_of(self.rule, group, before, after, prior), after
         return known
 
     def scaled(
@@ -190,10 +193,34 @@ def hyper(group: Mapping[str, Any], counters: Mapping[str, Any], views: Mapping[
     hp: dict[str, Any] = {**group, **{name: counters[name] for name in COUNTERS}}
     hp["lr"] = float(group["lr"])
     hp["prior_mean"] = 0.0
+    own = own_prior_of(counters)
+    if own is not None:
+        hp["prior_precision"] = own
     hp.update({name: views[name] for name in per_weight_of(views)})
+    if "batch_size" in group:
+        hp["batch_size"] = group["batch_size"] or 0.0
     if "prior_precision" in group and group["initial_precision"] is None:
-        hp["initial_precision"] = maximum(hp["prior_precision"], float(group["num_data"]))
+        hp["initial_precision"] = start_precision(group, hp["prior_precision"])
     return hp
+
+
+INIT = "init"
+"""A prior precision that says: each parameter's own, from its values at the start."""
+_WIDER = 10.0
+
+
+def initial_prior(parameter: Tensor) -> float:
+    """The precision of a prior whose variance is ten times that of the parameter's values: the scale of its
+    initialisation, about ``fan_in / 3`` for PyTorch's layers.
+
+    It is rounded to a power of two, so that parameters of like shape share it, and are worked on together. Values
+    that are all equal (a shift of 0, a gain of 1) tell no scale, and count as of variance 1.
+    """
+    values = full(parameter.detach()).double()
+    variance = float(values.var(correction=0)) if values.numel() else 0.0
+    if not 1e-12 < variance < math.inf:
+        variance = 1.0
+    return float(2.0 ** round(math.log2(1.0 / (_WIDER * variance))))
 
 
 def full(tensor: Tensor) -> Tensor:

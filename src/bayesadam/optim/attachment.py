@@ -71,6 +71,15 @@ def warn_of_sample() -> None:
     )
 
 
+def warn_of_other_plan(planned: float | None, found: float | None) -> None:
+    """Say that a state dict brought another number of planned steps, which is now in force."""
+    warnings.warn(
+        f"total_steps is {found} in the state_dict, and replaces {planned}: set it in the groups to go on with another",
+        UserWarning,
+        stacklevel=4,
+    )
+
+
 class _Hook:
     """Refers weakly to the optimiser; a copy or a pickle of the model carries a hook that does nothing."""
 

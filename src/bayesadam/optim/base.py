@@ -7,20 +7,17 @@ weights hold the mean or a sample, and the mean itself. What belongs to one unfi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.rule import options_of
-from bayesadam.engine.store import Slot, full
 from bayesadam.engine.weights import MEAN, TRAIN
-from bayesadam.optim import attachment, start
-from bayesadam.optim.checkpoints import Checkpointed
+from bayesadam.optim import attachment
 from bayesadam.optim.continuation import start_from
 from bayesadam.optim.hyperparameters import (
     DEFAULTS,
@@ -32,12 +29,14 @@ from bayesadam.optim.hyperparameters import (
     prior_of,
     settled,
 )
+from bayesadam.optim.readable import Readable
+from bayesadam.optim.recipes import PAPER, Recipes, recipe_of
+from bayesadam.optim.signatures import show_signature
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.posterior.report import PER_TENSOR, PosteriorReport, overall_share
 
 
-class PerturbedOptimizer(Checkpointed):
+class PerturbedOptimizer(Readable):
     """Optimises the mean and the precision of a Gaussian posterior over the weights.
 
     The loss that is backpropagated is the *mean* negative log-likelihood over the minibatch; the prior enters through
@@ -61,14 +60,18 @@ class PerturbedOptimizer(Checkpointed):
         params: Parameters, named parameters, or groups of either. A group may set any of the hyper-parameters below,
             and ``perturb=False`` for parameters that are trained without noise (norm layers, a learned noise level):
             those keep the prior of their group and have posterior variance 0.
-        lr: Learning rate, a number or a 1-element tensor.
+        lr: Learning rate, a number or a 1-element tensor. Where it, ``betas``, ``prior_precision``, ``temperature`` or
+            an option of the rule is not given, it is the recipe's.
         num_data: Number of training examples ``N``, or a chosen effective number.
         betas: Decay rates of the gradient's and of the curvature's running averages, in [0, 1).
-        prior_precision: Of the prior ``N(0, 1 / prior_precision)``; default 1.
+        prior_precision: Of the prior ``N(0, 1 / prior_precision)``: a number, or ``"init"``, where each parameter
+            gets a prior of its own, with ten times the variance of its values at the start (rounded to a power of two;
+            equal values count as of variance 1).
         prior: Instead of ``prior_precision``: a posterior to continue from (needs named parameters; the mean starts at
             the prior's), or a number, which is the same as ``prior_precision``.
         initial_precision: Posterior precision at the start, at least ``prior_precision``; default
-            ``max(num_data, prior_precision)``. Started at the prior an ordinary network hardly trains.
+            ``max(num_data, prior_precision)``, or without the bridge ``prior_precision + 0.1 num_data / temperature``.
+            Started at the prior an ordinary network hardly trains.
         temperature: Multiplies the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
             variational optimisation (Khan et al. 2018, eq. 22).
         mc_samples: Posterior samples per step. The same in all groups.
@@ -81,46 +84,61 @@ class PerturbedOptimizer(Checkpointed):
             same up to rounding. It takes a C++ compiler, and a second once on a machine for every kernel. ``None``,
             the default: wherever that can be had. ``True``: the same, with a warning where it cannot. ``False``:
             never.
-        **options: Those that the rule declares.
+        recipe: Which settings are taken where none are given: ``"learned"``, the default of Vadam, Vprop, IVON and
+            VOGN, or ``"paper"``; :mod:`bayesadam.optim.recipes` says how they differ.
+        **options: Those that the rule declares. Of the four that have the recipe ``"learned"``: ``batch_size``, the
+            number of examples in the loss of one step, in the unit of ``num_data`` (not of VOGN, which counts them;
+            groups may be given another for a smaller last batch), ``total_steps``, over which the learning rate
+            falls to a hundredth of itself by half a cosine if no scheduler does it, ``initial_steps``, the number of
+            steps that the start counts as, and ``bridge``, which ties the forgetting of the start to the temperature.
 
     Raises:
-        ValueError: A hyper-parameter out of its range, both ``prior`` and ``prior_precision``, a trainable complex
-            parameter, or a set of parameters, which has no order.
+        ValueError: A hyper-parameter out of its range, a recipe that the method does not have, both ``prior`` and
+            ``prior_precision``, a trainable complex parameter, or a set of parameters, which has no order.
         TypeError: An option that the method does not have; for the names of other libraries, how it is given here.
     """
 
+    recipes: ClassVar[Recipes] = {"paper": PAPER}
     _shared: ClassVar[tuple[str, ...]] = SHARED
-    _warned = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show every argument by name, those of this class and of the rule among them."""
+        super().__init_subclass__(**kwargs)
+        show_signature(cls)
 
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor | None = None,
         *,
         num_data: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float | None = None,
+        betas: tuple[float, float] | None = None,
+        prior_precision: float | str | None = None,
         prior: float | DiagonalGaussian | None = None,
         initial_precision: float | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         mc_samples: int = 1,
         antithetic: bool = False,
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
         compile: bool | None = None,
+        recipe: str | None = None,
         **options: Any,
     ) -> None:
         check_ordered(params)
         check_options(type(self).__name__, self.rule, options)
-        prior, precision = prior_of(prior, prior_precision)
-        given: dict[str, Any] = {"lr": lr, "betas": betas, "num_data": num_data, "initial_precision": initial_precision}
-        given |= {"temperature": temperature, "mc_samples": mc_samples, "antithetic": antithetic, "seed": seed}
-        given |= {"maximize": maximize, "nonfinite": nonfinite, "compile": compile}
+        own = recipe_of(self.recipes, recipe)
+        prior, own["prior_precision"] = prior_of(prior, prior_precision, own["prior_precision"])
+        chosen: dict[str, Any] = {"lr": lr, "betas": betas, "temperature": temperature}
+        own |= {name: value for name, value in chosen.items() if value is not None}
+        given: dict[str, Any] = {"num_data": num_data, "initial_precision": initial_precision, "mc_samples": mc_samples}
+        given |= {"antithetic": antithetic, "seed": seed, "maximize": maximize, "nonfinite": nonfinite}
         declared = {option.name: option.default for option in options_of(self.rule)}
-        self.defaults = settled({**given, **DEFAULTS, "method": type(self).__name__, **declared, **options})
-        if self.has_prior:
-            self.defaults["prior_precision"] = precision
+        given |= {"compile": compile, **DEFAULTS, "method": type(self).__name__}
+        self.defaults = settled({**given, **declared, **own, **options})
+        if not self.has_prior:
+            del self.defaults["prior_precision"]
         self._reset()
         super().__init__(params, self.defaults)
         if prior is not None:
@@ -263,86 +281,3 @@ class PerturbedOptimizer(Checkpointed):
         """
         self._engine.refuse_inside("step()")
         return self._engine.step(closure)
-
-    @torch.no_grad()
-    def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
-        """The posterior as it stands: copies of means and variances, float32 or wider, of the full tensors.
-
-        Args:
-            model: Gives the names, if neither ``named_parameters()`` nor :meth:`attach` did. Parameters that are
-                not the model's are left out; only ``perturb=False`` groups (a learned noise level) may have such.
-
-        Returns:
-            The posterior; of methods with ``covariance="full"`` a :class:`DenseGaussian`.
-
-        Raises:
-            RuntimeError: The names are not known.
-            ValueError: A perturbed parameter that is not the model's.
-
-        Warns:
-            UserWarning: More than half of the precision is still the initial one's after 100 steps or more; once for
-                every optimiser. :meth:`report` has the numbers.
-        """
-        q, share, steps = self._posterior(model)
-        if share is not None and share > start.DOMINATES and steps >= start.ENOUGH and not self._warned:
-            self._warned = True
-            start.warn_of_start(share, self.param_groups[0], steps, stacklevel=4)
-        return q
-
-    @torch.no_grad()
-    def report(self, model: nn.Module | None = None) -> PosteriorReport:
-        """What the posterior knows by now: widths, the share of the start, and what the data determined, by tensor.
-
-        It is ``posterior(model).report()`` with the number of steps that were made. Arguments and errors are those of
-        :meth:`posterior`.
-        """
-        q, _, steps = self._posterior(model)
-        return replace(q.report(), steps=steps)
-
-    def _posterior(self, model: nn.Module | None) -> tuple[DiagonalGaussian, float | None, int]:
-        """The posterior, the share of its precision that is the start's (None: not known), and the steps made."""
-        covered = list(self._covered(model))
-        q = self._gaussian(covered)
-        random = {name: (slot, state, q.variance[name]) for name, slot, state in covered if slot.group["perturb"]}
-        shares = {name: self._start_share(*at) for name, at in random.items()}
-        priors = {name: start.prior_of(*at) for name, at in random.items()}
-        told = {name: {"start_share": shares[name], "prior_precision": priors[name]} for name in random}
-        q.hyperparameters[PER_TENSOR] = told
-        share = overall_share([(shares[name], q.mean[name].numel()) for name in random])
-        return q, share, max((int(state["step"]) for _, _, state in covered), default=0)
-
-    def _gaussian(self, covered: Sequence[tuple[str, Slot, dict[str, Any]]]) -> DiagonalGaussian:
-        """The posterior of what :meth:`_covered` gives."""
-        mean, variance = {}, {}
-        for name, slot, state in covered:
-            mean[name] = self._center(slot, state)
-            variance[name] = full(self._engine.store.variance(slot, state))
-        return DiagonalGaussian(mean, variance, self._hyperparameters())
-
-    def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> float | None:
-        """Share of a tensor's posterior precision that is still the initial one's; None where it is not known."""
-        return start.share_of_start(slot, state, variance)
-
-    def _covered(self, model: nn.Module | None) -> Iterator[tuple[str, Slot, dict[str, Any]]]:
-        """What a posterior covers: name, slot and state of every parameter."""
-        store = self._engine.store
-        names = store.names() if model is None else attachment.names_of(store, model)
-        for slot in store.slots():
-            if not slot.parameter.requires_grad and slot.parameter not in self.state:
-                continue
-            if slot.parameter in names:
-                yield names[slot.parameter], slot, self.state.get(slot.parameter) or store.new_state(slot)
-            elif slot.group["perturb"]:
-                raise RuntimeError(
-                    "posterior() must know the parameters' names: give it the model, construct the optimiser from "
-                    "model.named_parameters(), or call attach(model)"
-                )
-
-    def _center(self, slot: Slot, state: dict[str, Any]) -> Tensor:
-        in_weights = self._engine.weights.held == MEAN or not slot.group["perturb"]
-        return full(self._engine.store.center(slot, state, in_weights=in_weights))
-
-    def _hyperparameters(self) -> dict[str, Any]:
-        first = self.param_groups[0]
-        reported = ("num_data", "prior_precision", "temperature", "seed")
-        return {"method": type(self).__name__, **{k: first[k] for k in reported if k in first}}

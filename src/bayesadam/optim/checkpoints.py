@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from bayesadam.curvature.names import with_current_names
 from bayesadam.engine.engine import Engine
 from bayesadam.engine.gradients import Gradients
-from bayesadam.engine.rule import Rule
+from bayesadam.engine.rule import BATCH_SIZE, LEARNING, Rule, options_of
 from bayesadam.engine.run import Runner
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, Store
@@ -26,8 +26,10 @@ EARLIER = {
     "temperature": 1.0,
     "nonfinite": "raise",
     "antithetic": False,
+    **{option.name: option.default for option in (*LEARNING, BATCH_SIZE)},
 }
 """What was in force when files were written that do not say it, whatever the defaults are today."""
+_OPTIONAL = {option.name for option in (*LEARNING, BATCH_SIZE)}
 
 
 class Checkpointed(Optimizer):
@@ -112,6 +114,7 @@ class Checkpointed(Optimizer):
 
         handle = None
         before, put_back = dict(vars(self)), self._engine.weights.kept()
+        planned = self.param_groups[0].get("total_steps")
         try:
             handle = self.register_load_state_dict_pre_hook(look)
             super().load_state_dict(state_dict)
@@ -119,6 +122,9 @@ class Checkpointed(Optimizer):
             self._engine.store.check_loaded()
             self._engine.weights.rebuild()
             self._engine.start_source()
+            found = self.param_groups[0].get("total_steps")
+            if planned is not None and found != planned:
+                attachment.warn_of_other_plan(planned, found)
         except BaseException:
             if seen:  # else nothing has changed
                 vars(self).update(before)
@@ -138,7 +144,10 @@ class Checkpointed(Optimizer):
         written = state.get("_written")
         super().__setstate__({name: value for name, value in state.items() if name != "_written"})
         for group in self.param_groups:
+            known = {*self.defaults, *(option.name for option in options_of(self.rule))}
             for name, value in {**EARLIER, "method": type(self).__name__}.items():
+                if name in _OPTIONAL and name not in known:
+                    continue
                 group.setdefault(name, value if self.has_prior or name != "temperature" else 0.0)
             group.update(with_current_names(group))
         self.defaults = with_current_names(self.defaults)

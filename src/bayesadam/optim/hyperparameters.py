@@ -10,6 +10,7 @@ from torch import Tensor
 
 from bayesadam.checks import check, is_whole, plain
 from bayesadam.engine.rule import Rule, options_of
+from bayesadam.engine.store import INIT
 from bayesadam.engine.weights import MEAN
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian
@@ -25,7 +26,7 @@ def settled(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(name, value) for name, value in given.items()}
 
 
-def prior_of(prior: Any, prior_precision: Any) -> tuple[DiagonalGaussian | None, Any]:
+def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[DiagonalGaussian | None, Any]:
     """The posterior to continue from, if that is what was given, and the prior's precision.
 
     Raises:
@@ -40,7 +41,7 @@ def prior_of(prior: Any, prior_precision: Any) -> tuple[DiagonalGaussian | None,
         prior, prior_precision = None, prior
     if not isinstance(prior, DiagonalGaussian | None):
         raise ValueError(f"prior must be a number or a DiagonalGaussian (a marginal() is one), got {prior!r}")
-    return prior, 1.0 if prior_precision is None else plain("prior_precision", prior_precision)
+    return prior, default if prior_precision is None else plain("prior_precision", prior_precision)
 
 
 def check_ordered(params: Any) -> None:
@@ -64,6 +65,8 @@ def check_common(group: Mapping[str, Any]) -> None:
     check("betas", group["betas"], "a pair of numbers in [0, 1)", _is_betas)
     check("num_data", group["num_data"], "a positive, finite number", _is_positive)
     check("temperature", group["temperature"], "in [0, 1]", lambda v: 0 <= v <= 1)
+    if not group.get("bridge", True):
+        check("temperature", group["temperature"], "positive without the bridge", lambda v: v > 0)
     check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
     for name in ("antithetic", "perturb", "maximize"):
@@ -80,7 +83,9 @@ def check_common(group: Mapping[str, Any]) -> None:
 def check_prior(group: Mapping[str, Any]) -> None:
     """The prior's precision, and that the posterior does not start wider than the prior."""
     prior, start = group["prior_precision"], group["initial_precision"]
-    check("prior_precision", prior, "a positive, finite number", _is_positive)
+    if prior == INIT:
+        return
+    check("prior_precision", prior, f"a positive, finite number or {INIT!r}", _is_positive)
     if start is not None:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
 

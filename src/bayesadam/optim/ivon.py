@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_, factor
+from bayesadam.engine.rule import (
+    BATCH_SIZE,
+    LEARNING,
+    Hyper,
+    Option,
+    Scalar,
+    State,
+    add_prior_gradient_,
+    add_scaled_,
+    blend_,
+    factor,
+    maximum,
+    start_precision,
+)
+from bayesadam.engine.store import INIT
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import (
     damped,
@@ -17,6 +31,10 @@ from bayesadam.optim.newton import (
     posterior_precision,
     reparameterized_hessian,
 )
+from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
+
+SQUARES = 0.9
+"""Share of the squared mean gradient in the curvature, where the batch size is known."""
 
 
 class IVONRule:
@@ -33,6 +51,17 @@ class IVONRule:
     (fixed point ``h / tau``). ``s0 = (initial_precision - lambda) / N``; without ``rescale_lr`` the factor
     ``s0 + d`` is left out. Without noise (``perturb=False``) there is no curvature: ``s`` stays, and the rule is
     gradient descent with momentum.
+
+    With ``bridge=False`` the weight ``r`` of a step's curvature is that of a running average over the whole training,
+    ``tau r = max(1 - b2, 3 / (t + k + 2))``, in which the start counts as ``k = initial_steps`` steps. Where the number
+    ``M`` of examples that a gradient is the mean of is known (``batch_size``), the curvature is ::
+
+        h  = 0.1 g eps / sigma + 0.9 M g (g - m_hat)          m_hat from before this step; g eps / sigma in the first
+
+    Both estimate the Gauss-Newton diagonal. The first is unbiased for the Hessian, and so noisy (its standard
+    deviation is ``sqrt(N / (M tau))`` times its mean) that, squared by the positive correction, it inflates ``s`` by
+    about half of ``3 / (tau epochs)``; the second, the variance of a mean of ``M`` gradients times ``M``, has a standard
+    deviation of 1.4 times its mean.
     """
 
     state = ("exp_avg", "hessian")
@@ -41,6 +70,8 @@ class IVONRule:
     options = (
         Option("rescale_lr", True, "True or False", lambda v: isinstance(v, bool), static=True),
         Option("clip_radius", math.inf, "positive", lambda v: v > 0),
+        *LEARNING,
+        BATCH_SIZE,
     )
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
@@ -58,8 +89,13 @@ class IVONRule:
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
         """One step; see the class."""
         average, hessian = state["exp_avg"], state["hessian"]
+        squares = None
+        if curvature is not None and not hp["bridge"]:
+            squares = self.variance(grad, average, hp)
         blend_(average, grad, 1.0 - hp["betas"][0])
         if curvature is not None:
+            if squares is not None:
+                blend_(curvature, squares, SQUARES * _one(hp["batch_size"]) * _one(hp["step"] - 1.0))
             follow_curvature_(hessian, curvature, hp, corrected=True)
         step = torch.div(average, factor(1.0 - hp["beta1_product"], mean), out=grad)
         add_prior_gradient_(step, mean, hp)
@@ -67,6 +103,17 @@ class IVONRule:
         if hp["rescale_lr"]:
             step.mul_(factor(hp["initial_precision"] / hp["num_data"], mean))
         add_scaled_(mean, step, -hp["lr"])
+
+    def variance(self, grad: Tensor, average: Tensor, hp: Hyper) -> Tensor:
+        """``M g (g - m_hat)`` with the average from before this step: ``M`` times the variance of the mean gradient."""
+        earlier = hp["beta1_product"] / maximum(hp["betas"][0], 1e-30)
+        centered = torch.div(average, factor(maximum(1.0 - earlier, 1e-30), average)).neg_().add_(grad)
+        return centered.mul_(grad).mul_(factor(hp["batch_size"], grad))
+
+
+def _one(value: Scalar) -> Scalar:
+    """1, or 0 where the value is 0."""
+    return value / maximum(value, 1e-30)
 
 
 class IVON(PerturbedOptimizer):
@@ -76,40 +123,31 @@ class IVON(PerturbedOptimizer):
     gradient descent (0.1), far above Adam's, and ``betas[1]`` is near 1: the curvature estimate is noisy and wants a
     long average.
 
+    Its own options are:
+
     Args:
-        params: As every optimiser's.
-        lr: Learning rate; not negative.
-        num_data: Number of training examples, or a chosen effective number.
-        betas: Decay rates of the gradient's and the Hessian's averages.
         rescale_lr: Multiply the learning rate by ``initial_precision / num_data``, so that the first steps are those
             of gradient descent with this learning rate.
         clip_radius: Largest absolute value of a preconditioned step before the learning rate; positive.
-        **options: As :class:`PerturbedOptimizer`'s. ``initial_precision`` must exceed ``prior_precision``.
+
+    ``initial_precision`` must exceed ``prior_precision``.
     """
 
     rule = IVONRule()
-
-    def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 0.1,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.9, 0.99999),
-        rescale_lr: bool = True,
-        clip_radius: float = math.inf,
-        **options: Any,
-    ) -> None:
-        options |= {"rescale_lr": rescale_lr, "clip_radius": clip_radius}
-        super().__init__(params, lr, num_data=num_data, betas=betas, **options)
+    recipes: ClassVar[Recipes] = {
+        "learned": {**LEARNED, "lr": 0.3, "betas": (0.9, 0.99999)},
+        "paper": {**PAPER, "lr": 0.1, "betas": (0.9, 0.99999)},
+    }
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also: the initial Hessian must be positive, since it scales the learning rate."""
         super().check_group(group)
-        start = group["initial_precision"]
+        start, prior = group["initial_precision"], group["prior_precision"]
+        if prior == INIT:
+            return
         if start is None:
-            start = max(group["num_data"], group["prior_precision"])
-        if group["prior_precision"] >= start:
+            start = start_precision(group, prior)
+        if prior >= start:
             raise ValueError(
                 f"initial_precision must be above prior_precision={group['prior_precision']!r}, got {start!r}"
             )

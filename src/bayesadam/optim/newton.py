@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.checks import is_whole
-from bayesadam.engine.rule import Hyper, Option, State, active_prior_precision, add_scaled_, factor
+from bayesadam.engine.rule import Hyper, Option, State, active_prior_precision, add_scaled_, curvature_rate, factor
 
 HESSIANS = ("reparameterized", "exact", "hutchinson")
 CORRECTIONS = ("elementwise", "backtracking", None)
@@ -41,12 +41,12 @@ def reparameterized_hessian(grad: Tensor, eps: Tensor | None, state: State, hp: 
 
 
 def follow_curvature_(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) -> None:
-    """``s <- s - r e``, ``e = tau s - h``, ``r = 1 - b2``; ``curvature`` is used up.
+    """``s <- s - r e``, ``e = tau s - h``, ``r`` of :func:`curvature_rate`; ``curvature`` is used up.
 
     Corrected, ``+ 0.5 r^2 e^2 / (s + d)`` keeps ``s + d`` positive whatever ``h`` (Lin et al. 2020; Shen et al. 2024,
     Algorithm 1, line 5): it is then ``((s + d - r e)^2 + (s + d)^2) / (2 (s + d))``.
     """
-    rate = 1.0 - hp["betas"][1]
+    rate = curvature_rate(hp, hp["step"])
     error = curvature.neg_()
     add_scaled_(error, hessian, hp["temperature"])
     if not corrected:

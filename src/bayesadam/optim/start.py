@@ -59,6 +59,8 @@ def warn_of_start(share: float, group: Mapping[str, Any], steps: int, stacklevel
 
 def _remedy(group: Mapping[str, Any], steps: int) -> str:
     """A setting with which at most a tenth would be left after as many steps, whatever the curvature."""
+    if not group.get("bridge", True):
+        return f"train for more steps, or give a smaller initial_steps than {group['initial_steps']:g}"
     temperature, (first, second) = group["temperature"], group["betas"]
     if temperature == 0:
         return "at temperature=0 the start is never forgotten, so give a smaller initial_precision"

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from bayesadam.engine.rule import (
+    BATCH_SIZE,
+    LEARNING,
     Hyper,
     Option,
+    Scalar,
     State,
     active_prior_precision,
     add_prior_gradient_,
     add_scaled_,
     blend_,
     factor,
+    maximum,
     tempered_decay_,
 )
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 
 
 class VadamRule:
@@ -34,12 +41,23 @@ class VadamRule:
     The products ``b1^t`` and ``b2^t`` are running ones, right under schedules. At a temperature below 1 the
     correction stays Adam's own: the first step has Adam's length whatever the temperature, and ``v_hat`` then
     approaches ``h / tau``; at 0 it is VadaGrad with momentum.
+
+    With ``bridge=False`` ``v`` is Adam's own, whatever the temperature, and the posterior reads it off bias-corrected,
+    with the number ``M`` of examples that a gradient is the mean of (``batch_size``)::
+
+        v     <- b2 v + (1 - b2) h
+        mu    <- mu - lr m_hat / (sqrt(v_hat) + tau lt + 1e-8)
+        1 / sigma^2 = (1 - B) (N M v_hat / tau + lambda) + B initial_precision
+
+    The square of a mean of ``M`` gradients is ``1 / M`` of their mean square, up to the square of their mean, so that
+    ``M v_hat`` is on the scale of the Gauss-Newton diagonal, and the optimum of the tempered objective has the
+    precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``initial_steps`` steps.
     """
 
     state: tuple[str, ...] = ("exp_avg", "exp_avg_sq")
     power = 2
     needs_noise = False
-    options: tuple[Option, ...] = ()
+    options: tuple[Option, ...] = (*LEARNING, BATCH_SIZE)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Zeros: ``s0`` is not stored, but follows from the hyper-parameters."""
@@ -49,8 +67,12 @@ class VadamRule:
         """``N (v + B s0 + lt)``, written ``N v + B initial_precision + (1 - B) lambda`` so that nothing cancels."""
         weight = hp["initial_weight"]
         floor = weight * hp["initial_precision"] + (1.0 - weight) * active_prior_precision(hp)
+        scale = hp["num_data"]
+        if not hp["bridge"]:
+            corrected = (1.0 - weight) / maximum(1.0 - hp["beta2_product"], 1e-30)
+            scale = scale * maximum(hp["batch_size"], 1.0) / hp["temperature"] * corrected
         running = state["exp_avg_sq"]
-        return torch.mul(running, factor(hp["num_data"], running)).add_(factor(floor, running))
+        return torch.mul(running, factor(scale, running)).add_(factor(floor, running))
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """The gradient's magnitude, ``g^2``; over several samples it is the mean of squares (the authors' code)."""
@@ -62,11 +84,23 @@ class VadamRule:
         average, average_sq = state["exp_avg"], state["exp_avg_sq"]
         add_prior_gradient_(grad, mean, hp)
         blend_(average, grad, 1.0 - hp["betas"][0])
-        tempered_decay_(average_sq, curvature, hp)
+        self.follow_(average_sq, curvature, hp)
         denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], mean), out=curvature).sqrt_()
-        denominator.add_(factor(hp["prior_precision"] / hp["num_data"], mean))
+        denominator.add_(factor(self.damping(hp), mean))
         torch.div(average, denominator, out=grad)
         add_scaled_(mean, grad, -hp["lr"] / (1.0 - hp["beta1_product"]))
+
+    def follow_(self, average_sq: Tensor, curvature: Tensor, hp: Hyper) -> None:
+        """The running average of squares: tempered with the bridge, else Adam's."""
+        if hp["bridge"]:
+            tempered_decay_(average_sq, curvature, hp)
+        else:
+            blend_(average_sq, curvature, 1.0 - hp["betas"][1])
+
+    def damping(self, hp: Hyper) -> Scalar:
+        """What a step's denominator never falls below."""
+        damping: Scalar = hp["prior_precision"] / hp["num_data"]
+        return damping if hp["bridge"] else hp["temperature"] * damping + 1e-8
 
 
 class Vadam(PerturbedOptimizer):
@@ -77,3 +111,4 @@ class Vadam(PerturbedOptimizer):
     """
 
     rule = VadamRule()
+    recipes: ClassVar[Recipes] = {"learned": {**LEARNED, "lr": 5e-3, "temperature": 0.01}, "paper": PAPER}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
+from bayesadam.engine.rule import LEARNING, Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
 from bayesadam.engine.sources import ExampleSource
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.hyperparameters import check_ordered
 from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
+from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 from bayesadam.optim.von import VONRule
 
 
@@ -26,6 +27,10 @@ class VOGNRule(VONRule):
         1 / sigma^2 = N (s + lt)
 
     With ``b1 = 0`` there is no momentum, as in Khan et al. 2018. ``s`` is not bias-corrected (all sources agree).
+
+    With ``bridge=False`` the weight of a step's curvature is that of a running average over the whole training, as
+    :class:`IVONRule` has it, and the step is divided by ``tau``: ``s`` is ``h / tau``, so that ``lr`` is the share of
+    a Newton step whatever the temperature.
     """
 
     state = ("exp_avg", "hessian")
@@ -33,6 +38,7 @@ class VOGNRule(VONRule):
     needs_noise = False
     options = (
         Option("hessian", "empirical_fisher", "'empirical_fisher'", lambda v: v == "empirical_fisher", static=True),
+        *LEARNING,
     )
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
@@ -51,7 +57,8 @@ class VOGNRule(VONRule):
         if curvature is not None:
             follow_curvature_(hessian, curvature, hp, corrected=False)
         step = torch.div(average, damped(hessian, hp), out=grad)
-        add_scaled_(mean, step, -hp["lr"] / (1.0 - hp["beta1_product"]))
+        rate = hp["lr"] if hp["bridge"] else hp["lr"] / hp["temperature"]
+        add_scaled_(mean, step, -rate / (1.0 - hp["beta1_product"]))
 
 
 class VOGN(PerturbedOptimizer):
@@ -71,7 +78,6 @@ class VOGN(PerturbedOptimizer):
             examples of a minibatch. With a sum, ``p.grad`` is the mean's gradient after a block; in drop-in training it
             stays the sum, and the step divides it. All backward passes of a step must go through the module, and
             gradients must be cleared by the optimiser's ``zero_grad``, which forgets the squares too.
-        betas: Decay rates of the gradient's average (momentum, 0 for none) and of the curvature's.
         **options: As :class:`PerturbedOptimizer`'s.
 
     Raises:
@@ -80,22 +86,25 @@ class VOGN(PerturbedOptimizer):
     """
 
     rule = VOGNRule()
+    recipes: ClassVar[Recipes] = {
+        "learned": {**LEARNED, "lr": 0.02, "betas": (0.9, 0.99999)},
+        "paper": {**PAPER, "betas": (0.0, 0.999)},
+    }
     _source: ExampleSource
 
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor = 1e-3,
+        lr: float | Tensor | None = None,
         *,
         num_data: float,
         curvature: PerExampleSquares,
-        betas: tuple[float, float] = (0.0, 0.999),
         **options: Any,
     ) -> None:
         if not isinstance(curvature, PerExampleSquares):
             raise ValueError(f"curvature must be a PerExampleSquares of the model, got {curvature!r}")
         self._source = ExampleSource(curvature)
-        super().__init__(params, lr, num_data=num_data, betas=betas, **options)
+        super().__init__(params, lr, num_data=num_data, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
@@ -12,9 +14,9 @@ from bayesadam.engine.rule import (
     add_prior_gradient_,
     add_scaled_,
     factor,
-    tempered_decay_,
 )
 from bayesadam.optim.base import PerturbedOptimizer
+from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 from bayesadam.optim.vadam import VadamRule
 
 
@@ -26,7 +28,8 @@ class VpropRule(VadamRule):
         mu <- mu - lr (g + tau lt (mu - mu0)) / (sqrt(s) + lt)
         1 / sigma^2 = N (s + lt)
 
-    ``betas[0]`` is not used. Vadam's docstring explains ``s0`` and ``B``.
+    ``betas[0]`` is not used. Vadam's docstring explains ``s0`` and ``B``, and ``bridge=False``, with which the step
+    divides by ``sqrt(v_hat) + tau lt + 1e-8``.
     """
 
     state = ("exp_avg_sq",)
@@ -36,10 +39,13 @@ class VpropRule(VadamRule):
         assert curvature is not None
         average_sq = state["exp_avg_sq"]
         add_prior_gradient_(grad, mean, hp)
-        tempered_decay_(average_sq, curvature, hp)
-        start = hp["initial_weight"] * (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
-        denominator = torch.add(average_sq, factor(start, mean), out=curvature).sqrt_()
-        denominator.add_(factor(hp["prior_precision"] / hp["num_data"], mean))
+        self.follow_(average_sq, curvature, hp)
+        if hp["bridge"]:
+            start = hp["initial_weight"] * (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
+            denominator = torch.add(average_sq, factor(start, mean), out=curvature).sqrt_()
+        else:
+            denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], mean), out=curvature).sqrt_()
+        denominator.add_(factor(self.damping(hp), mean))
         add_scaled_(mean, grad.div_(denominator), -hp["lr"])
 
 
@@ -52,3 +58,4 @@ class Vprop(PerturbedOptimizer):
     """
 
     rule = VpropRule()
+    recipes: ClassVar[Recipes] = {"learned": {**LEARNED, "lr": 5e-3, "temperature": 0.01}, "paper": PAPER}

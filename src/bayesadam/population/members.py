@@ -90,7 +90,7 @@ def configure(
                 groups.append({"params": list(learned), "perturb": False})
             if issubclass(make, VOGN):  # told of the module; its hooks are never started
                 own = {**own, "curvature": PerExampleSquares(model)}
-            optimizer = make(groups, **own)
+            optimizer = make(groups, **{"recipe": "paper", **own})
             rule = optimizer.rule
             group = optimizer.param_groups[0]
             rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}

@@ -1,0 +1,106 @@
+"""Reading the posterior off an optimiser, and saying how much of it was learned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.engine.store import Slot, full
+from bayesadam.engine.weights import MEAN
+from bayesadam.optim import attachment, start
+from bayesadam.optim.checkpoints import Checkpointed
+from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.report import PER_TENSOR, PosteriorReport, overall_share
+
+
+class Readable(Checkpointed):
+    """An optimiser, as far as its posterior can be read."""
+
+    _warned = False
+
+    @torch.no_grad()
+    def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
+        """The posterior as it stands: copies of means and variances, float32 or wider, of the full tensors.
+
+        Args:
+            model: Gives the names, if neither ``named_parameters()`` nor :meth:`attach` did. Parameters that are
+                not the model's are left out; only ``perturb=False`` groups (a learned noise level) may have such.
+
+        Returns:
+            The posterior; of methods with ``covariance="full"`` a :class:`DenseGaussian`.
+
+        Raises:
+            RuntimeError: The names are not known.
+            ValueError: A perturbed parameter that is not the model's.
+
+        Warns:
+            UserWarning: More than half of the precision is still the initial one's after 100 steps or more; once for
+                every optimiser. :meth:`report` has the numbers.
+        """
+        q, share, steps = self._posterior(model)
+        if share is not None and share > start.DOMINATES and steps >= start.ENOUGH and not self._warned:
+            self._warned = True
+            start.warn_of_start(share, self.param_groups[0], steps, stacklevel=4)
+        return q
+
+    @torch.no_grad()
+    def report(self, model: nn.Module | None = None) -> PosteriorReport:
+        """What the posterior knows by now: widths, the share of the start, and what the data determined, by tensor.
+
+        It is ``posterior(model).report()`` with the number of steps that were made. Arguments and errors are those of
+        :meth:`posterior`.
+        """
+        q, _, steps = self._posterior(model)
+        return replace(q.report(), steps=steps)
+
+    def _posterior(self, model: nn.Module | None) -> tuple[DiagonalGaussian, float | None, int]:
+        """The posterior, the share of its precision that is the start's (None: not known), and the steps made."""
+        covered = list(self._covered(model))
+        q = self._gaussian(covered)
+        random = {name: (slot, state, q.variance[name]) for name, slot, state in covered if slot.group["perturb"]}
+        shares = {name: self._start_share(*at) for name, at in random.items()}
+        priors = {name: start.prior_of(*at) for name, at in random.items()}
+        told = {name: {"start_share": shares[name], "prior_precision": priors[name]} for name in random}
+        q.hyperparameters[PER_TENSOR] = told
+        share = overall_share([(shares[name], q.mean[name].numel()) for name in random])
+        return q, share, max((int(state["step"]) for _, _, state in covered), default=0)
+
+    def _gaussian(self, covered: Sequence[tuple[str, Slot, dict[str, Any]]]) -> DiagonalGaussian:
+        """The posterior of what :meth:`_covered` gives."""
+        mean, variance = {}, {}
+        for name, slot, state in covered:
+            mean[name] = self._center(slot, state)
+            variance[name] = full(self._engine.store.variance(slot, state))
+        return DiagonalGaussian(mean, variance, self._hyperparameters())
+
+    def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> float | None:
+        """Share of a tensor's posterior precision that is still the initial one's; None where it is not known."""
+        return start.share_of_start(slot, state, variance)
+
+    def _covered(self, model: nn.Module | None) -> Iterator[tuple[str, Slot, dict[str, Any]]]:
+        """What a posterior covers: name, slot and state of every parameter."""
+        store = self._engine.store
+        names = store.names() if model is None else attachment.names_of(store, model)
+        for slot in store.slots():
+            if not slot.parameter.requires_grad and slot.parameter not in self.state:
+                continue
+            if slot.parameter in names:
+                yield names[slot.parameter], slot, self.state.get(slot.parameter) or store.new_state(slot)
+            elif slot.group["perturb"]:
+                raise RuntimeError(
+                    "posterior() must know the parameters' names: give it the model, construct the optimiser from "
+                    "model.named_parameters(), or call attach(model)"
+                )
+
+    def _center(self, slot: Slot, state: dict[str, Any]) -> Tensor:
+        in_weights = self._engine.weights.held == MEAN or not slot.group["perturb"]
+        return full(self._engine.store.center(slot, state, in_weights=in_weights))
+
+    def _hyperparameters(self) -> dict[str, Any]:
+        first = self.param_groups[0]
+        reported = ("num_data", "prior_precision", "temperature", "seed")
+        return {"method": type(self).__name__, **{k: first[k] for k in reported if k in first}}
