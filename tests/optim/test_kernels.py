@@ -313,7 +313,8 @@ def test_noise_is_kept_from_the_sample_to_the_step_and_is_what_would_be_drawn(op
     given.clear()
     monkeypatch.setattr(kernels, "ROOM", 0)
     expected = run("ivon", compile=True, **options)
-    assert given and not any(given)
+    assert given
+    assert not any(given)
     assert torch.equal(weights(found[0]), weights(expected[0]))
 
 

@@ -11,7 +11,7 @@ import ctypes
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ Kernel: TypeAlias = Callable[..., None]
 are, a 0-d integer tensor and what to write there when the work is done; and perhaps where noise is kept, and whether
 that of ``eps`` is there and that of ``next_eps`` is to be."""
 
-_ARGUMENTS = [
+_ARGUMENTS: list[Any] = [
     *(ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64),
     *(ctypes.c_void_p, *[ctypes.c_int] * 3),
 ]

@@ -106,11 +106,19 @@ class _Recorder(TorchDispatchMode):
                 options = {}
             if name == "copy":
                 values = values[1:2]
+            if name == "div" and result.ndim and isinstance(args[1], Tensor) and not args[1].ndim:
+                name, values[1] = "mul", self._reciprocal(values[1], kind)
             text = _EXPRESSIONS[name](inside, *values, **options)
         variable = f"v{len(self.alive)}"
         where.append(f"const {kind} {variable} = static_cast<{kind}>({text});")
         self._bind(result if target is None else target, variable)
         return result
+
+    def _reciprocal(self, number: str, kind: str) -> str:
+        """Of a number that is the same for all elements, which are multiplied by it: divisions take much longer."""
+        variable = f"r{len(self.program.header)}"
+        self.program.header.append(f"const {kind} {variable} = static_cast<{kind}>(1) / {number};")
+        return variable
 
     def _bind(self, tensor: Tensor, variable: str) -> None:
         self.alive.append(tensor)
