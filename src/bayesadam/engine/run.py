@@ -79,7 +79,11 @@ class Plan:
 
     steps: list[Callable[[int], None]] = field(default_factory=list)
     touched: list[list[Tensor]] = field(default_factory=list)
-    done: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64))
+    done: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._count = np.zeros((), dtype=np.int64)  # the same memory, quicker to read
+        self.done = torch.from_numpy(self._count)
 
     def run(self) -> None:
         """Make all steps; if an exception comes between, an interrupt say, complete them before it is passed on."""
@@ -92,20 +96,15 @@ class Plan:
 
     def written(self) -> list[Tensor]:
         """Parameters whose weights were written to."""
-        return [parameter for touched in self.touched[: self._count] for parameter in touched]
+        return [parameter for touched in self.touched[: int(self._count)] for parameter in touched]
 
     def add(self, step: Callable[[int], None], touched: Sequence[Tensor] = ()) -> None:
         """Append a step."""
         self.steps.append(step)
         self.touched.append(list(touched))
 
-    @property
-    def _count(self) -> int:
-        return int(self.done.numpy())
-
     def _advance(self) -> None:
-        while self._count < len(self.steps):
-            number = self._count
+        while (number := int(self._count)) < len(self.steps):
             self.steps[number](number + 1)
 
 
