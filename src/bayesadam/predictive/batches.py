@@ -96,6 +96,13 @@ class Rows:
         part.count = len(range(self.count)[start:stop])
         return part
 
+    def select(self, numbers: Tensor) -> Rows:
+        """The rows of these numbers."""
+        part = copy(self)
+        part.batch = self._map(lambda tensor: tensor[numbers.to(tensor.device)])
+        part.count = len(numbers)
+        return part
+
     def examples(self) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
         """For ``vmap``: the tensors that have rows, and a function from one row of each to a batch of it."""
         tensors = zip(tensors_of(self.batch), self._shared, strict=True)

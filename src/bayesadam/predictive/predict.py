@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from bayesadam import noise
 from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.predictive.batch_norm import WithOwnStatistics
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
 from bayesadam.predictive.linearized import linearized_outputs
 from bayesadam.predictive.moment_propagation import from_moments, propagated_outputs
@@ -36,11 +38,12 @@ def predict(
     link: str | None = None,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
+    batch_norm: Any = None,
     progress: bool | None = None,
 ) -> Predictive:
     """The predictive distribution of a network whose weights have a posterior.
 
-    The model is run in eval mode (dropout off, batch norm with its running statistics) and without gradients; its
+    The model is run in eval mode (dropout off, batch norm with running statistics) and without gradients; its
     weights and modes are what they were afterwards, whatever happens. Modules whose own ``train`` merges or caches
     weights do that for every sample; linearised or by moments they are refused, if any of their weights matter.
 
@@ -70,6 +73,11 @@ def predict(
         output: Takes the output tensor, rows along its first axis, out of what the model returns. Not by moments.
         batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
             tuple or dict has the rows, and so have those of the same length; others are passed whole with every part.
+        batch_norm: Inputs like those of training, in any form that ``inputs`` may have: on about 1,000 of them the
+            statistics of batch norm layers are estimated anew for every sample, and for the mean network where there
+            are no samples. Without it they are the running ones, which are averages over the samples of training:
+            predictions then are the worse, and the less certain, the wider the posterior is. Not for layers whose
+            statistics were fixed in training, too.
         progress: Show a progress bar; default for loaders in a terminal.
 
     Returns:
@@ -81,8 +89,8 @@ def predict(
 
     Raises:
         ValueError: An unknown method or link, a link without use, something that is no likelihood, a model that
-            does not match the posterior, a posterior that the method is not for, an empty loader, or a number out of
-            range.
+            does not match the posterior, a posterior that the method is not for, an empty loader, ``batch_norm``
+            without such layers, or a number out of range.
         TypeError: The model returns no tensor and ``output`` is not given.
         RuntimeError: Linearised, a model whose output does not depend on the weights by differentiable operations.
     """
@@ -103,6 +111,22 @@ def predict(
         raise ValueError(f"output must be None for method='moments', got {output!r}")
     if method in GAUSSIAN:
         noise.normal(seed, 0, mc_samples - 1, 0, (0,))  # refuses a seed out of range before the model runs
+    if batch_norm is not None:
+        distribution = WithOwnStatistics(posterior, batch_norm)
+        with distribution.applied(model) if method in GAUSSIAN else nullcontext():
+            return predict(
+                model,
+                posterior if method in GAUSSIAN else distribution,
+                inputs,
+                likelihood=likelihood,
+                mc_samples=mc_samples,
+                seed=seed,
+                method=method,
+                link=link,
+                output=output,
+                batch_size=batch_size,
+                progress=progress,
+            )
     if method == "moments":
         moments = propagated_outputs(
             model,

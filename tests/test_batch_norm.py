@@ -1,0 +1,197 @@
+"""``predict(batch_norm=...)``: statistics of batch norm layers that are every sample's own."""
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import update_bn
+from torch.testing import assert_close
+
+import bayesadam as ba
+from bayesadam.predictive import batch_norm
+
+GAUSSIAN = ba.Gaussian(noise_precision=1.0)
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def network():
+    torch.manual_seed(0)
+    net = nn.Sequential(
+        nn.Linear(3, 5),
+        nn.BatchNorm1d(5),
+        nn.Tanh(),
+        nn.Dropout(0.5),
+        nn.Linear(5, 4),
+        nn.BatchNorm1d(4),
+        nn.Linear(4, 2),
+    ).double()
+    net(draw(50, 3, seed=9))  # running statistics of something else
+    return net
+
+
+def posterior(net, std=0.5):
+    mean = {name: p.detach().clone() for name, p in net.named_parameters()}
+    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, std**2) for name, p in mean.items()})
+
+
+def state(net):
+    return {name: tensor.clone() for name, tensor in net.state_dict().items()}, [m.training for m in net.modules()]
+
+
+def assert_unchanged(net, before):
+    assert [m.training for m in net.modules()] == before[1]
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, before[0][name]), name
+    assert {m.momentum for m in net.modules() if isinstance(m, nn.BatchNorm1d)} == {0.1}
+
+
+def by_hand(net, weights, batches, x):
+    """Outputs of a network with batch norm, the statistics averages over the batches; no dropout."""
+
+    def run(value, statistics, own):
+        for index, layer in enumerate(net):
+            if isinstance(layer, nn.Linear):
+                value = value @ weights[f"{index}.weight"].T + weights[f"{index}.bias"]
+            elif isinstance(layer, nn.BatchNorm1d):
+                found = (value.mean(0), value.var(0, correction=0), value.var(0, correction=1))
+                if own:
+                    statistics.setdefault(index, []).append((found[0], found[2]))
+                    center, spread = found[0], found[1]
+                else:
+                    center, spread = (torch.stack(s).mean(0) for s in zip(*statistics[index], strict=True))
+                value = (value - center) / (spread + layer.eps).sqrt()
+                value = value * weights[f"{index}.weight"] + weights[f"{index}.bias"]
+            elif isinstance(layer, nn.Tanh):
+                value = value.tanh()
+        return value
+
+    statistics = {}
+    for batch in batches:
+        run(batch, statistics, own=True)
+    return run(x, statistics, own=False)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_every_sample_has_statistics_of_its_own(training):
+    net, x, like = network().train(training), draw(7, 3), draw(600, 3, seed=1)
+    q, before = posterior(net), state(net)
+    prediction = ba.predict(net, q, x, likelihood=GAUSSIAN, mc_samples=4, seed=3, batch_norm=like, batch_size=2)
+    assert_unchanged(net, before)
+    theta = q.sample(4, seed=3)
+    parts = like.tensor_split(3)  # of 200
+    for i in range(4):
+        weights = {name: value[i] for name, value in theta.items()}
+        assert_close(prediction.means[i], by_hand(net, weights, parts, x), rtol=1e-9, atol=1e-9)
+    running = ba.predict(net, q, x, likelihood=GAUSSIAN, mc_samples=4, seed=3)
+    assert not torch.allclose(prediction.means, running.means, atol=0.05)
+
+
+@pytest.mark.parametrize("method", ["mean", "linearized", "moments"])
+def test_without_samples_they_are_those_of_the_mean(method):
+    net, x, like = network(), draw(7, 3), draw(200, 3, seed=1)
+    net = net[:3].append(nn.Linear(5, 2).double()) if method == "moments" else net
+    q, before = posterior(net, std=0.1), state(net)
+    prediction = ba.predict(net, q, x, likelihood=GAUSSIAN, method=method, batch_norm=like)
+    assert_unchanged(net, before)
+    running = ba.predict(net, q, x, likelihood=GAUSSIAN, method=method)
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    update_bn([like], net)
+    expected = ba.predict(net, q, x, likelihood=GAUSSIAN, method=method)
+    assert_close(prediction.mean, expected.mean, rtol=1e-9, atol=1e-9)
+    assert_close(prediction.epistemic, expected.epistemic, rtol=1e-9, atol=1e-9)
+    assert not torch.allclose(prediction.mean, running.mean, atol=0.01)
+
+
+def test_the_scale_of_the_weights_before_a_layer_does_not_matter():
+    """What training does not see, a prediction does not see either: noise that changes a channel's scale only."""
+    net = nn.Sequential(nn.Linear(1, 4, bias=False), nn.BatchNorm1d(4, eps=1e-12), nn.Linear(4, 1)).double()
+    mean = {name: p.detach().clone() for name, p in net.named_parameters()}
+    mean["0.weight"] = torch.full((4, 1), 10.0, dtype=torch.float64)
+    variance = {name: torch.zeros_like(value) for name, value in mean.items()}
+    variance["0.weight"] += 4.0
+    q = ba.DiagonalGaussian(mean, variance)
+    x = draw(5, 1)
+    own = ba.predict(net, q, x, likelihood=GAUSSIAN, batch_norm=draw(300, 1, seed=1))
+    assert_close(own.epistemic, torch.zeros(5, 1, dtype=torch.float64), rtol=0, atol=1e-16)
+    with q.applied(net):
+        update_bn([draw(300, 1, seed=1)], net)
+    assert ba.predict(net, q, x, likelihood=GAUSSIAN).epistemic.max() > 1e-3
+
+
+class Named(nn.Module):
+    """Called with a keyword and something that has no rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x, scale):
+        return self.inner(x * scale)
+
+
+def rows_seen(net, like):
+    """The batches that a batch norm layer gets in training mode."""
+    seen = []
+    handle = net[1].register_forward_pre_hook(lambda m, args: seen.append(len(args[0])) if m.training else None)
+    ba.predict(net.eval(), posterior(net), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2, batch_norm=like)
+    handle.remove()
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]  # twice the same
+    return seen[: len(seen) // 2]
+
+
+def test_about_a_thousand_rows_are_used():
+    net = network()
+    assert rows_seen(net, draw(30, 3)) == [30]
+    assert rows_seen(net, draw(501, 3)) == [167] * 3
+    assert rows_seen(net, draw(2500, 3)) == [250] * 4
+    data = torch.utils.data.TensorDataset(draw(2500, 3), torch.zeros(2500))
+    assert rows_seen(net, torch.utils.data.DataLoader(data, 300)) == [300] * 4
+    assert rows_seen(net, torch.utils.data.DataLoader(data, 300, sampler=range(400))) == [300, 100]
+
+
+def test_rows_of_a_tensor_are_spread_evenly():
+    parts = list(batch_norm._batches(torch.arange(2500.0), torch.device("cpu")))
+    assert torch.cat(parts).tolist() == [number * 5 // 2 for number in range(1000)]
+
+
+def test_inputs_may_have_any_form():
+    net, scale = Named(), torch.tensor(2.0, dtype=torch.float64)
+    x, like, q = draw(7, 3), draw(600, 3, seed=1), posterior(net)
+    options = {"likelihood": GAUSSIAN, "mc_samples": 3}
+    named = ba.predict(net, q, {"x": x, "scale": scale}, batch_norm={"x": like, "scale": scale}, **options)
+    ordered = ba.predict(net, q, (x, scale), batch_norm=(like, scale), **options)
+    plain = ba.predict(net.inner, posterior(net.inner), 2 * x, batch_norm=2 * like, **options)
+    assert_close(named.means, ordered.means, rtol=0, atol=0)
+    assert_close(named.means, plain.means)
+
+
+def test_other_distributions_have_them_too():
+    net, x, like = network(), draw(7, 3), draw(200, 3, seed=1)
+    for distribution in (ba.MCDropout(net), ba.ensemble([network(), net])):
+        before = state(net)
+        own = ba.predict(net, distribution, x, likelihood=GAUSSIAN, mc_samples=4, batch_norm=like)
+        running = ba.predict(net, distribution, x, likelihood=GAUSSIAN, mc_samples=4)
+        assert_unchanged(net, before)
+        assert not torch.allclose(own.means, running.means, atol=0.01)
+
+
+def test_errors_change_nothing():
+    net, x = network(), draw(7, 3)
+    q, before = posterior(net), state(net)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        ba.predict(net, q, x, likelihood=GAUSSIAN, batch_norm=draw(20, 4))
+    assert_unchanged(net, before)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        ba.predict(net, q, draw(7, 4), likelihood=GAUSSIAN, batch_norm=draw(20, 3))
+    assert_unchanged(net, before)
+    with pytest.raises(ValueError, match="at least one batch, got an empty loader"):
+        ba.predict(net, q, x, likelihood=GAUSSIAN, batch_norm=[])
+    linear = nn.Linear(3, 2).double()
+    untracked = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2, track_running_stats=False)).double()
+    for plain in (linear, untracked):
+        with pytest.raises(ValueError, match="batch_norm must be None for a model without batch norm statistics"):
+            ba.predict(plain, posterior(plain), x, likelihood=GAUSSIAN, batch_norm=x)
