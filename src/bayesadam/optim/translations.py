@@ -9,7 +9,7 @@ _NUM_DATA = "given as num_data, the number of training examples"
 _PRIOR = "given as prior_precision"
 _SAMPLES = "given as mc_samples"
 _BETAS = "given as betas=(beta1, beta2)"
-_SPEED = "left out (compile=True makes a step fast)"
+_SPEED = "left out: a step is one compiled kernel wherever there is a compiler (compile=None)"
 
 TRANSLATIONS = {
     "weight_decay": f"{_PRIOR} = weight_decay * num_data / temperature (ba.param_groups does it)",
