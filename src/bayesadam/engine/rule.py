@@ -179,7 +179,8 @@ def start_precision(hp: Hyper, prior_precision: Scalar) -> Scalar:
     """The initial precision where none is given: ``max(num_data, lambda)``, or with ``START`` as the curvature."""
     if hp.get("bridge", True):
         return maximum(prior_precision, hp["num_data"])
-    return prior_precision + START * hp["num_data"] / hp["temperature"]
+    start: Scalar = prior_precision + START * hp["num_data"] / hp["temperature"]
+    return start
 
 
 def active_prior_precision(hp: Hyper) -> Scalar:

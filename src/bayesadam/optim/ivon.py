@@ -60,8 +60,8 @@ class IVONRule:
 
     Both estimate the Gauss-Newton diagonal. The first is unbiased for the Hessian, and so noisy (its standard
     deviation is ``sqrt(N / (M tau))`` times its mean) that, squared by the positive correction, it inflates ``s`` by
-    about half of ``3 / (tau epochs)``; the second, the variance of a mean of ``M`` gradients times ``M``, has a standard
-    deviation of 1.4 times its mean.
+    about half of ``3 / (tau epochs)``; the second, ``M`` times the variance of a mean of ``M`` gradients,
+    has a standard deviation of 1.4 times its mean.
     """
 
     state = ("exp_avg", "hessian")
