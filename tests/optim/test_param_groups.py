@@ -155,7 +155,7 @@ def test_groups_are_translated_one_by_one():
     ]
     given[3]["params"] = [("noise", given[3]["params"])]
     before = [rest(group) for group in given]
-    groups = ba.param_groups(net, given, weight_decay=0.01, num_data=300)
+    groups = ba.param_groups(net, given, weight_decay=0.01, num_data=300, temperature=1.0)
     assert [rest(group) for group in given] == before
     assert [(content(group), rest(group)) for group in groups] == [
         (["0.weight", "0.bias"], {"lr": 0.5, "name": "stem", "prior_precision": 6.0}),
@@ -174,7 +174,7 @@ def test_without_a_weight_decay_there_is_the_prior_precision_or_the_optimisers()
     groups = ba.param_groups(net, weight_decay=0.0, num_data=200, temperature=0.5)
     assert [group.get("prior_precision") for group in groups] == [None, pytest.approx(1e-8 * 400)]
     own = [{"params": net.parameters(), "weight_decay": 0}]
-    groups = ba.param_groups(net, own, prior_precision=5.0, num_data=200)
+    groups = ba.param_groups(net, own, prior_precision=5.0, num_data=200, temperature=1.0)
     assert [group["prior_precision"] for group in groups] == [5.0, pytest.approx(1e-8 * 200)]
 
 
@@ -202,7 +202,7 @@ def test_the_weight_decay_is_that_of_sgd():
 @pytest.mark.parametrize("optimizer", [ba.Vadam, ba.Vprop, ba.IVON, ba.VON])
 def test_any_optimiser_takes_the_groups(optimizer):
     net = network()
-    opt = optimizer(ba.param_groups(net, weight_decay=1e-3, num_data=100), num_data=100, initial_precision=50.0)
+    opt = optimizer(ba.param_groups(net, weight_decay=1e-3, num_data=100, temperature=1.0), num_data=100, initial_precision=50.0)
     for _ in range(2):
         with opt.sampled_params():
             mse_loss(net(torch.randn(8, 2, 4)), torch.zeros(8, 3)).backward()
@@ -251,7 +251,7 @@ def test_wrong_groups_are_refused():
     net = network()
     both = [{"params": net.parameters(), "weight_decay": 0.1, "prior_precision": 2.0}]
     with pytest.raises(ValueError, match=r"weight_decay must not be given together with prior_precision, got 0\.1 and"):
-        ba.param_groups(net, both, num_data=5)
+        ba.param_groups(net, both, num_data=5, temperature=1.0)
     with pytest.raises(ValueError, match="params must be a list or another ordered collection, got a set"):
         ba.param_groups(net, [{"params": set(net.parameters())}])
     with pytest.raises(ValueError, match=r"with a name, got one without a name of shape \(2,\)"):

@@ -28,7 +28,7 @@ def param_groups(
     weight_decay: float | None = None,
     prior_precision: float | str | None = None,
     num_data: float | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     perturb_norms: bool = False,
     perturb_biases: bool = True,
 ) -> list[dict[str, Any]]:
@@ -39,8 +39,8 @@ def param_groups(
     whose class has a name that ends in ``Norm`` or ``Norm2d``, say. Biases are perturbed unless it is asked otherwise:
     their uncertainty is cheap, and the data usually determine it well. ::
 
-        groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set))
-        opt = ba.IVON(groups, num_data=len(train_set))
+        groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set), temperature=0.03)
+        opt = ba.IVON(groups, num_data=len(train_set), temperature=0.03)
 
     A weight decay, as the ``weight_decay`` of ``torch.optim.SGD`` and ``Adam`` (not the decoupled one of ``AdamW``),
     adds ``weight_decay * w`` to the gradient of the mean loss. A Gaussian prior adds
@@ -63,7 +63,8 @@ def param_groups(
         prior_precision: Of groups that have neither a weight decay nor a prior precision of their own, as the
             optimisers' argument of this name; default is theirs.
         num_data: As the optimiser's; what weight decays are converted with. It is not written into the groups.
-        temperature: As the optimiser's, likewise; in (0, 1].
+        temperature: As the optimiser's, likewise; in (0, 1]. A weight decay cannot be converted without it: the
+            recipes of the optimisers have different ones.
         perturb_norms: Whether the parameters of norm layers are perturbed like all others.
         perturb_biases: Whether biases are: one-dimensional parameters with ``bias`` in their own name.
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.engine.rule import PER_WEIGHT
-from bayesadam.engine.store import Slot, full, hyper
+from bayesadam.engine.store import INIT, Slot, full, hyper
 
 DOMINATES = 0.5
 """The share of the start above which a posterior's width is not what the data say."""
@@ -64,7 +64,7 @@ def _remedy(group: Mapping[str, Any], steps: int) -> str:
     temperature, (first, second) = group["temperature"], group["betas"]
     if temperature == 0:
         return "at temperature=0 the start is never forgotten, so give a smaller initial_precision"
-    prior = group["prior_precision"]
+    prior = 1.0 if group["prior_precision"] == INIT else group["prior_precision"]
     start = group["initial_precision"] or max(prior, group["num_data"])
     needed = max(3.0, math.log(max(1.0, 9.0 * (start - prior) / prior)))
     rate = needed / steps
