@@ -1,0 +1,1 @@
+"""What ``benchmarks/defaults.py`` does with a task: trains, scores, compares."""

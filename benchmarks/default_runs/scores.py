@@ -1,0 +1,113 @@
+"""Scores of predictive distributions, and temperature scaling."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import bayesadam as ba
+from default_runs.training import Trained
+from default_tasks import Data
+
+Predictive = ba.ClassificationPredictive | ba.RegressionPredictive
+SAMPLES = 32
+
+
+def predict(trained: Trained, x: Tensor, *, posterior: bool) -> Any:
+    """By 32 posterior samples, or at the weights as they are."""
+    if posterior:
+        q = trained.optimizer.posterior(trained.model)
+        return ba.predict(
+            trained.model, q, x, likelihood=trained.likelihood, mc_samples=SAMPLES, batch_size=500, progress=False
+        )
+    q = ba.DiagonalGaussian.point_mass(trained.model)
+    return ba.predict(trained.model, q, x, likelihood=trained.likelihood, method="mean", batch_size=500)
+
+
+def predict_all(trained: Trained, data: Data, *, posterior: bool) -> dict[str, Any]:
+    """Of validation, test and outside inputs."""
+    inputs = {"validation": data.validation[0], "test": data.test[0], "outside": data.outside}
+    return {part: predict(trained, x, posterior=posterior) for part, x in inputs.items() if x is not None}
+
+
+def score(found: dict[str, Any], data: Data) -> dict[str, float]:
+    """``nll`` per data point in nats; ``accuracy`` and ``ece``, or ``rmse``; ``auroc`` if there are outside inputs.
+
+    What tells outside inputs is the entropy of the predicted class, its mean over the positions of a sequence, or the
+    standard deviation of the predicted target.
+    """
+    prediction, target = found["test"], data.test[1]
+    scores = {"nll": ba.metrics.nll(prediction, target)}
+    if isinstance(prediction, ba.ClassificationPredictive):
+        probs = prediction.class_probs.flatten(0, -2)
+        scores["accuracy"] = ba.metrics.accuracy(probs, target.flatten())
+        scores["ece"] = ba.metrics.expected_calibration_error(probs, target.flatten())
+    else:
+        scores["rmse"] = ba.metrics.rmse(prediction.mean, target)
+    if "outside" in found:
+        scores["auroc"] = ba.metrics.ood_auroc(_uncertainty(prediction), _uncertainty(found["outside"]))
+    return scores
+
+
+def validation_nll(found: dict[str, Any], data: Data) -> float:
+    """What rates are chosen by; infinite where it is not a number."""
+    value = ba.metrics.nll(found["validation"], data.validation[1])
+    return value if math.isfinite(value) else math.inf
+
+
+def together(members: list[dict[str, Any]]) -> dict[str, Any]:
+    """The equal mixture of several networks' predictions."""
+
+    def mixed(parts: list[Any]) -> Any:
+        if isinstance(parts[0], ba.ClassificationPredictive):
+            return ba.ClassificationPredictive(torch.cat([part.log_probs for part in parts]))
+        return ba.RegressionPredictive(
+            torch.cat([part.means for part in parts]), torch.cat([part.variances for part in parts])
+        )
+
+    return {part: mixed([member[part] for member in members]) for part in members[0]}
+
+
+def temperature(prediction: Any, target: Tensor) -> float:
+    """That by which logits (of one network) are best divided, or standard deviations multiplied, for these targets."""
+    if isinstance(prediction, ba.RegressionPredictive):
+        return float(((target - prediction.mean).double().square() / prediction.variances[0]).mean().sqrt())
+    logits, classes = prediction.log_probs[0].double().flatten(0, -2), target.flatten()
+    low, high = math.log(0.05), math.log(20.0)
+    ratio = (math.sqrt(5.0) - 1.0) / 2.0
+
+    def nll(log_temperature: float) -> float:
+        return float(torch.nn.functional.cross_entropy(logits / math.exp(log_temperature), classes))
+
+    inner, outer = high - ratio * (high - low), low + ratio * (high - low)
+    at_inner, at_outer = nll(inner), nll(outer)
+    while high - low > 1e-3:  # golden section: the loss is convex in the inverse temperature
+        if at_inner < at_outer:
+            high, outer, at_outer = outer, inner, at_inner
+            inner = high - ratio * (high - low)
+            at_inner = nll(inner)
+        else:
+            low, inner, at_inner = inner, outer, at_outer
+            outer = low + ratio * (high - low)
+            at_outer = nll(outer)
+    return math.exp(0.5 * (low + high))
+
+
+def scaled(found: dict[str, Any], factor: float) -> dict[str, Any]:
+    """Predictions with this temperature."""
+
+    def one(prediction: Any) -> Any:
+        if isinstance(prediction, ba.RegressionPredictive):
+            return ba.RegressionPredictive(prediction.means, prediction.variances * factor**2)
+        return ba.ClassificationPredictive((prediction.log_probs / factor).log_softmax(-1))
+
+    return {part: one(prediction) for part, prediction in found.items()}
+
+
+def _uncertainty(prediction: Any) -> Tensor:
+    """One number per example."""
+    value = prediction.entropy if isinstance(prediction, ba.ClassificationPredictive) else prediction.variance.sqrt()
+    return value.flatten(1).mean(1) if value.ndim > 1 else value

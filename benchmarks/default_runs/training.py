@@ -1,0 +1,140 @@
+"""One training loop for all methods: the same batches, the same cosine schedule, the same seeds."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Generator, nn
+
+import bayesadam as ba
+from default_tasks import Data, Task, positions
+
+NOISE_RATE = 0.01
+OURS = {"vadam": ba.Vadam, "vprop": ba.Vprop, "ivon": ba.IVON, "vogn": ba.VOGN}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an optimiser may be told.
+
+    Attributes:
+        num_data: Data points that are trained on, of which the loss is a mean.
+        batch_size: Data points of a step.
+        total_steps: Steps of the whole training.
+        sums_positions: The loss is multiplied by the positions of an example, and the data points above are examples.
+            Squared per-example gradients need it: to them all positions of a sequence are one example, whose loss is
+            their sum.
+    """
+
+    num_data: int
+    batch_size: int
+    total_steps: int
+    sums_positions: bool = False
+
+
+@dataclass
+class Trained:
+    """A network, its likelihood and its optimiser at the end; the weights hold the mean.
+
+    Attributes:
+        model: In eval mode.
+        likelihood: With the noise level that was learned, if any.
+        optimizer: What trained the model.
+        plan: What the optimiser was told.
+        seconds: Processor time of the training: unlike the clock it does not depend on what else runs.
+    """
+
+    model: nn.Module
+    likelihood: ba.likelihoods.Likelihood
+    optimizer: Any
+    plan: Plan
+    seconds: float
+
+
+Make = Callable[[nn.Module, Plan], torch.optim.Optimizer]
+
+
+def plan_of(task: Task, data: Data, *, sums_positions: bool = False) -> Plan:
+    """Of a training of the task."""
+    count, each = len(data.train[0]), 1 if sums_positions else positions(task, data)
+    steps = math.ceil(count / task.batch_size) * task.epochs
+    return Plan(count * each, min(count, task.batch_size) * each, steps, sums_positions)
+
+
+def adam(task: Task, rate: float) -> Make:
+    """Adam, or AdamW where it is usual, with a learning rate."""
+    kind = torch.optim.AdamW if task.weight_decay else torch.optim.Adam
+
+    def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+        return kind([p for p in model.parameters() if p.requires_grad], lr=rate)
+
+    return make
+
+
+def untouched(name: str) -> Make:
+    """One of ours with its defaults: it is told nothing but what is planned, and that only if it asks."""
+    kind = OURS[name]
+
+    def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+        asked = inspect.signature(kind).parameters
+        told = {key: getattr(plan, key) for key in ("batch_size", "total_steps") if key in asked}
+        if "curvature" in asked:
+            told["curvature"] = ba.PerExampleSquares(model)
+        return kind(model.named_parameters(), num_data=plan.num_data, compile=True, **told)
+
+    return make
+
+
+def needs_examples(name: str) -> bool:
+    """Whether the optimiser squares the gradients of examples."""
+    return "curvature" in inspect.signature(OURS[name]).parameters
+
+
+def train(task: Task, data: Data, make: Make, seed: int, *, sums_positions: bool = False) -> Trained:
+    """Train a new network of the task.
+
+    A learned noise level is no part of the comparison: whatever trains the network, Adam trains the noise at a rate
+    that lets it follow the residuals.
+
+    Args:
+        task: Says how long, and with what minibatches.
+        data: Of the task.
+        make: The optimiser.
+        seed: Of the initial weights, the order of the examples and their augmentation.
+        sums_positions: See :class:`Plan`.
+    """
+    plan = plan_of(task, data, sums_positions=sums_positions)
+    x, y = data.train
+    factor = positions(task, data) if sums_positions else 1
+    torch.manual_seed(seed)
+    model, likelihood = task.model(data), task.likelihood()
+    optimizer: Any = make(model, plan)
+    level = list(likelihood.parameters())
+    follower = torch.optim.Adam(level, lr=NOISE_RATE) if level else None
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.total_steps)
+    order, noise = Generator().manual_seed(seed), Generator().manual_seed(seed + 1)
+    model.train()
+    start = time.process_time()
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    for _ in range(task.epochs):
+        for rows in torch.randperm(len(x), generator=order).split(task.batch_size):
+            inputs = x[rows] if task.augment is None else task.augment(x[rows], noise)
+            optimizer.zero_grad()
+            likelihood.zero_grad()
+            loss = factor * likelihood(model(inputs), y[rows])
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            if follower is not None:
+                follower.step()
+    if hasattr(optimizer, "eval"):
+        optimizer.eval()
+    model.eval()
+    return Trained(model, likelihood, optimizer, plan, time.process_time() - start)

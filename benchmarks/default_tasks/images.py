@@ -1,0 +1,143 @@
+"""Images: digits and MNIST by MLPs, Fashion-MNIST at 14 x 14 by a convolutional network with BatchNorm."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+import bayesadam as ba
+from default_tasks.task import Data, Task, divide
+
+TEST, OUTSIDE = 5_000, 2_000
+"""Test images and outside images of MNIST and Fashion-MNIST at most: 32 predictions of each are made."""
+
+
+@lru_cache(2)
+def idx(name: str, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images ``(n, 1, side, side)`` in [0, 1] and labels, of the published training and test part."""
+    found = ba.data.load(name)
+    scale = 1.0 if found.x_train.max() <= 1 else 255.0
+    x, x_test = (
+        functional.adaptive_avg_pool2d(part.view(-1, 1, 28, 28).float() / scale, side)
+        for part in (found.x_train, found.x_test)
+    )
+    return x, found.y_train, x_test, found.y_test
+
+
+def pictures(seed: int, size: int | None, *, name: str, other: str, side: int) -> Data:
+    """Training and validation (a tenth, at most 5,000) from the published training part, test from the test part."""
+    x, y, x_test, y_test = idx(name, side)
+    total = len(x) if size is None else size
+    held_out = min(5_000, total // 10 if size is None else total // 5)
+    train, validation = divide(len(x), seed, total - held_out if size is None else size, held_out)
+    test = divide(len(x_test), seed, TEST)[0]
+    mean, std = x[train].mean(), x[train].std()
+    strange = idx(other, side)[2]
+    outside = strange[divide(len(strange), seed, OUTSIDE)[0]]
+
+    def white(part: Tensor) -> Tensor:
+        return (part - mean) / std
+
+    return Data(
+        (white(x[train]), y[train]),
+        (white(x[validation]), y[validation]),
+        (white(x_test[test]), y_test[test]),
+        white(outside),
+    )
+
+
+def digits(seed: int, size: int | None) -> Data:
+    """The 1,797 digits of scikit-learn at 8 x 8: 1,200 to train, 200 to validate, 397 to test."""
+    from sklearn.datasets import load_digits
+
+    images, labels = load_digits(return_X_y=True)
+    x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
+    train, validation, test = divide(len(x), seed, size or 1_200, 200, 397)
+    clothes = idx("fashion-mnist", 8)[2].flatten(1)
+    outside = clothes[divide(len(clothes), seed, 397)[0]]
+    return Data((x[train], y[train]), (x[validation], y[validation]), (x[test], y[test]), outside)
+
+
+def perceptron(*widths: int) -> nn.Module:
+    """Linear layers with ReLU in between, for flattened inputs."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def convolutional(data: Data) -> nn.Module:
+    """Three convolutions with BatchNorm at 14, 7 and 3 pixels, pooled to a vector: 24,000 weights."""
+
+    def block(channels: int, out: int) -> list[nn.Module]:
+        return [nn.Conv2d(channels, out, 3, padding=1, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
+
+    return nn.Sequential(
+        *block(1, 16),
+        nn.MaxPool2d(2),
+        *block(16, 32),
+        nn.MaxPool2d(2),
+        *block(32, 64),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(64, 10),
+    )
+
+
+def shift_and_flip(x: Tensor, generator: Generator) -> Tensor:
+    """Every image moved by up to a pixel in each direction, and every other one mirrored."""
+    side = x.shape[-1]
+    padded = functional.pad(x, (1, 1, 1, 1), value=float(x.min()))
+    down, right = torch.randint(0, 3, (2, len(x), 1, 1, 1), generator=generator)
+    steps = torch.arange(side)
+    rows = (down + steps.view(1, 1, -1, 1)).expand(-1, 1, -1, side + 2)
+    moved = padded.gather(2, rows).gather(3, (right + steps.view(1, 1, 1, -1)).expand(-1, 1, side, -1))
+    mirrored = torch.rand(len(x), generator=generator) < 0.5
+    return torch.where(mirrored.view(-1, 1, 1, 1), moved.flip(-1), moved)
+
+
+def fashion(size: int, *, augmented: bool) -> Task:
+    """Fashion-MNIST with so many training images."""
+    return Task(
+        name=f"fashion-{size // 1000}k{'-augmented' if augmented else ''}",
+        data=partial(pictures, name="fashion-mnist", other="mnist", side=14),
+        model=convolutional,
+        likelihood=ba.Categorical,
+        batch_size=128,
+        epochs=15,
+        size=size,
+        seeds=5 if size <= 5_000 else 3,
+        outside="MNIST",
+        augment=shift_and_flip if augmented else None,
+        quick_size=min(size, 5_000),
+        quick_epochs=8,
+    )
+
+
+TASKS = [
+    Task(
+        name="digits",
+        data=digits,
+        model=lambda data: perceptron(64, 128, 128, 10),
+        likelihood=ba.Categorical,
+        batch_size=32,
+        epochs=30,
+        size=1_200,
+        outside="Fashion-MNIST at 8 x 8",
+    ),
+    Task(
+        name="mnist",
+        data=partial(pictures, name="mnist", other="fashion-mnist", side=28),
+        model=lambda data: perceptron(784, 400, 400, 10),
+        likelihood=ba.Categorical,
+        batch_size=128,
+        epochs=10,
+        seeds=3,
+        outside="Fashion-MNIST",
+        quick_size=10_000,
+    ),
+    *(fashion(size, augmented=augmented) for size in (5_000, 20_000) for augmented in (False, True)),
+]

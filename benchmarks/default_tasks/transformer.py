@@ -1,0 +1,48 @@
+"""A small decoder: blocks of causal attention and a perceptron, normalised before each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    """Attention and perceptron, each added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_perceptron = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention, self.projection = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, length, width = x.shape
+        asked = self.attention(self.before_attention(x)).view(count, length, 3, self.heads, width // self.heads)
+        query, key, value = asked.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.projection(mixed.transpose(1, 2).reshape(count, length, width))
+        return x + self.narrow(functional.gelu(self.wide(self.before_perceptron(x))))
+
+
+class Transformer(nn.Module):
+    """Characters ``(N, T)`` to logits of the next ones, ``(N, T, C)``; with ``classes``, of the window's, ``(N, K)``."""
+
+    def __init__(self, characters: int, *, width: int, depth: int, length: int, heads: int = 4) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(characters, width)
+        self.places = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, characters)
+
+    def states(self, x: Tensor) -> Tensor:
+        """What the head gets, ``(N, T, width)``."""
+        hidden = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.norm(hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.states(x))
