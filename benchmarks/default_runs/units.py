@@ -7,9 +7,7 @@ import math
 import time
 from typing import Any
 
-import torch
-
-from default_runs.scores import predict_all, score, scaled, temperature, together, validation_nll
+from default_runs.scores import predict_all, scaled, score, temperature, together, validation_nll
 from default_runs.training import OURS, adam, needs_examples, train, untouched
 from default_runs.width import width
 from default_tasks import Data, Task

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from default_tasks import images, tables, text
+from default_tasks import images, lora, tables, text
 from default_tasks.task import Data as Data
 from default_tasks.task import Task as Task
 from default_tasks.task import positions as positions
 
-TASKS = {task.name: task for task in (*images.TASKS, *text.TASKS, *tables.TASKS)}
+TASKS = {task.name: task for task in (*images.TASKS, *text.TASKS, *lora.TASKS, *tables.TASKS)}
 """What is run by default."""
 FURTHER = {task.name: task for task in tables.FURTHER}
 """What is run on request."""

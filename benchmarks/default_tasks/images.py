@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache, partial
+from itertools import pairwise
 
 import torch
 from torch import Generator, Tensor, nn
@@ -64,7 +65,7 @@ def digits(seed: int, size: int | None) -> Data:
 def perceptron(*widths: int) -> nn.Module:
     """Linear layers with ReLU in between, for flattened inputs."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for fan_in, fan_out in zip(widths, widths[1:], strict=False):
+    for fan_in, fan_out in pairwise(widths):
         layers += [nn.Linear(fan_in, fan_out), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 

@@ -8,31 +8,29 @@ import torch
 from torch import Generator, Tensor, nn
 
 import bayesadam as ba
-from default_tasks.task import Data, Task, divide
+from default_tasks.task import Data, Part, Task, divide
 from default_tasks.transformer import Transformer
 
-BLOCK = 4_096
+BLOCK = 1_024
 """Consecutive characters that go to the same part: training, validation or test."""
 PARTS = 8
-HELD_OUT = 1_000
 
 
 @lru_cache(1)
-def characters() -> tuple[Tensor, int]:
-    """Codes of all characters, and how many different ones there are."""
+def book() -> tuple[Tensor, tuple[str, ...]]:
+    """Codes of all characters, and the alphabet."""
     found = ba.data.load("text/war-and-peace")
-    return found.x_train, len(found.target_names)
+    return found.x_train, found.target_names
 
 
-def windows(seed: int, length: int, *sizes: int) -> list[tuple[Tensor, Tensor]]:
-    """Windows that do not overlap, ``(n, length)``, of training, validation and test blocks (70, 10 and 20%), and
-    from which eighth of the text each is.
+def windows(codes: Tensor, seed: int, length: int, *sizes: int) -> list[Part]:
+    """Windows that do not overlap, ``(n, length)``, of training, validation and test blocks (70, 10 and 20% of the
+    text), and from which eighth of the text each is.
     """
-    codes, _ = characters()
     count = len(codes) // BLOCK
     blocks = codes[: count * BLOCK].view(count, BLOCK)
-    parts = []
     shares = divide(count, seed, int(0.7 * count), int(0.1 * count), -1)
+    parts = []
     for number, (rows, size) in enumerate(zip(shares, sizes, strict=True)):
         per_block = BLOCK // length
         cut = blocks[rows, : per_block * length].reshape(-1, length)
@@ -48,57 +46,63 @@ def shuffled(x: Tensor, seed: int) -> Tensor:
     return x.gather(1, order)
 
 
-def next_characters(seed: int, size: int | None, *, length: int) -> Data:
+def next_characters(codes: Tensor, seed: int, length: int, *sizes: int) -> Data:
     """Windows and, as targets, the character after each of theirs."""
-    parts = windows(seed, length + 1, size or 6_000, 320, 320)
+    parts = windows(codes, seed, length + 1, *sizes)
     train, validation, test = ((cut[:, :-1].contiguous(), cut[:, 1:].contiguous()) for cut, _ in parts)
     return Data(train, validation, test, shuffled(test[0], seed))
 
 
+def characters(seed: int, size: int | None) -> Data:
+    """Of the whole book, in windows of 64."""
+    return next_characters(book()[0], seed, 64, size or 5_000, 320, 320)
+
+
 def origins(seed: int, size: int | None, *, length: int) -> Data:
     """Windows and the eighth of the text that each is from."""
-    train, validation, test = windows(seed, length, size or 8_000, HELD_OUT, 2 * HELD_OUT)
-    return Data(train, validation, test, shuffled(test[0][:HELD_OUT], seed))
+    train, validation, test = windows(book()[0], seed, length, size or 8_000, 1_000, 2_000)
+    return Data(train, validation, test, shuffled(test[0], seed))
 
 
 class Reader(nn.Module):
-    """An LSTM whose states, averaged over the window, are classified."""
+    """An LSTM; the largest value that each of its states took in the window is classified."""
 
-    def __init__(self, characters: int, classes: int, width: int = 64) -> None:
+    def __init__(self, classes: int, width: int = 64) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(characters, 32)
+        self.embedding = nn.Embedding(len(book()[1]), 32)
         self.lstm = nn.LSTM(32, width, batch_first=True)
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Characters ``(N, T)`` to logits ``(N, classes)``."""
         states, _ = self.lstm(self.embedding(x))
-        return self.head(states.mean(1))
+        return self.head(states.amax(1))
 
 
 TASKS = [
     Task(
         name="characters",
-        data=partial(next_characters, length=64),
-        model=lambda data: Transformer(characters()[1], width=96, depth=3, length=64),
+        data=characters,
+        model=lambda data: Transformer(len(book()[1]), width=64, depth=2, length=64),
         likelihood=ba.Categorical,
         batch_size=32,
-        epochs=5,
-        size=6_000,
+        epochs=8,
+        size=5_000,
         seeds=3,
         outside="shuffled characters",
         weight_decay=True,
-        quick_size=1_500,
+        quick_size=2_500,
     ),
     Task(
         name="lstm",
         data=partial(origins, length=100),
-        model=lambda data: Reader(characters()[1], PARTS),
+        model=lambda data: Reader(PARTS),
         likelihood=ba.Categorical,
-        batch_size=64,
+        batch_size=32,
         epochs=12,
         size=8_000,
         seeds=3,
         outside="shuffled characters",
-        quick_size=2_000,
+        quick_size=4_000,
     ),
 ]

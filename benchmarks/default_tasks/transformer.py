@@ -18,6 +18,7 @@ class Block(nn.Module):
         self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
+        """States ``(N, T, width)`` to states."""
         count, length, width = x.shape
         asked = self.attention(self.before_attention(x)).view(count, length, 3, self.heads, width // self.heads)
         query, key, value = asked.permute(2, 0, 3, 1, 4)
@@ -27,7 +28,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Characters ``(N, T)`` to logits of the next ones, ``(N, T, C)``; with ``classes``, of the window's, ``(N, K)``."""
+    """Characters ``(N, T)`` to logits of the next ones, ``(N, T, C)``."""
 
     def __init__(self, characters: int, *, width: int, depth: int, length: int, heads: int = 4) -> None:
         super().__init__()
@@ -37,12 +38,9 @@ class Transformer(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, characters)
 
-    def states(self, x: Tensor) -> Tensor:
-        """What the head gets, ``(N, T, width)``."""
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits at every position."""
         hidden = self.tokens(x) + self.places(torch.arange(x.shape[1], device=x.device))
         for block in self.blocks:
             hidden = block(hidden)
-        return self.norm(hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.states(x))
+        return self.head(self.norm(hidden))
