@@ -24,7 +24,8 @@ def quick(task: Task) -> Task:
 
 
 def run(task: Task, seed: int, method: str, *, members: int = MEMBERS) -> dict[str, Any]:
-    """The record of a unit.
+    """The record of a unit: scores, or ``"failed"`` if training diverged, or ``"unsupported"`` with the reason why one
+    of ours refuses the network.
 
     Args:
         task: What is trained.
@@ -36,8 +37,10 @@ def run(task: Task, seed: int, method: str, *, members: int = MEMBERS) -> dict[s
     data = task.load(seed)
     try:
         found = _adam(task, data, seed, members) if method == "adam" else _ours(task, data, seed, method)
-    except (FloatingPointError, RuntimeError, ValueError, NotImplementedError) as error:
-        found = {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}
+    except FloatingPointError as error:
+        found = {"failed": _line(error)}
+    except (RuntimeError, ValueError, NotImplementedError) as error:
+        found = {"unsupported": _line(error)}
     found["total_seconds"] = time.process_time() - start
     return _rounded(found)
 
@@ -79,6 +82,10 @@ def _ours(task: Task, data: Data, seed: int, method: str) -> dict[str, Any]:
         "seconds": trained.seconds,
         **width(task, data, trained),
     }
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _rounded(value: Any) -> Any:

@@ -16,7 +16,7 @@ TEST, OUTSIDE = 5_000, 2_000
 """Test images and outside images of MNIST and Fashion-MNIST at most: 32 predictions of each are made."""
 
 
-@lru_cache(2)
+@lru_cache(4)
 def idx(name: str, side: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Images ``(n, 1, side, side)`` in [0, 1] and labels, of the published training and test part."""
     found = ba.data.load(name)
