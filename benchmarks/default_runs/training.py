@@ -77,13 +77,20 @@ def adam(task: Task, rate: float) -> Make:
     return make
 
 
-def untouched(name: str) -> Make:
-    """One of ours with its defaults: it is told nothing but what is planned, and that only if it asks."""
+def untouched(name: str, prior: ba.DiagonalGaussian | None = None) -> Make:
+    """One of ours with its defaults: it is told nothing but what is planned, and that only if it asks.
+
+    Args:
+        name: Of the optimiser.
+        prior: A posterior to continue from.
+    """
     kind = OURS[name]
 
     def make(model: nn.Module, plan: Plan) -> torch.optim.Optimizer:
         asked = inspect.signature(kind).parameters
-        told = {key: getattr(plan, key) for key in ("batch_size", "total_steps") if key in asked}
+        told: dict[str, Any] = {key: getattr(plan, key) for key in ("batch_size", "total_steps") if key in asked}
+        if prior is not None:
+            told["prior"] = prior
         if "curvature" in asked:
             told["curvature"] = ba.PerExampleSquares(model)
         return kind(model.named_parameters(), num_data=plan.num_data, compile=True, **told)
@@ -99,9 +106,6 @@ def needs_examples(name: str) -> bool:
 def train(task: Task, data: Data, make: Make, seed: int, *, sums_positions: bool = False) -> Trained:
     """Train a new network of the task.
 
-    A learned noise level is no part of the comparison: whatever trains the network, Adam trains the noise at a rate
-    that lets it follow the residuals.
-
     Args:
         task: Says how long, and with what minibatches.
         data: Of the task.
@@ -109,18 +113,34 @@ def train(task: Task, data: Data, make: Make, seed: int, *, sums_positions: bool
         seed: Of the initial weights, the order of the examples and their augmentation.
         sums_positions: See :class:`Plan`.
     """
-    plan = plan_of(task, data, sums_positions=sums_positions)
-    x, y = data.train
-    factor = positions(task, data) if sums_positions else 1
     torch.manual_seed(seed)
     model, likelihood = task.model(data), task.likelihood()
-    optimizer: Any = make(model, plan)
+    plan = plan_of(task, data, sums_positions=sums_positions)
+    return fit(task, data, model, likelihood, make(model, plan), plan, seed)
+
+
+def fit(
+    task: Task,
+    data: Data,
+    model: nn.Module,
+    likelihood: ba.likelihoods.Likelihood,
+    optimizer: Any,
+    plan: Plan,
+    seed: int,
+) -> Trained:
+    """The loop: drop-in training with a cosine schedule.
+
+    A learned noise level is no part of the comparison: whatever trains the network, Adam trains the noise at a rate
+    that lets it follow the residuals.
+    """
+    x, y = data.train
+    factor = positions(task, data) if plan.sums_positions else 1
     level = list(likelihood.parameters())
     follower = torch.optim.Adam(level, lr=NOISE_RATE) if level else None
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.total_steps)
     order, noise = Generator().manual_seed(seed), Generator().manual_seed(seed + 1)
-    model.train()
     start = time.process_time()
+    model.train()
     if hasattr(optimizer, "train"):
         optimizer.train()
     for _ in range(task.epochs):
