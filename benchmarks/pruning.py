@@ -45,7 +45,7 @@ def run(task: Task, methods: list[str], seed: int) -> dict[str, list[float]]:
         except RuntimeError as error:
             print(f"{task.name}: {method} not supported: {error}")
             continue
-        q = trained.optimizer.posterior(trained.model)
+        q = trained.posterior()
         for by in ("magnitude", "signal_to_noise"):
             found[f"{method} {by}"] = curve(trained, q, data, by)
     return found

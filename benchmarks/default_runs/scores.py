@@ -19,10 +19,8 @@ SAMPLES = 32
 def predict(trained: Trained, x: Tensor, *, posterior: bool) -> Any:
     """By 32 posterior samples, or at the weights as they are."""
     if posterior:
-        q = trained.optimizer.posterior(trained.model)
-        return ba.predict(
-            trained.model, q, x, likelihood=trained.likelihood, mc_samples=SAMPLES, batch_size=500, progress=False
-        )
+        q = trained.posterior()
+        return ba.predict(trained.model, q, x, likelihood=trained.likelihood, mc_samples=SAMPLES, batch_size=500)
     q = ba.DiagonalGaussian.point_mass(trained.model)
     return ba.predict(trained.model, q, x, likelihood=trained.likelihood, method="mean", batch_size=500)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,12 @@ class Trained:
     plan: Plan
     seconds: float
 
+    def posterior(self) -> ba.DiagonalGaussian:
+        """Of the network's weights. The tables say how much of the start is in it, so no warning needs to."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*initial_precision", category=UserWarning)
+            return self.optimizer.posterior(self.model)
+
 
 Make = Callable[[nn.Module, Plan], torch.optim.Optimizer]
 
@@ -93,7 +100,7 @@ def untouched(name: str, prior: ba.DiagonalGaussian | None = None) -> Make:
             told["prior"] = prior
         if "curvature" in asked:
             told["curvature"] = ba.PerExampleSquares(model)
-        return kind(model.named_parameters(), num_data=plan.num_data, compile=True, **told)
+        return kind(model.named_parameters(), num_data=plan.num_data, **told)
 
     return make
 

@@ -21,7 +21,7 @@ def width(task: Task, data: Data, trained: Trained) -> dict[str, Any]:
     the data and the prior say, and ``correlation`` is that of the logarithms of precision and reference. Weights
     without noise do not count.
     """
-    q = trained.optimizer.posterior(trained.model)
+    q = trained.posterior()
     curvature = ggn_diagonal(task, data, trained, q)
     count = len(data.train[0]) * positions(task, data)
     variances, references = [], []
@@ -35,7 +35,7 @@ def width(task: Task, data: Data, trained: Trained) -> dict[str, Any]:
         "sigma": quantiles(variance.sqrt(), 0.01, 0.5, 0.99),
         "ratio": quantiles(variance * expected, 0.25, 0.5, 0.75),
         "correlation": float(torch.corrcoef(logs)[0, 1]),
-        "share_from_start": share_from_start(trained),
+        "share_from_start": trained.optimizer.report(trained.model).total.start_share,
     }
 
 
@@ -49,7 +49,8 @@ def reference(trained: Trained, name: str, curvature: Tensor) -> Tensor:
     parameter = dict(trained.model.named_parameters())[name]
     groups = trained.optimizer.param_groups
     group = next(group for group in groups if any(parameter is one for one in group["params"]))
-    prior = trained.optimizer.state[parameter].get("prior_precision", group["prior_precision"])
+    own = trained.optimizer.state.get(parameter, {})
+    prior = own["prior_precision"] if "prior_precision" in own else group["prior_precision"]
     return curvature / (group["temperature"] or 1.0) + torch.as_tensor(prior)
 
 
@@ -80,12 +81,6 @@ def ggn_diagonal(task: Task, data: Data, trained: Trained, q: ba.DiagonalGaussia
             if gradient is not None:
                 total.add_(gradient.square())
     return {name: total / points for name, total in totals.items()}
-
-
-def share_from_start(trained: Trained) -> float | None:
-    """How much of the precision is still what it was started with, by the optimiser's own report if it has one."""
-    report = getattr(trained.optimizer, "report", None)
-    return None if report is None else getattr(report(trained.model), "share_from_start", None)
 
 
 def quantiles(values: Tensor, *levels: float) -> list[float]:
