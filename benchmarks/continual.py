@@ -23,7 +23,7 @@ from default_runs.scores import predict
 from default_runs.training import OURS, Trained, adam, fit, plan_of, untouched
 from default_runs.units import RATES
 from default_tasks import Data, Task
-from default_tasks.images import digits, perceptron
+from default_tasks.images import digit_parts, perceptron
 from default_tasks.task import Part
 from record import arguments, conditions, save
 
@@ -34,16 +34,14 @@ POINTS = 0.1
 
 def stages(seed: int, classes: int) -> list[Data]:
     """The five tasks."""
-    whole = digits(seed, None)
 
     def only(part: Part, number: int) -> Part:
         x, y = part
         kept = y // 2 == number
         return x[kept], y[kept] % classes
 
-    return [
-        Data(only(whole.train, number), only(whole.validation, number), only(whole.test, number)) for number in range(5)
-    ]
+    parts = digit_parts(seed, None)
+    return [Data(*(only(part, number) for part in parts)) for number in range(5)]
 
 
 def learn(task: Task, parts: list[Data], method: str, rate: float, seed: int) -> Trained:

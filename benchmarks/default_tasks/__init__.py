@@ -9,6 +9,6 @@ from default_tasks.task import positions as positions
 
 TASKS = {task.name: task for task in (*images.TASKS, *text.TASKS, *lora.TASKS, *tables.TASKS)}
 """What is run by default."""
-FURTHER = {task.name: task for task in tables.FURTHER}
+FURTHER = {task.name: task for task in (*images.FURTHER, *tables.FURTHER)}
 """What is run on request."""
 ALL = TASKS | FURTHER

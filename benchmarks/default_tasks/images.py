@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 import bayesadam as ba
-from default_tasks.task import Data, Task, divide
+from default_tasks.task import Data, Part, Task, divide
 
 TEST, OUTSIDE = 5_000, 2_000
 """Test images and outside images of MNIST and Fashion-MNIST at most: 32 predictions of each are made."""
@@ -50,16 +50,33 @@ def pictures(seed: int, size: int | None, *, name: str, other: str, side: int) -
     )
 
 
-def digits(seed: int, size: int | None) -> Data:
-    """The 1,797 digits of scikit-learn at 8 x 8: 1,200 to train, 200 to validate, 397 to test."""
+def digit_parts(seed: int, size: int | None) -> list[Part]:
+    """Of the 1,797 digits of scikit-learn at 8 x 8: 1,200 to train, 200 to validate, 397 to test."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    train, validation, test = divide(len(x), seed, size or 1_200, 200, 397)
+    return [(x[rows], y[rows]) for rows in divide(len(x), seed, size or 1_200, 200, 397)]
+
+
+def digits(seed: int, size: int | None) -> Data:
+    """These, and as many clothes."""
     clothes = idx("fashion-mnist", 8)[2].flatten(1)
-    outside = clothes[divide(len(clothes), seed, 397)[0]]
-    return Data((x[train], y[train]), (x[validation], y[validation]), (x[test], y[test]), outside)
+    return Data(*digit_parts(seed, size), outside=clothes[divide(len(clothes), seed, 397)[0]])
+
+
+def post(seed: int, size: int | None) -> Data:
+    """USPS digits, 16 x 16 in [-1, 1]: the published test part, and a tenth of the training part to validate."""
+    found = ba.data.load("usps")
+    x, x_test = found.x_train.view(-1, 1, 16, 16), found.x_test.view(-1, 1, 16, 16)
+    validation, train = divide(len(x), seed, len(x) // 10, -1)
+    clothes = 2.0 * idx("fashion-mnist", 16)[2] - 1.0
+    return Data(
+        (x[train][:size], found.y_train[train][:size]),
+        (x[validation], found.y_train[validation]),
+        (x_test, found.y_test),
+        clothes[divide(len(clothes), seed, OUTSIDE)[0]],
+    )
 
 
 def perceptron(*widths: int) -> nn.Module:
@@ -85,6 +102,15 @@ def convolutional(data: Data) -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, 10),
+    )
+
+
+def without_norm(data: Data) -> nn.Module:
+    """Two convolutions and two linear layers."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(256, 64), nn.ReLU(), nn.Linear(64, 10)),
     )
 
 
@@ -141,4 +167,16 @@ TASKS = [
         quick_size=10_000,
     ),
     *(fashion(size, augmented=augmented) for size in (5_000, 20_000) for augmented in (False, True)),
+]
+FURTHER = [
+    Task(
+        name="usps",
+        data=post,
+        model=without_norm,
+        likelihood=ba.Categorical,
+        batch_size=64,
+        epochs=15,
+        outside="Fashion-MNIST at 16 x 16",
+        quick_size=2_000,
+    )
 ]
