@@ -206,6 +206,27 @@ def test_initial_prior_is_kept_by_checkpoints():
     assert torch.equal(resumed.posterior().variance["weight"], opt.posterior().variance["weight"])
 
 
+@pytest.mark.parametrize("compile", [None, False])
+@pytest.mark.parametrize("cls", FOUR)
+def test_a_posterior_as_prior_takes_the_place_of_the_initial_one(cls, compile):
+    """The prior of the group is then of no weight, so that any number in its place changes nothing."""
+    first, found = train(cls)[1].posterior(), []
+    for of_the_group in ("init", 7.0):
+        model = Line()
+        options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {"batch_size": M}
+        opt = cls(model.named_parameters(), lr=0.01, num_data=N, prior=first, compile=compile, **options)
+        opt.param_groups[0]["prior_precision"] = of_the_group
+        for step in range(3):
+            x, y = rows(step)
+            with opt.sampled_params():
+                (0.5 * (model(x) - y).square()).mean().backward()
+            opt.step()
+        found.append(opt.posterior())
+    assert torch.equal(found[0].mean["weight"], found[1].mean["weight"])
+    assert torch.equal(found[0].variance["weight"], found[1].variance["weight"])
+    assert not torch.equal(found[0].mean["weight"], first.mean["weight"])
+
+
 @pytest.mark.parametrize("cls", FOUR)
 def test_paper_is_one_option_away(cls):
     model = nn.Linear(2, 1)

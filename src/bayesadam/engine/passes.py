@@ -179,7 +179,8 @@ def numbers_of(
     start = group["initial_precision"]
     if "prior_precision" in group:
         own = group["prior_precision"] if prior_precision is None else prior_precision
-        numbers["prior_precision"] = float(own)
+        # a word, where the weights have priors of their own from a posterior, which the views bring
+        numbers["prior_precision"] = 0.0 if isinstance(own, str) else float(own)
         start = start_precision(group, numbers["prior_precision"]) if start is None else start
     numbers["initial_precision"] = float(start)
     for option in options_of(rule):
