@@ -91,7 +91,7 @@ class Alone:
             groups = [{"params": weights}] + ([{"params": learned, "perturb": False}] if learned else [])
             make = {**OPTIMIZERS, "bbb": population.BayesByBackprop}.get(method, method)
             told = {"curvature": PerExampleSquares(self.model)} if method == "vogn" else {}
-            self.opt = make(groups, **{"num_data": len(x), "seed": seed, **told, **options})
+            self.opt = make(groups, **{"num_data": len(x), "seed": seed, "recipe": "paper", **told, **options})
         rates = [group["lr"] for group in self.opt.param_groups]
         schedulers = [] if lr_decay is None else [torch.optim.lr_scheduler.LambdaLR(self.opt, lr_decay)]
         schedulers += [] if beta_decay is None else [ba.BetaScheduler(self.opt, beta_decay)]

@@ -90,7 +90,9 @@ def configure(
                 groups.append({"params": list(learned), "perturb": False})
             if issubclass(make, VOGN):  # told of the module; its hooks are never started
                 own = {**own, "curvature": PerExampleSquares(model)}
-            optimizer = make(groups, **{"recipe": "paper", **own})
+            if own.get("recipe", "paper") != "paper":
+                raise ValueError(f"recipe must be 'paper' in a population, got {own['recipe']!r}")
+            optimizer = make(groups, **{**own, "recipe": "paper"})
             rule = optimizer.rule
             group = optimizer.param_groups[0]
             rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
