@@ -202,7 +202,9 @@ def test_the_weight_decay_is_that_of_sgd():
 @pytest.mark.parametrize("optimizer", [ba.Vadam, ba.Vprop, ba.IVON, ba.VON])
 def test_any_optimiser_takes_the_groups(optimizer):
     net = network()
-    opt = optimizer(ba.param_groups(net, weight_decay=1e-3, num_data=100, temperature=1.0), num_data=100, initial_precision=50.0)
+    opt = optimizer(
+        ba.param_groups(net, weight_decay=1e-3, num_data=100, temperature=1.0), num_data=100, initial_precision=50.0
+    )
     for _ in range(2):
         with opt.sampled_params():
             mse_loss(net(torch.randn(8, 2, 4)), torch.zeros(8, 3)).backward()

@@ -302,3 +302,25 @@ def test_signatures_name_every_argument(cls):
         settings = cls.recipes["learned"]
         assert parameters["lr"].default == settings["lr"]
         assert parameters["bridge"].default is False
+
+
+@pytest.mark.parametrize("cls", FOUR)
+@pytest.mark.filterwarnings("error")
+def test_an_unknown_batch_size_is_said_where_the_width_needs_it(cls):
+    def trained(**options):
+        layer = nn.Linear(2, 1)
+        if cls is VOGN:
+            options = {"curvature": ba.PerExampleSquares(layer)}
+        opt = cls(layer.named_parameters(), num_data=100, **options)
+        for _ in range(100):
+            with opt.sampled_params():
+                layer(torch.randn(4, 2)).square().mean().backward()
+            opt.step()
+        return opt
+
+    opt = trained()
+    if cls in (Vadam, Vprop):
+        with pytest.warns(UserWarning, match="batch_size is not known, so the posterior is as wide as if"):
+            opt.posterior()
+    opt.posterior()  # once
+    trained(batch_size=4).posterior()

@@ -38,13 +38,18 @@ class Readable(Checkpointed):
             ValueError: A perturbed parameter that is not the model's.
 
         Warns:
-            UserWarning: More than half of the precision is still the initial one's after 100 steps or more; once for
-                every optimiser. :meth:`report` has the numbers.
+            UserWarning: After 100 steps or more, more than half of the precision is still the initial one's, or the
+                width needs a ``batch_size`` and has none; once for every optimiser. :meth:`report` has the numbers.
         """
         q, share, steps = self._posterior(model)
-        if share is not None and share > start.DOMINATES and steps >= start.ENOUGH and not self._warned:
+        if steps >= start.ENOUGH and not self._warned:
             self._warned = True
-            start.warn_of_start(share, self.param_groups[0], steps, stacklevel=4)
+            if share is not None and share > start.DOMINATES:
+                start.warn_of_start(share, self.param_groups[0], steps, stacklevel=4)
+            elif any(start.lacks_batch_size(self.rule, group) for group in self.param_groups):
+                start.warn_of_batch_size(stacklevel=4)
+            else:
+                self._warned = False
         return q
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.engine.rule import PER_WEIGHT
+from bayesadam.engine.rule import PER_WEIGHT, Rule
 from bayesadam.engine.store import INIT, Slot, full, hyper
 
 DOMINATES = 0.5
@@ -52,6 +52,21 @@ def warn_of_start(share: float, group: Mapping[str, Any], steps: int, stacklevel
     warnings.warn(
         f"{share:.0%} of the posterior's precision is still initial_precision after {steps:,} steps, so its width is "
         f"not learned: {_remedy(group, steps)}; optimizer.report() has the numbers",
+        UserWarning,
+        stacklevel=stacklevel,
+    )
+
+
+def lacks_batch_size(rule: Rule, group: Mapping[str, Any]) -> bool:
+    """Whether curvature is read off the square of a mean gradient alone, without knowing of how many examples."""
+    return rule.power == 2 and not group.get("bridge", True) and "batch_size" in group and group["batch_size"] is None
+
+
+def warn_of_batch_size(stacklevel: int) -> None:
+    """Say that the width is that of steps on single examples."""
+    warnings.warn(
+        "batch_size is not known, so the posterior is as wide as if every step had seen one example: give "
+        "batch_size, the number of examples in the loss of a step",
         UserWarning,
         stacklevel=stacklevel,
     )
