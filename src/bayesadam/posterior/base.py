@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import abc
 import inspect
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check
 from bayesadam.curvature.names import with_current_names
 from bayesadam.curvature.passes import is_sharded
 from bayesadam.posterior import io
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.wrappers import unwrapping
+
+Self = TypeVar("Self", bound="Posterior")
 
 
 class Posterior(NetworkDistribution):
@@ -57,6 +61,29 @@ class Posterior(NetworkDistribution):
 
         ``targets`` are tensors by name, as parameters are. What the function needs again and again it keeps.
         """
+
+    def scaled(self: Self, factor: float) -> Self:
+        """A copy with the same means and every standard deviation multiplied by ``factor``.
+
+        Variances and covariances are multiplied by ``factor**2``, so that correlations stay. The components of a
+        mixture are scaled one by one, and stay as far apart as they are. Weights that are there or not
+        (:class:`bayesadam.posterior.Bernoulli`) stay such: their probabilities and values change. The
+        hyper-parameters are kept, with the product of all such factors as ``"scaled"``.
+
+        Args:
+            factor: A finite number of at least 0, which makes point masses.
+
+        Raises:
+            ValueError: Another factor.
+            TypeError: A class of posteriors that does not define how it is scaled.
+        """
+        check("factor", factor, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
+        told = {**self.hyperparameters, "scaled": self.hyperparameters.get("scaled", 1.0) * float(factor)}
+        return self._scaled(float(factor), told)
+
+    def _scaled(self: Self, factor: float, hyperparameters: Mapping[str, Any]) -> Self:
+        """What :meth:`scaled` returns, with these hyper-parameters."""
+        raise TypeError(f"posterior must be of a kind that defines how it is scaled, got {type(self).__name__}")
 
     @abc.abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:

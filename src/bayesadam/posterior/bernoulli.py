@@ -161,6 +161,19 @@ class Bernoulli(Posterior):
             terms.append(torch.where(self._random(name), divergence, torch.where(possible, 0.0, torch.inf)))
         return sum_all(terms)
 
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Bernoulli:
+        """See the base class.
+
+        With ``r = p + factor^2 (1 - p)`` the weight is ``scale r`` with probability ``p / r``: the only Bernoulli weight
+        of mean ``scale p`` and variance ``factor^2 scale^2 p (1 - p)``. Every weight has a scale of its own then.
+        """
+        probability, scale = {}, {}
+        for name, p in self.probability.items():
+            ratio = p.double() + factor**2 * (1.0 - p.double())
+            probability[name] = torch.where(p == 0, 0.0, p / ratio.clamp_min(torch.finfo(ratio.dtype).tiny)).to(p.dtype)
+            scale[name] = (self.scale[name] * ratio).to(p.dtype)
+        return Bernoulli(probability, scale, hyperparameters)
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bernoulli:
         """The same posterior on another device or in another floating dtype."""
         return Bernoulli(

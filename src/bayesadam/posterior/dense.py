@@ -185,6 +185,10 @@ class DenseGaussian(GaussianPosterior):
         """The same means and marginal variances, without the correlations."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DenseGaussian:
+        """See the base class."""
+        return self.from_scale_tril(self.mean, self.scale_tril * factor, hyperparameters)
+
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """See the base class; mean, row and column of the other weights become 0."""
         rows = torch.cat([kept[name].flatten() for name in self.mean]).unsqueeze(1)

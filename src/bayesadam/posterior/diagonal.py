@@ -147,6 +147,11 @@ class DiagonalGaussian(GaussianPosterior):
             for (name, mean), (p_mean, p_variance) in zip(self.mean.items(), priors, strict=True)
         )
 
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
+        """See the base class; zeros stay as they are, for they may take no memory."""
+        variance = {name: value * factor**2 if value.any() else value for name, value in self.variance.items()}
+        return DiagonalGaussian(self.mean, variance, hyperparameters)
+
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
         """See the base class."""
         mean, variance = (

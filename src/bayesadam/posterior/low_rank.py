@@ -164,6 +164,12 @@ class LowRankGaussian(GaussianPosterior):
         """The same means and marginal variances, without the correlations."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
+        """See the base class."""
+        diagonal = {name: value * factor**2 for name, value in self.diagonal.items()}
+        factors = {name: value * factor for name, value in self.factors.items()}
+        return LowRankGaussian(self.mean, diagonal, factors, hyperparameters)
+
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
         """See the base class; mean, diagonal and factors of the other weights become 0."""
         mean, diagonal, factors = (

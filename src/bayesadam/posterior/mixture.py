@@ -103,6 +103,10 @@ class Mixture(Posterior):
 
         return write
 
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Mixture:
+        """See the base class; the variance between the components stays."""
+        return Mixture([q.scaled(factor) for q in self.components], hyperparameters)
+
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """``log (1/K sum_k q_k(theta))`` of all weights together, in float64.
 

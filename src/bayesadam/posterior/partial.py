@@ -151,6 +151,10 @@ class PartialGaussian(GaussianPosterior):
         """The same means and marginal variances, without the correlations."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> PartialGaussian:
+        """See the base class."""
+        return PartialGaussian(self.random.scaled(factor), self.fixed, list(self.mean), hyperparameters)
+
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
         """See the base class."""
         fixed = {name: torch.where(kept[name], value, 0.0) for name, value in self.fixed.items()}
