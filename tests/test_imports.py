@@ -30,6 +30,7 @@ LAYERS = [
     "moments",
     "progress",
     "predictive",
+    "calibration",
     "metrics",
     "pruning",
     "objectives",

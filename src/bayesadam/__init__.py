@@ -5,10 +5,12 @@ from bayesadam import likelihoods as likelihoods
 from bayesadam import metrics as metrics
 from bayesadam import moments as moments
 from bayesadam import priors as priors
+from bayesadam.calibration import PosteriorTuning as PosteriorTuning
+from bayesadam.calibration import calibrate as calibrate
+from bayesadam.calibration import tune_posterior as tune_posterior
 from bayesadam.curvature import PerExampleSquares as PerExampleSquares
 from bayesadam.dropout import MCDropout as MCDropout
 from bayesadam.laplace import Laplace as Laplace
-from bayesadam.laplace import LaplaceTuning as LaplaceTuning
 from bayesadam.laplace import badam as badam
 from bayesadam.laplace import laplace as laplace
 from bayesadam.laplace import tune_laplace as tune_laplace

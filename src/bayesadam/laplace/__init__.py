@@ -3,5 +3,4 @@
 from bayesadam.laplace.approximation import Laplace as Laplace
 from bayesadam.laplace.approximation import laplace as laplace
 from bayesadam.laplace.badam import badam as badam
-from bayesadam.laplace.tuning import LaplaceTuning as LaplaceTuning
 from bayesadam.laplace.tuning import tune_laplace as tune_laplace

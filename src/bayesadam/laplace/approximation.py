@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.calibration.safe import SAFE, Watched
 from bayesadam.checks import check, is_whole
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
-from bayesadam.laplace.batches import Data, batches_of_rows, length
 from bayesadam.laplace.diagonal import DiagonalSum
 from bayesadam.laplace.evidence import best_prior_precision, log_evidence
 from bayesadam.laplace.full import FullSum
@@ -26,6 +26,7 @@ from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.predictive.batches import check_weights_are_used
+from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
 
 STRUCTURES = ("diagonal", "full", "last_layer")
@@ -229,7 +230,7 @@ def laplace(
     likelihood: Likelihood,
     structure: str = "diagonal",
     curvature: str = "ggn",
-    prior_precision: float | str = 1.0,
+    prior_precision: float | str = SAFE,
     temperature: float = 1.0,
     last_layer: str | None = None,
     num_data: float | None = None,
@@ -239,13 +240,21 @@ def laplace(
 ) -> GaussianPosterior:
     """The Laplace posterior of a trained model, in one call; see :class:`Laplace`, whose arguments these are.
 
+    By default it does not make the network's predictions worse: where a network has more weights than its data
+    determine, the posterior of a prior precision of 1 often is so wide that they are. Of a prior precision that is
+    given, a warning says so.
+
     Args:
         model: Trained.
         data: A pair ``(inputs, targets)``, or a loader of such pairs.
         likelihood: What the outputs mean.
         structure: ``"diagonal"``, ``"full"`` or ``"last_layer"``.
         curvature: ``"ggn"`` or ``"empirical_fisher"``.
-        prior_precision: Of the prior, or ``"marginal_likelihood"``: the one with the largest marginal likelihood.
+        prior_precision: Of the prior. Or ``"marginal_likelihood"``: the one with the largest marginal likelihood. Or
+            ``"safe"``: 1, and then all standard deviations are multiplied by the largest factor up to 1
+            (``hyperparameters["scaled"]``) with which 512 of the data's rows are predicted as well as by the network,
+            by Monte Carlo and to 0.002 nats. Those are usually rows that it was trained on, and the posterior is then
+            narrower than new rows would have it; :func:`bayesadam.tune_posterior` finds the width with such rows.
         temperature: See :meth:`Laplace.posterior`.
         last_layer: Name of the layer for ``"last_layer"``.
         num_data: Number of training data points, if ``data`` has not all of them.
@@ -257,12 +266,14 @@ def laplace(
         ValueError: As for the class and its methods; the numbers are checked before the data are gone through.
         TypeError: The model returns no tensor and ``output`` is not given.
     """
-    if prior_precision != EVIDENCE:
-        check("prior_precision", prior_precision, f"a positive, finite number or {EVIDENCE!r}", _is_positive)
+    if prior_precision not in (EVIDENCE, SAFE):
+        rule = f"a positive, finite number, {EVIDENCE!r} or {SAFE!r}"
+        check("prior_precision", prior_precision, rule, _is_positive)
     check("temperature", temperature, "a positive, finite number", _is_positive)
+    watched = Watched(unwrapped(model), data, likelihood, output, batch_size)
     fitted = Laplace(
         model,
-        data,
+        watched.data,
         likelihood=likelihood,
         structure=structure,
         curvature=curvature,
@@ -272,8 +283,12 @@ def laplace(
         batch_size=batch_size,
         progress=progress,
     )
+    if prior_precision == SAFE:
+        return watched.harmless(fitted.posterior(1.0, temperature=temperature))
     chosen = fitted.best_prior_precision() if isinstance(prior_precision, str) else prior_precision
-    return fitted.posterior(chosen, temperature=temperature)
+    posterior = fitted.posterior(chosen, temperature=temperature)
+    watched.warn_of_harm(posterior)
+    return posterior
 
 
 @dataclass

@@ -10,19 +10,31 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
+from bayesadam.calibration.safe import SAFE, Watched, harmless_share
 from bayesadam.checks import check
 from bayesadam.engine.store import full
 from bayesadam.functional.curvature import wide
+from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.predictive.pairs import Data
 
 State = Mapping[str, Any]
 
 
 @torch.no_grad()
 def badam(
-    optimizer: Optimizer, model: nn.Module, *, num_data: float, prior_precision: float = 1.0, weights: str = "map"
+    optimizer: Optimizer,
+    model: nn.Module,
+    *,
+    num_data: float,
+    prior_precision: float | str = SAFE,
+    weights: str = "map",
+    data: Data | None = None,
+    likelihood: Likelihood | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    batch_size: int | None = None,
 ) -> DiagonalGaussian:
     """The diagonal Gaussian with precision ``N sqrt(v) + lambda``, ``v`` the optimiser's second moments.
 
@@ -42,29 +54,46 @@ def badam(
     are squared. ``weight_decay`` adds its gradient before the square (except where it is decoupled), and so do
     penalties in the loss.
 
+    The root of ``v`` stands for a curvature whose scale it does not have, so that the width is a choice. By default it
+    is one that does not make the network's predictions worse; :func:`bayesadam.tune_posterior` finds a better one with
+    held-out data.
+
     Args:
         optimizer: Of ``torch.optim``, which has trained the model; any of its implementations.
         model: Its trainable parameters get a posterior; frozen ones have none. Copied. Names are those inside wrappers
             (``DistributedDataParallel``, ``torch.compile``).
         num_data: Number of training examples ``N``, or any number of "pseudo-observations": larger is narrower.
         prior_precision: ``lambda``, of the prior ``N(0, 1 / lambda)``. 0 leaves the prior out, which needs second
-            moments above 0.
+            moments above 0. Or ``"safe"``: 1, and then all standard deviations are multiplied by the largest factor up
+            to 1 (``hyperparameters["scaled"]``) that is harmless: with ``data``, as for :func:`bayesadam.laplace`;
+            without, the noise is a tenth of the weights at most, by their root mean squares in every matrix.
         weights: What the trained weights are. ``"map"``: the mode of the posterior, which becomes the mean. ``"mle"``:
             the maximum of the likelihood, the loss having had no prior; the mean is then
             ``theta sqrt(v) / (sqrt(v) + lambda / N)``.
+        data: A pair ``(inputs, targets)``, or a loader of such pairs, by which the posterior is compared with the
+            network itself: the default width depends on it, and where a prior precision that is given makes predictions
+            clearly worse, a warning says so. Data that the network was trained on will do.
+        likelihood: What the outputs mean; with ``data``.
+        output: Of :func:`bayesadam.predict`; with ``data``.
+        batch_size: Of :func:`bayesadam.predict`; with ``data``.
 
     Returns:
         Means and variances as copies, float32 or wider, of the full tensors.
 
     Raises:
         TypeError: An optimiser that keeps no second moments that are known here.
-        ValueError: A number out of range, no trainable parameter, one that the optimiser does not hold or that has
-            never had a gradient, second moments that are not finite, or ones of 0 with ``prior_precision=0``.
+        ValueError: A number out of range, data without a likelihood, no trainable parameter, one that the optimiser
+            does not hold or that has never had a gradient, second moments that are not finite, or ones of 0 with
+            ``prior_precision=0``.
         RuntimeError: The optimiser has not stepped.
     """
     second_moments = _formula(optimizer)
     check("num_data", num_data, "a positive, finite number", lambda v: 0 < v < math.inf)
-    check("prior_precision", prior_precision, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
+    if prior_precision != SAFE:
+        rule = f"a finite number of at least 0, or {SAFE!r}"
+        check("prior_precision", prior_precision, rule, lambda v: 0 <= v < math.inf)
+    if data is not None:
+        check_likelihood(likelihood)
     if weights not in ("map", "mle"):
         raise ValueError(f"weights must be 'map' or 'mle', got {weights!r}")
     if not any(_steps(state) > 0 for state in optimizer.state.values()):
@@ -82,15 +111,22 @@ def badam(
                 f"optimizer must have stepped with a gradient of {name!r}, got none (a parameter that the loss does "
                 "not depend on can be frozen)"
             )
-    return badam_from_moments(
+    posterior = badam_from_moments(
         (  # one after another: the whole tensors of a sharded model are large
             (name, full(p.detach()), full(second_moments(optimizer.state[p], groups[p]))) for name, p in trained.items()
         ),
         num_data=num_data,
-        prior_precision=prior_precision,
+        prior_precision=1.0 if isinstance(prior_precision, str) else prior_precision,
         weights=weights,
         optimizer=type(optimizer).__name__,
     )
+    if data is None or likelihood is None:
+        return harmless_share(posterior) if prior_precision == SAFE else posterior
+    watched = Watched(inner, data, likelihood, output, batch_size)
+    if prior_precision == SAFE:
+        return watched.harmless(posterior)
+    watched.warn_of_harm(posterior)
+    return posterior
 
 
 @torch.no_grad()

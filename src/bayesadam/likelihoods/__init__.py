@@ -12,11 +12,13 @@ from bayesadam.likelihoods.base import check_likelihood as check_likelihood
 from bayesadam.likelihoods.classification import Bernoulli as Bernoulli
 from bayesadam.likelihoods.classification import Categorical as Categorical
 from bayesadam.likelihoods.classification import ClassificationLikelihood as ClassificationLikelihood
+from bayesadam.likelihoods.classification import TemperedClassification as TemperedClassification
 from bayesadam.likelihoods.counts import NegativeBinomial as NegativeBinomial
 from bayesadam.likelihoods.counts import Poisson as Poisson
 from bayesadam.likelihoods.gaussian import Gaussian as Gaussian
 from bayesadam.likelihoods.gaussian import HeteroscedasticGaussian as HeteroscedasticGaussian
 from bayesadam.likelihoods.gaussian import RegressionLikelihood as RegressionLikelihood
+from bayesadam.likelihoods.gaussian import TemperedRegression as TemperedRegression
 from bayesadam.likelihoods.gaussian import gaussian_log_density as gaussian_log_density
 from bayesadam.likelihoods.positive import Gamma as Gamma
 from bayesadam.likelihoods.positive import LogNormal as LogNormal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -45,6 +46,7 @@ class Likelihood(nn.Module):
     ``expected_log_density`` quadrature over one output per data point, or by ``element_log_density``
     ``log_expected_density`` likewise
     ``rescaled``             none: estimators do not standardise the targets
+    ``tempered``             none: predictions have no temperature to be calibrated
     ======================== ================================================================================
 
     What is missing raises :class:`MissingCapabilityError`, a ``ValueError``.
@@ -167,6 +169,10 @@ class Likelihood(nn.Module):
         """Of a target that is a class, see :class:`ClassificationLikelihood`: predictions are then of classes."""
         raise self.missing("log_probs")
 
+    def probit_log_probs(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """:meth:`log_probs` given Gaussian logits, about: at ``mean / sqrt(1 + pi / 8 variance)`` (MacKay 1992)."""
+        return self.log_probs(mean / (1.0 + math.pi / 8.0 * variance).sqrt())
+
     def rescaled(self, factor: Tensor) -> Likelihood:
         """The likelihood of ``shift + factor * y`` given ``shift + factor * output``, for any shift: a copy.
 
@@ -176,6 +182,17 @@ class Likelihood(nn.Module):
             factor: Positive, 0-d or one per output.
         """
         raise self.missing("rescaled")
+
+    def tempered(self, temperature: float) -> Likelihood:
+        """The likelihood ``p(y | output)^(1 / temperature)``, normalised: above 1 predictions are less sure. A copy.
+
+        Of classes the logits are divided by it (Guo et al. 2017, section 4.2), of Gaussian targets the noise variance
+        is multiplied by it. :func:`bayesadam.calibrate` finds it.
+
+        Args:
+            temperature: Positive and finite.
+        """
+        raise self.missing("tempered")
 
     # Curvature.
 

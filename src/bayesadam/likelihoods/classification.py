@@ -6,14 +6,14 @@ import abc
 import math
 
 import torch
-from torch import Tensor, distributions
+from torch import Tensor, distributions, nn
 from torch.distributions import Distribution
 from torch.nn import functional
 
 from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import logistic_scale, softmax_factor
 from bayesadam.likelihoods.base import Likelihood, check_shape
-from bayesadam.likelihoods.parameters import diagonal_factor
+from bayesadam.likelihoods.parameters import diagonal_factor, set_log
 
 
 class ClassificationLikelihood(Likelihood, abc.ABC):
@@ -22,6 +22,10 @@ class ClassificationLikelihood(Likelihood, abc.ABC):
     @abc.abstractmethod
     def log_probs(self, output: Tensor) -> Tensor:
         """Log probabilities of the classes along a last axis."""
+
+    def tempered(self, temperature: float) -> TemperedClassification:
+        """With the logits divided by the temperature."""
+        return TemperedClassification(self, temperature)
 
 
 class Bernoulli(ClassificationLikelihood):
@@ -128,6 +132,99 @@ class Categorical(ClassificationLikelihood):
         """See :func:`bayesadam.functional.moments.log_expected_softmax`."""
         index = target.long().expand(mean.shape[:-1]).unsqueeze(-1)
         return maps.log_expected_softmax(mean, variance).gather(-1, index).squeeze(-1)
+
+
+class TemperedClassification(ClassificationLikelihood):
+    """A likelihood of classes at its logits divided by a temperature.
+
+    The temperature is a buffer, which moves and is saved with the module.
+
+    Args:
+        base: The likelihood; kept, not copied.
+        temperature: By which logits are divided.
+
+    Raises:
+        ValueError: A temperature that is not positive and finite.
+    """
+
+    log_temperature: Tensor
+
+    def __init__(self, base: ClassificationLikelihood, temperature: float) -> None:
+        nn.Module.__init__(self)  # what is defined is what the base defines
+        set_log(self, "temperature", temperature, learned=False)
+        self.base = base
+
+    @property
+    def temperature(self) -> Tensor:
+        """By which logits are divided; 0-d."""
+        return self.log_temperature.exp()
+
+    def defines(self, capability: str) -> bool:
+        """Whether the base does."""
+        return self.base.defines(capability)
+
+    def tempered(self, temperature: float) -> TemperedClassification:
+        """At the product of both temperatures."""
+        return TemperedClassification(self.base, temperature * float(self.temperature))
+
+    def check(self, output: Tensor, target: Tensor) -> None:
+        """As the base."""
+        self.base.check(output, target)
+
+    def log_probs(self, output: Tensor) -> Tensor:
+        """Of the base at the tempered logits; and so are all that follow."""
+        return self.base.log_probs(self._cooled(output))
+
+    def probit_log_probs(self, mean: Tensor, variance: Tensor) -> Tensor:
+        """See the base class."""
+        return self.base.probit_log_probs(self._cooled(mean), self._cooled(variance, 2))
+
+    def log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """See the base class."""
+        return self.base.log_density(self._cooled(output), target)
+
+    def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
+        """See the base class."""
+        return self.base.element_log_density(self._cooled(output), target)
+
+    def distribution(self, output: Tensor) -> Distribution:
+        """See the base class."""
+        return self.base.distribution(self._cooled(output))
+
+    def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base class."""
+        return self.base.moments(self._cooled(output))
+
+    def sample(self, output: Tensor, *, seed: int = 0) -> Tensor:
+        """See the base class."""
+        return self.base.sample(self._cooled(output), seed=seed)
+
+    def cdf(self, output: Tensor, value: Tensor) -> Tensor:
+        """See the base class."""
+        return self.base.cdf(self._cooled(output), value)
+
+    def score(self, output: Tensor, target: Tensor) -> Tensor:
+        """By the chain rule."""
+        return self._cooled(self.base.score(self._cooled(output), target))
+
+    def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
+        """By the chain rule."""
+        return self._cooled(self.base.fisher_factor(self._cooled(output), target))
+
+    def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+        """See the base class."""
+        return self.base.expected_log_density(self._cooled(mean), self._cooled(variance, 2), target)
+
+    def log_expected_density(
+        self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
+    ) -> Tensor:
+        """See the base class."""
+        covariance = None if covariance is None else self._cooled(covariance, 2)
+        return self.base.log_expected_density(self._cooled(mean), self._cooled(variance, 2), target, covariance)
+
+    def _cooled(self, values: Tensor, power: int = 1) -> Tensor:
+        """Divided by the temperature, or its square."""
+        return values / self.temperature.to(values) ** power
 
 
 def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:

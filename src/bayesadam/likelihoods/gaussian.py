@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Normal
 
+from bayesadam.checks import check
 from bayesadam.functional import moments as maps
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
@@ -38,6 +39,10 @@ class RegressionLikelihood(Likelihood, abc.ABC):
         """Summed over the outputs of a data point."""
         mean, log_variance = self.mean_and_log_variance(output)
         return _summed(gaussian_log_density(target - mean, log_variance), target)
+
+    def tempered(self, temperature: float) -> RegressionLikelihood:
+        """With the variance of the noise multiplied by the temperature."""
+        return TemperedRegression(self, temperature)
 
     def distribution(self, output: Tensor) -> Distribution:
         """``Normal`` of :meth:`mean_and_log_variance`."""
@@ -119,6 +124,11 @@ class Gaussian(RegressionLikelihood):
         log_precision = self.log_noise_precision
         return with_log(self, "noise_precision", log_precision - 2.0 * factor.log().to(log_precision))
 
+    def tempered(self, temperature: float) -> Gaussian:
+        """With the noise precision divided by the temperature."""
+        check("temperature", temperature, "positive and finite", lambda value: 0 < value < math.inf)
+        return self.rescaled(torch.tensor(temperature, dtype=torch.float64).sqrt())
+
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See the base class; the noise does not depend on the outputs."""
         return mean, variance, self.mean_and_log_variance(mean)[1]
@@ -169,6 +179,44 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         squares = (target - center).square() + spread
         terms = -0.5 * (squares * (0.5 * wobble - log_noise).exp() + log_noise + math.log(2.0 * math.pi))
         return _summed(terms, target)
+
+
+class TemperedRegression(RegressionLikelihood):
+    """A Gaussian likelihood with the variance of its noise multiplied by a temperature, which is a buffer.
+
+    Args:
+        base: The likelihood; kept, not copied.
+        temperature: By which the variance is multiplied.
+
+    Raises:
+        ValueError: A temperature that is not positive and finite.
+    """
+
+    log_temperature: Tensor
+
+    def __init__(self, base: RegressionLikelihood, temperature: float) -> None:
+        super().__init__()
+        set_log(self, "temperature", temperature, learned=False)
+        self.base = base
+
+    @property
+    def temperature(self) -> Tensor:
+        """By which the variance of the noise is multiplied; 0-d."""
+        return self.log_temperature.exp()
+
+    def tempered(self, temperature: float) -> TemperedRegression:
+        """At the product of both temperatures."""
+        return TemperedRegression(self.base, temperature * float(self.temperature))
+
+    def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the base, with a larger log variance."""
+        mean, log_variance = self.base.mean_and_log_variance(output)
+        return mean, log_variance + self.log_temperature.to(log_variance)
+
+    def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See the base class."""
+        center, spread, log_noise = self.base.under_gaussian(mean, variance)
+        return center, spread, log_noise + self.log_temperature.to(log_noise)
 
 
 def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:

@@ -164,8 +164,8 @@ class Bernoulli(Posterior):
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Bernoulli:
         """See the base class.
 
-        With ``r = p + factor^2 (1 - p)`` the weight is ``scale r`` with probability ``p / r``: the only Bernoulli weight
-        of mean ``scale p`` and variance ``factor^2 scale^2 p (1 - p)``. Every weight has a scale of its own then.
+        With ``r = p + factor^2 (1 - p)`` the weight is ``scale r`` with probability ``p / r``: the only Bernoulli
+        variable of mean ``scale p`` and variance ``factor^2 scale^2 p (1 - p)``. Every weight then has its own scale.
         """
         probability, scale = {}, {}
         for name, p in self.probability.items():

@@ -186,8 +186,10 @@ class DenseGaussian(GaussianPosterior):
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DenseGaussian:
-        """See the base class."""
-        return self.from_scale_tril(self.mean, self.scale_tril * factor, hyperparameters)
+        """See the base class; what makes a factor of a covariance still does, and large ones take long to check."""
+        posterior = self.__class__.__new__(self.__class__)
+        posterior._keep(self.mean, self.scale_tril * factor, hyperparameters)
+        return posterior
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """See the base class; mean, row and column of the other weights become 0."""

@@ -159,11 +159,10 @@ class GaussianLogitsPredictive(ClassificationPredictive):
         self.link = link
         if link == "probit":
             variance = covariance if covariance.shape == logits.shape else _diagonal(covariance, logits)
-            draws = (logits / (1.0 + math.pi / 8.0 * variance).sqrt()).unsqueeze(0)
+            log_probs = likelihood.probit_log_probs(logits, variance).unsqueeze(0)
         else:
-            draws = gaussian_draws(logits, covariance, mc_samples, seed)
-        log_probs = likelihood.log_probs(draws)
-        super().__init__(log_probs, binary=log_probs.ndim > draws.ndim)
+            log_probs = likelihood.log_probs(gaussian_draws(logits, covariance, mc_samples, seed))
+        super().__init__(log_probs, binary=log_probs.ndim > logits.ndim + 1)
 
     @cached_property
     def mutual_information(self) -> Tensor:

@@ -94,6 +94,41 @@ def predict(
         TypeError: The model returns no tensor and ``output`` is not given.
         RuntimeError: Linearised, a model whose output does not depend on the weights by differentiable operations.
     """
+    return network_outputs(
+        model,
+        posterior,
+        inputs,
+        likelihood=likelihood,
+        mc_samples=mc_samples,
+        seed=seed,
+        method=method,
+        link=link,
+        output=output,
+        batch_size=batch_size,
+        progress=progress,
+    )(likelihood)
+
+
+def network_outputs(
+    model: nn.Module,
+    posterior: NetworkDistribution,
+    inputs: Any,
+    *,
+    likelihood: Likelihood,
+    mc_samples: int = 64,
+    seed: int = 0,
+    method: str = "monte_carlo",
+    link: str | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    batch_size: int | None = None,
+    progress: bool | None = None,
+) -> Callable[..., Predictive]:
+    """The part of :func:`predict` that runs the network, whose arguments these are.
+
+    Returns:
+        A function from a likelihood to the predictive distribution: of the same kind as the one given, tempered say.
+        Linearised it takes a ``scale`` as well, by which the posterior's standard deviations are multiplied.
+    """
     if method not in METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {method!r}")
     mc_samples = _whole("mc_samples", mc_samples)
@@ -136,8 +171,8 @@ def predict(
             batch_size=batch_size,
             progress=progress,
         )
-        with torch.no_grad():
-            return from_moments(moments, likelihood, link=link or "monte_carlo", mc_samples=mc_samples, seed=seed)
+        given = partial(from_moments, moments, link=link or "monte_carlo", mc_samples=mc_samples, seed=seed)
+        return torch.no_grad()(given)
     if method == "linearized":
         outputs, covariance = linearized_outputs(
             model,
@@ -148,16 +183,20 @@ def predict(
             batch_size=batch_size,
             progress=progress,
         )
-        with torch.no_grad():
+
+        @torch.no_grad()
+        def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
+            spread = covariance if scale == 1.0 else covariance * scale**2
             return from_gaussian(
-                outputs, covariance, likelihood, link=link or "monte_carlo", mc_samples=mc_samples, seed=seed
+                outputs, spread, likelihood, link=link or "monte_carlo", mc_samples=mc_samples, seed=seed
             )
+
+        return linearized
     numbers = range(mc_samples) if method == "monte_carlo" else None
     outputs = outputs_at_samples(
         model, posterior, inputs, numbers, seed=seed, output=output, batch_size=batch_size, progress=progress
     )
-    with torch.no_grad():
-        return from_outputs(outputs, likelihood)
+    return torch.no_grad()(partial(from_outputs, outputs))
 
 
 def _whole(name: str, value: Any) -> int:

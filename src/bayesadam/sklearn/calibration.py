@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bayesadam.calibration.search import least
 from bayesadam.likelihoods import Likelihood
 
 Floats = NDArray[np.float64]
@@ -96,16 +97,11 @@ def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor, before: float
     force = 0.0 if before is None else 0.25 * KNOWN * float(weight.sum()) / effective_rows(weight.numpy())
     center = 0.0 if before is None else math.log(before)
 
-    def loss(log_temperature: float) -> float:
-        value = tempered(log_probs, math.exp(log_temperature)).logsumexp(0).gather(1, labels[:, None])[:, 0]
-        return force * (log_temperature - center) ** 2 - float((weight * value).sum())
+    def loss(value: float) -> float:
+        density = tempered(log_probs, value).logsumexp(0).gather(1, labels[:, None])[:, 0]
+        return force * (math.log(value) - center) ** 2 - float((weight * density).sum())
 
-    low, high = math.log(0.1), math.log(10.0)
-    ratio = (math.sqrt(5.0) - 1.0) / 2.0
-    for _ in range(40):  # golden section: the loss has one minimum, or is flat
-        left, right = high - ratio * (high - low), low + ratio * (high - low)
-        low, high = (low, right) if loss(left) <= loss(right) else (left, high)
-    return math.exp(0.5 * (low + high))
+    return least(loss, 0.1, 10.0, steps=40)[0]
 
 
 def tempered(log_probs: Tensor, value: float) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.laplace import laplace
+from bayesadam.laplace import Laplace
 from bayesadam.laplace.badam import badam_from_moments, unbiased
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import MomentModule
@@ -100,12 +100,11 @@ def _badam(nets: Population, number: int, num_data: int, precision: float, steps
 def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precision: float) -> GaussianPosterior:
     weights = sum(p.numel() for p in network.parameters())
     rows = torch.linspace(0, len(x) - 1, min(len(x), LAPLACE_ROWS), dtype=torch.float64, device=x.device).long()
-    return laplace(
+    return Laplace(
         network,
         (x[rows], y[rows]),
         likelihood=likelihood,
         structure="full" if weights <= FULL_LAPLACE else "last_layer",
-        prior_precision=precision,
         num_data=len(x),
         progress=False,
-    )
+    ).posterior(precision)

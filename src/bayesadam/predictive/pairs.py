@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -51,6 +52,44 @@ def batches_of_rows(
             part = rows.part(start, start + step)
             part.batch = map_tensors(part.batch, lambda tensor: tensor.to(device=device))
             yield part, target[start : start + step].to(device)
+
+
+class Remembered:
+    """A loader of pairs that can be gone through as before, and keeps the first rows that it gives.
+
+    Args:
+        data: The loader.
+        count: Rows to keep.
+    """
+
+    def __init__(self, data: Iterable[Any], count: int) -> None:
+        self.data = data
+        self._pairs: list[tuple[Any, Tensor]] = []
+        self._left = count
+
+    def __iter__(self) -> Iterator[Any]:
+        for pair in self.data:
+            for rows, target in batches_of_rows([pair], None) if self._left > 0 else ():
+                self._pairs.append((rows.part(0, self._left).batch, target[: self._left]))
+                self._left -= rows.count
+            yield pair
+
+    def __length_hint__(self) -> int:
+        return operator.length_hint(self.data)
+
+    def first(self) -> list[tuple[Any, Tensor]]:
+        """What was kept, in as many batches as it came; of a loader that nobody has gone through, its first rows."""
+        for _ in () if self._pairs else self:
+            if self._left <= 0:
+                break
+        return self._pairs
+
+
+def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
+    """At most so many rows of a pair, evenly spaced: of sorted rows, some of everything."""
+    ((rows, target),) = batches_of_rows(data, None, batch_size=sys.maxsize)
+    step = max(1, -(-rows.count // count))
+    return rows.part(0, rows.count, step).batch, target[::step]
 
 
 def length(data: Data, batch_size: int | None = None) -> int | None:

@@ -1,0 +1,326 @@
+"""Around four networks that Adam has trained: temperature scaling, one-line posteriors, tuned ones, and SWAG.
+
+    python benchmarks/posthoc.py                       # prints tables, writes runs/benchmarks/posthoc.json
+    python benchmarks/posthoc.py --task digits         # one network
+
+Every network and seed has its own split into training, held-out and test rows; what is measured is kept, and a run that
+was stopped goes on. Test NLL in nats, accuracy, ECE; differences are paired by seed, with standard errors over seeds.
+Tuned posteriors and temperatures see the held-out rows, one-line posteriors the training rows (Badam's: none, or them).
+SWAG trains on: ten epochs of SGD at a constant rate, weights collected twice an epoch; its mean with a temperature is
+beside it. Laplace posteriors are predicted linearised, the others by 64 samples.
+"""
+
+from __future__ import annotations
+
+import collections
+import copy
+import itertools
+import json
+import math
+import re
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn import functional
+
+import bayesadam as ba
+from bayesadam.data import load
+from record import arguments, conditions, save
+
+SEEDS = (0, 1, 2)
+LIKELIHOOD = ba.Categorical()
+Pair = tuple[Tensor, Tensor]
+
+
+class LSTM(nn.Module):
+    """Classes of windows of words."""
+
+    def __init__(self, words: int, classes: int) -> None:
+        super().__init__()
+        self.embedding, self.dropout = nn.Embedding(words, 32), nn.Dropout(0.3)
+        self.recurrent, self.head = nn.LSTM(32, 64, batch_first=True), nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(N, classes)`` for numbers of words ``(N, T)``."""
+        states, _ = self.recurrent(self.dropout(self.embedding(x)))
+        return self.head(self.dropout(states.mean(1)))
+
+
+def perceptron(*widths: int) -> nn.Sequential:
+    layers = [m for i, o in itertools.pairwise(widths) for m in (nn.Linear(i, o), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
+def convnet() -> nn.Sequential:
+    def block(inputs: int, outputs: int) -> list[nn.Module]:
+        return [nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+
+    body = [*block(1, 32), *block(32, 32), nn.MaxPool2d(2), *block(32, 64), nn.MaxPool2d(2), nn.Flatten()]
+    return nn.Sequential(*body, nn.Linear(64 * 9, 10))
+
+
+def parts(x: Tensor, y: Tensor, sizes: tuple[int, int, int], seed: int) -> list[Pair]:
+    """Random training, held-out and test rows."""
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    return [(x[rows], y[rows]) for rows in order[: sum(sizes)].split(sizes)]
+
+
+def digits(seed: int) -> list[Pair]:
+    images, labels = load_digits(return_X_y=True)
+    return parts(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels), (1000, 300, 497), seed)
+
+
+def mnist(seed: int) -> list[Pair]:
+    data = load("mnist")
+    return parts(data.x.view(len(data.x), -1) / data.x.max(), data.y, (10_000, 1000, 3000), seed)
+
+
+def fashion(seed: int) -> list[Pair]:
+    data = load("fashion-mnist")
+    x = functional.avg_pool2d(data.x.view(-1, 1, 28, 28), 2)
+    return parts((x - x.mean()) / x.std(), data.y, (5000, 1000, 2000), seed)
+
+
+def war_and_peace(seed: int) -> list[Pair]:
+    """Windows of 50 words, and which eighth of the book they are from; blocks of 20 windows are of one part."""
+    data = load("text/war-and-peace")
+    text = "".join(data.target_names[code] for code in data.x.tolist())
+    words = re.findall(r"[a-z']+|[.,!?;]", text.lower())
+    common = [word for word, _ in collections.Counter(words).most_common(2999)]
+    numbers = {word: number for number, word in enumerate(common, 1)}
+    coded = torch.tensor([numbers.get(word, 0) for word in words])
+    windows = coded[: len(coded) // 50 * 50].view(-1, 50)
+    label = torch.arange(len(windows)) * 8 // len(windows)
+    blocks = torch.arange(len(windows) // 20 * 20).view(-1, 20)
+    blocks = blocks[torch.randperm(len(blocks), generator=torch.Generator().manual_seed(seed))]
+    return [(windows[rows], label[rows]) for rows in blocks.flatten()[:11_000].split([8000, 1000, 2000])]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network and its data, and how it is trained."""
+
+    data: Callable[[int], list[Pair]]
+    network: Callable[[], nn.Module]
+    epochs: int
+    batch_size: int
+    lr: float = 1e-3
+
+
+TASKS = {
+    "digits, MLP 64-128-128-10": Task(digits, partial(perceptron, 64, 128, 128, 10), 30, 32),
+    "MNIST, MLP 784-400-400-10": Task(mnist, partial(perceptron, 784, 400, 400, 10), 10, 128),
+    "Fashion-MNIST, CNN with BatchNorm": Task(fashion, convnet, 10, 64),
+    "War and Peace, LSTM": Task(war_and_peace, partial(LSTM, 3000, 8), 8, 64, 2e-3),
+}
+
+
+def minibatches(data: Pair, size: int, epochs: int) -> Iterator[Pair]:
+    for _ in range(epochs):
+        yield from ((data[0][rows], data[1][rows]) for rows in torch.randperm(len(data[0])).split(size))
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Pair) -> None:
+    optimizer.zero_grad()
+    functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+@dataclass
+class Trained:
+    """A network that Adam has trained, and its data."""
+
+    task: Task
+    model: nn.Module
+    adam: torch.optim.Adam
+    train: Pair
+    held_out: Pair
+    test: Pair
+
+    @classmethod
+    def new(cls, task: Task, seed: int) -> Trained:
+        """Train."""
+        torch.manual_seed(seed)
+        model = task.network()
+        adam = torch.optim.Adam(model.parameters(), lr=task.lr)
+        train, held_out, test = task.data(seed)
+        for batch in minibatches(train, task.batch_size, task.epochs):
+            step(model, adam, batch)
+        return cls(task, model.eval(), adam, train, held_out, test)
+
+    @property
+    def num_data(self) -> int:
+        """Number of training rows."""
+        return len(self.train[0])
+
+    def swag(self) -> tuple[nn.Module, ba.LowRankGaussian]:
+        """A network of its own, whose batch norm has the statistics of SWAG's mean."""
+        torch.manual_seed(0)
+        model = copy.deepcopy(self.model).train()
+        sgd, swag = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9), ba.SWAG(model)
+        each = math.ceil(self.num_data / self.task.batch_size) // 2
+        for number, batch in enumerate(minibatches(self.train, self.task.batch_size, 10), 1):
+            step(model, sgd, batch)
+            if number % each == 0:
+                swag.collect()
+        posterior = swag.posterior()
+        with posterior.applied(model):
+            torch.optim.swa_utils.update_bn(minibatches(self.train, 500, 1), model)
+        return model.eval(), posterior
+
+
+Found = tuple[nn.Module, Any, dict[str, Any]]
+"""A network, its posterior, and further arguments of ``predict``; what was found is under "found"."""
+
+
+def point(trained: Trained) -> Found:
+    return trained.model, ba.DiagonalGaussian.point_mass(trained.model), {"method": "mean"}
+
+
+def temperature_scaling(trained: Trained, model: nn.Module | None = None) -> Found:
+    model = model or trained.model
+    likelihood = ba.calibrate(model, trained.held_out, likelihood=LIKELIHOOD)
+    found = {"temperature": float(likelihood.temperature)}
+    return model, ba.DiagonalGaussian.point_mass(model), {"method": "mean", "likelihood": likelihood, "found": found}
+
+
+def badam(trained: Trained, **options: Any) -> Found:
+    q = ba.badam(trained.adam, trained.model, num_data=trained.num_data, **options)
+    return trained.model, q, {"found": {"scaled": q.hyperparameters.get("scaled", 1.0)}}
+
+
+def laplace(trained: Trained, **options: Any) -> Found:
+    q = ba.laplace(trained.model, trained.train, likelihood=LIKELIHOOD, **options)
+    return trained.model, q, {"found": {"scaled": q.hyperparameters.get("scaled", 1.0)}}
+
+
+def tuned(trained: Trained, model: nn.Module, q: Any, method: str) -> Found:
+    result = ba.tune_posterior(
+        q, model, trained.held_out, likelihood=LIKELIHOOD, train=trained.train, method=method, mc_samples=32
+    )
+    found = {**result.chosen, "scale": result.scale, "temperature": result.temperature}
+    return model, result.posterior, {"method": method, "likelihood": result.likelihood, "found": found}
+
+
+def tuned_laplace(trained: Trained, structure: str) -> Found:
+    fitted = ba.Laplace(trained.model, trained.train, likelihood=LIKELIHOOD, structure=structure)
+    return tuned(trained, trained.model, fitted.posterior, "linearized")
+
+
+def tuned_badam(trained: Trained) -> Found:
+    make = partial(ba.badam, trained.adam, trained.model, num_data=trained.num_data)
+    return tuned(trained, trained.model, make, "monte_carlo")
+
+
+def swag_mean(trained: Trained) -> Found:
+    model, q = trained.swag()
+    for name, parameter in model.named_parameters():
+        parameter.data.copy_(q.mean[name])
+    return temperature_scaling(trained, model)
+
+
+def tuned_swag(trained: Trained) -> Found:
+    return tuned(trained, *trained.swag(), "monte_carlo")
+
+
+METHODS: dict[str, Callable[[Trained], Found]] = {
+    "the network": point,
+    "temperature scaling": temperature_scaling,
+    "badam, prior precision 1": partial(badam, prior_precision=1.0),
+    "badam": badam,
+    "badam, with the training rows": lambda trained: badam(trained, data=trained.train, likelihood=LIKELIHOOD),
+    "laplace, prior precision 1": partial(laplace, prior_precision=1.0),
+    "laplace": laplace,
+    "laplace, last layer": partial(laplace, structure="last_layer"),
+    "badam, tuned": tuned_badam,
+    "laplace, tuned": partial(tuned_laplace, structure="diagonal"),
+    "laplace, last layer, tuned": partial(tuned_laplace, structure="last_layer"),
+    "SWAG": lambda trained: (*trained.swag(), {}),
+    "mean of SWAG, temperature scaling": swag_mean,
+    "SWAG, tuned": tuned_swag,
+}
+MEASURES = ("NLL", "accuracy", "ECE", "seconds")
+
+
+def score(trained: Trained, method: Callable[[Trained], Found]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    begin = time.perf_counter()
+    model, q, options = method(trained)
+    found = options.pop("found", {})
+    seconds = time.perf_counter() - begin
+    x, y = trained.test
+    pred = ba.predict(model, q, x, **{"likelihood": LIKELIHOOD, "batch_size": 1000, **options})
+    return {
+        "NLL": ba.metrics.nll(pred, y),
+        "accuracy": ba.metrics.accuracy(pred.probs, y),
+        "ECE": ba.metrics.expected_calibration_error(pred.probs, y),
+        "seconds": round(seconds, 1),
+        **found,
+    }
+
+
+def difference(seeds: list[dict[str, Any]], method: str, other: str) -> list[float]:
+    """Mean over seeds of the difference in NLL, and its standard error."""
+    found = [scores[method]["NLL"] - scores[other]["NLL"] for scores in seeds]
+    error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.nan
+    return [round(statistics.mean(found), 4), round(error, 4)]
+
+
+def summarized(results: dict[str, Any]) -> dict[str, Any]:
+    """Means over the seeds for which all methods are measured, and differences to the network and its temperature."""
+    summary: dict[str, Any] = {}
+    for name, rows in results.items():
+        seeds = [scores for scores in rows.values() if METHODS.keys() <= scores.keys()]
+        for method in METHODS if seeds else ():
+            mean = {key: round(statistics.mean(scores[method][key] for scores in seeds), 4) for key in MEASURES}
+            pairs = {f"- {other}": difference(seeds, method, other) for other in ("the network", "temperature scaling")}
+            summary.setdefault(name, {"seeds": len(seeds)})[method] = mean | pairs
+    return summary
+
+
+def show(summary: dict[str, Any]) -> None:
+    for name, methods in summary.items():
+        print(f"\n{name}, {methods['seeds']} seeds\n{'':36}{'NLL':>8}{'accuracy':>10}{'ECE':>8}", end="")
+        print(f"{'seconds':>9}{'- network':>20}{'- temperature':>20}")
+        for method in METHODS:
+            row = methods[method]
+            pairs = "".join(
+                f"{mean:+11.4f} ± {error:.4f}" for mean, error in (v for v in row.values() if type(v) is list)
+            )
+            print(f"{method:36}{row['NLL']:8.4f}{row['accuracy']:10.4f}{row['ECE']:8.4f}{row['seconds']:9.1f}{pairs}")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--task", default="", help="measure networks whose name contains this only")
+    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: %(default)s")
+    options = parser.parse_args()
+    path = options.output / "posthoc.json"
+    results = json.loads(path.read_text())["results"] if path.exists() else {}
+    warnings.filterwarnings("ignore", "There is a performance drop")  # torch's, of a mapped LSTM
+    warnings.filterwarnings("ignore", "the posterior is too wide")  # which is what is shown
+    torch.set_num_threads(1)
+    for seed, name in itertools.product(options.seeds, TASKS):
+        scores = results.setdefault(name, {}).setdefault(str(seed), {})
+        missing = [method for method in METHODS if method not in scores]
+        if not missing or options.task.lower() not in name.lower():
+            continue
+        trained = Trained.new(TASKS[name], seed)
+        for method in missing:
+            scores[method] = score(trained, METHODS[method])
+            print(f"{name}, seed {seed}, {method}: {scores[method]}", flush=True)
+            report = {**conditions("torch", "bayesadam"), "summary": summarized(results), "results": results}
+            save(options.output / "posthoc.json", report)
+    show(summarized(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""The width of a posterior and the temperature of its predictions, after training, by how well they predict data."""
+
+from bayesadam.calibration.temperature import calibrate as calibrate
+from bayesadam.calibration.tuning import PosteriorTuning as PosteriorTuning
+from bayesadam.calibration.tuning import tune_posterior as tune_posterior

@@ -1,0 +1,149 @@
+"""Rows by which predictions are scored, and what shows that a network was trained on them."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.calibration.search import least
+from bayesadam.likelihoods import Likelihood
+from bayesadam.posterior import NetworkDistribution
+from bayesadam.predictive.batches import tensors_of
+from bayesadam.predictive.pairs import Data, batches
+from bayesadam.predictive.predict import network_outputs
+from bayesadam.predictive.result import Predictive
+
+STEPS = 20
+"""Of the search for a temperature, which is then known to 0.1%."""
+
+Scored = Callable[..., Tensor]
+"""From a likelihood (linearised also ``scale=``) to ``-log p`` of every row, in float64."""
+
+
+class HeldOut:
+    """Rows with targets, and how the network is run for them.
+
+    Args:
+        model: As for :func:`bayesadam.predict`.
+        data: A pair ``(inputs, targets)``, or a loader of such pairs, which is gone through once and kept.
+        likelihood: What the outputs mean.
+        options: Further arguments of :func:`bayesadam.predict`.
+
+    Raises:
+        ValueError: No data, or data that are no pairs.
+    """
+
+    def __init__(self, model: nn.Module, data: Data, likelihood: Likelihood, **options: Any) -> None:
+        pairs = list(batches(data, None, batch_size=sys.maxsize))
+        if not pairs:
+            raise ValueError("data must have at least one batch, got none")
+        self.model = model
+        self.likelihood = likelihood
+        self.inputs: Any = pairs[0][0] if isinstance(data, tuple) else pairs
+        self.target = torch.cat([target for _, target in pairs])
+        self.options = options
+        self._batches = [batch for batch, _ in pairs]
+
+    def scored(self, posterior: NetworkDistribution, **options: Any) -> Scored:
+        """Run the network; the function that is returned scores it by a likelihood, again and again.
+
+        Args:
+            posterior: As for :func:`bayesadam.predict`.
+            options: In place of those of the class.
+        """
+        given = {"likelihood": self.likelihood, "progress": False, **self.options, **options}
+        predictive = network_outputs(self.model, posterior, self.inputs, **given)
+
+        def score(likelihood: Likelihood, **scale: float) -> Tensor:
+            found: Predictive = predictive(likelihood, **scale)
+            return -found.log_prob(self.target.to(found.device)).double()
+
+        return score
+
+    def rows(self) -> set[bytes]:
+        """The bytes of every row's inputs."""
+        found = set()
+        for batch in self._batches:
+            tensors = tensors_of(batch)
+            count = next((len(tensor) for tensor in tensors if tensor.ndim), 0)
+            own = [t.detach().cpu().contiguous() for t in tensors if t.ndim and len(t) == count]
+            for number in range(count):
+                found.add(b"".join(t[number].reshape(-1).view(torch.uint8).numpy().tobytes() for t in own))
+        return found
+
+
+def mean(values: Tensor) -> float:
+    """Of all rows; infinite where it is not a number."""
+    value = values.mean().item()
+    return math.inf if math.isnan(value) else value
+
+
+def temperatures(likelihood: Likelihood) -> tuple[float, float]:
+    """Where a temperature is searched: of the noise of regression, whose scale may be anything, farther than else."""
+    return (0.1, 10.0) if likelihood.defines("log_probs") else (1e-4, 1e4)
+
+
+def best_temperature(score: Scored, likelihood: Likelihood) -> tuple[float, float]:
+    """The temperature with the least mean score, and that score."""
+    return least(lambda value: mean(score(likelihood.tempered(value))), *temperatures(likelihood), STEPS)
+
+
+def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
+    """Whether every lower temperature would be better: warn then, as no temperature is known."""
+    low, _ = temperatures(likelihood)
+    if temperature > 1.01 * low:
+        return False
+    warnings.warn(
+        f"held_out must tell a temperature, got rows for which every lower one is better, down to {low:g}: the "
+        "temperature stays 1. All of them are predicted right, as are many of the rows that a network was trained on",
+        UserWarning,
+        stacklevel=3,
+    )
+    return True
+
+
+def check_apart(held_out: HeldOut, train: Data | None) -> None:
+    """Warn of rows that are among those of the training data."""
+    if train is None:
+        return
+    own = held_out.rows()
+    common = len(own & HeldOut(held_out.model, train, held_out.likelihood).rows())
+    if common:
+        warnings.warn(
+            f"held_out has {common:,} rows (of {len(own):,} different ones) that are in train as well: for rows that "
+            "the network was trained on, the best width and temperature are too small",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def check_surer(likelihood: Likelihood, temperature: float, gain: float, rows: int, width: float = 0.0) -> None:
+    """Warn where classes of held-out rows ask for surer predictions and no width, as those of training rows do.
+
+    A network that has been trained by maximum likelihood is too sure of new rows: they ask for a temperature above 1,
+    or some width. On the rows that it was trained on it is at its optimum or on its way there: they ask for a
+    temperature of 1 or below, and no width. So the sign is a temperature below 0.9 that is no chance, while a width
+    gains nothing. Other likelihoods have a noise whose scale may be anything, and no such sign.
+
+    Args:
+        likelihood: What the outputs mean.
+        temperature: The best one for the network itself.
+        gain: By which the mean score is better than at temperature 1, in nats.
+        rows: Number of rows.
+        width: By which it is better with the best width, in nats.
+    """
+    # A gain of 2 nats in all is a log-likelihood ratio at two standard errors.
+    if likelihood.defines("log_probs") and temperature < 0.9 and rows * gain > 2.0 > rows * width:
+        warnings.warn(
+            f"held_out asks for surer predictions, at the temperature {temperature:.2g}, and for no width: so do rows "
+            "that the network was trained on. Give rows that it has not seen (train= compares them with the training "
+            "data); a network that was trained with label smoothing or strong regularisation may ask for it rightly",
+            UserWarning,
+            stacklevel=3,
+        )
