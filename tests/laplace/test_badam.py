@@ -118,7 +118,7 @@ def test_groups_with_different_betas():
     ]
     optimizer = torch.optim.Adam(groups)
     seen = train(model, optimizer)
-    q = badam(optimizer, model, num_data=50)
+    q = badam(optimizer, model, num_data=50, prior_precision=1.0)
     for key in q.mean:
         group = optimizer.param_groups[0 if key.startswith("0.") else 1]
         slow = from_gradients(optimizer, group, [step[key] for step in seen])
@@ -172,7 +172,7 @@ def test_low_precision_weights_give_a_posterior_in_float32():
     model = network(torch.bfloat16)
     optimizer = torch.optim.Adam(model.parameters())
     train(model, optimizer)
-    q = badam(optimizer, model, num_data=20)
+    q = badam(optimizer, model, num_data=20, prior_precision=1.0)
     for name, parameter in model.named_parameters():
         assert (q.mean[name].dtype, q.variance[name].dtype) == (torch.float32, torch.float32)
         root = (optimizer.state[parameter]["exp_avg_sq"].double() / (1 - 0.999**STEPS)).sqrt()
@@ -241,7 +241,7 @@ class TestRefusals:
     @pytest.mark.parametrize("value", [-1.0, float("inf"), float("nan"), "1"])
     def test_prior_precision(self, value):
         model = network()
-        with pytest.raises(ValueError, match="^prior_precision must be a finite number of at least 0, got "):
+        with pytest.raises(ValueError, match="^prior_precision must be a finite number of at least 0, or 'safe', got "):
             badam(torch.optim.Adam(model.parameters()), model, num_data=10, prior_precision=value)
 
     def test_weights(self):

@@ -471,7 +471,7 @@ class TestRefusals:
 
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "evidence", None])
     def test_prior_precision(self, value):
-        message = "^prior_precision must be a positive, finite number or 'marginal_likelihood', got "
+        message = "^prior_precision must be a positive, finite number, 'marginal_likelihood' or 'safe', got "
         self.refused(message, prior_precision=value)
 
     @pytest.mark.parametrize("name", ["temperature", "num_data"])

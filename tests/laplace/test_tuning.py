@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.laplace import Laplace, badam, tune_laplace, tuning
+from bayesadam.calibration import held_out
+from bayesadam.laplace import Laplace, badam, tune_laplace
 from laplace.models import N, Squeezed, case, draw, gaussian, mlp
 
 
@@ -149,10 +150,11 @@ def test_targets_follow_the_predictions(regression, monkeypatch):
             seen.append(target.device)
             return torch.zeros(3)
 
-    monkeypatch.setattr(tuning, "predict", lambda *args, **kwargs: Elsewhere())
+    monkeypatch.setattr(held_out, "network_outputs", lambda *args, **kwargs: lambda likelihood: Elsewhere())
     make = Laplace(model, train, likelihood=likelihood).posterior
     tune_laplace(make, model, held, likelihood=likelihood, prior_precision=[1.0, 2.0])
-    assert seen == [Elsewhere.device] * 2
+    assert set(seen) == {Elsewhere.device}
+    assert len(seen) >= 2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -32,7 +32,7 @@ SMALLEST = 2.0**-10
 HARM = 0.1
 """Rise above the network's own score, in nats, that is warned of."""
 
-SHARE = 0.1
+SHARE = 0.05
 """Of the weights' size: that of the noise which is taken to be harmless where there are no data."""
 
 
@@ -112,7 +112,7 @@ class Watched:
 
 
 def harmless_share(posterior: Self) -> Self:
-    """Without data: widths times the largest factor up to 1 for which noise is a tenth of the weights in every matrix.
+    """Without data: widths times the largest factor up to 1 for which noise is 5% of the weights in every matrix.
 
     Root mean squares are compared; those of tensors with one axis, biases and the weights of norm layers, only if there
     are no others.

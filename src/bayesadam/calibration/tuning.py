@@ -33,7 +33,7 @@ PRECISIONS = tuple(10.0**power for power in range(-4, 5))
 FEW_PRECISIONS = (1e-2, 1.0, 1e2, 1e4)
 """Likewise, where the width is."""
 
-SCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+SCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 """Of the standard deviations, tried first; the search goes on between the neighbours of the best."""
 
 STEPS = 5
@@ -124,7 +124,7 @@ def tune_posterior(
         candidates: Numbers by name, every combination of which is tried, if the posterior is made. Default: the
             prior precisions 0.01, 1, 100, 10,000.
         scale: Factors of the standard deviations to try; ``[1]`` leaves the width alone. Default: searched from
-            0.01 to 3 in half decades, and then by golden section between the neighbours of the best.
+            0.01 to 10 in half decades, and then by golden section between the neighbours of the best.
         temperature: Temperatures to try; ``[1]`` leaves it alone. Default: golden section, for a likelihood that can
             be ``tempered``.
         train: The training data, to be compared with: rows that are in both are warned of. Without, a warning says

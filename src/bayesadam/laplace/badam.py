@@ -66,7 +66,7 @@ def badam(
         prior_precision: ``lambda``, of the prior ``N(0, 1 / lambda)``. 0 leaves the prior out, which needs second
             moments above 0. Or ``"safe"``: 1, and then all standard deviations are multiplied by the largest factor up
             to 1 (``hyperparameters["scaled"]``) that is harmless: with ``data``, as for :func:`bayesadam.laplace`;
-            without, the noise is a tenth of the weights at most, by their root mean squares in every matrix.
+            without, the noise is 5% of the weights at most, by their root mean squares in every matrix.
         weights: What the trained weights are. ``"map"``: the mode of the posterior, which becomes the mean. ``"mle"``:
             the maximum of the likelihood, the loss having had no prior; the mean is then
             ``theta sqrt(v) / (sqrt(v) + lambda / N)``.

@@ -1,0 +1,212 @@
+"""One-line posteriors do not make their network worse, and those of other settings say so where they do."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.calibration import safe
+from bayesadam.predictive.pairs import Remembered, evenly
+
+
+def nll(model, q, data, likelihood, **options):
+    return ba.metrics.nll(ba.predict(model, q, data[0], likelihood=likelihood, **options), data[1])
+
+
+def network(problem, data):
+    point = ba.DiagonalGaussian.point_mass(problem.model)
+    return nll(problem.model, point, data, problem.likelihood, method="mean")
+
+
+def one_line(problem, kind, **options):
+    if kind == "badam":
+        return ba.badam(problem.adam, problem.model, num_data=len(problem.train[0]), **options)
+    if kind == "badam, with data":
+        options = {"data": problem.train, "likelihood": problem.likelihood, **options}
+        return one_line(problem, "badam", **options)
+    return ba.laplace(problem.model, problem.train, likelihood=problem.likelihood, structure=kind, **options)
+
+
+KINDS = ["badam", "badam, with data", "diagonal", "full", "last_layer"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("problem", ["classes", "regression"])
+def test_defaults_do_no_harm(kind, problem, request):
+    problem = request.getfixturevalue(problem)
+    q = one_line(problem, kind)
+    factor = q.hyperparameters.get("scaled", 1.0)
+    assert 0.001 < factor <= 1.0
+    assert q.hyperparameters["prior_precision"] == 1.0
+    for data in (problem.train, problem.held_out, problem.test):
+        found = nll(problem.model, q, data, problem.likelihood)
+        assert found < network(problem, data) + (0.01 if data is problem.train else 0.0)
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_the_width_is_the_largest_that_does_no_harm(kind, classes):
+    q = one_line(classes, kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is too wide
+        wide = one_line(classes, kind, prior_precision=1.0)
+    factor = q.hyperparameters["scaled"]
+    own, found, wider = (
+        nll(classes.model, wide.scaled(f), classes.train, classes.likelihood, mc_samples=safe.SAMPLES)
+        for f in (0.0, factor, 1.42 * factor)
+    )
+    assert found <= own + safe.RISE < wider
+    assert (2 * torch.tensor(factor).log2() % 1).item() == pytest.approx(0.0, abs=1e-5)
+    for name, variance in wide.variance.items():
+        torch.testing.assert_close(q.variance[name], factor**2 * variance, rtol=1e-6, atol=0.0)
+
+
+def test_of_held_out_rows_the_width_is_about_the_best(classes):
+    """With rows that gain by a width, the least score is that of a width, and none that is much worse is taken."""
+    q = one_line(classes, "badam", data=classes.held_out, likelihood=classes.likelihood)
+    assert q.hyperparameters["scaled"] > 2 * one_line(classes, "badam, with data").hyperparameters["scaled"]
+    table = ba.tune_posterior(
+        one_line(classes, "badam", prior_precision=1.0), classes.model, classes.held_out, likelihood=classes.likelihood,
+        scale=[2.0 ** (-k / 2) for k in range(12)], temperature=[1.0], mc_samples=safe.SAMPLES,
+    ).table  # fmt: skip
+    best = min(row["score"] for row in table)
+    assert nll(classes.model, q, classes.held_out, classes.likelihood, mc_samples=safe.SAMPLES) < best + 0.01
+
+
+def test_a_posterior_that_is_right_stays_as_it_is():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 3, generator=generator).double()
+    y = x.sum(1, keepdim=True) + 0.5 * torch.randn(200, 1, generator=generator)
+    model, likelihood = nn.Linear(3, 1, bias=False).double(), ba.Gaussian(4.0).double()
+    precision = 4.0 * x.T @ x + torch.eye(3)
+    with torch.no_grad():
+        model.weight.copy_(torch.linalg.solve(precision, 4.0 * x.T @ y).T)
+    q = ba.laplace(model, (x, y), likelihood=likelihood, structure="full")
+    assert "scaled" not in q.hyperparameters
+    torch.testing.assert_close(q.covariance, precision.inverse(), rtol=1e-5, atol=0.0)
+
+
+def test_the_marginal_likelihood_is_warned_of_as_well(classes):
+    with pytest.warns(
+        UserWarning,
+        match=r"^the posterior is too wide: the loss on the data given is \d\.\d+ nats with it and 0\.\d+ wi",
+    ):
+        q = one_line(classes, "full", prior_precision="marginal_likelihood")
+    assert "scaled" not in q.hyperparameters
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_given_means_what_it_did(kind, classes):
+    """And of a posterior that is narrow enough nothing is said: warnings are errors here."""
+    q = one_line(classes, kind, prior_precision=1e5)
+    assert "scaled" not in q.hyperparameters
+    assert q.hyperparameters["prior_precision"] == 1e5
+    if kind.startswith("badam"):
+        v = classes.adam.state[classes.model[0].weight]["exp_avg_sq"] / (1 - 0.999**150)
+        torch.testing.assert_close(1 / q.variance["0.weight"], 80 * v.sqrt() + 1e5)
+
+
+def test_it_is_saved_and_loaded(classes, tmp_path):
+    q = one_line(classes, "last_layer")
+    q.save(tmp_path / "q")
+    r = ba.load_posterior(tmp_path / "q")
+    assert r.hyperparameters == q.hyperparameters
+    assert torch.equal(r.random.scale_tril, q.random.scale_tril)
+
+
+class TestLoaders:
+    def loader(self, problem):
+        return DataLoader(TensorDataset(*problem.train), batch_size=7)
+
+    @pytest.mark.parametrize("kind", ["diagonal", "last_layer"])
+    def test_laplace(self, classes, kind):
+        model, likelihood = classes.model, classes.likelihood
+        q = one_line(classes, kind)
+        r = ba.laplace(model, self.loader(classes), likelihood=likelihood, structure=kind)
+        assert r.hyperparameters["scaled"] == q.hyperparameters["scaled"]
+        once = ba.laplace(model, iter(list(self.loader(classes))), likelihood=likelihood, structure=kind)
+        assert once.hyperparameters == r.hyperparameters
+
+    def test_badam(self, classes):
+        q = one_line(classes, "badam, with data")
+        for data in (self.loader(classes), iter(list(self.loader(classes)))):
+            assert one_line(classes, "badam, with data", data=data).hyperparameters == q.hyperparameters
+
+    def test_rows_are_remembered_up_to_a_number(self):
+        x = torch.arange(20.0).view(-1, 1)
+        data = [((x[i : i + 4], x[:3]), x[i : i + 4, 0]) for i in range(0, 20, 4)]
+        remembered = Remembered(data, 10)
+        for found, given in zip(remembered, data, strict=True):
+            assert found is given
+        first = remembered.first()
+        assert torch.cat([target for _, target in first]).tolist() == list(range(10))
+        assert [inputs[0].tolist() for inputs, _ in first] == [x[a:b].tolist() for a, b in ((0, 4), (4, 8), (8, 10))]
+        assert all(torch.equal(inputs[1], x[:3]) for inputs, _ in first)
+        assert remembered.__length_hint__() == 5
+
+    def test_a_loader_that_nobody_has_gone_through_gives_no_more_batches_than_needed(self):
+        asked = []
+        data = (asked.append(i) or (torch.full((4, 1), i), torch.full((4,), i)) for i in range(5))
+        assert [len(target) for _, target in Remembered(data, 6).first()] == [4, 2]
+        assert asked == [0, 1]
+
+
+@pytest.mark.parametrize(("rows", "count", "step"), [(20, 20, 1), (20, 100, 1), (21, 20, 2), (20, 7, 3), (512, 1, 512)])
+def test_rows_of_a_pair_are_taken_evenly(rows, count, step):
+    x, shared = torch.arange(float(rows)).view(-1, 1), torch.zeros(rows + 1)
+    (inputs, same), target = evenly(([x, shared], x[:, 0]), count)
+    assert target.tolist() == list(range(0, rows, step))
+    assert torch.equal(inputs[:, 0], target)
+    assert same is shared
+    assert len(target) <= count
+
+
+def share(mean, variance):
+    q = ba.DiagonalGaussian(
+        {n: torch.tensor(v) for n, v in mean.items()}, {n: torch.tensor(v) for n, v in variance.items()}
+    )
+    return safe.harmless_share(q).hyperparameters.get("scaled", 1.0)
+
+
+def test_without_data_the_noise_is_a_twentieth_of_the_weights():
+    mean = {"a": [[3.0, 4.0]], "b": [[1.0, 0.0]], "bias": [0.0, 1e-9]}
+    assert share(mean, {"a": [[1.0, 7.0]], "b": [[0.0, 1e-4]], "bias": [1.0, 1.0]}) == pytest.approx(
+        0.05 * (12.5 / 4) ** 0.5
+    )
+    assert share(mean, {"a": [[1.0, 7.0]], "b": [[8.0, 0.0]], "bias": [1.0, 1.0]}) == pytest.approx(0.05 * 0.125**0.5)
+    assert share(mean, {"a": [[0.0, 0.0]], "b": [[1e-4, 0.0]], "bias": [1.0, 1.0]}) == 1.0
+    assert share({"bias": [0.0, 2.0]}, {"bias": [1.0, 1.0]}) == pytest.approx(0.05 * 2**0.5)
+
+
+def test_a_posterior_that_cannot_be_harmless_is_a_point(classes):
+    """A network whose outputs are infinite for any noise."""
+
+    class Brittle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 3))
+
+        def forward(self, x):
+            return x @ self.weight / (self.weight == 1.0).all()
+
+    model = Brittle()
+    q = ba.DiagonalGaussian({"weight": torch.ones(3, 3)}, {"weight": torch.ones(3, 3)})
+    watched = safe.Watched(model, classes.train, classes.likelihood, None, None)
+    assert watched.harmless(q).hyperparameters["scaled"] == 0.0
+    with pytest.warns(UserWarning, match="^the posterior is too wide: the loss on the data given is inf nats"):
+        watched.warn_of_harm(q)
+
+
+def test_refusals(classes):
+    adam, model, data = classes.adam, classes.model, classes.train
+    with pytest.raises(ValueError, match="^likelihood must be a bayesadam.likelihoods.Likelihood, got None$"):
+        ba.badam(adam, model, num_data=80, data=data)
+    with pytest.raises(
+        ValueError, match="^prior_precision must be a finite number of at least 0, or 'safe', got 'sure'$"
+    ):
+        ba.badam(adam, model, num_data=80, prior_precision="sure")
+    message = "^prior_precision must be a positive, finite number, 'marginal_likelihood' or 'safe', got 'sure'$"
+    with pytest.raises(ValueError, match=message):
+        ba.laplace(model, data, likelihood=classes.likelihood, prior_precision="sure")

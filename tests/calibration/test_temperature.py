@@ -1,0 +1,204 @@
+"""Temperature scaling: the best temperature, by which it is found, and what it is found for."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.likelihoods import MissingCapabilityError, Poisson
+
+
+def nll(model, data, likelihood, **options):
+    pred = ba.predict(model, ba.DiagonalGaussian.point_mass(model), data[0], likelihood=likelihood, method="mean")
+    return ba.metrics.nll(pred, data[1])
+
+
+def test_is_the_best_temperature_of_the_held_out_rows(classes):
+    model, _, _, held_out, test, likelihood = classes
+    found = ba.calibrate(model, held_out, likelihood=likelihood)
+    with torch.no_grad():
+        z = model(held_out[0]).double()
+    best = minimize_scalar(
+        lambda t: nn.functional.cross_entropy(z / t, held_out[1]).item(),
+        (0.1, 10.0),
+        method="bounded",
+        bounds=(0.1, 10),
+    )
+    assert found.temperature.item() == pytest.approx(best.x, rel=2e-3)
+    assert 1.5 < best.x < 9.0
+    assert nll(model, test, found) < nll(model, test, likelihood) - 0.05
+
+
+def test_it_works_with_a_posterior_and_every_method(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
+    q = posterior.scaled(0.3)
+    temperatures = []
+    for method in ("monte_carlo", "linearized", "moments", "mean"):
+        options = {"method": method, "mc_samples": 20, "seed": 3}
+        found = ba.calibrate(model, held_out, likelihood=likelihood, posterior=q, **options)
+        temperatures.append(found.temperature.item())
+        scores = [
+            ba.metrics.nll(ba.predict(model, q, held_out[0], likelihood=likelihood.tempered(t), **options), held_out[1])
+            for t in (0.99 * temperatures[-1], temperatures[-1], 1.01 * temperatures[-1])
+        ]
+        assert min(scores) == scores[1]
+    assert temperatures[3] == pytest.approx(ba.calibrate(model, held_out, likelihood=likelihood).temperature.item())
+    assert max(temperatures[:3]) < temperatures[3]  # some of it is in the width
+
+
+def test_other_distributions_over_networks(classes):
+    model, _, _, held_out, _, likelihood = classes
+    network = nn.Sequential(*model, nn.Dropout(0.0))
+    network[3] = nn.Dropout(0.3)
+    found = ba.calibrate(network, held_out, likelihood=likelihood, posterior=ba.MCDropout(network), mc_samples=8)
+    assert found.temperature.item() > 1.0
+
+
+def test_noise_of_regression(regression):
+    model, _, _, held_out, _, likelihood = regression
+    found = ba.calibrate(model, held_out, likelihood=likelihood)
+    with torch.no_grad():
+        residual = (model(held_out[0]) - held_out[1]).square().mean()
+    assert 1.0 / found.noise_precision.item() == pytest.approx(residual.item(), rel=2e-3)
+    assert likelihood.noise_precision.item() == pytest.approx(25.0)
+
+
+def test_a_variance_far_off_is_found(regression):
+    model, _, _, held_out, _, _ = regression
+    found = [
+        ba.calibrate(model, held_out, likelihood=ba.Gaussian(p)).noise_precision.item() for p in (0.01, 4.0, 400.0)
+    ]
+    assert found == pytest.approx([found[0]] * 3, rel=4e-3)
+
+
+def test_the_model_stays_as_it_was(classes):
+    model, _, _, held_out, _, likelihood = classes
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    ba.calibrate(model, held_out, likelihood=likelihood)
+    assert model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None or p.requires_grad for p in model.parameters())
+    model.eval()
+
+
+def test_a_network_without_trainable_weights(classes):
+    model, _, _, held_out, _, likelihood = classes
+    expected = ba.calibrate(model, held_out, likelihood=likelihood).temperature
+    frozen = nn.Sequential(model).requires_grad_(False)
+    try:
+        assert torch.equal(ba.calibrate(frozen, held_out, likelihood=likelihood).temperature, expected)
+    finally:
+        model.requires_grad_(True)
+
+
+def test_a_loader_and_outputs_in_a_box(classes):
+    model, _, _, held_out, _, likelihood = classes
+
+    class Box(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return {"logits": self.model(x)}
+
+    expected = ba.calibrate(model, held_out, likelihood=likelihood).temperature
+    loader = DataLoader(TensorDataset(*held_out), batch_size=70, shuffle=True)
+    found = ba.calibrate(Box(), loader, likelihood=likelihood, output=lambda out: out["logits"], batch_size=30)
+    torch.testing.assert_close(found.temperature, expected, rtol=1e-3, atol=0.0)
+
+
+def test_labels_of_two_classes(classes):
+    model, _, _, (x, y), _, _ = classes
+    labels = torch.nn.functional.one_hot(y, 3).float()
+    found = ba.calibrate(model, (x, labels), likelihood=ba.Bernoulli())
+    with torch.no_grad():
+        z = model(x).double()
+    scores = [
+        nn.functional.binary_cross_entropy_with_logits(z / (t * found.temperature), labels.double()).item()
+        for t in (0.98, 1.0, 1.02)
+    ]
+    assert min(scores) == scores[1]
+
+
+class TestRowsThatTheNetworkWasTrainedOn:
+    def test_in_both(self, classes):
+        model, _, train, held_out, _, likelihood = classes
+        mixed = torch.cat([held_out[0], train[0][:7]]), torch.cat([held_out[1], train[1][:7]])
+        with pytest.warns(
+            UserWarning, match=r"^held_out has 7 rows \(of 307 different ones\) that are in train as well"
+        ):
+            ba.calibrate(model, mixed, likelihood=likelihood, train=train)
+        loader = DataLoader(TensorDataset(*train), batch_size=9)
+        with pytest.warns(UserWarning, match="^held_out has 7 rows "):
+            ba.calibrate(model, mixed, likelihood=likelihood, train=loader)
+
+    def test_in_one_only(self, classes):
+        """Nothing is said: warnings are errors here."""
+        model, _, train, held_out, _, likelihood = classes
+        ba.calibrate(model, held_out, likelihood=likelihood, train=train)
+
+    def test_that_ask_for_surer_predictions(self, classes):
+        """Of a network that was stopped on its way: its logits are a third of what they should be."""
+        model, _, _, (x, y), _, likelihood = classes
+        with torch.no_grad():
+            noisy = torch.where(torch.rand(len(x)) < 0.05, y, model(x).argmax(1))
+        message = r"^held_out asks for surer predictions, at the temperature 0\.\d+, and for no width: so do rows that"
+        with pytest.warns(UserWarning, match=message):
+            found = ba.calibrate(model, (x, noisy), likelihood=likelihood, output=lambda logits: logits / 3)
+        assert found.temperature < 0.9
+
+    def test_that_are_all_right(self, classes):
+        model, _, _, (x, _), _, likelihood = classes
+        with torch.no_grad():
+            right = model(x).argmax(1)
+        with pytest.warns(
+            UserWarning, match="^held_out must tell a temperature, got rows for which every lower one is be"
+        ):
+            found = ba.calibrate(model, (x, right), likelihood=likelihood)
+        assert found.temperature == 1.0
+
+    def test_rows_of_several_tensors(self, classes):
+        """All tensors that have rows make a row: the same inputs with another shift are others."""
+        model, _, _, (x, y), _, likelihood = classes
+
+        class Shifted(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x, shift):
+                return self.model(x + shift)
+
+        first, second = ((x, torch.zeros(len(x), 1)), y), ((x, torch.arange(len(x)).float().view(-1, 1) / 1e9), y)
+        ba.calibrate(Shifted(), second, likelihood=likelihood, train=((x, 1 + second[0][1]), y))
+        with pytest.warns(UserWarning, match="^held_out has 1 rows "):
+            ba.calibrate(Shifted(), second, likelihood=likelihood, train=first)
+
+
+def test_refusals(classes):
+    model, _, _, held_out, _, likelihood = classes
+    with pytest.raises(MissingCapabilityError, match="^likelihood must define tempered, got Poisson$"):
+        ba.calibrate(model, held_out, likelihood=Poisson())
+    with pytest.raises(ValueError, match="^likelihood must be a bayesadam.likelihoods.Likelihood, got None$"):
+        ba.calibrate(model, held_out, likelihood=None)
+    with pytest.raises(ValueError, match="^data must have at least one batch, got none$"):
+        ba.calibrate(model, [], likelihood=likelihood)
+    with pytest.raises(ValueError, match="^data must give pairs of inputs and a tensor of targets, got tuple of "):
+        ba.calibrate(model, [held_out[:1]], likelihood=likelihood)
+    with pytest.raises(ValueError, match="^method must be one of "):
+        ba.calibrate(model, held_out, likelihood=likelihood, posterior=ba.MCDropout, method="magic")
+
+
+def test_scores_that_are_no_numbers(classes):
+    """Of an infinite logit, say: no temperature is better than another, and the last is not taken for a good one."""
+    model, _, _, (x, y), _, likelihood = classes
+    broken = torch.cat([x[:1] * math.nan, x[1:]])
+    with np.errstate(all="ignore"), pytest.warns(UserWarning, match="^held_out must tell a temperature"):
+        assert ba.calibrate(model, (broken, y), likelihood=likelihood).temperature == 1.0

@@ -1,0 +1,259 @@
+"""Width and temperature by held-out data: the scores are those of predict, and the best is the best."""
+
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.calibration import tuning
+from bayesadam.likelihoods import MissingCapabilityError, Poisson
+
+
+def nll(model, q, data, likelihood, **options):
+    return ba.metrics.nll(ba.predict(model, q, data[0], likelihood=likelihood, **options), data[1])
+
+
+@pytest.mark.parametrize("method", ["monte_carlo", "linearized", "moments"])
+def test_table_is_what_predict_says(classes, posterior, method):
+    model, _, _, held_out, _, likelihood = classes
+    options = {"method": method, "mc_samples": 7, "seed": 3}
+    found = ba.tune_posterior(
+        posterior, model, held_out, likelihood=likelihood, scale=[0.1, 0.5, 1.0], temperature=[0.5, 1, 2.0], **options
+    )
+    expected = []
+    for scale in (0.1, 0.5, 1.0):
+        scores = {
+            t: nll(model, posterior.scaled(scale), held_out, likelihood.tempered(t), **options) for t in (0.5, 1.0, 2.0)
+        }
+        best = min(scores, key=scores.__getitem__)
+        expected.append((scale, best, scores[best]))
+    rows = [(row["scale"], row["temperature"], row["score"]) for row in found.table]
+    assert rows == [pytest.approx(row, rel=1e-5) for row in expected]
+    scale, temperature, score = min(expected, key=lambda row: row[2])
+    assert (found.scale, found.temperature, found.score) == pytest.approx((scale, temperature, score), rel=1e-5)
+    assert found.chosen == {}
+
+
+@pytest.mark.parametrize("method", ["monte_carlo", "linearized"])
+def test_search_finds_the_best_of_both(classes, posterior, method):
+    model, _, _, held_out, _, likelihood = classes
+    options = {"method": method, "mc_samples": 16}
+    found = ba.tune_posterior(posterior, model, held_out, likelihood=likelihood, **options)
+    scales = [0.8 * found.scale, 0.97 * found.scale, 1.03 * found.scale, 1.25 * found.scale, 0.003, 0.2, 1.0]
+    dense = ba.tune_posterior(posterior, model, held_out, likelihood=likelihood, scale=scales, **options)
+    assert found.score <= dense.score + 2e-4
+    predicted = nll(model, found.posterior, held_out, found.likelihood, **options)
+    assert predicted == pytest.approx(found.score, rel=1e-5)
+    assert found.posterior.hyperparameters["scaled"] == found.scale
+    assert found.likelihood.temperature.item() == pytest.approx(found.temperature)
+    assert len(found.table) == len(tuning.SCALES) + tuning.STEPS + 2
+
+
+def test_it_is_better_than_the_network_and_than_its_temperature(classes, posterior):
+    model, _, _, held_out, test, likelihood = classes
+    found = ba.tune_posterior(posterior, model, held_out, likelihood=likelihood, method="linearized")
+    network = ba.DiagonalGaussian.point_mass(model)
+    assert found.before == pytest.approx(nll(model, network, held_out, likelihood, method="mean"), rel=1e-5)
+    calibrated = ba.calibrate(model, held_out, likelihood=likelihood)
+    assert found.calibrated == pytest.approx(nll(model, network, held_out, calibrated, method="mean"), rel=1e-5)
+    assert found.score < found.calibrated - 0.003 < found.before - 0.1
+    scores = [
+        nll(model, q, test, by, method=method)
+        for q, by, method in (
+            (found.posterior, found.likelihood, "linearized"),
+            (network, calibrated, "mean"),
+            (network, likelihood, "mean"),
+        )
+    ]
+    assert max(scores[:2]) < scores[2] - 0.1
+    assert scores[0] < scores[1] + 0.01
+
+
+@pytest.mark.parametrize("kind", ["dense", "partial", "low rank", "mixture", "bernoulli"])
+def test_every_kind_of_posterior(classes, kind):
+    model, _, train, held_out, _, likelihood = classes
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    if kind in ("dense", "partial"):
+        structure = "full" if kind == "dense" else "last_layer"
+        q = ba.Laplace(model, train, likelihood=likelihood, structure=structure).posterior(1.0)
+    elif kind == "low rank":
+        factors = {name: 0.1 * torch.randn(2, *p.shape) for name, p in weights.items()}
+        q = ba.LowRankGaussian(weights, {name: torch.full_like(p, 0.01) for name, p in weights.items()}, factors)
+    elif kind == "bernoulli":
+        q = ba.posterior.Bernoulli({n: torch.full_like(p, 0.9) for n, p in weights.items()}, weights)
+    else:
+        variance = {name: torch.full_like(p, 0.1) for name, p in weights.items()}
+        q = ba.Mixture([ba.DiagonalGaussian(weights, variance)] * 2)
+    found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, mc_samples=16)
+    assert type(found.posterior) is type(q)
+    assert found.score <= min(row["score"] for row in found.table)
+    assert found.score < found.before
+    assert 0.01 <= found.scale <= 10.0
+
+
+def test_a_function_that_makes_posteriors(classes):
+    model, adam, train, held_out, _, likelihood = classes
+    make = partial(ba.badam, adam, model, num_data=len(train[0]))
+    found = ba.tune_posterior(make, model, held_out, likelihood=likelihood, mc_samples=8)
+    assert {row["prior_precision"] for row in found.table} == set(tuning.FEW_PRECISIONS)
+    assert found.chosen == {"prior_precision": found.posterior.hyperparameters["prior_precision"]}
+    grids = {"num_data": [10, 1000], "prior_precision": [1.0, 100.0]}
+    found = ba.tune_posterior(
+        partial(ba.badam, adam, model),
+        model,
+        held_out,
+        likelihood=likelihood,
+        mc_samples=8,
+        candidates=grids,
+        scale=[1],
+    )
+    assert [(row["num_data"], row["prior_precision"]) for row in found.table] == [
+        (10, 1), (10, 100), (1000, 1), (1000, 100)
+    ]  # fmt: skip
+    best = min(found.table, key=lambda row: row["score"])
+    assert found.chosen == {name: best[name] for name in grids}
+    assert found.scale == 1.0
+    assert "scaled" not in found.posterior.hyperparameters
+
+
+def test_regression(regression):
+    """Noise that was taken for too small is made larger, by the temperature."""
+    model, adam, train, held_out, test, likelihood = regression
+    q = ba.badam(adam, model, num_data=len(train[0]), prior_precision=1.0)
+    found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, method="linearized")
+    assert found.likelihood.noise_precision.item() == pytest.approx(25.0 / found.temperature)
+    assert found.temperature > 3
+    network = ba.DiagonalGaussian.point_mass(model)
+    before = nll(model, network, test, likelihood, method="mean")
+    assert nll(model, found.posterior, test, found.likelihood, method="linearized") < before - 1.0
+
+
+def test_a_likelihood_without_temperatures(regression):
+    model, adam, train, (x, y), _, _ = regression
+    q = ba.badam(adam, model, num_data=len(train[0]), prior_precision=100.0)
+    options = {"likelihood": Poisson(), "mc_samples": 4}
+    found = ba.tune_posterior(q, model, (x, y.abs().round()), **options)
+    assert found.temperature == 1.0
+    assert found.likelihood is options["likelihood"]
+    assert found.before == found.calibrated
+    with pytest.raises(MissingCapabilityError, match="^likelihood must define tempered, got Poisson$"):
+        ba.tune_posterior(q, model, (x, y.abs().round()), temperature=[1.0, 2.0], **options)
+
+
+def test_numbers_that_are_given_stay(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
+    options = {"likelihood": likelihood, "mc_samples": 4}
+    found = ba.tune_posterior(posterior, model, held_out, scale=[0.5], temperature=[1.0], **options)
+    assert (found.scale, found.temperature, len(found.table)) == (0.5, 1.0, 1)
+    assert found.likelihood is likelihood
+    assert found.edges == ()
+    found = ba.tune_posterior(posterior, model, held_out, scale=[1.0], temperature=[1.0], **options)
+    assert found.posterior is posterior
+
+
+def test_message_and_edges(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
+    options = {"likelihood": likelihood, "mc_samples": 4, "temperature": [1.0]}
+    found = ba.tune_posterior(posterior.scaled(1000.0), model, held_out, **options)
+    assert found.edges == ("scale",)
+    assert found.message.startswith(f"scale {found.scale:.4g}: {found.score:.4f} nats per data point, the network ")
+    assert f"the network {found.before:.4f} and by temperature scaling {found.calibrated:.4f}" in found.message
+    assert found.message.endswith("; warning: scale is at the edge of its candidates")
+    found = ba.tune_posterior(posterior, model, held_out, **options)
+    assert found.edges == ()
+    assert "warning" not in found.message
+
+
+def test_a_loader_that_shuffles(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
+    loader = DataLoader(TensorDataset(*held_out), batch_size=70, shuffle=True)
+    options = {"likelihood": likelihood, "scale": [0.1, 0.5], "mc_samples": 8}
+    first = ba.tune_posterior(posterior, model, loader, **options)
+    second = ba.tune_posterior(posterior, model, held_out, **options)
+    for a, b in zip(first.table, second.table, strict=True):
+        assert a == pytest.approx(b, rel=1e-4)
+
+
+class TestRowsThatTheNetworkWasTrainedOn:
+    def test_in_both(self, classes, posterior):
+        model, _, train, held_out, _, likelihood = classes
+        mixed = torch.cat([held_out[0], train[0][:7]]), torch.cat([held_out[1], train[1][:7]])
+        options = {"likelihood": likelihood, "train": train, "scale": [0.1], "mc_samples": 4}
+        with pytest.warns(UserWarning, match="^held_out has 7 rows .* the best width and temperature are too small$"):
+            ba.tune_posterior(posterior, model, mixed, **options)
+        ba.tune_posterior(posterior, model, held_out, **options)
+
+    def test_that_are_all_right_leave_the_temperature_alone(self, classes, posterior):
+        model, _, _, (x, _), _, likelihood = classes
+        with torch.no_grad():
+            right = model(x).argmax(1)
+        with pytest.warns(
+            UserWarning, match="^held_out must tell a temperature, got rows for which every lower one is be"
+        ):
+            found = ba.tune_posterior(posterior, model, (x, right), likelihood=likelihood, mc_samples=4)
+        assert {row["temperature"] for row in found.table} == {1.0}
+        assert found.before == found.calibrated
+        assert found.edges == ("scale",)
+        assert found.scale < 0.011
+
+    def test_that_ask_for_surer_predictions_and_no_width(self, classes, posterior):
+        """A network whose logits are too small: with its labels, no width is better; with others, some is."""
+        model, _, _, (x, y), _, likelihood = classes
+        small = torch.nn.Sequential(*model[:2], torch.nn.Linear(40, 3))
+        with torch.no_grad():
+            for name, parameter in small[2].named_parameters():
+                parameter.copy_(dict(model[2].named_parameters())[name] / 3)
+            noisy = torch.where(torch.rand(len(x)) < 0.05, y, model(x).argmax(1))
+        q = ba.DiagonalGaussian(
+            {name: p.detach() for name, p in small.named_parameters()},
+            {name: 0.01 * value for name, value in posterior.variance.items()},
+        )
+        with pytest.warns(
+            UserWarning, match=r"^held_out asks for surer predictions, at the temperature 0\.\d+, and for no"
+        ):
+            found = ba.tune_posterior(q, small, (x, noisy), likelihood=likelihood, mc_samples=16)
+        assert found.temperature < 0.9
+        assert found.calibrated - found.score < 2 / len(x)
+
+
+class TestRefusals:
+    def refused(self, message, problem, posterior, error=ValueError, data=None, **options):
+        model, _, _, held_out, _, likelihood = problem
+        with pytest.raises(error, match=message):
+            ba.tune_posterior(
+                posterior, model, held_out if data is None else data, **{"likelihood": likelihood, **options}
+            )
+
+    def test_candidates(self, classes, posterior):
+        for name in ("scale", "temperature"):
+            self.refused(rf"^{name} must have at least one candidate, got \[\]$", classes, posterior, **{name: []})
+        self.refused(
+            r"^candidates must be given for a function that makes posteriors only, got \{'num_data': \[1\]\}$",
+            classes, posterior, candidates={"num_data": [1]},
+        )  # fmt: skip
+        self.refused(
+            r"^num_data must have at least one candidate, got \[\]$", classes, lambda: 0, candidates={"num_data": []}
+        )
+        self.refused("^factor must be a finite number of at least 0, got -1.0$", classes, posterior, scale=[-1.0])
+
+    def test_posterior(self, classes):
+        model = torch.nn.Sequential(classes.model, torch.nn.Dropout(0.1))
+        self.refused(
+            "^posterior must be one over weights, or a function that makes one, got MCDropout .calibrate finds",
+            classes, ba.MCDropout(model), TypeError,
+        )  # fmt: skip
+
+    def test_data_and_options(self, classes, posterior):
+        self.refused("^data must have at least one batch, got none$", classes, posterior, data=[])
+        self.refused("^method must be one of ", classes, posterior, method="magic")
+        self.refused("^likelihood must be a ", classes, posterior, likelihood="categorical")
+
+    def test_no_finite_score(self, classes, posterior):
+        x, y = classes.held_out
+        self.refused(
+            "^at least one candidate must have a finite score, got none of 2$",
+            classes, posterior, RuntimeError, (x * math.nan, y), scale=[0.1, 1.0], temperature=[1.0],
+        )  # fmt: skip

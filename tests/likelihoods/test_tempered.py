@@ -1,0 +1,157 @@
+"""Likelihoods at a temperature: ``p^(1 / T)``, normalised, and what follows from it in every capability."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import distributions
+
+import bayesadam as ba
+from bayesadam.likelihoods import MissingCapabilityError, Poisson, TemperedClassification, TemperedRegression
+from likelihoods.models import F64, draw
+
+EXACT = {"rtol": 1e-10, "atol": 1e-10}
+SHAPES = {"categorical": (6, 4), "tokens": (3, 5, 4), "bernoulli": (6,), "labels": (6, 3)}
+T = 2.5
+
+
+def classes(name):
+    """A likelihood, logits, and targets."""
+    z = 3 * draw(*SHAPES[name])
+    if name in ("categorical", "tokens"):
+        return ba.Categorical(), z, torch.randint(4, z.shape[:-1], generator=torch.Generator().manual_seed(1))
+    return ba.Bernoulli(), z, (draw(*SHAPES[name], seed=1) > 0).double()
+
+
+def close(a, b, **tolerances):
+    torch.testing.assert_close(a, b, **(tolerances or EXACT))
+
+
+def of_classes(likelihood):
+    """At the temperature, in all digits."""
+    tempered = likelihood.tempered(T).double()
+    tempered.log_temperature.copy_(torch.tensor(T, **F64).log())
+    return tempered
+
+
+@pytest.mark.parametrize("name", SHAPES)
+class TestClasses:
+    def test_is_the_power_of_the_probabilities(self, name):
+        likelihood, z, y = classes(name)
+        power = likelihood.log_probs(z).exp() ** (1 / T)
+        expected = power / power.sum(-1, keepdim=True)
+        close(of_classes(likelihood).log_probs(z).exp(), expected)
+        index = y.long().unsqueeze(-1)
+        terms = expected.gather(-1, index)[..., 0].log()
+        close(of_classes(likelihood).log_prob(z, y), terms.sum(-1) if name == "labels" else terms)
+        close(of_classes(likelihood)(z, y), -(terms.sum(-1) if name == "labels" else terms).mean())
+
+    def test_derivatives(self, name):
+        likelihood, z, y = classes(name)
+        tempered, leaf = of_classes(likelihood), z.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(tempered.log_prob(leaf, y).sum(), leaf)
+        close(tempered.score(z, y), gradient)
+        factor = tempered.fisher_factor(z, y)
+        found = factor @ factor.mT
+        plain = likelihood.fisher_factor(z / T, y)
+        close(found, plain @ plain.mT / T**2)
+        hessian = torch.func.hessian(lambda o: -tempered.log_density(o, y).sum())(z)
+        blocks = torch.block_diag(*found.flatten(0, 1))
+        close(blocks, hessian.reshape(z.numel(), z.numel()))
+
+    def test_expectations_are_those_of_tempered_outputs(self, name):
+        likelihood, z, y = classes(name)
+        variance = draw(*SHAPES[name], seed=3).square()
+        for capability in ("expected_log_density", "log_expected_density"):
+            found = getattr(of_classes(likelihood), capability)(z, variance, y)
+            close(found, getattr(likelihood, capability)(z / T, variance / T**2, y))
+
+    def test_draws_moments_and_distribution(self, name):
+        likelihood, z, _ = classes(name)
+        tempered = of_classes(likelihood)
+        assert torch.equal(tempered.sample(z, seed=3), likelihood.sample(z / T, seed=3))
+        close(tempered.distribution(z).probs, likelihood.distribution(z / T).probs)
+        if isinstance(likelihood, ba.Bernoulli):
+            close(tempered.moments(z)[0], (z / T).sigmoid())
+
+    def test_of_its_own(self, name):
+        """It temperatures multiply, it says what it can as its base does, and checks the same."""
+        likelihood, z, y = classes(name)
+        twice = likelihood.tempered(2.0).tempered(3.0)
+        assert twice.base is likelihood
+        assert twice.temperature.item() == pytest.approx(6.0)
+        for capability in ("log_density", "element_log_density", "log_probs", "cdf", "mean_and_log_variance"):
+            assert twice.defines(capability) == likelihood.defines(capability)
+        with pytest.raises(ValueError, match="^target must be "):
+            twice.log_prob(z, y + 9)
+
+
+def test_predictions_by_every_method_and_link():
+    """Of Gaussian logits with the probit link, the variance is tempered too."""
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(3, 4).double(), draw(5, 3)
+    mean = {name: p.detach() for name, p in model.named_parameters()}
+    variance = {"weight": torch.full((4, 3), 0.3, **F64), "bias": torch.zeros(4, **F64)}
+    q = ba.DiagonalGaussian(mean, variance)
+    tempered = of_classes(ba.Categorical())
+    halved = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in halved.parameters():
+            parameter.div_(T)
+    narrow = ba.DiagonalGaussian({n: m / T for n, m in q.mean.items()}, {n: v / T**2 for n, v in q.variance.items()})
+    for options in (
+        {"method": "mean"},
+        {"method": "monte_carlo"},
+        {"method": "linearized"},
+        {"method": "linearized", "link": "probit"},
+        {"method": "moments", "link": "probit"},
+    ):
+        found = ba.predict(model, q, x, likelihood=tempered, **options)
+        expected = ba.predict(halved, narrow, x, likelihood=ba.Categorical(), **options)
+        close(found.probs, expected.probs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_temperature_is_saved_with_the_module():
+    likelihood = ba.Categorical().tempered(0.5)
+    other = ba.Categorical().tempered(1.0)
+    other.load_state_dict(likelihood.state_dict())
+    assert other.temperature.item() == pytest.approx(0.5)
+    assert isinstance(likelihood, TemperedClassification)
+
+
+def test_noise_of_one_number_or_of_several():
+    for likelihood in (ba.Gaussian(4.0), ba.Gaussian(torch.tensor([1.0, 8.0]), learned=True)):
+        tempered = likelihood.tempered(T)
+        assert isinstance(tempered, ba.Gaussian)
+        close(tempered.noise_precision, likelihood.noise_precision / T, rtol=1e-6, atol=0.0)
+        assert not torch.equal(tempered.noise_precision, likelihood.noise_precision)
+
+
+def test_noise_that_the_network_gives():
+    z, y = draw(6, 4), draw(6, 2, seed=1)
+    tempered = ba.HeteroscedasticGaussian().tempered(T).double()
+    tempered.log_temperature.copy_(torch.tensor(T, **F64).log())
+    mean, log_variance = z.chunk(2, -1)
+    given = distributions.Normal(mean, (T * log_variance.exp()).sqrt())
+    close(tempered.log_prob(z, y), given.log_prob(y).sum(-1))
+    close(tempered.moments(z)[1], given.variance)
+    spread = draw(6, 4, seed=2).square()
+    plain = ba.HeteroscedasticGaussian().under_gaussian(z, spread)
+    for a, b in zip(tempered.under_gaussian(z, spread), plain, strict=True):
+        close(a, b + math.log(T) * (b is plain[2]))
+    assert isinstance(tempered, TemperedRegression)
+    assert tempered.tempered(2.0).temperature.item() == pytest.approx(2 * T)
+    assert tempered.tempered(2.0).base is tempered.base
+
+
+@pytest.mark.parametrize("likelihood", [ba.Categorical(), ba.Bernoulli(), ba.Gaussian(), ba.HeteroscedasticGaussian()])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+def test_refusals(likelihood, value):
+    with pytest.raises(ValueError, match=f"^temperature must be positive and finite, got {value!r}$"):
+        likelihood.tempered(value)
+
+
+def test_others_cannot_be_tempered():
+    with pytest.raises(MissingCapabilityError, match="^likelihood must define tempered, got Poisson$"):
+        Poisson().tempered(2.0)
