@@ -3,6 +3,7 @@
 import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -152,6 +153,8 @@ def test_numbers_that_are_given_stay(classes, posterior):
     assert found.edges == ()
     found = ba.tune_posterior(posterior, model, held_out, scale=[1.0], temperature=[1.0], **options)
     assert found.posterior is posterior
+    found = ba.tune_posterior(posterior, model, held_out, scale=np.array([0.1, 0.5]), temperature=(1, 2), **options)
+    assert {row["scale"] for row in found.table} == {0.1, 0.5}
 
 
 def test_message_and_edges(classes, posterior):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,7 +68,7 @@ def calibrate(
 
     Raises:
         MissingCapabilityError: A likelihood that cannot be ``tempered``.
-        ValueError: As for :func:`bayesadam.predict`, or no data.
+        ValueError: As for :func:`bayesadam.predict`, no data, or predictions that are not finite.
     """
     check_likelihood(likelihood)
     likelihood.tempered(1.0)  # raises before the network is run
@@ -77,6 +78,8 @@ def calibrate(
     given, method = (AsItIs(), "mean") if posterior is None else (posterior, method)
     score = rows.scored(given, method=method)
     temperature, after = best_temperature(score, likelihood)
+    if not math.isfinite(after):
+        raise ValueError("the predictions of held_out must be finite, got inf or nan")
     if is_coldest(likelihood, temperature):
         return likelihood.tempered(1.0)
     before = score(likelihood)

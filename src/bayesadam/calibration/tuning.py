@@ -158,7 +158,7 @@ def tune_posterior(
         temperature = [1.0]
     search = _Search(rows, temperature, linearized=method == "linearized")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    scales = [float(value) for value in scale or SCALES]
+    scales = [float(value) for value in (SCALES if scale is None else scale)]
     with progress_bar("tuning", len(combinations) * len(scales) + (scale is None), progress) as advance:
         for numbers in combinations:
             made = posterior if isinstance(posterior, Posterior) else posterior(**numbers)
@@ -179,7 +179,7 @@ def tune_posterior(
     if temperature is None:
         gain = search.calibrated - search.score
         check_surer(likelihood, search.network_temperature, search.before - search.calibrated, search.count, gain)
-    tried = {**grid, "scale": scales, "temperature": temperature or temperatures(likelihood)}
+    tried = {**grid, "scale": scales, "temperature": temperatures(likelihood) if temperature is None else temperature}
     return PosteriorTuning(
         posterior=search.posterior if best["scale"] == 1.0 else search.posterior.scaled(best["scale"]),
         likelihood=likelihood if best["temperature"] == 1.0 else likelihood.tempered(best["temperature"]),
@@ -232,7 +232,8 @@ class _Search:
         densities = score(self.rows.likelihood)
         self.count, self.before = densities.numel(), mean(densities)
         self.network_temperature, self.calibrated = self._tempered(score)
-        if self.temperature is None and is_coldest(self.rows.likelihood, self.network_temperature):
+        finite = math.isfinite(self.calibrated)
+        if finite and self.temperature is None and is_coldest(self.rows.likelihood, self.network_temperature):
             self.temperature = [1.0]
             self.network_temperature, self.calibrated = 1.0, self.before
 

@@ -23,7 +23,6 @@ from bayesadam.predictive.pairs import Data
 State = Mapping[str, Any]
 
 
-@torch.no_grad()
 def badam(
     optimizer: Optimizer,
     model: nn.Module,

@@ -105,6 +105,7 @@ def predict(
         link=link,
         output=output,
         batch_size=batch_size,
+        batch_norm=batch_norm,
         progress=progress,
     )(likelihood)
 
@@ -121,6 +122,7 @@ def network_outputs(
     link: str | None = None,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
+    batch_norm: Any = None,
     progress: bool | None = None,
 ) -> Callable[..., Predictive]:
     """The part of :func:`predict` that runs the network, whose arguments these are.
@@ -149,7 +151,7 @@ def network_outputs(
     if batch_norm is not None:
         distribution = WithOwnStatistics(posterior, batch_norm)
         with distribution.applied(model) if method in GAUSSIAN else nullcontext():
-            return predict(
+            return network_outputs(
                 model,
                 posterior if method in GAUSSIAN else distribution,
                 inputs,
