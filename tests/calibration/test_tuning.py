@@ -180,6 +180,23 @@ def test_a_loader_that_shuffles(classes, posterior):
         assert a == pytest.approx(b, rel=1e-4)
 
 
+def test_batch_norm_statistics_of_every_sample(classes):
+    """The posterior's predictions have them, and the network itself has its own."""
+    _, _, train, held_out, _, likelihood = classes
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 20), torch.nn.BatchNorm1d(20), torch.nn.ReLU(), torch.nn.Linear(20, 3)
+    )
+    model(train[0])
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    q = ba.DiagonalGaussian(weights, {name: torch.full_like(p, 0.1) for name, p in weights.items()})
+    options = {"batch_norm": train[0], "mc_samples": 8}
+    found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, scale=[1.0], temperature=[1.0], **options)
+    assert found.score == pytest.approx(nll(model, q, held_out, likelihood, **options), rel=1e-6)
+    assert abs(found.score - nll(model, q, held_out, likelihood, mc_samples=8)) > 1e-3
+    assert found.before == pytest.approx(nll(model, q, held_out, likelihood, method="mean"), rel=1e-6)
+
+
 class TestRowsThatTheNetworkWasTrainedOn:
     def test_in_both(self, classes, posterior):
         model, _, train, held_out, _, likelihood = classes

@@ -36,6 +36,7 @@ def calibrate(
     seed: int = 0,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
+    batch_norm: Any = None,
 ) -> Likelihood:
     """The likelihood at the temperature that gives held-out targets the largest density: temperature scaling.
 
@@ -61,6 +62,7 @@ def calibrate(
         seed: Of :func:`bayesadam.predict`, with a posterior.
         output: Of :func:`bayesadam.predict`.
         batch_size: Of :func:`bayesadam.predict`.
+        batch_norm: Of :func:`bayesadam.predict`.
 
     Returns:
         ``likelihood.tempered(temperature)``: of classes a temperature in [0.1, 10], of noise in [1e-4, 1e4]. Where
@@ -72,8 +74,8 @@ def calibrate(
     """
     check_likelihood(likelihood)
     likelihood.tempered(1.0)  # raises before the network is run
-    options = {"mc_samples": mc_samples, "seed": seed, "output": output, "batch_size": batch_size}
-    rows = HeldOut(model, held_out, likelihood, **options)
+    options = {"seed": seed, "output": output, "batch_size": batch_size, "batch_norm": batch_norm}
+    rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, **options)
     check_apart(rows, train)
     given, method = (AsItIs(), "mean") if posterior is None else (posterior, method)
     score = rows.scored(given, method=method)

@@ -94,6 +94,7 @@ def tune_posterior(
     seed: int = 0,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
+    batch_norm: Any = None,
     progress: bool | None = None,
 ) -> PosteriorTuning:
     """The width of a posterior and the temperature of its predictions that suit held-out data best.
@@ -134,6 +135,7 @@ def tune_posterior(
         seed: Of :func:`bayesadam.predict`.
         output: Of :func:`bayesadam.predict`.
         batch_size: Of :func:`bayesadam.predict`.
+        batch_norm: Of :func:`bayesadam.predict`.
         progress: Show a progress bar; default in a terminal.
 
     Raises:
@@ -151,8 +153,8 @@ def tune_posterior(
             raise ValueError(f"{name} must have at least one candidate, got {values!r}")
     if temperature is not None and any(value != 1.0 for value in temperature):
         likelihood.tempered(1.0)  # raises before the network is run
-    options = {"mc_samples": mc_samples, "seed": seed, "output": output, "batch_size": batch_size}
-    rows = HeldOut(model, held_out, likelihood, method=method, **options)
+    options = {"seed": seed, "output": output, "batch_size": batch_size, "batch_norm": batch_norm}
+    rows = HeldOut(model, held_out, likelihood, method=method, mc_samples=mc_samples, **options)
     check_apart(rows, train)
     if temperature is None and not likelihood.defines("tempered"):
         temperature = [1.0]
@@ -228,7 +230,7 @@ class _Search:
         if self.count:
             return
         mixture = isinstance(posterior, Mixture)  # the mean of whose weights is no network
-        score = self.rows.scored(posterior) if mixture else self.rows.scored(posterior, method="mean")
+        score = self.rows.scored(posterior) if mixture else self.rows.scored(posterior, method="mean", batch_norm=None)
         densities = score(self.rows.likelihood)
         self.count, self.before = densities.numel(), mean(densities)
         self.network_temperature, self.calibrated = self._tempered(score)

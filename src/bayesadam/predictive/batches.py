@@ -89,11 +89,11 @@ class Rows:
         self.count = next((len(tensor) for tensor in tensors if tensor.ndim), 1)
         self._shared = [tensor.ndim == 0 or len(tensor) != self.count for tensor in tensors]
 
-    def part(self, start: int, stop: int, step: int = 1) -> Rows:
+    def part(self, start: int, stop: int) -> Rows:
         """Some of the rows."""
         part = copy(self)
-        part.batch = self._map(lambda tensor: tensor[start:stop:step])
-        part.count = len(range(self.count)[start:stop:step])
+        part.batch = self._map(lambda tensor: tensor[start:stop])
+        part.count = len(range(self.count)[start:stop])
         return part
 
     def select(self, numbers: Tensor) -> Rows:

@@ -87,9 +87,13 @@ class Remembered:
 
 def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
     """At most so many rows of a pair, evenly spaced: of sorted rows, some of everything."""
-    ((rows, target),) = batches_of_rows(data, None, batch_size=sys.maxsize)
-    step = max(1, -(-rows.count // count))
-    return rows.part(0, rows.count, step).batch, target[::step]
+    parts = list(batches_of_rows(data, None, batch_size=sys.maxsize))
+    if not parts:
+        return data
+    ((rows, target),) = parts
+    used = min(rows.count, count)
+    numbers = torch.arange(used, device=target.device) * rows.count // used
+    return rows.select(numbers).batch, target[numbers]
 
 
 def length(data: Data, batch_size: int | None = None) -> int | None:
