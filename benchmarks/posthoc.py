@@ -22,7 +22,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -144,6 +144,7 @@ class Trained:
     train: Pair
     held_out: Pair
     test: Pair
+    curvatures: dict[str, ba.Laplace] = field(default_factory=dict)
 
     @classmethod
     def new(cls, task: Task, seed: int) -> Trained:
@@ -160,6 +161,14 @@ class Trained:
     def num_data(self) -> int:
         """Number of training rows."""
         return len(self.train[0])
+
+    def fitted(self, structure: str) -> ba.Laplace:
+        """The curvature, found once."""
+        if structure not in self.curvatures:
+            self.curvatures[structure] = ba.Laplace(
+                self.model, self.train, likelihood=LIKELIHOOD, structure=structure, progress=False
+            )
+        return self.curvatures[structure]
 
     def swag(self) -> tuple[nn.Module, ba.LowRankGaussian]:
         """A network of its own, whose batch norm has the statistics of SWAG's mean."""
@@ -211,8 +220,7 @@ def tuned(trained: Trained, model: nn.Module, q: Any, method: str) -> Found:
 
 
 def tuned_laplace(trained: Trained, structure: str) -> Found:
-    fitted = ba.Laplace(trained.model, trained.train, likelihood=LIKELIHOOD, structure=structure)
-    return tuned(trained, trained.model, fitted.posterior, "linearized")
+    return tuned(trained, trained.model, trained.fitted(structure).posterior, "linearized")
 
 
 def tuned_badam(trained: Trained) -> Found:
@@ -237,7 +245,7 @@ METHODS: dict[str, Callable[[Trained], Found]] = {
     "badam, prior precision 1": partial(badam, prior_precision=1.0),
     "badam": badam,
     "badam, with the training rows": lambda trained: badam(trained, data=trained.train, likelihood=LIKELIHOOD),
-    "laplace, prior precision 1": partial(laplace, prior_precision=1.0),
+    "laplace, prior precision 1": lambda trained: (trained.model, trained.fitted("diagonal").posterior(1.0), {}),
     "laplace": laplace,
     "laplace, last layer": partial(laplace, structure="last_layer"),
     "badam, tuned": tuned_badam,
