@@ -108,7 +108,7 @@ def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
     def prepare(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -> Prepared:
         if "betas" in options:
             options["betas"] = tuple(options["betas"])
-        optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, **options)
+        optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, recipe="paper", **options)
         optimizer.train()
 
         def finish() -> ba.NetworkDistribution:

@@ -93,7 +93,7 @@ def reference(cls):
             error, r = tau * s - h, weight / tau
             s = s - r * error + 0.5 * r**2 * error**2 / (s + d)
             newton = (m / (1 - b1**t) + prior) / (s + d)
-            mean = mean - lr * start / N * newton
+            mean = mean - lr * (start - lam) / N * newton
         else:
             h = each.square().mean(0)
             m = b1 * m + (1 - b1) * (g + prior)
