@@ -35,7 +35,7 @@ VARIANTS = {
     "vogn eager": {"compile": False},
     "vadam learned": {"recipe": "learned", "batch_size": 8},
     "vprop learned": {"recipe": "learned", "batch_size": 8},
-    "ivon learned": {"recipe": "learned", "batch_size": 8, "lr": 0.5},
+    "ivon learned": {"recipe": "learned", "batch_size": 8, "lr": 1.0},
     "vogn learned": {"recipe": "learned"},
 }
 """Registered optimisers with options that change what is done with a gradient."""

@@ -95,7 +95,8 @@ class VadamRule:
         if hp["bridge"]:
             tempered_decay_(average_sq, curvature, hp)
         else:
-            blend_(average_sq, curvature, 1.0 - hp["betas"][1])
+            average_sq.mul_(factor(hp["betas"][1], average_sq))
+            add_scaled_(average_sq, curvature, 1.0 - hp["betas"][1])
 
     def damping(self, hp: Hyper) -> Scalar:
         """What a step's denominator never falls below."""
