@@ -25,7 +25,7 @@ def fit(method):
     if method == "Adam":
         opt = torch.optim.Adam(model.parameters(), lr=3e-3)
     else:
-        opt = ba.IVON(model.named_parameters(), lr=0.5, num_data=400, prior_precision=0.3, initial_precision=300.0)
+        opt = ba.IVON(model.named_parameters(), num_data=400, batch_size=40, total_steps=250)
         opt.train()
     for _ in range(25):
         for rows in train[torch.randperm(len(train))].split(40):
