@@ -125,12 +125,12 @@ class IVON(PerturbedOptimizer):
     gradient descent (0.1), far above Adam's, and ``betas[1]`` is near 1: the curvature estimate is noisy and wants a
     long average.
 
-    Its own options are:
+    Its own options are
 
-    Args:
-        rescale_lr: Multiply the learning rate by ``initial_precision / num_data``, so that the first steps are those
-            of gradient descent with this learning rate.
-        clip_radius: Largest absolute value of a preconditioned step before the learning rate; positive.
+    - ``rescale_lr``: multiply the learning rate by ``initial_precision / num_data``, so that the first steps are those
+      of gradient descent with this learning rate; ``True`` by default.
+    - ``clip_radius``: largest absolute value of a preconditioned step before the learning rate; positive, and infinite
+      by default.
 
     ``initial_precision`` must exceed ``prior_precision``.
     """
