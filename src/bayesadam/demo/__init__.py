@@ -1,0 +1,51 @@
+"""The demo: what a posterior adds, in a minute, on data that ship with scikit-learn or are generated.
+
+Prices whose noise grows (``prices.py``), images of digits (``digits.py``) and a curve with a gap in its data
+(``curve.py``), each beside what one would use otherwise. The settings of the library's own methods are their defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+from bayesadam.demo.curve import compare_bands
+from bayesadam.demo.digits import compare_digits
+from bayesadam.demo.effort import FULL, QUICK, Advance, Effort
+from bayesadam.demo.figures import draw
+from bayesadam.demo.prices import compare_prices, write_table
+from bayesadam.demo.sentences import sentences
+
+__all__ = ["FULL", "QUICK", "Advance", "Effort", "run"]
+
+
+def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> dict[str, Any]:
+    """Train everything; write ``metrics.json``, ``report.txt``, the figures and what was trained into ``folder``.
+
+    Args:
+        folder: Made if it is not there.
+        seed: Of data, networks and noise. The same seed gives the same numbers.
+        advance: Called while it trains.
+        effort: How much is trained.
+
+    Returns:
+        What ``metrics.json`` has: the sentences of the first screen, and the numbers that they are computed from.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {
+        "prices": compare_prices(effort, seed=seed, advance=advance),
+        "digits": compare_digits(effort, seed=seed, advance=advance),
+        "curve": compare_bands(effort, seed=seed, advance=advance),
+    }
+    numbers = {name: part.numbers for name, part in found.items()}
+    record: dict[str, Any] = {"seed": seed, "effort": dataclasses.asdict(effort), **numbers}
+    record["sentences"] = sentences(record)
+    (folder / "metrics.json").write_text(json.dumps(record, indent=2) + "\n")
+    first = found["digits"].shown
+    (folder / "report.txt").write_text(f"{first['report']}\n")
+    first["posterior"].save(folder / "digits_ivon.safetensors")
+    write_table(folder / "prices.csv", found["prices"].shown["training"])
+    draw(folder, found)
+    return record
