@@ -7,13 +7,16 @@ import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from matplotlib import image
+from scipy import stats
 
 import bayesadam as ba
 from bayesadam import cli, commands, demo
 from bayesadam.commands.tables import score_table
+from bayesadam.demo import digits, effort, prices, sentences
 
 WITHOUT = """
 import importlib.util, sys
@@ -61,7 +64,7 @@ class TestHelp:
         code, out, err = command("demo", "--help")
         assert (code, err) == (0, "")
         text = " ".join(out.split())
-        for word in ("--out", "--seed", "Vadam and IVON"):
+        for word in ("--out", "--seed", "--quick", "digits"):
             assert word in text
 
     def test_no_command_shows_the_help(self, command):
@@ -170,97 +173,159 @@ class TestMissingExtras:
         assert not list(tmp_path.iterdir())
 
 
-FIGURES = ["entropy.png", "regression_band.png", "reliability.png", "signal_to_noise.png"]
-POSTERIORS = [f"{data}_{method}.safetensors" for data in ("diabetes", "digits") for method in ("ivon", "vadam")]
-COLUMNS = {"diabetes": {"RMSE", "NLL", "95% coverage"}, "digits": {"accuracy", "NLL", "ECE"}}  # among others
+FIGURES = ["curve.png", "digits.png", "prices.png", "weights.png"]
+OTHERS = ["digits_ivon.safetensors", "metrics.json", "prices.csv", "report.txt"]
+SHORT = dataclasses.replace(
+    demo.QUICK, price_rows=60, digit_rows=200, epochs=1, curve_steps=20, estimator={"members": 2, "epochs": 5}
+)
 
 
 @pytest.fixture(scope="module")
 def short():
-    """The demo with a few steps of training and a few samples."""
+    """The demo with a few steps of training."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "MC_SAMPLES", 4)
-        patch.setattr(demo, "SPLITS", 2)
-        for name, epochs in (("DIGITS", 1), ("DIABETES", 2), ("GAP", 5)):
-            patch.setattr(demo, name, dataclasses.replace(getattr(demo, name), epochs=epochs))
+        patch.setattr(demo, "QUICK", SHORT)
+        patch.setattr(prices, "SIZES", {"max_iter": [5]})
+        patch.setattr(digits, "MC_SAMPLES", 4)
         yield
 
 
 @pytest.fixture(scope="module")
 def runs(short, tmp_path_factory):
-    """Folder, table and progress of runs with seed 3 (twice) and 4, from different global generators."""
+    """Folder, numbers and progress of runs with seeds 3 and 4."""
     found = []
-    for i, seed in enumerate((3, 3, 4)):
+    for i, seed in enumerate((3, 4)):
         torch.manual_seed(i)
         state = torch.get_rng_state()
         folder, steps = tmp_path_factory.mktemp("demo") / "new" / "folder", []
-        table = demo.run(folder, seed=seed, advance=lambda *step, steps=steps: steps.append(step))
+        record = demo.run(folder, seed=seed, advance=lambda *step, steps=steps: steps.append(step), effort=SHORT)
         assert torch.get_rng_state().equal(state)
-        found.append((folder, table, steps))
+        found.append((folder, record, steps))
     return found
 
 
 class TestDemo:
-    def test_the_same_seed_gives_the_same_table(self, runs):
-        first, second, other = ((folder / "table.json").read_bytes() for folder, _, _ in runs)
-        assert first == second
-        for data in COLUMNS:
-            a, b = (json.loads(table)[data] for table in (first, other))
-            assert all(a[method]["NLL"] != b[method]["NLL"] for method in a)
+    def test_another_seed_gives_other_numbers(self, runs):
+        (_, a, _), (_, b, _) = runs
+        for part, score in (("prices", "score"), ("digits", "NLL")):
+            for method, row in a[part]["rows"].items():
+                assert row[score] != b[part]["rows"][method][score]
+        assert a["curve"] != b["curve"]
 
-    def test_the_table(self, runs):
-        folder, table, _ = runs[0]
-        record = json.loads((folder / "table.json").read_text())
-        assert record == {"seed": 3, "splits": 2, **table}
-        for data, columns in COLUMNS.items():
-            assert list(table[data]) == ["Adam", "Vadam", "IVON"]
-            for row in table[data].values():
-                assert list(row) == list(table[data]["Adam"])
-                assert columns <= set(row)
-                assert all(0 <= value < 1e3 for value in row.values())
+    def test_the_file_has_what_is_returned(self, runs):
+        folder, record, _ = runs[0]
+        written = json.loads((folder / "metrics.json").read_text())
+        assert written == json.loads(json.dumps(record))
+        assert written["effort"] == dataclasses.asdict(SHORT)
+        assert written["sentences"] == sentences.summary(written)
+        assert list(written["prices"]["rows"]) == [prices.LINEAR, prices.QUANTILES, prices.OURS, prices.TRUTH]
+        assert list(written["digits"]["rows"]) == [digits.ADAM, digits.SCALED, digits.OURS]
 
     def test_the_files(self, runs):
-        folder, _, _ = runs[0]
-        assert sorted(path.name for path in folder.iterdir()) == sorted([*FIGURES, *POSTERIORS, "table.json"])
+        folder, record, _ = runs[0]
+        assert sorted(path.name for path in folder.iterdir()) == sorted([*FIGURES, *OTHERS])
         for name in FIGURES:
             picture = image.imread(folder / name)
             assert min(picture.shape[:2]) > 500
             assert picture.std() > 0.05
-        for name in POSTERIORS:
-            q = ba.load_posterior(folder / name)
-            network = (demo.DIGITS if name.startswith("digits") else demo.DIABETES).network()
-            q.match(network)
-            assert all((variance > 0).all() for variance in q.variance.values())
-
-    def test_posteriors_of_the_same_seed_are_the_same(self, runs):
-        for name in POSTERIORS:
-            first, second, other = (folder.joinpath(name).read_bytes() for folder, _, _ in runs)
-            assert first == second != other
+            assert (picture[0, 0] == 1).all()  # white, and not transparent: readable on a dark page
+        q = ba.load_posterior(folder / "digits_ivon.safetensors")
+        assert q.num_weights == record["digits"]["report"]["total"]["num_weights"]
+        assert "determine" in (folder / "report.txt").read_text()
+        header, *rows = (folder / "prices.csv").read_text().splitlines()
+        assert header == "area,rooms,year,km_to_centre,floor,price"
+        assert len(rows) == SHORT.price_rows
 
     def test_progress_goes_from_start_to_end(self, runs):
         _, _, steps = runs[0]
         tasks = {}
         for what, done, total in steps:
-            assert done == tasks.get(what, (0, total))[0] + 1
-            tasks[what] = (done, total)
-        assert len(tasks) == 7
-        assert all(done == total for done, total in tasks.values())
+            assert 0 < done / total <= 1
+            assert done / total >= tasks.get(what, 0)
+            tasks[what] = done / total
+        assert tasks == dict.fromkeys(("prices", "digits", "curve", "curve, IVON"), 1.0)
 
     @pytest.mark.usefixtures("short")
-    def test_the_command_prints_the_table(self, command, runs, tmp_path):
+    def test_the_command_prints_sentences_and_numbers(self, command, runs, tmp_path, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "80")
         out = tmp_path / "run"
-        code, stdout, stderr = command("demo", "--out", out, "--seed", 3)
+        torch.manual_seed(17)  # of no importance
+        code, stdout, stderr = command("demo", "--quick", "--out", out, "--seed", 3)
         assert code == 0
-        assert "Vadam" in stderr  # the progress
-        folder, table, _ = runs[0]
-        assert (out / "table.json").read_bytes() == (folder / "table.json").read_bytes()
-        for rows in table.values():
-            for method, row in rows.items():
-                expected = [method, *(f"{value:.3f}" for value in row.values())]
-                assert any(
-                    [word.strip("│ ") for word in line.split("│")[1:-1]] == expected for line in stdout.split("\n")
-                )
-        assert f"table.json, posteriors and figures are in {out}/" in stdout
+        assert "digits" in stderr  # the progress
+        folder, record, _ = runs[0]
+        for name in OTHERS:  # the same seed gives the same
+            assert (out / name).read_bytes() == (folder / name).read_bytes()
+        text = " ".join(stdout.split())
+        for number, sentence in enumerate(record["sentences"], start=1):
+            assert f"{number}. {sentence}" in text
+        assert "…" not in stdout.split("In " + str(out))[0]  # nothing is cut off in a narrow terminal
+        for method, row in record["digits"]["rows"].items():
+            assert " ".join([method, *(f"{value:.4f}" for value in row.values())]) in text
+        for method, row in record["prices"]["rows"].items():
+            assert f"{method} {row['score']:.1f} {row['covered']:.1%}" in text
+        assert f"bayesadam fit {out / 'prices.csv'} --target price" in stdout
+
+
+class TestSentences:
+    """They say what the numbers say, also where that is nothing to be proud of."""
+
+    def test_of_prices(self, runs):
+        record = json.loads(json.dumps(runs[0][1]))
+        for t, word in ((-1.5, "better than"), (0.9, "level with"), (-0.9, "level with"), (1.5, "worse than")):
+            record["prices"]["differences"][prices.LINEAR]["score"]["t"] = t  # a low score is good
+            assert f"{word} the linear model's" in sentences.summary(record)[0]
+
+    def test_of_digits(self, runs):
+        record = json.loads(json.dumps(runs[0][1]))
+        found = record["digits"]["differences"][digits.SCALED]
+        for t, accuracy, nll in ((2.0, "better than", "worse than"), (-2.0, "worse than", "better than")):
+            found["accuracy"]["t"] = found["NLL"]["t"] = t
+            sentence = sentences.summary(record)[1]
+            assert f"IVON is {accuracy} Adam at its best rate" in sentence
+            assert f"{nll} it in NLL" in sentence
+
+    def test_of_pruning(self, runs):
+        record = json.loads(json.dumps(runs[0][1]))
+        found = record["digits"]["pruned differences"][sentences.PRUNED]["accuracy"]
+        for t, word in ((2.0, "(beyond chance)"), (0.5, "(within chance)"), (-2.0, "(beyond chance)")):
+            found["t"] = t
+            assert word in sentences.summary(record)[2]
+
+
+class TestScores:
+    def test_differences_are_a_paired_test(self):
+        generator = np.random.default_rng(0)
+        ours, other = generator.normal(size=(2, 5))
+        rows = [{"ours": {"x": float(a)}, "other": {"x": float(b)}} for a, b in zip(ours, other, strict=True)]
+        found = effort.differences(rows, "ours", "other")["x"]
+        test = stats.ttest_rel(ours, other)
+        assert found["mean"] / found["standard error"] == pytest.approx(test.statistic)
+        interval = test.confidence_interval()
+        assert abs(found["t"]) == pytest.approx(abs(found["mean"]) / (0.5 * (interval.high - interval.low)))
+
+    def test_of_an_interval(self):
+        lower, upper, target = np.array([0.0, 0.0, 0.0]), np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.25, -0.5])
+        expected = (1.0 + (2.0 + 40.0 * 0.25) + (3.0 + 40.0 * 0.5)) / 3.0
+        assert prices.interval_score(lower, upper, target) == pytest.approx(expected)
+
+    def test_noise_of_prices_is_what_it_is_said_to_be(self):
+        made = prices.generate(20_000, np.random.default_rng(0))
+        noise = (made["price"] - made["mean"]) / made["deviation"]
+        area = made["inputs"][:, 0]
+        for some in (area < prices.SMALL, area > prices.LARGE):
+            count = some.sum()
+            assert abs(count / 20_000 - 0.18) < 0.02
+            assert abs(noise[some].mean()) < 4 / np.sqrt(count)
+            assert abs(noise[some].var() - 1) < 4 * np.sqrt(2 / count)
+        assert made["deviation"][area > prices.LARGE].min() > 4 * made["deviation"][area < prices.SMALL].max()
+
+    def test_photographs_have_the_digits_contrast(self):
+        parts = digits.photographs()
+        assert parts.shape == (520, 64)
+        assert parts.min() == 0
+        assert parts.max() == 1
+        assert (parts.amax(1) > 0.9).float().mean() > 0.95
 
 
 def test_the_best_of_a_column_is_bold():

@@ -84,13 +84,16 @@ def _plus_minus(difference: Mapping[str, float], digits: str) -> str:
 
 def _prices(console: Console, record: Mapping[str, Any]) -> None:
     numbers, effort = record["prices"], record["effort"]
-    title = f"(a) Made-up flats, noise grows with their size: {effort['tables']} tables of {effort['price_rows']} rows"
+    title = (
+        f"(a) Prices of flats, made up so that noise grows with size: {effort['tables']} tables of\n"
+        f"{effort['price_rows']} rows; share of prices inside, of all, of the smallest and the largest"
+    )
     table = _table(title, "95% intervals", next(iter(numbers["rows"].values())))
     for name, row in numbers["rows"].items():
-        table.add_row(name, *(f"{row[k]:.1f}" if k in ("score", "mean width") else f"{row[k]:.1%}" for k in row))
+        table.add_row(name, *(f"{row[k]:.1f}" if k in ("score", "width") else f"{row[k]:.1%}" for k in row))
     table.add_section()
     for other, found in numbers["differences"].items():
-        table.add_row(f"ours - {other}", _plus_minus(found["score"], ".1f"))
+        table.add_row(f"ours - {other}", _plus_minus(found["score"], ".1f").replace("\n", " "))
     console.print(table)
 
 
@@ -98,8 +101,8 @@ def _digits(console: Console, record: Mapping[str, Any]) -> None:
     numbers, effort = record["digits"], record["effort"]
     rows = numbers["rows"]
     title = (
-        f"(b) {effort['digit_rows']} digits, {effort['repetitions']} splits; AUROC of entropy against photographs and\n"
-        "digits with shuffled pixels; Adam at its best rate, and with temperature scaling"
+        f"(b) {effort['digit_rows']} digits, {effort['repetitions']} splits: Adam at its best rate, then temperature\n"
+        "scaled; AUROC of the entropy against photographs, and digits with shuffled pixels"
     )
     table = _table(title, "", next(iter(rows.values())))
     for name, row in rows.items():
@@ -128,7 +131,7 @@ def _curve(console: Console, rows: Mapping[str, Any]) -> None:
 
 
 def _report(console: Console, report: Mapping[str, Any]) -> None:
-    columns = ["weights", "width 1%", "50%", "99%", "start", "mean/width", "determined"]
+    columns = ["weights", "width 1%", "50%", "99%", "start", "mean/width", "by data"]
     table = _table("(d) IVON on the digits, by opt.report()", "", columns)
     for row in (*report["rows"], report["total"]):
         table.add_row(

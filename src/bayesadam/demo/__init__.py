@@ -16,7 +16,7 @@ from bayesadam.demo.digits import compare_digits
 from bayesadam.demo.effort import FULL, QUICK, Advance, Effort
 from bayesadam.demo.figures import draw
 from bayesadam.demo.prices import compare_prices, write_table
-from bayesadam.demo.sentences import sentences
+from bayesadam.demo.sentences import summary
 
 __all__ = ["FULL", "QUICK", "Advance", "Effort", "run"]
 
@@ -41,7 +41,7 @@ def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> 
     }
     numbers = {name: part.numbers for name, part in found.items()}
     record: dict[str, Any] = {"seed": seed, "effort": dataclasses.asdict(effort), **numbers}
-    record["sentences"] = sentences(record)
+    record["sentences"] = summary(record)
     (folder / "metrics.json").write_text(json.dumps(record, indent=2) + "\n")
     first = found["digits"].shown
     (folder / "report.txt").write_text(f"{first['report']}\n")

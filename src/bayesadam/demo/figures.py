@@ -124,7 +124,9 @@ def _weights(part: Part) -> Any:
     for i, precision in enumerate(sorted(priors)):
         left.axvline(precision**-0.5, color=_GREY, lw=1, ls=":", label=None if i else "priors of the tensors")
     left.set(xscale="log", xlabel="standard deviation of a weight", ylabel="% of the weights")
-    left.set_title("Widths (digits, IVON)")
+    left.set_xticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5], ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5"])
+    left.minorticks_off()
+    left.set(xlim=(0.8 * ends[0], 1.2 * ends[1]), title="Widths (digits, IVON)")
     left.legend(frameon=False, loc="upper center")
     levels = part.numbers["pruned"].values()
     curves = {

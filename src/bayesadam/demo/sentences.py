@@ -11,7 +11,7 @@ PRUNED = "95%"
 """The level of pruning that is spoken of."""
 
 
-def sentences(record: Mapping[str, Any]) -> list[str]:
+def summary(record: Mapping[str, Any]) -> list[str]:
     """Prices, digits, and what the posterior knows; a difference that may be chance is said to be none."""
     return [_prices(record["prices"]), _digits(record["digits"]), _knows(record["curve"], record["digits"])]
 
@@ -54,10 +54,11 @@ def _knows(bands: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
     inside, inside_one = (row["true curve inside"][curve.GAP] for row in (band, one))
     kept = {name: row["accuracy"] for name, row in numbers["pruned"][PRUNED].items()}
     chance = compared(numbers["pruned differences"][PRUNED]["accuracy"]) == "level with"
+    share = numbers["report"]["total"]["start_share"]
     return (
         f"What is not known: in a gap of the data the estimator's band is {ratio:.1f} times as wide as at the data and "
-        f"holds {inside:.0%} of the true curve (IVON's, of one network, {inside_one:.0%}); IVON's precision is to "
-        f"{numbers['report']['total']['start_share']:.1%} that of its start, and without {PRUNED} of its weights its "
-        f"accuracy is {kept[digits.SIGNAL_TO_NOISE]:.1%} if they are chosen by signal-to-noise, "
-        f"{kept[digits.MAGNITUDE]:.1%} if by magnitude ({'within' if chance else 'beyond'} chance)."
+        f"holds {inside:.0%} of the true curve (IVON's, of one network, {inside_one:.0%}); of IVON's precision "
+        f"{share:.1%} is still the initial one, and without {PRUNED} of its weights its accuracy is "
+        f"{kept[digits.SIGNAL_TO_NOISE]:.1%} if they are chosen by signal-to-noise, {kept[digits.MAGNITUDE]:.1%} if by "
+        f"magnitude ({'within' if chance else 'beyond'} chance)."
     )
