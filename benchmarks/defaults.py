@@ -38,7 +38,7 @@ def chosen(options: argparse.Namespace) -> list[tuple[Task, range]]:
     found = []
     for name in options.task or TASKS:
         task = quick(ALL[name]) if options.quick else ALL[name]
-        found.append((task, range(options.seeds or (1 if options.quick else task.seeds))))
+        found.append((task, range(options.seeds or task.seeds)))
     return found
 
 
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", choices=list(ALL), metavar="NAME", help="default: all but further ones")
     parser.add_argument("--optimizer", nargs="+", choices=METHODS, metavar="NAME", help=f"of {', '.join(METHODS)}")
     parser.add_argument("--quick", action="store_true", help="fewer examples, epochs and seeds, no ensembles")
-    parser.add_argument("--seeds", type=int, metavar="K", help="default: 5, or 3 for long trainings; quick: 1")
+    parser.add_argument("--seeds", type=int, metavar="K", help="default: 5, or 3 for long trainings; quick: 2 or 1")
     parser.add_argument("--again", action="store_true", help="do finished units of ours again")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), metavar="K", help="processes; default: cores")
     parser.add_argument("--list", action="store_true", help="list the tasks")

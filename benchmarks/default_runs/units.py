@@ -18,9 +18,10 @@ METHODS = ("adam", *OURS)
 
 
 def quick(task: Task) -> Task:
-    """With fewer examples and epochs."""
+    """With fewer examples, epochs and seeds."""
     size = task.quick_size if task.quick_size is not None else task.size
-    return dataclasses.replace(task, size=size, epochs=task.quick_epochs or math.ceil(task.epochs / 2))
+    epochs = task.quick_epochs or math.ceil(task.epochs / 2)
+    return dataclasses.replace(task, size=size, epochs=epochs, seeds=2 if task.seeds >= 5 else 1)
 
 
 def run(task: Task, seed: int, method: str, *, members: int = MEMBERS) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def fashion(size: int, *, augmented: bool) -> Task:
         seeds=5 if size <= 5_000 else 3,
         outside="MNIST",
         augment=shift_and_flip if augmented else None,
-        quick_size=min(size, 5_000),
+        quick_size=min(size, 10_000),
         quick_epochs=8,
     )
 
