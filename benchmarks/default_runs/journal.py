@@ -19,7 +19,7 @@ class Journal:
     """The records of a folder.
 
     A record counts for a task as it is now: with another number of examples, epochs or another batch size it is not
-    seen. That the library was another one is only told, by :meth:`outdated`.
+    seen. That the library was another one is only told, by :func:`outdated`.
 
     Args:
         folder: Made when the first record is written.
