@@ -1,12 +1,9 @@
-"""The benchmark of untouched defaults: a task of one's own from end to end, and the numbers that it decides by."""
+"""The benchmark of untouched defaults: a task of one's own from end to end, parts of tasks, siblings."""
 
 import dataclasses
 import json
-import math
 import sys
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,39 +11,17 @@ from torch import nn
 from torch.nn import functional
 
 import bayesadam as ba
-
-# At the end: folders of tests have the names of some benchmarks.
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
-
 import continual
 import defaults
 import pruning
-from default_runs import comparison
 from default_runs.journal import Journal
-from default_runs.scores import scaled, temperature
 from default_runs.training import Plan, plan_of, train, untouched
 from default_runs.units import quick
-from default_runs.width import ggn_diagonal, reference
 from default_tasks.images import shift_and_flip
 from default_tasks.lora import LowRank
-from default_tasks.task import Data, Task, divide, positions
+from default_tasks.task import Data, Task, positions
 from default_tasks.text import BLOCK, windows
-
-
-def points(seed, size, *, classes=3):
-    """Three clouds in four dimensions, of which the outside points are far."""
-    generator = torch.Generator().manual_seed(seed)
-    y = torch.arange(90) % classes
-    x = torch.randn(90, 4, generator=generator) + 2.0 * functional.one_hot(y, 4)
-    rows = divide(90, seed, size or 45, 20, 25)
-    return Data(*((x[part], y[part]) for part in rows), outside=9.0 + x[:20])
-
-
-def perceptron(data):
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
-
-
-TINY = Task("tiny", points, perceptron, ba.Categorical, batch_size=15, epochs=4, seeds=2, outside="far points")
+from tiny_task import TINY, perceptron
 
 
 def arguments(monkeypatch, tmp_path, *more):
@@ -143,114 +118,6 @@ def test_sequences_as_examples_have_the_same_objective():
     for sums in (False, True):
         train(task, data, partial(make, sums), 0, sums_positions=sums)
     torch.testing.assert_close(kept[True], kept[False])
-
-
-@pytest.mark.parametrize("kind", ["softmax", "gaussian"])
-def test_curvature_is_the_gauss_newton_diagonal(kind):
-    """Of a linear network, whose matrix is known in closed form: a mean over 60 weights is within 10%."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(400, 20, generator=generator)
-    model = nn.Linear(20, 3, bias=False)
-    likelihood = ba.Categorical() if kind == "softmax" else ba.Gaussian(4.0)
-    y = torch.zeros(400, dtype=torch.long) if kind == "softmax" else torch.zeros(400, 3)
-    data = Data((x, y), (x, y), (x, y))
-    task = Task("linear", lambda seed, size: data, lambda data: model, type(likelihood), batch_size=50, epochs=1)
-    trained = SimpleNamespace(model=model, likelihood=likelihood)
-    found = ggn_diagonal(task, data, trained, ba.DiagonalGaussian.point_mass(model))["weight"]
-    probs = model(x).softmax(-1)
-    blocks = probs * (1 - probs) if kind == "softmax" else torch.full((400, 3), 4.0)
-    expected = torch.einsum("nc,nd->cd", blocks, x.square()) / 400
-    assert (found / expected).mean().item() == pytest.approx(1.0, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ({}, [6.0 / 0.5 + 2.0, 8.0 / 0.5 + 2.0]),
-        ({"prior_precision": torch.tensor([3.0, 5.0])}, [6.0 / 0.5 + 3.0, 8.0 / 0.5 + 5.0]),
-        ({"prior_precision": 7.0}, [6.0 / 0.5 + 7.0, 8.0 / 0.5 + 7.0]),
-    ],
-    ids=["of the group", "per weight", "per tensor"],
-)
-def test_reference_has_temperature_and_prior(state, expected):
-    model = nn.Linear(2, 1, bias=False)
-    groups = [
-        {"params": [nn.Parameter(torch.zeros(1))], "temperature": 1.0, "prior_precision": 100.0},
-        {"params": [model.weight], "temperature": 0.5, "prior_precision": 2.0},
-    ]
-    optimizer = SimpleNamespace(param_groups=groups, state={model.weight: state})
-    trained = SimpleNamespace(model=model, optimizer=optimizer)
-    assert reference(trained, "weight", torch.tensor([6.0, 8.0])).tolist() == expected
-
-
-def test_temperature_finds_by_how_much_logits_are_too_large():
-    generator = torch.Generator().manual_seed(0)
-    logits = 2.0 * torch.randn(20_000, 4, generator=generator)
-    target = torch.distributions.Categorical(logits=logits).sample()
-    sharp = ba.ClassificationPredictive((3.0 * logits).log_softmax(-1)[None])
-    assert temperature(sharp, target) == pytest.approx(3.0, rel=0.05)
-    torch.testing.assert_close(scaled({"test": sharp}, 3.0)["test"].class_probs, logits.softmax(-1))
-    y = 5.0 * torch.randn(20_000, 1, generator=generator)
-    narrow = ba.RegressionPredictive(torch.zeros(1, 20_000, 1), torch.ones(1, 20_000, 1))
-    assert temperature(narrow, y) == pytest.approx(5.0, rel=0.05)
-    assert scaled({"test": narrow}, 5.0)["test"].variance.mean().item() == pytest.approx(25.0)
-
-
-def record(nll, accuracy=0.9, ece=0.02, auroc=0.8, **more):
-    scores = {"nll": nll, "accuracy": accuracy, "ece": ece, "auroc": auroc}
-    width = {"sigma": [0.1, 0.1, 0.1], "ratio": [0.5, 1.0, 1.5], "correlation": 0.9, "share_from_start": 0.05}
-    return {"scores": scores, "scaled": {**scores, "ece": 0.01}, "seconds": 1.0, **width, **more}
-
-
-def compared(own, adam):
-    """Of several seeds."""
-    records = {("tiny", seed, "ivon"): one for seed, one in enumerate(own)}
-    records |= {("tiny", seed, "adam"): one for seed, one in enumerate(adam)}
-    return comparison.compare(TINY, "ivon", records)
-
-
-def test_differences_are_paired_and_ece_is_compared_with_the_scaled_one():
-    found = compared([record(0.3), record(0.5)], [record(0.2), record(0.2, auroc=0.9)])
-    assert found["worse"]["nll"] == pytest.approx([0.2, 0.1])
-    assert found["worse"]["ece"] == pytest.approx([0.01, 0.0])
-    assert found["worse"]["auroc"] == pytest.approx([0.05, 0.05])
-    assert compared([record(0.3)], [record(0.2), record(9.0)])["worse"]["nll"][0] == pytest.approx(0.1)  # its own seed
-    assert compared([{"failed": "why"}], [record(0.2)]) == {"failed": "why", "seeds": 1}
-    assert compared([{"unsupported": "why"}], [record(0.2)]) == {"unsupported": "why"}
-    assert compared([], [record(0.2)]) is None
-    assert compared([record(math.nan)], [record(0.2)])["worse"]["nll"] == [math.inf, 0.0]
-
-
-def test_verdict_counts_what_was_asked():
-    adam = [record(0.2), record(0.21), record(0.22)]
-    better = compared([record(0.1, auroc=0.9), record(0.11, auroc=0.9), record(0.12, auroc=0.9)], adam)
-    worse = compared([record(0.3, ratio=[0.1, 0.2, 0.3]), record(0.31), record(0.32, correlation=0.2)], adam)
-    noisy = compared([record(0.1), record(0.5), record(0.1)], adam)
-    verdict = comparison.verdict("ivon", {"a": better, "b": worse, "c": noisy, "d": {"unsupported": "why"}})
-    assert (verdict["tasks"], verdict["unsupported"], verdict["nll_won"]) == (3, ["d"], 1)
-    assert verdict["nll_lost"] == ["b"]  # c is worse on average, but not beyond two standard errors
-    assert verdict["accuracy_or_ece_worse"] == ["a", "b", "c"]  # .02 against .01
-    assert (verdict["auroc_above"], verdict["with_outside"]) == (1, 3)
-    assert verdict["width_not_learned"] == ["b"]
-    assert not verdict["nll_won_enough"]
-    assert not verdict["never_much_worse"]
-    fine = comparison.verdict("ivon", {"a": better, "d": {"unsupported": "why"}})
-    assert fine["nll_won_enough"]
-    assert fine["never_much_worse"]
-    assert fine["accuracy_and_ece_kept"]
-    assert fine["auroc_above_enough"]
-    assert fine["width_learned"]
-    failed = comparison.verdict("ivon", {"a": better, "b": {"failed": "why", "seeds": 3}})
-    assert (failed["nll_won"], failed["tasks"], failed["nll_won_enough"]) == (1, 2, False)
-    assert not failed["never_much_worse"]
-    assert not failed["width_learned"]
-
-
-def test_a_single_seed_has_no_errors():
-    found = compared([record(0.3)], [record(0.2)])
-    verdict = comparison.verdict("ivon", {"a": found})
-    assert verdict["nll_lost"] == ["a"]
-    assert verdict["accuracy_and_ece_kept"] is None
 
 
 def test_images_are_moved_by_at_most_a_pixel_and_mirrored():
