@@ -7,8 +7,8 @@ from sklearn.datasets import load_digits
 import bayesadam as ba
 
 
-@pytest.mark.parametrize(("optimizer", "options"), [(ba.Vadam, {}), (ba.IVON, {"lr": 0.1})], ids=["Vadam", "IVON"])
-def test_untouched_optimiser_learns_the_digits(optimizer, options):
+@pytest.mark.parametrize("optimizer", [ba.Vadam, ba.IVON])
+def test_untouched_optimiser_learns_the_digits(optimizer):
     """64-64-10 network, 60 epochs of minibatches of 32: at least 96% of the held-out fifth.
 
     On average over the last ten epochs: from one to the next it changes by a percent, and so it does between machines.
@@ -20,7 +20,7 @@ def test_untouched_optimiser_learns_the_digits(optimizer, options):
     train, test = order[:1437], order[1437:]
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
-    opt = optimizer(net.named_parameters(), num_data=len(train), **options)
+    opt = optimizer(net.named_parameters(), num_data=len(train), batch_size=32, total_steps=60 * 45)
     loss = ba.Categorical()
     by_mean, by_samples = [], []
     for epoch in range(60):
