@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import metrics
+from bayesadam.calibration import calibrate
 from bayesadam.demo.effort import Advance, Effort, Part, Rows, differences, mean_rows, seed_of
 from bayesadam.likelihoods import Categorical
 from bayesadam.optim import IVON
@@ -158,10 +160,9 @@ def _best_adam(
         candidates.append((loss, number, network))
         done(number)
     best = min(candidates)[-1]
-    with torch.no_grad():
-        logits = best(x_held)
-    losses = {float(t): float(nn.functional.cross_entropy(logits / t, y_held)) for t in torch.logspace(-1, 1, 201)}
-    temperature = min(losses, key=losses.__getitem__)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a network that has hardly been trained
+        temperature = float(calibrate(best, (x_held, y_held), likelihood=Categorical()).temperature)  # type: ignore[arg-type]
     return _softmax(best, 1.0), _softmax(best, temperature)
 
 
