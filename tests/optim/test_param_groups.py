@@ -186,7 +186,7 @@ def test_the_weight_decay_is_that_of_sgd():
     plain = torch.optim.SGD(given[0], lr=0.1, weight_decay=0.05)
     fixed = [{**group, "perturb": False} for group in given[1]]
     groups = ba.param_groups(nets[1], fixed, weight_decay=0.05, num_data=40, temperature=0.4)
-    opt = ba.IVON(groups, 0.1, num_data=40, betas=(0.0, 0.99), temperature=0.4, initial_precision=1e3)
+    opt = ba.IVON(groups, 0.1, num_data=40, betas=(0.0, 0.99), temperature=0.4, initial_precision=1e3, recipe="paper")
     start = copy.deepcopy(nets[0].state_dict())
     opt.train()
     for _ in range(5):

@@ -80,6 +80,7 @@ def test_the_translation_of_eps_is_that_of_the_rule():
                 prior_precision=eps * num_data,
                 initial_precision=num_data,
                 temperature=1.0,
+                recipe="paper",
             )
             opt.train()
         weight.grad = torch.full_like(weight, gradient)

@@ -18,7 +18,9 @@ def data(count=12, dtype=torch.float64):
 def make(reduction="mean", **options):
     net = make_net(torch.float64)
     squares = ba.PerExampleSquares(net, reduction=reduction)
-    return net, ba.VOGN(net.named_parameters(), lr=0.05, num_data=50, curvature=squares, **options)
+    return net, ba.VOGN(
+        net.named_parameters(), lr=0.05, num_data=50, curvature=squares, **{"recipe": "paper", **options}
+    )
 
 
 def nll(net, x, y, reduction="mean"):

@@ -118,7 +118,7 @@ REFUSALS = {
     "seed must have one value for each of 4 members, got 2": {"seed": [1, 2]},
     "seed must be an integer in [0, 2**64), got -1": {"seed": -1},
     "lr must be a number or a 1-element tensor, finite and at least 0, got -1": {"lr": -1},
-    "prior_precision must be a positive, finite number, got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
+    "prior_precision must be a positive, finite number or 'init', got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
     "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)": {"betas": (0.9, 1.0)},
     "mc_samples must be even when antithetic=True, got 3": {"mc_samples": 3, "antithetic": True},
     "mc_samples must be the same for all members, got different values": {"mc_samples": [1, 2, 1, 1]},

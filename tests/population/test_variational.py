@@ -369,7 +369,7 @@ REFUSED = {
     "eps must be a finite number of at least 0, got '1'": {"eps": "1"},
     "lr must be a number or a 1-element tensor, finite and at least 0, got -1": {"lr": -1},
     "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)": {"betas": (0.9, 1.0)},
-    "prior_precision must be a positive, finite number, got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
+    "prior_precision must be a positive, finite number or 'init', got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
     "initial_precision must be at least prior_precision=2.0, got 1.0": {
         "prior_precision": 2.0, "initial_precision": 1.0
     },
