@@ -1,8 +1,7 @@
 """Recipes: the settings that an optimiser takes where none are given.
 
 ``"learned"`` is the default of Vadam, Vprop, IVON and VOGN: with it the posterior's width is learned within an ordinary
-training, and the network predicts at least as well as one that Adam trained. It was chosen by measurement
-(``benchmarks/defaults.py``), and departs from the papers in four things:
+training. It was chosen by measurement (``benchmarks/defaults.py``), and departs from the papers in four things:
 
 - The start counts as 30 steps (``bridge=False``, ``initial_steps``), in place of ``1 / (tau (1 - b2))`` steps, which
   are 1,000 for Vadam and 100,000 for IVON: an ordinary training ends before such a start is forgotten.
