@@ -33,6 +33,7 @@ def test_is_the_best_temperature_of_the_held_out_rows(classes):
     assert nll(model, test, found) < nll(model, test, likelihood) - 0.05
 
 
+@pytest.mark.filterwarnings("ignore:method='monte_carlo' puts samples")
 def test_it_works_with_a_posterior_and_every_method(classes, posterior):
     model, _, _, held_out, _, likelihood = classes
     q = posterior.scaled(0.3)

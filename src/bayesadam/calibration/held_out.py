@@ -6,6 +6,7 @@ import math
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +17,39 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.batches import tensors_of
 from bayesadam.predictive.pairs import Data, batches
-from bayesadam.predictive.predict import network_outputs
+from bayesadam.predictive.predict import How, Run, network_outputs
 from bayesadam.predictive.result import Predictive
 
 STEPS = 20
 """Of the search for a temperature, which is then known to 0.1%."""
 
-Scored = Callable[..., Tensor]
-"""From a likelihood (linearised also ``scale=``) to ``-log p`` of every row, in float64."""
+
+@dataclass(frozen=True)
+class Scored:
+    """Predictions of rows with targets.
+
+    Attributes:
+        run: The network, which has been run for the inputs.
+        target: The targets.
+    """
+
+    run: Run
+    target: Tensor
+
+    def __call__(self, likelihood: Likelihood, **scale: float) -> Tensor:
+        """``-log p`` of every row in nats, in float64.
+
+        Args:
+            likelihood: Of the kind that the network was run for.
+            scale: Linearised, ``scale=`` multiplies the posterior's standard deviations.
+        """
+        found: Predictive = self.run(likelihood, **scale)
+        return -found.log_prob(self.target.to(found.device)).double()
+
+    @property
+    def takes_scale(self) -> bool:
+        """Whether the posterior's width can be changed without running the network anew."""
+        return self.run.method == "linearized"
 
 
 class HeldOut:
@@ -51,20 +77,14 @@ class HeldOut:
         self._batches = [batch for batch, _ in pairs]
 
     def scored(self, posterior: NetworkDistribution, **options: Any) -> Scored:
-        """Run the network; the function that is returned scores it by a likelihood, again and again.
+        """Run the network; what is returned scores it by a likelihood, again and again.
 
         Args:
             posterior: As for :func:`bayesadam.predict`.
             options: In place of those of the class.
         """
         given = {"likelihood": self.likelihood, "progress": False, **self.options, **options}
-        predictive = network_outputs(self.model, posterior, self.inputs, **given)
-
-        def score(likelihood: Likelihood, **scale: float) -> Tensor:
-            found: Predictive = predictive(likelihood, **scale)
-            return -found.log_prob(self.target.to(found.device)).double()
-
-        return score
+        return Scored(network_outputs(self.model, posterior, self.inputs, How(**given)), self.target)
 
     def rows(self) -> set[bytes]:
         """The bytes of every row's inputs."""
@@ -89,7 +109,7 @@ def temperatures(likelihood: Likelihood) -> tuple[float, float]:
     return (0.1, 10.0) if likelihood.defines("log_probs") else (1e-4, 1e4)
 
 
-def best_temperature(score: Scored, likelihood: Likelihood) -> tuple[float, float]:
+def best_temperature(score: Callable[..., Tensor], likelihood: Likelihood) -> tuple[float, float]:
     """The temperature with the least mean score, and that score."""
     return least(lambda value: mean(score(likelihood.tempered(value))), *temperatures(likelihood), STEPS)
 

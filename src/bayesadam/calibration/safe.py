@@ -74,9 +74,14 @@ class Watched:
         rows = self._rows()
         least = mean(rows.scored(posterior, method="mean")(self._likelihood))
 
+        whole = rows.scored(posterior)
+
         def harms(factor: float) -> bool:
             nonlocal least
-            score = mean(rows.scored(posterior.scaled(factor))(self._likelihood))
+            if whole.takes_scale:
+                score = mean(whole(self._likelihood, scale=factor))
+            else:
+                score = mean(rows.scored(posterior.scaled(factor))(self._likelihood))
             least = min(least, score)
             return not score <= least + RISE
 
@@ -98,10 +103,9 @@ class Watched:
         error = rise.std().item() / math.sqrt(len(rise)) if len(rise) > 1 else 0.0
         if not rise.mean().item() <= HARM + 2.0 * error:
             warnings.warn(
-                f"the posterior is too wide: by Monte Carlo, the loss on the data given is {mean(wide):.3f} nats with "
-                f"it and {mean(own):.3f} with the network itself. Leave prior_precision out, or make it larger, or "
-                "find the width with held-out data (bayesadam.tune_posterior); or predict with method='linearized', "
-                "for which a posterior may be wider",
+                f"the posterior is too wide: the loss on the data given is {mean(wide):.3f} nats with it and "
+                f"{mean(own):.3f} with the network itself. Leave prior_precision out, or make it larger, or find the "
+                "width with held-out data (bayesadam.tune_posterior)",
                 UserWarning,
                 stacklevel=3,
             )

@@ -31,7 +31,7 @@ def calibrate(
     likelihood: Likelihood,
     posterior: NetworkDistribution | None = None,
     train: Data | None = None,
-    method: str = "monte_carlo",
+    method: str = "auto",
     mc_samples: int = 64,
     seed: int = 0,
     output: Callable[[Any], Tensor] | None = None,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from bayesadam.calibration.held_out import (
     HeldOut,
-    Scored,
     best_temperature,
     check_apart,
     check_surer,
@@ -24,6 +23,7 @@ from bayesadam.calibration.held_out import (
 from bayesadam.calibration.search import least
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, Posterior
+from bayesadam.predictive.choice import mark_as_tuned
 from bayesadam.predictive.pairs import Data
 from bayesadam.progress import progress_bar
 
@@ -89,7 +89,7 @@ def tune_posterior(
     scale: Sequence[float] | None = None,
     temperature: Sequence[float] | None = None,
     train: Data | None = None,
-    method: str = "monte_carlo",
+    method: str = "auto",
     mc_samples: int = 64,
     seed: int = 0,
     output: Callable[[Any], Tensor] | None = None,
@@ -130,7 +130,8 @@ def tune_posterior(
             be ``tempered``.
         train: The training data, to be compared with: rows that are in both are warned of. Without, a warning says
             where classes ask for clearly surer predictions and no width, as on training rows.
-        method: Of :func:`bayesadam.predict`. ``"linearized"`` runs the network once for each posterior that is made.
+        method: Of :func:`bayesadam.predict`, and to be used there. Linearised, the network is run once for each
+            posterior that is made.
         mc_samples: Of :func:`bayesadam.predict`.
         seed: Of :func:`bayesadam.predict`.
         output: Of :func:`bayesadam.predict`.
@@ -158,7 +159,7 @@ def tune_posterior(
     check_apart(rows, train)
     if temperature is None and not likelihood.defines("tempered"):
         temperature = [1.0]
-    search = _Search(rows, temperature, linearized=method == "linearized")
+    search = _Search(rows, temperature)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     scales = [float(value) for value in (SCALES if scale is None else scale)]
     with progress_bar("tuning", len(combinations) * len(scales) + (scale is None), progress) as advance:
@@ -182,8 +183,12 @@ def tune_posterior(
         gain = search.calibrated - search.score
         check_surer(likelihood, search.network_temperature, search.before - search.calibrated, search.count, gain)
     tried = {**grid, "scale": scales, "temperature": temperatures(likelihood) if temperature is None else temperature}
+    for_samples = method == "monte_carlo"
+    tuned = search.posterior if best["scale"] == 1.0 and not for_samples else search.posterior.scaled(best["scale"])
+    if for_samples:
+        mark_as_tuned(tuned, method)
     return PosteriorTuning(
-        posterior=search.posterior if best["scale"] == 1.0 else search.posterior.scaled(best["scale"]),
+        posterior=tuned,
         likelihood=likelihood if best["temperature"] == 1.0 else likelihood.tempered(best["temperature"]),
         scale=best["scale"],
         temperature=best["temperature"],
@@ -209,10 +214,9 @@ class _Search:
         count: Number of held-out data points.
     """
 
-    def __init__(self, rows: HeldOut, temperature: Sequence[float] | None, *, linearized: bool) -> None:
+    def __init__(self, rows: HeldOut, temperature: Sequence[float] | None) -> None:
         self.rows = rows
         self.temperature = temperature
-        self.linearized = linearized
         self.table: list[dict[str, float]] = []
         self.posterior: Posterior | None = None
         self.best: dict[str, float] = {"score": math.inf}
@@ -241,13 +245,14 @@ class _Search:
 
     def scorer(self, posterior: Posterior, numbers: Mapping[str, float]) -> Callable[[float], float]:
         """A function from a width to the score of the posterior, which was made with these numbers."""
-        linearized = self.rows.scored(posterior) if self.linearized else None
+        unscaled = self.rows.scored(posterior)
 
         def score_at(scale: float) -> float:
-            if linearized is None:
-                score = self.rows.scored(posterior if scale == 1.0 else posterior.scaled(scale))
+            score: Callable[..., Tensor]
+            if unscaled.takes_scale:
+                score = partial(unscaled, scale=scale)
             else:
-                score = partial(linearized, scale=scale)
+                score = unscaled if scale == 1.0 else self.rows.scored(posterior.scaled(scale))
             temperature, value = self._tempered(score)
             self.table.append({**numbers, "scale": scale, "temperature": temperature, "score": value})
             if value < self.score:
@@ -256,7 +261,7 @@ class _Search:
 
         return score_at
 
-    def _tempered(self, score: Scored) -> tuple[float, float]:
+    def _tempered(self, score: Callable[..., Tensor]) -> tuple[float, float]:
         """The best temperature, and the mean score there."""
         if self.temperature is None:
             return best_temperature(score, self.rows.likelihood)

@@ -253,8 +253,9 @@ def laplace(
         prior_precision: Of the prior. Or ``"marginal_likelihood"``: the one with the largest marginal likelihood. Or
             ``"safe"``: 1, and then all standard deviations are multiplied by the largest factor up to 1
             (``hyperparameters["scaled"]``) with which 512 of the data's rows are predicted as well as by the network,
-            by Monte Carlo and to 0.002 nats. Those are usually rows that it was trained on, and the posterior is then
-            narrower than new rows would have it; :func:`bayesadam.tune_posterior` finds the width with such rows.
+            to 0.002 nats and by the default method of :func:`bayesadam.predict`. Those are usually rows that it was
+            trained on, and the posterior is then narrower than new rows would have it;
+            :func:`bayesadam.tune_posterior` finds the width with such rows.
         temperature: See :meth:`Laplace.posterior`.
         last_layer: Name of the layer for ``"last_layer"``.
         num_data: Number of training data points, if ``data`` has not all of them.

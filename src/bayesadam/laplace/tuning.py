@@ -22,7 +22,7 @@ def tune_laplace(
     likelihood: Likelihood,
     num_data: Sequence[float] | None = None,
     prior_precision: Sequence[float] | None = None,
-    method: str = "monte_carlo",
+    method: str = "auto",
     mc_samples: int = 64,
     seed: int = 0,
     output: Callable[[Any], Tensor] | None = None,

@@ -89,7 +89,7 @@ class Mixture(Posterior):
         if not 0 <= seed <= _WORD:
             raise ValueError(f"seed must be an integer in [0, 2**64), got {seed!r}")
         count = len(self.components)
-        writers = [q.writer(_component_seed(seed, number)) for number, q in enumerate(self.components)]
+        writers = [q.writer(component_seed(seed, number)) for number, q in enumerate(self.components)]
 
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is None:
@@ -217,7 +217,7 @@ def _average(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return average
 
 
-def _component_seed(seed: int, number: int) -> int:
+def component_seed(seed: int, number: int) -> int:
     """By SplitMix64 (Steele, Lea and Flood 2014), every step of which is a bijection: of one seed, no two are equal."""
     word = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _WORD
     word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _WORD

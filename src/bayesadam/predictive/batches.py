@@ -22,6 +22,12 @@ def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
     return [inputs] if single else inputs, single
 
 
+def repeatable(inputs: Any) -> Any:
+    """The same inputs, the batches of a loader kept: to be gone through more than once, in one order."""
+    batches, single = as_batches(inputs)
+    return inputs if single else list(batches)
+
+
 def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: int) -> Iterator[list[Any]]:
     """Batches without their targets, on the device, collected until they have ``limit`` bytes."""
     group: list[Any] = []

@@ -97,7 +97,7 @@ class GaussianPredictive(RegressionPredictive):
         Raises:
             ValueError: Always.
         """
-        raise _not_joint()
+        raise not_joint()
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
@@ -181,7 +181,7 @@ class GaussianLogitsPredictive(ClassificationPredictive):
         Raises:
             ValueError: Always.
         """
-        raise _not_joint()
+        raise not_joint()
 
 
 def from_gaussian(
@@ -276,9 +276,12 @@ def square_root(covariance: Tensor) -> Tensor:
     matrix = matrix.masked_fill(beside, 0.0) + torch.diag_embed(certain.double())
     root: Tensor
     root, failed = torch.linalg.cholesky_ex(matrix)
+    finite = matrix.isfinite().flatten(1).all(1)
+    root[~finite] = math.nan
+    failed = (failed > 0) & finite
     if failed.any():
-        values, vectors = torch.linalg.eigh(matrix[failed > 0])
-        root[failed > 0] = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(1)) @ vectors.mT
+        values, vectors = torch.linalg.eigh(matrix[failed])
+        root[failed] = (vectors * values.clamp_min(0.0).sqrt().unsqueeze(1)) @ vectors.mT
     return root.masked_fill(beside, 0.0)
 
 
@@ -291,7 +294,8 @@ def _diagonal(covariance: Tensor, like: Tensor) -> Tensor:
     return covariance.diagonal(dim1=-2, dim2=-1).reshape(like.shape)
 
 
-def _not_joint() -> ValueError:
+def not_joint() -> ValueError:
+    """The error for a joint log-likelihood that is not known."""
     return ValueError(
         "method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by itself"
     )

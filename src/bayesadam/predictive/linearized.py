@@ -36,6 +36,10 @@ CHUNK_BYTES = 2**26
 """Jacobians, and what is kept for them, are computed for as many data points at once as fit into this."""
 
 
+class TooManyOutputsError(ValueError):
+    """The covariance of a row's outputs would be a matrix that is larger than it may be."""
+
+
 @torch.inference_mode(False)
 @torch.no_grad()
 def linearized_outputs(
@@ -45,6 +49,7 @@ def linearized_outputs(
     part: Callable[[Tensor], Tensor],
     *,
     output: Output | None,
+    most: float,
     batch_size: int | None,
     progress: bool | None,
 ) -> tuple[Tensor, Tensor]:
@@ -52,6 +57,7 @@ def linearized_outputs(
 
     Raises:
         ValueError: A posterior that is no Gaussian, or does not match the model.
+        TooManyOutputsError: ``K`` is above ``most``.
         RuntimeError: The output does not depend on the random weights by differentiable operations.
     """
     device = next(model.parameters(), torch.empty(0)).device
@@ -67,7 +73,7 @@ def linearized_outputs(
         put(None)
         check_weights_are_used(model, weights.names)
         network = MeanNetwork(model, weights.names, output, part)
-        linearize = Chunked(_Linearized(network, weights), batch_size)
+        linearize = Chunked(_Linearized(network, weights, most), batch_size)
         for group in groups(batches, device, single, 0):
             # An inference tensor cannot be part of a graph.
             plain = (map_tensors(batch, lambda t: t.clone() if t.is_inference() else t) for batch in group)
@@ -82,9 +88,10 @@ def linearized_outputs(
 class _Linearized:
     """From the rows of a batch to the outputs and their covariance."""
 
-    def __init__(self, network: MeanNetwork, weights: WeightCovariance) -> None:
+    def __init__(self, network: MeanNetwork, weights: WeightCovariance, most: float) -> None:
         self.network = network
         self.weights = weights
+        self.most = most
         self.engine: Layerwise | Jacobians | None = None
 
     def __call__(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -95,6 +102,8 @@ class _Linearized:
             raise ValueError(
                 f"output must have the {total} rows of the inputs along its first axis, got {tuple(wanted.shape)}"
             )
+        if width > self.most:
+            raise TooManyOutputsError(f"a row must have at most {self.most:g} outputs, got {width}")
         like = wanted.new_empty((), dtype=wide(wanted.dtype))
         covariances = [like.new_zeros(0, width, width)]
         if not self.weights.names:

@@ -1,0 +1,52 @@
+"""Which method of prediction suits a posterior."""
+
+from __future__ import annotations
+
+import warnings
+
+from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
+
+LOCAL = ("badam", "laplace")
+"""Methods whose posteriors have the covariance of a linearised network."""
+
+MOST_OUTPUTS = 128
+"""Of a row, up to which ``"auto"`` linearises: their covariance is a matrix for every row."""
+
+
+def suited_method(posterior: NetworkDistribution) -> str:
+    """The method that ``"auto"`` stands for.
+
+    The covariance of a Badam or Laplace posterior is that of the network linearised at the mean. Samples of such
+    weights, put into the network itself, leave the region where the linearisation holds, and its predictions may then
+    be far worse than those of the mean (Foong et al. 2019, arXiv 1906.11537; Immer et al. 2021, arXiv 2008.08400). Over
+    the last layer alone the network is linear in the random weights, and both methods agree.
+    """
+    return "linearized" if _is_local(posterior) else "monte_carlo"
+
+
+def warn_of_samples(posterior: NetworkDistribution) -> None:
+    """Warn that samples of a posterior are about to be used in a network that it does not describe."""
+    if _is_local(posterior):
+        warnings.warn(
+            "method='monte_carlo' puts samples of a Badam or Laplace posterior into the network itself, but their "
+            "covariance is that of the linearised network: predictions are often far too uncertain. Leave method out, "
+            "or find the width with held-out data (bayesadam.tune_posterior with method='monte_carlo')",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def mark_as_tuned(posterior: Posterior, method: str) -> None:
+    """Remember the method of prediction for which the width was found; its samples are no longer warned of."""
+    posterior.hyperparameters["tuned_for"] = method
+
+
+def _is_local(posterior: NetworkDistribution) -> bool:
+    if isinstance(posterior, Mixture):
+        return all(_is_local(component) for component in posterior.components)
+    if not isinstance(posterior, Posterior):
+        return False
+    told = posterior.hyperparameters
+    if told.get("tuned_for") == "monte_carlo" or told.get("structure") == "last_layer":
+        return False
+    return told.get("method") in LOCAL

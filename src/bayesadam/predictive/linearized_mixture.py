@@ -1,0 +1,91 @@
+"""The predictive distribution of a mixture of linearised networks, each at the mean of its own posterior."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive, not_joint
+from bayesadam.predictive.mixture import MixturePredictive
+from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
+
+
+class GaussianMixturePredictive(RegressionPredictive):
+    """An equal mixture of Gaussians for every data point, each with an epistemic variance of its own.
+
+    How rows depend on each other is not known.
+
+    Args:
+        means: Of the components, ``(K, N)`` or ``(K, N, D)``, in the units of the targets.
+        within: Epistemic variances of the components, of the same shape.
+        noise: Variances of the noise, of the same shape.
+    """
+
+    def __init__(self, means: Tensor, within: Tensor, noise: Tensor) -> None:
+        super().__init__(means, within + noise)
+        self.within = within
+        self.noise = noise
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Mean of the components' epistemic variances, plus the variance of their means: what more data would remove.
+
+        The variance of the means is the unbiased estimate; 0 if there is only one component.
+        """
+        return self.within.mean(0) + super().epistemic
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """Variance of the noise, averaged over the components: what more data would not remove."""
+        return self.noise.mean(0)
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """Not known.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise not_joint()
+
+    def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianMixturePredictive:
+        """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
+        scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
+        shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
+        return GaussianMixturePredictive(
+            shift + scale * self.means, scale.square() * self.within, scale.square() * self.noise
+        )
+
+
+class LogitsMixturePredictive(ClassificationPredictive):
+    """An equal mixture over posteriors with Gaussian logits; how rows depend on each other is not known."""
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """Not known.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise not_joint()
+
+
+def mixed(parts: Sequence[Predictive]) -> Predictive:
+    """The equal mixture of the linearised predictions of several posteriors, all of one kind."""
+    first = parts[0]
+    if isinstance(first, GaussianPredictive):
+        gaussians = cast("Sequence[GaussianPredictive]", parts)
+        return GaussianMixturePredictive(
+            *(
+                torch.stack([getattr(part, name).to(first.device) for part in gaussians])
+                for name in ("mean", "epistemic", "aleatoric")
+            )
+        )
+    if isinstance(first, GaussianLogitsPredictive):
+        logits = cast("Sequence[GaussianLogitsPredictive]", parts)
+        return LogitsMixturePredictive(torch.cat([part.log_probs for part in logits]), binary=first.binary)
+    assert isinstance(first, MixturePredictive)
+    draws = torch.cat([part.outputs for part in cast("Sequence[MixturePredictive]", parts)])
+    return MixturePredictive(draws, first.likelihood, independent=True)
