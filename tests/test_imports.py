@@ -24,6 +24,7 @@ LAYERS = [
     "swag",
     "engine",
     "optim",
+    "minimize",
     "priors",
     "likelihoods",
     "variational",

@@ -18,6 +18,8 @@ from bayesadam.likelihoods import Bernoulli as Bernoulli
 from bayesadam.likelihoods import Categorical as Categorical
 from bayesadam.likelihoods import Gaussian as Gaussian
 from bayesadam.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
+from bayesadam.minimize import MinimizeResult as MinimizeResult
+from bayesadam.minimize import minimize as minimize
 from bayesadam.moments import fawn as fawn
 from bayesadam.moments import fawn_loss as fawn_loss
 from bayesadam.objectives import elbo as elbo

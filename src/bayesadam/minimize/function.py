@@ -1,0 +1,146 @@
+"""The user's function: it is given points of the kind that ``x0`` is, and its values are checked and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesadam.checks import check
+
+
+class Function:
+    """Calls a function at points ``(batch, n)`` in float64, and counts the points.
+
+    Args:
+        f: From a point like ``x0`` to a number; ``vectorized``: from ``(batch, *x0.shape)`` to ``(batch,)``.
+        x0: A tensor, an array, or what NumPy makes an array of.
+        vectorized: See ``f``.
+        nonfinite: ``"raise"``, or ``"worst"``: a value that is not finite is infinite.
+
+    Attributes:
+        start: ``x0`` flattened, float64 on the CPU.
+        nfev: How many points were evaluated.
+
+    Raises:
+        ValueError: ``x0`` is empty, not real or not finite.
+    """
+
+    def __init__(self, f: Callable[[Any], Any], x0: Any, *, vectorized: bool, nonfinite: str) -> None:
+        self._f, self._vectorized, self._nonfinite = f, vectorized, nonfinite
+        self._numpy = not isinstance(x0, Tensor)
+        try:
+            like = torch.as_tensor(np.atleast_1d(x0) if self._numpy else x0).detach()
+        except (TypeError, ValueError):
+            like = torch.tensor([], dtype=torch.float64)
+        if like.numel() == 0 or like.is_complex() or not like.isfinite().all():
+            raise ValueError(f"x0 must be finite, real numbers, got {x0!r}")
+        if not like.is_floating_point():
+            like = like.to(torch.float64 if self._numpy else torch.get_default_dtype())
+        self._like = like
+        self.start = like.flatten().to("cpu", torch.float64, copy=True)
+        self.nfev = 0
+
+    def shown(self, flat: Tensor, shape: tuple[int, ...] | None = None) -> Any:
+        """Values in float64 as the user sees them: of ``x0``'s kind and dtype, by default of its shape."""
+        shape = tuple(self._like.shape) if shape is None else shape
+        found = flat.reshape(shape).to(self._like.device, self._like.dtype, copy=True)
+        return found.numpy() if self._numpy else found
+
+    def __call__(self, points: Tensor) -> Tensor:
+        """Values ``(batch,)`` in float64.
+
+        Raises:
+            ValueError: The function returned something else than one number for each point.
+            FloatingPointError: A value is not finite, with ``nonfinite="raise"``.
+        """
+        shape = tuple(self._like.shape)
+        if self._vectorized:
+            values = self._batch(self._f(self.shown(points, (len(points), *shape))), len(points))
+        else:
+            values = torch.tensor([self._number(self._f(self.shown(point))) for point in points], dtype=torch.float64)
+        self.nfev += len(points)
+        bad = ~values.isfinite()
+        if bad.any():
+            if self._nonfinite == "raise":
+                at = self.shown(points[bad][0])
+                raise FloatingPointError(
+                    f"f must be finite (or nonfinite must be 'worst'), got {values[bad][0].item()} at x = {at!r}"
+                )
+            values = torch.where(bad, torch.inf, values)
+        return values
+
+    def _number(self, value: Any) -> float:
+        size = value.numel() if isinstance(value, Tensor) else np.size(value)
+        if size != 1:
+            shape = tuple(value.shape) if isinstance(value, Tensor) else np.shape(value)
+            raise ValueError(f"f must return a number, got values of shape {shape}")
+        try:
+            return float(value.item() if hasattr(value, "item") else value)
+        except (TypeError, ValueError, AttributeError):
+            raise ValueError(f"f must return a number, got {value!r}") from None
+
+    def _batch(self, value: Any, count: int) -> Tensor:
+        try:
+            found = torch.as_tensor(value).detach()
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"f must return numbers of shape ({count},), got {value!r}") from None
+        if found.shape != (count,) or found.is_complex():
+            kind = "complex numbers" if found.is_complex() else "values"
+            raise ValueError(f"f must return numbers of shape ({count},), got {kind} of shape {tuple(found.shape)}")
+        return found.to("cpu", torch.float64)
+
+
+def bounds_of(bounds: Any, start: Tensor) -> tuple[Tensor, Tensor]:
+    """Lower and upper bounds ``(n,)`` in float64, infinite where there are none.
+
+    Args:
+        bounds: ``None``, one pair for each number of ``x0`` with ``None`` for no bound, or SciPy's ``Bounds``.
+        start: ``x0`` flattened.
+
+    Raises:
+        ValueError: Other bounds than that; a lower bound that is not below the upper one; ``x0`` outside of them.
+    """
+    size = len(start)
+    lower, upper = start.new_full((size,), -torch.inf), start.new_full((size,), torch.inf)
+    if bounds is None:
+        return lower, upper
+    try:
+        if hasattr(bounds, "lb"):
+            pairs = np.stack([np.broadcast_to(side, size) for side in (bounds.lb, bounds.ub)], axis=1).astype(float)
+        else:
+            given = bounds.tolist() if hasattr(bounds, "tolist") else bounds
+            sides = [[-np.inf if low is None else low, np.inf if high is None else high] for low, high in given]
+            pairs = np.array(sides, dtype=float).reshape(-1, 2)
+    except (TypeError, ValueError):
+        pairs = np.empty((0, 2))
+    if len(pairs) != size or np.isnan(pairs).any():
+        raise ValueError(f"bounds must be {size} pairs (lower, upper), got {bounds!r}")
+    lower, upper = torch.from_numpy(pairs).unbind(1)
+    if not (lower < upper).all():
+        raise ValueError(f"bounds must have each lower bound below the upper one, got {bounds!r}")
+    if ((start < lower) | (start > upper)).any():
+        at = int(((start < lower) | (start > upper)).nonzero()[0])
+        raise ValueError(
+            f"x0 must be within the bounds, got {start[at].item()} at position {at}, "
+            f"where they are [{lower[at].item()}, {upper[at].item()}]"
+        )
+    return lower, upper
+
+
+def widths_of(std: Any, start: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Standard deviations at the start ``(n,)``: those given, a quarter of the bounds' distance, or 1.
+
+    Raises:
+        ValueError: They are not positive and finite, or not as many as ``x0`` has numbers.
+    """
+    if std is None:
+        distance = upper - lower
+        return torch.where(distance.isfinite(), 0.25 * distance, 1.0)
+    widths = torch.as_tensor(std).detach().to("cpu", torch.float64).flatten()
+    fine = widths.numel() in (1, len(start)) and bool((widths > 0).all()) and bool(widths.isfinite().all())
+    check("std", std, f"positive and finite, one number or {len(start)}", lambda _: fine)
+    return widths.expand(len(start)).clone()

@@ -1,0 +1,164 @@
+"""One minimisation: steps until a tolerance, the evaluations or the callback end it."""
+
+from __future__ import annotations
+
+import inspect
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.minimize.function import Function
+from bayesadam.minimize.result import MinimizeResult
+from bayesadam.minimize.search import Search
+
+CONVERGED, EXHAUSTED, STOPPED = 0, 1, 2
+MESSAGES = {
+    CONVERGED: "A tolerance was met.",
+    EXHAUSTED: "The maximum number of function evaluations was made.",
+    STOPPED: "The callback stopped the minimisation.",
+}
+AGAIN = 10
+"""Of a noisy function the points of every so many-th step are evaluated twice."""
+FLAT = 10
+"""Steps over which ``ftol`` is asked for."""
+
+
+class Best:
+    """The best point seen.
+
+    Args:
+        function: What is minimised; it is evaluated at its start.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+        self.point = function.start
+        self.value = float(function(function.start[None]))
+
+    def look(self, points: Tensor) -> Tensor:
+        """Values at points ``(batch, n)``, the best of which is remembered."""
+        values = self._function(points)
+        at = int(values.argmin())
+        if values[at] < self.value:
+            self.point, self.value = points[at], float(values[at])
+        return values
+
+
+class Run:
+    """See the module.
+
+    Args:
+        function: What is minimised.
+        best: The best point so far.
+        search: ``q``.
+        budget: The largest number of evaluations.
+        narrow: ``q`` has converged when its largest standard deviation is below this.
+        flat: It has, too, when all values of ``FLAT`` steps differ by no more than this.
+        callback: See :func:`bayesadam.minimize`.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        best: Best,
+        search: Search,
+        *,
+        budget: int,
+        narrow: float,
+        flat: float,
+        callback: Callable[..., Any] | None,
+    ) -> None:
+        self._function, self._best, self._search, self._budget = function, best, search, budget
+        self._narrow, self._flat, self._callback = narrow, flat, callback
+        self._named = callback is not None and _takes_result(callback)
+        self._steps = 0
+        self._value = best.value
+        self._ranges: deque[tuple[float, float]] = deque(maxlen=FLAT)
+
+    def __call__(self) -> MinimizeResult:
+        """Steps, and then the mean of ``q``."""
+        status = EXHAUSTED
+        while self._step():
+            if self._converged():
+                status = CONVERGED
+                break
+            if self._stops():
+                status = STOPPED
+                break
+        self._finish(every=status == EXHAUSTED)
+        return self._result(status)
+
+    def _step(self) -> bool:
+        """Make a step, if there are evaluations for it and one more."""
+        search, twice = self._search, self._search.noisy and self._steps % AGAIN == 0
+        if self._function.nfev + 2 * search.pairs * (1 + twice) >= self._budget:
+            return False
+        eps, points = search.draw(self._steps)
+        values = self._best.look(points)
+        if twice:
+            again = self._best.look(points)
+            search.reliability.observe(values, again)
+            values = 0.5 * (values + again)
+        search.update(eps, values)
+        self._steps += 1
+        self._ranges.append((float(values.min()), float(values.max())))
+        self._value = float(values.mean()) if search.noisy else self._best.value
+        return True
+
+    def _converged(self) -> bool:
+        if float(self._search.std.max()) < self._narrow:
+            return True
+        lowest, highest = min(low for low, _ in self._ranges), max(high for _, high in self._ranges)
+        return len(self._ranges) == FLAT and highest - lowest <= self._flat
+
+    def _stops(self) -> bool:
+        """Whether the callback stops."""
+        if self._callback is None:
+            return False
+        result = self._result(EXHAUSTED)
+        try:
+            said = self._callback(intermediate_result=result) if self._named else self._callback(result.x)
+        except StopIteration:
+            return True
+        return said is True
+
+    def _finish(self, *, every: bool) -> None:
+        """Look at the mean of ``q``; with ``every``, all evaluations that are left are made."""
+        left = self._budget - self._function.nfev
+        if left < 1:
+            return
+        count = left if every else 1
+        if self._search.noisy:
+            self._value = float(self._function(self._search.mean.expand(count, -1)).mean())
+        else:
+            _, points = self._search.draw(self._steps)
+            self._best.look(torch.cat([self._search.mean[None], points])[:count])
+            self._value = self._best.value
+
+    def _result(self, status: int) -> MinimizeResult:
+        search, shown = self._search, self._function.shown
+        covariance, size = search.covariance, len(search.mean)
+        return MinimizeResult(
+            x=shown(search.mean if search.noisy else self._best.point),
+            fun=self._value,
+            mean=shown(search.mean),
+            std=shown(search.std),
+            covariance=None if covariance is None else shown(covariance, (size, size)),
+            nfev=self._function.nfev,
+            nit=self._steps,
+            success=status == CONVERGED,
+            status=status,
+            message=MESSAGES[status],
+            noisy=search.noisy,
+        )
+
+
+def _takes_result(callback: Callable[..., Any]) -> bool:
+    """Whether a callback's one argument has the name that SciPy gives its result."""
+    try:
+        return list(inspect.signature(callback).parameters) == ["intermediate_result"]
+    except (TypeError, ValueError):  # a callable without a signature
+        return False

@@ -1,0 +1,143 @@
+"""The Gaussian ``q`` of a minimisation, and its natural-gradient step from values alone."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.minimize.rates import AdaptiveRate, Reliability
+
+
+def utilities(values: Tensor) -> Tensor:
+    """What stands for the values of a step: a decreasing function of their ranks, negative for good ones, with sum 0.
+
+    The better half counts by the logarithm of the rank (Wierstra et al. 2014, section 3.1); equal values count alike.
+    """
+    count = len(values)
+    ranks = torch.arange(1, count + 1, dtype=torch.float64)
+    weights = (math.log(count / 2 + 1) - ranks.log()).clamp_min(0.0)
+    weights = 1.0 / count - weights / weights.sum()
+    levels, which, sizes = torch.unique(values, return_inverse=True, return_counts=True)
+    by_level = torch.zeros(len(levels), dtype=torch.float64)
+    ordered = which[values.argsort(stable=True)]
+    shaped: Tensor = (by_level.index_add(0, ordered, weights) / sizes)[which]
+    return shaped
+
+
+def matrix_rate(size: int) -> float:
+    """Rate of the precision's shape if it is a matrix: 5/3 of that of Wierstra et al. 2014 (xNES)."""
+    return min(1.0, (3.0 + math.log(size)) / (size * math.sqrt(size)))
+
+
+def vector_rate(size: int) -> float:
+    """Rate of the precision's shape if it is diagonal: twice that of Wierstra et al. 2014 (SNES)."""
+    return min(1.0, 0.4 * (3.0 + math.log(size)) / math.sqrt(size))
+
+
+class Search:
+    """A Gaussian ``N(m, A A')`` that minimises ``E_q[u(f)]``, ``u`` the :func:`utilities`.
+
+    The step is VON's at temperature 0, that is VAN's (Khan et al. 2018, eqs. 22-24, with the correction that keeps the
+    precision positive). Gradient and Hessian of the expectation come from values at ``x = m + A eps`` in place of
+    derivatives, by Stein's identities::
+
+        g = A^-T sum_k u_k eps_k                      H = A^-T sum_k u_k (eps_k eps_k' - I) A^-1
+        P <- P + R + R P^-1 R / 2                     R = r_scale (trace part of H) + r_shape (the rest)
+        m <- m - r_mean P^-1 g                        P = (A A')^-1
+
+    ``H`` is diagonal, without the rest of the outer products, if ``A`` is. The rates of a step are 1 for the mean and,
+    for a matrix, 1/2 for the scale; where values are noisy they are multiplied by what :mod:`bayesadam.minimize.rates`
+    says. The widths are divided by the factor on the rate of the mean, as a slower mean can use wider samples.
+
+    Args:
+        mean: ``(n,)`` in float64.
+        widths: Standard deviations ``(n,)``.
+        lower: Bounds ``(n,)``; points and means beyond are moved onto them.
+        upper: See ``lower``.
+        full: Whether ``A`` is a matrix.
+        pairs: Antithetic pairs of points per step.
+        noisy: Whether values are noisy.
+        seed: Of the points.
+    """
+
+    def __init__(
+        self,
+        mean: Tensor,
+        widths: Tensor,
+        lower: Tensor,
+        upper: Tensor,
+        *,
+        full: bool,
+        pairs: int,
+        noisy: bool,
+        seed: int,
+    ) -> None:
+        size = len(mean)
+        self.mean, self.full, self.pairs, self.noisy = mean.clone(), full, pairs, noisy
+        self._factor = torch.diag(widths) if full else widths.clone()
+        self._lower, self._upper, self._seed = lower, upper, seed
+        self._shape_rate = matrix_rate(size) if full else vector_rate(size)
+        self._scale_rate = 0.5 if full else 1.0
+        self.reliability = Reliability()
+        self._of_mean = AdaptiveRate(0.1, 1.4)
+        self._of_scale = AdaptiveRate(0.1, 1.4)
+        self._of_shape = AdaptiveRate(0.03, 1.4 * self._shape_rate)
+        self._factor_of_mean = 1.0
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviations ``(n,)``."""
+        return self._factor.square().sum(1).sqrt() if self.full else self._factor
+
+    @property
+    def covariance(self) -> Tensor | None:
+        """``(n, n)``; ``None`` if it is diagonal."""
+        return self._factor @ self._factor.mT if self.full else None
+
+    def draw(self, step: int) -> tuple[Tensor, Tensor]:
+        """Standard normals ``(2 pairs, n)``, the second half the negative of the first, and the points they give."""
+        half = noise.normal(self._seed, step, 0, 0, (self.pairs, len(self.mean)), dtype=torch.float64)
+        eps = torch.cat([half, -half])
+        moved = eps @ self._factor.mT if self.full else eps * self._factor
+        return eps, self._inside(self.mean + moved)
+
+    def update(self, eps: Tensor, values: Tensor) -> None:
+        """One step, from the values at the points of :meth:`draw`."""
+        shaped = utilities(values)
+        gradient = shaped @ eps
+        if self.full:
+            hessian = (eps * shaped[:, None]).mT @ eps  # the identity drops out: utilities have the sum 0
+            scale = hessian.diagonal().mean()
+            identity = torch.eye(len(self.mean), dtype=torch.float64)
+        else:
+            hessian = shaped @ eps.square()
+            scale, identity = hessian.mean(), torch.ones_like(hessian)
+        shape = self._shape_rate * (hessian - scale * identity)
+        of_mean, of_scale, of_shape = self._rates(gradient, scale, shape)
+        change = of_shape * shape + of_scale * self._scale_rate * scale * identity
+        if self.full:
+            values_of_change, vectors = torch.linalg.eigh(change)
+            precision = 1.0 + values_of_change + 0.5 * values_of_change.square()
+            move = self._factor @ (vectors @ ((vectors.mT @ gradient) / precision))
+            self._factor = self._factor @ (vectors * precision.rsqrt()) @ vectors.mT
+        else:
+            precision = 1.0 + change + 0.5 * change.square()
+            move = self._factor * gradient / precision
+            self._factor = self._factor * precision.rsqrt()
+        self.mean = self._inside(self.mean - of_mean * move)
+        self._factor = self._factor * (self._factor_of_mean / of_mean)
+        self._factor_of_mean = of_mean
+
+    def _rates(self, gradient: Tensor, scale: Tensor, shape: Tensor) -> tuple[float, float, float]:
+        if not self.noisy:
+            return 1.0, 1.0, 1.0
+        whole = self.reliability.value
+        found = self._of_mean(gradient), self._of_scale(scale), self._of_shape(shape)
+        of_mean, of_scale, of_shape = (whole + (1.0 - whole) * rate for rate in found)
+        return of_mean, of_scale, of_shape
+
+    def _inside(self, points: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(points, self._lower), self._upper)
