@@ -3,15 +3,16 @@
     python benchmarks/minimize.py      # prints the table, writes runs/benchmarks/minimize.json
 
 The peer is the package cma (``pip install cma scipy``). Ten functions in the box [-5, 5]^n, n of 2, 10 and 50, 300 n
-evaluations. Every seed moves the minimum, which is 0, to a point drawn uniformly from [-4, 4]^n, and draws the start from
-the box. The last three functions have noise with standard deviation 1 added to their values. All are given the bounds and
-are otherwise untouched; CMA-ES, which has no default for it, is given the standard deviation that ours takes from the
-bounds, a quarter of their distance, and Nelder-Mead tolerances of 1e-10, with which it goes on. Nobody starts again where
-a tolerance ends the search.
+evaluations. Every seed moves the minimum, which is 0, to a point drawn uniformly from [-4, 4]^n, and draws the start
+from the box. The last three functions have noise with standard deviation 1 added to their values. All are given the
+bounds and are otherwise untouched; CMA-ES, which has no default for it, is given the standard deviation that ours
+takes from the bounds, a quarter of their distance, and Nelder-Mead tolerances of 1e-10, with which it goes on. Nobody
+starts again where a tolerance ends the search.
 
-The table has medians over seeds of the noise-free value at the point returned: of CMA-ES the better of the best point and
-the mean, or under noise the mean, which is the better choice. "first" counts the seeds at which ours is the lower of the
-two, with values below 1e-8 taken as equal and a tie as a half. Finished problems in the JSON are not done again.
+The table has medians over seeds of the noise-free value at the point returned: of CMA-ES the better of the best point
+and the mean, or under noise the mean, which is the better choice. "first" counts the seeds at which ours is the lower
+of the two, with values below 1e-8 taken as equal and a tie as a half. Finished problems in the JSON are not done
+again.
 """
 
 from __future__ import annotations

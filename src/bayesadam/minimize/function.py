@@ -33,7 +33,7 @@ class Function:
         self._f, self._vectorized, self._nonfinite = f, vectorized, nonfinite
         self._numpy = not isinstance(x0, Tensor)
         try:
-            like = torch.as_tensor(np.atleast_1d(x0) if self._numpy else x0).detach()
+            like = torch.as_tensor(np.array(x0) if self._numpy else x0).detach()
         except (TypeError, ValueError):
             like = torch.tensor([], dtype=torch.float64)
         if like.numel() == 0 or like.is_complex() or not like.isfinite().all():

@@ -37,6 +37,19 @@ def vector_rate(size: int) -> float:
     return min(1.0, 0.4 * (3.0 + math.log(size)) / math.sqrt(size))
 
 
+def reflected(points: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """Points ``(..., n)`` beyond a bound, reflected at it as often as it takes; those between the bounds as they are.
+
+    The function that is continued so has its minimum at a bound where it falls towards that, and ``q`` narrows there.
+    """
+    width = upper - lower
+    between = lower + (width - (torch.remainder(points - lower, 2.0 * width) - width).abs())
+    above, below = lower + (points - lower).abs(), upper - (upper - points).abs()
+    folded = torch.where(width.isfinite(), between, torch.where(lower.isfinite(), above, below))
+    outside = (points < lower) | (points > upper)
+    return torch.where(outside, torch.minimum(torch.maximum(folded, lower), upper), points)
+
+
 class Search:
     """A Gaussian ``N(m, A A')`` that minimises ``E_q[u(f)]``, ``u`` the :func:`utilities`.
 
@@ -55,7 +68,7 @@ class Search:
     Args:
         mean: ``(n,)`` in float64.
         widths: Standard deviations ``(n,)``.
-        lower: Bounds ``(n,)``; points and means beyond are moved onto them.
+        lower: Bounds ``(n,)``; points and means beyond are :func:`reflected`.
         upper: See ``lower``.
         full: Whether ``A`` is a matrix.
         pairs: Antithetic pairs of points per step.
@@ -140,4 +153,4 @@ class Search:
         return of_mean, of_scale, of_shape
 
     def _inside(self, points: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(points, self._lower), self._upper)
+        return reflected(points, self._lower, self._upper)
