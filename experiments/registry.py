@@ -19,6 +19,7 @@ EXPERIMENTS: dict[str, str] = {
     "fawn-uci": "experiments.fawn_uci",
     "fawn-multioutput": "experiments.fawn_multioutput",
     "fawn-histogram": "experiments.fawn_histogram",
+    "landscape": "experiments.landscape",
 }
 """Modules with an ``EXPERIMENT`` by its name."""
 

@@ -79,8 +79,10 @@ class Function:
             shape = tuple(value.shape) if isinstance(value, Tensor) else np.shape(value)
             raise ValueError(f"f must return a number, got values of shape {shape}")
         try:
+            if isinstance(value, str):
+                raise TypeError
             return float(value.item() if hasattr(value, "item") else value)
-        except (TypeError, ValueError, AttributeError):
+        except (TypeError, ValueError):
             raise ValueError(f"f must return a number, got {value!r}") from None
 
     def _batch(self, value: Any, count: int) -> Tensor:

@@ -1,0 +1,3 @@
+"""What to make of the numbers."""
+
+NOTES = ""
