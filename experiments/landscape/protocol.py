@@ -12,8 +12,9 @@ from torch import Tensor
 import bayesadam as ba
 from experiments.experiment import Progress
 
-FLAT, DEEP = 0.02, -0.99
-"""A point ends in the flat minimum with ``|x|`` below the first, and in any minimum with ``F`` below the second."""
+LINE, CENTRE, DEEP = 0.02, 0.2, -0.99
+"""A point is on the line with ``|x|`` below the first, in the widest part of that valley with a distance from the
+origin below the second, and in any minimum with ``F`` below the third."""
 SHOWN = ((-0.7, 0.3), (0.6, -0.5), (0.5, 0.7), (-0.4, -0.8))
 """Four starts, as in the figure, off the line."""
 
@@ -77,18 +78,28 @@ def descend(first: Tensor, config: Mapping[str, Any], lr: float, num_data: float
     return [*path, parameter.detach().clone()]
 
 
-def scores(ends: Tensor) -> dict[str, float]:
-    """Of ends ``(n, 2)``: shares in the flat and in any minimum and outside, mean value, curvature in the minima."""
+def scores(ends: Tensor, steps: int) -> dict[str, float]:
+    """Of ends ``(n, 2)``: shares in the flat and in any minimum and outside, mean value, curvature in the minima.
+
+    ``settled`` is the share on the line after so many steps of gradient descent, which take the last noise away.
+    """
+    settled = descend(ends, {"method": "gradient-descent", "steps": steps}, 0.001, 1.0)[-1]
     values, deep = objective(ends), objective(ends) < DEEP
     hessian = torch.func.vmap(torch.func.hessian(objective))(ends)
     trace = hessian.diagonal(dim1=-2, dim2=-1).sum(-1)[deep]
     return {
         "value": values.mean().item(),
         "deep": deep.double().mean().item(),
-        "flat": (deep & (ends[:, 0].abs() < FLAT)).double().mean().item(),
+        "line": _on_line(ends),
+        "settled": _on_line(settled),
+        "centre": (ends.norm(dim=1) < CENTRE).double().mean().item(),
         "outside": (ends.abs() > 1).any(1).double().mean().item(),
         "curvature": trace.median().item() if len(trace) else float("nan"),
     }
+
+
+def _on_line(ends: Tensor) -> float:
+    return ((objective(ends) < DEEP) & (ends[:, 0].abs() < LINE)).double().mean().item()
 
 
 def search(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
@@ -101,7 +112,7 @@ def search(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     tuning, tried = together(config["tuning_sets"]), []
     for lr, num_data in settings:
         ends = descend(tuning, config, lr, num_data)[-1]
-        tried.append({"lr": lr, "num_data": num_data, **scores(ends)})
+        tried.append({"lr": lr, "num_data": num_data, **scores(ends, config["steps"])})
         progress(len(tried), len(settings) + 1, f"lr {lr:g}")
     best = min(tried, key=lambda one: one["value"])
     chosen = best["lr"], best["num_data"]
@@ -112,7 +123,7 @@ def search(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
         "lr": best["lr"],
         "num_data": best["num_data"],
         "tried": tried,
-        "sets": [scores(one) for one in sets],
+        "sets": [scores(one, config["steps"]) for one in sets],
         "ends": sets[0].float(),
         "paths": paths.transpose(0, 1).float(),
     }

@@ -37,15 +37,16 @@ def _shares(found: Mapping[str, Mapping[str, Any]]) -> Table:
     base = found.get("gradient-descent")
     for key, result in found.items():
         sets = result["sets"]
-        row: list[Cell] = [METHODS[key], _first(result, "flat"), *(_mean(sets, name) for name in ("flat", "deep"))]
+        row: list[Cell] = [METHODS[key], _first(result, "line"), _first(result, "settled"), _first(result, "centre")]
         paired = None
         if base is not None and key != "gradient-descent":
-            paired = _number([a["flat"] - b["flat"] for a, b in zip(sets, base["sets"], strict=True)], 3)
-        row += [paired, _mean(sets, "value", 4), _mean(sets, "curvature", 0), _mean(sets, "outside")]
-        rows.append(row)
-    header = ["method", "flat minimum: first 200 starts", "all sets", "any minimum", "flat, less gradient descent"]
-    header += ["mean F", "curvature", "outside of [-1, 1]²"]
-    return Table("Shares of starts, with standard errors: binomial for the first 200, else over sets", header, rows)
+            paired = _number([a["settled"] - b["settled"] for a, b in zip(sets, base["sets"], strict=True)], 3)
+        row += [_mean(sets, "line"), _mean(sets, "settled"), paired, _mean(sets, "centre"), _mean(sets, "deep")]
+        rows.append([*row, _mean(sets, "value", 4), _mean(sets, "curvature", 0), _mean(sets, "outside")])
+    header = ["method", "first 200: on x = 0", "settled there", "within 0.2 of the origin", "all sets: on x = 0"]
+    header += ["settled there", "less gradient descent", "within 0.2 of the origin", "any minimum", "mean F"]
+    header += ["curvature", "outside of [-1, 1]²"]
+    return Table("Shares of starts, with standard errors: binomial for the first 200, else over ten sets", header, rows)
 
 
 def _first(result: Mapping[str, Any], name: str) -> Number:
@@ -73,13 +74,13 @@ def _tried(found: Mapping[str, Mapping[str, Any]]) -> Table:
                 row.append(_cell(result["tried"], rate, scale))
             rows.append(row)
     header = ["method", "factor on F", *(f"rate {rate:g}" for rate in rates)]
-    return Table("From the tuning starts: mean F, and in brackets the share in the flat minimum", header, rows)
+    return Table("From the tuning starts: mean F, and in brackets the share on x = 0", header, rows)
 
 
 def _cell(tried: list[Mapping[str, float]], rate: float, scale: float) -> str | None:
     for one in tried:
         if (one["lr"], one["num_data"]) == (rate, scale):
-            return f"{one['value']:.3f} ({one['flat']:.2f})"
+            return f"{one['value']:.3f} ({one['line']:.2f})"
     return None
 
 
@@ -97,7 +98,7 @@ def _figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
     values = objective(torch.stack(torch.meshgrid(side, side, indexing="xy"), -1)).numpy()
     for column, key in enumerate(shown):
         for axis in axes[:, column]:
-            axis.contourf(side.numpy(), side.numpy(), values, levels=12, cmap="Blues_r", alpha=0.75)
+            axis.contourf(side.numpy(), side.numpy(), values, levels=8, cmap="Blues_r")
             axis.axvline(0.0, color="black", lw=0.6, ls=":")
             axis.set_aspect("equal")
         for path in np.asarray(found[key]["paths"], float):
