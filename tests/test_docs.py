@@ -28,14 +28,14 @@ FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PUBLIC = """
-    bayesadam bayesadam.calibration bayesadam.curvature bayesadam.data bayesadam.laplace bayesadam.likelihoods
-    bayesadam.metrics bayesadam.moments bayesadam.native bayesadam.noise bayesadam.objectives bayesadam.optim
-    bayesadam.plots bayesadam.population bayesadam.posterior bayesadam.predictive bayesadam.priors bayesadam.pruning
-    bayesadam.sklearn bayesadam.tuning bayesadam.variational bayesadam.functional.batching
-    bayesadam.functional.curvature bayesadam.functional.empirical bayesadam.functional.gaussian
-    bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.moments bayesadam.functional.outputs
-    bayesadam.functional.philox bayesadam.functional.reparameterized bayesadam.functional.special
-    bayesadam.engine.rule
+    bayesadam bayesadam.active bayesadam.calibration bayesadam.curvature bayesadam.data bayesadam.laplace
+    bayesadam.likelihoods bayesadam.metrics bayesadam.minimize bayesadam.moments bayesadam.native bayesadam.noise
+    bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
+    bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning bayesadam.variational
+    bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.empirical
+    bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.moments
+    bayesadam.functional.outputs bayesadam.functional.philox bayesadam.functional.reparameterized
+    bayesadam.functional.special bayesadam.engine.rule
 """.split()
 
 

@@ -31,6 +31,7 @@ LAYERS = [
     "moments",
     "progress",
     "predictive",
+    "active",
     "calibration",
     "metrics",
     "pruning",

@@ -1,0 +1,104 @@
+"""Active learning: which inputs to label next, in the shapes of the packages that run such loops.
+
+A prediction of :func:`bayesadam.predict` has everything that they ask for; the functions here only arrange it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesadam.checks import is_whole
+from bayesadam.predictive import ClassificationPredictive, RegressionPredictive
+from bayesadam.predictive.result import Predictive
+
+
+def informativeness(pred: Predictive) -> Tensor:
+    """What the label of each data point is expected to tell about the network, ``(N,)``: the larger, the more.
+
+    Of classes it is the mutual information in nats (BALD: Houlsby et al. 2011), of numbers the epistemic variance.
+    Where a data point has several labels or outputs, it is their sum.
+
+    Raises:
+        TypeError: The prediction has neither.
+    """
+    found = getattr(pred, "mutual_information", None)
+    found = getattr(pred, "epistemic", None) if found is None else found
+    if not isinstance(found, Tensor):
+        raise TypeError(f"pred must have mutual_information or epistemic, got {type(pred).__name__}")
+    return found.flatten(1).sum(1) if found.ndim > 1 else found
+
+
+def log_probs_N_K_C(pred: ClassificationPredictive) -> Tensor:
+    """Log probabilities ``(N, K, C)`` of ``K`` posterior samples, as ``batchbald_redux`` takes them.
+
+    ``get_batchbald_batch(log_probs_N_K_C(pred), batch_size, num_samples)`` chooses a batch whose labels tell much
+    together (Kirsch et al. 2019).
+
+    Raises:
+        TypeError: The prediction is not a mixture of class probabilities.
+        ValueError: A data point has several labels.
+    """
+    samples = _samples(pred)
+    if samples.ndim != 3:
+        raise ValueError(f"pred must have one label for each data point, got log_probs of shape {tuple(samples.shape)}")
+    return samples.transpose(0, 1).contiguous()
+
+
+def baal_predictions(pred: ClassificationPredictive | RegressionPredictive) -> NDArray[Any]:
+    """Predictions ``(N, C, ..., K)`` of ``K`` posterior samples, as Baal's heuristics take them.
+
+    Of classes they are probabilities, with further labels of a data point between classes and samples; of numbers they
+    are means, and ``C`` counts the outputs.
+
+    Raises:
+        TypeError: The prediction is not a mixture over samples.
+    """
+    if isinstance(pred, RegressionPredictive):
+        means = pred.means if pred.means.ndim > 2 else pred.means.unsqueeze(-1)
+        found = means.permute(1, *range(2, means.ndim), 0)
+    else:
+        probs = _samples(pred).exp()
+        found = probs.permute(1, probs.ndim - 1, *range(2, probs.ndim - 1), 0)
+    array: NDArray[Any] = found.cpu().numpy()
+    return np.ascontiguousarray(array)
+
+
+def query_strategy(learner: Any, X: Any, n_instances: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The most informative rows of a pool: a ``query_strategy`` of modAL.
+
+    ``ActiveLearner(BayesianMLPClassifier(), query_strategy=query_strategy, X_training=..., y_training=...)``.
+
+    Args:
+        learner: modAL's learner around an estimator of :mod:`bayesadam.sklearn`, or that estimator: anything whose
+            ``predictive(X)`` is a prediction of this library.
+        X: The pool.
+        n_instances: How many rows.
+
+    Returns:
+        Their indices, the most informative first, and their :func:`informativeness`.
+
+    Raises:
+        TypeError: The estimator has no ``predictive``.
+        ValueError: Not so many rows in the pool, or no whole number of them.
+    """
+    estimator = getattr(learner, "estimator", learner)
+    if not hasattr(estimator, "predictive"):
+        raise TypeError(f"learner must have an estimator with predictive(X), got {type(estimator).__name__}")
+    scores = informativeness(estimator.predictive(X)).double()
+    if not (is_whole(n_instances) and n_instances <= len(scores)):
+        raise ValueError(f"n_instances must be a whole number in [1, {len(scores)}], got {n_instances!r}")
+    best = torch.argsort(scores, descending=True, stable=True)[:n_instances]
+    return best.cpu().numpy(), scores[best].cpu().numpy()
+
+
+def _samples(pred: Any) -> Tensor:
+    """Log probabilities ``(K, N, ..., C)``."""
+    samples = getattr(pred, "log_probs", None)
+    if not isinstance(samples, Tensor):
+        raise TypeError(f"pred must have log probabilities of posterior samples, got {type(pred).__name__}")
+    return samples
