@@ -1,6 +1,8 @@
 """Black-box minimisation: SciPy's conventions, the step against VAN's rule, noise, bounds, and what is refused."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -397,3 +399,34 @@ def test_a_global_generator_is_not_touched():
     state = torch.get_rng_state()
     ba.minimize(bowl, torch.zeros(2), maxfev=50)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+ROOT = Path(__file__).parents[1]
+METHODS = ("ours", "cma", "Nelder-Mead", "random")
+
+
+def compared():
+    """The rows of the guide's table: function and size, and numbers."""
+    page = (ROOT / "docs" / "guides" / "black-box.md").read_text()
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and cells[1].isdigit():
+            yield f"{cells[0]} {cells[1]}", [float(cell) for cell in cells[2:]]
+
+
+def test_the_guide_has_the_numbers_of_the_benchmark():
+    results = json.loads((ROOT / "benchmarks" / "results" / "minimize.json").read_text())["problems"]
+    rows = dict(compared())
+    assert len(rows) == len(results) >= 25
+    for key, (*medians, first) in rows.items():
+        assert medians == pytest.approx([results[key][method]["median"] for method in METHODS], rel=0.051), key
+        assert first == results[key]["cma"]["first"]
+
+
+def test_the_benchmark_says_what_the_guide_does():
+    results = json.loads((ROOT / "benchmarks" / "results" / "minimize.json").read_text())["problems"]
+    for key, found in results.items():
+        assert found["ours"]["median"] <= found["random"]["median"], key
+        if key.startswith("noisy") and key != "noisy Rosenbrock 2":
+            assert found["ours"]["median"] < found["cma"]["median"], key
+            assert found["cma"]["first"] >= 15, key
