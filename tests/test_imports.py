@@ -24,7 +24,7 @@ LAYERS = [
     "swag",
     "engine",
     "optim",
-    "minimize",
+    "black_box",
     "priors",
     "likelihoods",
     "variational",

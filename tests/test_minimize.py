@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam.minimize.rates import AdaptiveRate, Reliability
-from bayesadam.minimize.search import Search, reflected, utilities
+from bayesadam.black_box.rates import AdaptiveRate, Reliability
+from bayesadam.black_box.search import Search, reflected, utilities
 
 
 def bowl(x):

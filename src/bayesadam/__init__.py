@@ -5,6 +5,8 @@ from bayesadam import likelihoods as likelihoods
 from bayesadam import metrics as metrics
 from bayesadam import moments as moments
 from bayesadam import priors as priors
+from bayesadam.black_box import MinimizeResult as MinimizeResult
+from bayesadam.black_box import minimize as minimize
 from bayesadam.calibration import PosteriorTuning as PosteriorTuning
 from bayesadam.calibration import calibrate as calibrate
 from bayesadam.calibration import tune_posterior as tune_posterior
@@ -18,8 +20,6 @@ from bayesadam.likelihoods import Bernoulli as Bernoulli
 from bayesadam.likelihoods import Categorical as Categorical
 from bayesadam.likelihoods import Gaussian as Gaussian
 from bayesadam.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
-from bayesadam.minimize import MinimizeResult as MinimizeResult
-from bayesadam.minimize import minimize as minimize
 from bayesadam.moments import fawn as fawn
 from bayesadam.moments import fawn_loss as fawn_loss
 from bayesadam.objectives import elbo as elbo

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bayesadam.minimize.function import Function
-from bayesadam.minimize.result import MinimizeResult
-from bayesadam.minimize.search import Search
+from bayesadam.black_box.function import Function
+from bayesadam.black_box.result import MinimizeResult
+from bayesadam.black_box.search import Search
 
 CONVERGED, EXHAUSTED, STOPPED = 0, 1, 2
 MESSAGES = {

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.minimize.rates import AdaptiveRate, Reliability
+from bayesadam.black_box.rates import AdaptiveRate, Reliability
 
 
 def utilities(values: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class Search:
         m <- m - r_mean P^-1 g                        P = (A A')^-1
 
     ``H`` is diagonal, without the rest of the outer products, if ``A`` is. The rates of a step are 1 for the mean and,
-    for a matrix, 1/2 for the scale; where values are noisy they are multiplied by what :mod:`bayesadam.minimize.rates`
+    for a matrix, 1/2 for the scale; where values are noisy they are multiplied by what :mod:`bayesadam.black_box.rates`
     says. The widths are divided by the factor on the rate of the mean, as a slower mean can use wider samples.
 
     Args:

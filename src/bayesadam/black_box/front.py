@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from bayesadam.black_box.function import Function, bounds_of, widths_of
+from bayesadam.black_box.result import MinimizeResult
+from bayesadam.black_box.run import Best, Run
+from bayesadam.black_box.search import Search
 from bayesadam.checks import check, is_whole
-from bayesadam.minimize.function import Function, bounds_of, widths_of
-from bayesadam.minimize.result import MinimizeResult
-from bayesadam.minimize.run import Best, Run
-from bayesadam.minimize.search import Search
 
 LARGEST_MATRIX = 50
 """Numbers up to which the covariance is a matrix by default."""
