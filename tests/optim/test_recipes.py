@@ -324,3 +324,49 @@ def test_an_unknown_batch_size_is_said_where_the_width_needs_it(cls):
             opt.posterior()
     opt.posterior()  # once
     trained(batch_size=4).posterior()
+
+
+class TestLongerTrainings:
+    """The temperature of the recipe grows with the number of epochs."""
+
+    @pytest.mark.parametrize("cls", FOUR)
+    @pytest.mark.parametrize(("epochs", "factor"), [(1, 1.0), (30, 1.0), (45, 1.5), (1000, None)])
+    def test_of_a_length(self, cls, epochs, factor):
+        opt = make(cls, batch_size=20, total_steps=epochs * N // 20)
+        own = cls.recipes["learned"]["temperature"]
+        expected = 0.1 if factor is None else own * factor
+        assert opt.param_groups[0]["temperature"] == pytest.approx(expected, rel=1e-12)
+
+    @pytest.mark.parametrize("cls", FOUR)
+    def test_of_an_unknown_length(self, cls):
+        own = cls.recipes["learned"]["temperature"]
+        for options in ({}, {"batch_size": 20}, {"total_steps": 10_000}):
+            assert make(cls, **options).param_groups[0]["temperature"] == own
+
+    @pytest.mark.parametrize("cls", FOUR)
+    def test_one_that_is_given_stays(self, cls):
+        long = {"batch_size": 20, "total_steps": 10_000}
+        assert make(cls, temperature=0.02, **long).param_groups[0]["temperature"] == 0.02
+        assert make(cls, temperature=1.0, **long).param_groups[0]["temperature"] == 1.0
+        assert make(cls, recipe="paper", **long).param_groups[0]["temperature"] == 1.0
+
+    @pytest.mark.parametrize("cls", FOUR)
+    @pytest.mark.parametrize("option", ["batch_size", "total_steps"])
+    def test_numbers_out_of_range_are_refused_as_before(self, cls, option):
+        for value in (0, -1, math.inf, "all"):
+            options = {"batch_size": 20, "total_steps": 10_000, option: value}
+            with pytest.raises(ValueError, match=f"^{option} must be None or a positive, finite number"):
+                make(cls, **options)
+
+    def test_the_checkpoint_decides(self):
+        short, long = (make(IVON, batch_size=20, total_steps=steps) for steps in (300, 3000))
+        with pytest.warns(UserWarning, match="^total_steps is"):
+            long.load_state_dict(short.state_dict())
+        assert long.param_groups[0]["temperature"] == short.param_groups[0]["temperature"] == 0.03
+
+
+def make(cls, **options):
+    model = Line()
+    if cls is VOGN:
+        options["curvature"] = ba.PerExampleSquares(model)
+    return cls(model.named_parameters(), num_data=N, **options)

@@ -30,7 +30,7 @@ from bayesadam.optim.hyperparameters import (
     settled,
 )
 from bayesadam.optim.readable import Readable
-from bayesadam.optim.recipes import PAPER, Recipes, recipe_of
+from bayesadam.optim.recipes import PAPER, Recipes, longer_training, recipe_of
 from bayesadam.optim.signatures import show_signature
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian
@@ -73,7 +73,9 @@ class PerturbedOptimizer(Readable):
             ``max(num_data, prior_precision)``, or without the bridge ``prior_precision + 0.1 num_data / temperature``.
             Started at the prior an ordinary network hardly trains.
         temperature: Multiplies the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
-            variational optimisation (Khan et al. 2018, eq. 22).
+            variational optimisation (Khan et al. 2018, eq. 22). The default of the recipe ``"learned"`` is higher in
+            a training of more than 30 epochs, if ``batch_size`` and ``total_steps`` are given
+            (:func:`bayesadam.optim.recipes.longer_training`).
         mc_samples: Posterior samples per step. The same in all groups.
         antithetic: Draw samples in pairs ``+eps, -eps``; ``mc_samples`` must be even.
         seed: Of the noise; it depends on nothing else but the step, the sample and the position of the parameter.
@@ -87,10 +89,11 @@ class PerturbedOptimizer(Readable):
         recipe: Which settings are taken where none are given: ``"learned"``, the default of Vadam, Vprop, IVON and
             VOGN, or ``"paper"``; :mod:`bayesadam.optim.recipes` says how they differ.
         **options: Those that the rule declares. Of the four that have the recipe ``"learned"``: ``batch_size``, the
-            number of examples in the loss of one step, in the unit of ``num_data`` (not of VOGN, which counts them;
-            groups may be given another for a smaller last batch), ``total_steps``, over which the learning rate
-            falls to a hundredth of itself by half a cosine if no scheduler does it, ``initial_steps``, the number of
-            steps that the start counts as, and ``bridge``, which ties the forgetting of the start to the temperature.
+            number of examples in the loss of one step, in the unit of ``num_data`` (groups may be given another for a
+            smaller last batch; VOGN counts them, and needs it for the default of the temperature alone),
+            ``total_steps``, over which the learning rate falls to a hundredth of itself by half a cosine if no
+            scheduler does it, ``initial_steps``, the number of steps that the start counts as, and ``bridge``, which
+            ties the forgetting of the start to the temperature.
 
     Raises:
         ValueError: A hyper-parameter out of its range, a recipe that the method does not have, both ``prior`` and
@@ -137,6 +140,8 @@ class PerturbedOptimizer(Readable):
         declared = {option.name: option.default for option in options_of(self.rule)}
         given |= {"compile": compile, **DEFAULTS, "method": type(self).__name__}
         self.defaults = settled({**given, **declared, **own, **options})
+        if temperature is None:
+            self.defaults |= longer_training(self.defaults)
         if not self.has_prior:
             del self.defaults["prior_precision"]
         self._reset()

@@ -59,6 +59,8 @@ def warn_of_start(share: float, group: Mapping[str, Any], steps: int, stacklevel
 
 def lacks_batch_size(rule: Rule, group: Mapping[str, Any]) -> bool:
     """Whether curvature is read off the square of a mean gradient alone, without knowing of how many examples."""
+    if "hessian" in group:  # of the squared gradients of single examples
+        return False
     return rule.power == 2 and not group.get("bridge", True) and "batch_size" in group and group["batch_size"] is None
 
 

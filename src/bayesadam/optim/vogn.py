@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.engine.rule import LEARNING, Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
+from bayesadam.engine.rule import BATCH_SIZE, LEARNING, Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
 from bayesadam.engine.sources import ExampleSource
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.hyperparameters import check_ordered
@@ -39,6 +39,7 @@ class VOGNRule(VONRule):
     options = (
         Option("hessian", "empirical_fisher", "'empirical_fisher'", lambda v: v == "empirical_fisher", static=True),
         *LEARNING,
+        BATCH_SIZE,
     )
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
