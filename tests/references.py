@@ -153,6 +153,7 @@ def von(
     prior_mean=None,
     hessian=None,
     correction="elementwise",
+    clip_radius=math.inf,
 ):
     """Khan et al. 2018, eq. 8, with ``tau`` eqs. 23-24; the corrections are Lin et al. 2020's and eq. 63's.
 
@@ -168,7 +169,8 @@ def von(
         g, h = curved(mu, s, in_precision, num_data, gradient, hessian, eps, t, mc_samples)
         s = followed(s, h, 1 - b2, temperature, in_precision, correction)
         for j in range(n):
-            mu[j] -= lr * (g[j] + temperature * lt * (mu[j] - mu0[j])) / (s[j] + lt)
+            step = (g[j] + temperature * lt * (mu[j] - mu0[j])) / (s[j] + lt)
+            mu[j] -= lr * max(-clip_radius, min(clip_radius, step))
     return mu, [num_data * (s[j] + in_precision) for j in range(n)]
 
 
@@ -341,6 +343,7 @@ def dense_von(
     prior_mean=None,
     hessian=None,
     correction="elementwise",
+    clip_radius=math.inf,
 ):
     """VON with a full covariance (Khan et al. 2018, eqs. 58-60): ``hessian(theta, t)`` gives a matrix.
 
@@ -367,7 +370,8 @@ def dense_von(
         error = temperature * s - h
         extra = 0.5 * (1 - b2) ** 2 * error @ numpy.linalg.inv(s + in_precision * one) @ error
         s = s - (1 - b2) * error + (extra if correction == "elementwise" else 0.0)
-        mu = mu - lr * numpy.linalg.inv(s + lt * one) @ (g + temperature * lt * (mu - mu0))
+        step = numpy.linalg.inv(s + lt * one) @ (g + temperature * lt * (mu - mu0))
+        mu = mu - lr * numpy.clip(step, -clip_radius, clip_radius)
     return mu.tolist(), (num_data * (s + in_precision * one)).tolist()
 
 

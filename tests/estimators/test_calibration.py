@@ -80,6 +80,8 @@ def test_conformal_quantile():
     assert conformal_quantile(scores, 0.5) == 10.0
     with pytest.raises(ValueError, match=r"coverage must be at most n / \(n \+ 1\) = 0.95 with 19 calibration rows"):
         conformal_quantile(scores, 0.96)
+    # 100 * 0.55 is 55.00000000000001 in floating point, of which the ceiling would be 56.
+    assert conformal_quantile(np.arange(1.0, 100.0)[:, None], 0.55) == 55.0
 
 
 def test_effective_rows():
@@ -138,3 +140,22 @@ def test_a_temperature_that_is_known():
             temperature(log_probs[:, few], labels[few], torch.full((2,), 9.0, dtype=torch.float64), 2.5)
         )
     assert temperature(log_probs, labels, torch.ones(40_000, dtype=torch.float64), 0.5) == pytest.approx(2.5, rel=0.03)
+
+
+def test_how_strongly_an_earlier_temperature_holds():
+    """The logarithm's distance counts a quarter of ``KNOWN`` rows of mean weight."""
+    generator = torch.Generator().manual_seed(1)
+    log_probs = torch.randn(2, 30, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
+    labels = torch.randint(0, 3, (30,), generator=generator)
+    weight = torch.rand(30, generator=generator, dtype=torch.float64)
+    force = 0.25 * KNOWN * float(weight.sum()) / effective_rows(weight.numpy())
+
+    def penalised(point):
+        parts = (log_probs / math.exp(point[0])).log_softmax(-1)
+        density = parts.logsumexp(0)[torch.arange(30), labels]
+        return force * (point[0] - math.log(0.7)) ** 2 - float((weight * density).sum())
+
+    best = minimize(penalised, [0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}).x[0]
+    assert temperature(log_probs, labels, weight, 0.7) == pytest.approx(math.exp(best), rel=1e-3)
+    free = temperature(log_probs, labels, weight)
+    assert abs(math.log(free / 0.7)) > 3 * abs(best - math.log(0.7)) > 0.003

@@ -1,6 +1,7 @@
 import copy
 import pickle
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -444,3 +445,14 @@ def test_columns_of_several_units_have_their_own(table):
     values = np.array(table, dtype=float)
     for ours, theirs in zip(input_scales(values, None), column_scales(values, None), strict=True):
         assert ours.tolist() == theirs.tolist()
+
+
+def test_variance_between_members_is_the_unbiased_estimate():
+    """Of those members that are there for a row; 0 of a single one."""
+    method = SimpleNamespace(_method=SimpleNamespace(predict="mean"))
+    parts = np.zeros((3, 3, 2, 1))
+    parts[0, :, :, 0] = [[1.0, 5.0], [2.0, 7.0], [6.0, 100.0]]
+    there = np.array([[[1], [1]], [[1], [0]], [[1], [0]]], dtype=bool)
+    center, within, _ = BayesianMLPRegressor._moments(method, parts, there)
+    assert center[:, 0].tolist() == [3.0, 5.0]
+    assert within[:, 0] == pytest.approx([7.0, 0.0])

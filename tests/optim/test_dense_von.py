@@ -59,6 +59,7 @@ CASES = {
     "elementwise": {"correction": "elementwise"},
     "b2 = 0": {"betas": (0.0, 0.0)},
     "started elsewhere": {"initial_precision": 30.0},
+    "clipped": {"initial_precision": 30.0, "clip_radius": 0.1},
     "schedule": {"schedule": lambda t: (0.0, 1 - 0.3 / (1 + t**0.55))},
 }
 

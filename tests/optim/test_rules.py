@@ -122,6 +122,14 @@ def test_ivon_options_equal_reference_loop(clip_radius, rescale_lr):
     )
 
 
+@pytest.mark.parametrize("name", ["von", "van"])
+def test_clipped_newton_steps_equal_reference_loop(name):
+    hp = {**required(name), "initial_precision": 30.0, "prior_precision": 3.0}
+    assert_matches(name, 20, **hp, clip_radius=0.2)
+    clipped, free = run(name, 20, **hp, clip_radius=0.2)[1], run(name, 20, **hp)[1]
+    assert max(abs(a - b) for a, b in zip(clipped, free, strict=True)) > 0.01
+
+
 @pytest.mark.parametrize("name", sorted(n for n, cls in OPTIMIZERS.items() if cls.has_prior))
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.5), (0.9, 0.0)])
 def test_noise_off_equals_reference_loop_without_noise(name, betas):

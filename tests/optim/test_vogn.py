@@ -295,6 +295,36 @@ def test_examples_whose_gradients_cancel_are_unscaled_with_the_others():
     torch.testing.assert_close(*runs, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("size", [0.0, 1e-5])
+def test_a_tensor_with_hardly_any_mean_gradient_is_scaled_like_the_others(size):
+    """Of a mean gradient of zero, the common factor is that of the others; of a small one, it is its own."""
+    x = torch.tensor([[1.0 + size, 1.0], [-1.0, 1.0]], dtype=torch.float64)
+
+    class Parts(torch.nn.Sequential):
+        def forward(self, x):
+            return self[0](x[:, :1]) + self[1](x[:, 1:])
+
+    def hessians(scales):
+        parts = Parts(*(torch.nn.Linear(1, 1, bias=False).double() for _ in range(2)))
+        for part in parts:
+            torch.nn.init.constant_(part.weight, 0.5)
+        options = {"num_data": 1e12, "betas": (0.0, 0.0), "recipe": "paper"}
+        opt = ba.VOGN(parts.named_parameters(), curvature=ba.PerExampleSquares(parts), **options)
+        with opt.sampled_params():
+            parts(x).mean().backward()
+        for part, scale in zip(parts, scales, strict=True):
+            part.weight.grad *= scale
+        opt.step()
+        return [opt.state[part.weight]["hessian"].item() for part in parts]
+
+    balanced, plain = hessians((1.0, 1.0))
+    assert (balanced, plain) == pytest.approx((0.5 * ((1.0 + size) ** 2 + 1.0), 1.0))
+    # Clipped as one, all curvature is scaled by the square of one factor.
+    assert hessians((0.25, 0.25)) == pytest.approx([balanced / 16, plain / 16], rel=1e-9)
+    if size:
+        assert hessians((3.0, 1.0)) == pytest.approx([9 * balanced, plain], rel=1e-9)
+
+
 def test_a_checkpoint_of_another_method_is_refused():
     net, opt = make()
     other = ba.IVON(net.named_parameters(), num_data=50)

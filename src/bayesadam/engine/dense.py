@@ -367,7 +367,8 @@ class DenseGradients(Gradients):
         grad += first["temperature"] * prior_gradient * torch.cat(parts)
         moves = _parts(torch.linalg.solve(divisor, grad), slots)
         for slot, value, move in zip(slots, values, moves, strict=True):
-            value.sub_(float(slot.group["lr"]) * move.view(value.shape).to(value.dtype))
+            radius = float(slot.group["clip_radius"])
+            value.sub_(float(slot.group["lr"]) * move.clamp(-radius, radius).view(value.shape).to(value.dtype))
         shown = [i for i, slot in enumerate(slots) if held_mean or not slot.group["perturb"]]
         targets += [slots[i].parameter for i in shown]
         values += [values[i] for i in shown]

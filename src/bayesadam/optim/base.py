@@ -75,7 +75,7 @@ class PerturbedOptimizer(Readable):
         temperature: Multiplies the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
             variational optimisation (Khan et al. 2018, eq. 22). The default of the recipe ``"learned"`` is higher in
             a training of more than 30 epochs, if ``batch_size`` and ``total_steps`` are given
-            (:func:`bayesadam.optim.recipes.longer_training`).
+            (``longer_training`` in :mod:`bayesadam.optim.recipes`).
         mc_samples: Posterior samples per step. The same in all groups.
         antithetic: Draw samples in pairs ``+eps, -eps``; ``mc_samples`` must be even.
         seed: Of the noise; it depends on nothing else but the step, the sample and the position of the parameter.

@@ -18,6 +18,7 @@ from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, Store
 from bayesadam.engine.weights import MEAN, Weights
 from bayesadam.optim import attachment
+from bayesadam.optim.newton import CLIP_RADIUS
 
 EARLIER = {
     "compile": False,
@@ -26,10 +27,10 @@ EARLIER = {
     "temperature": 1.0,
     "nonfinite": "raise",
     "antithetic": False,
-    **{option.name: option.default for option in (*LEARNING, BATCH_SIZE)},
+    **{option.name: option.default for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)},
 }
 """What was in force when files were written that do not say it, whatever the defaults are today."""
-_OPTIONAL = {option.name for option in (*LEARNING, BATCH_SIZE)}
+_OPTIONAL = {option.name for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)}
 
 
 class Checkpointed(Optimizer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +24,7 @@ from bayesadam.engine.rule import (
 from bayesadam.engine.store import INIT
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import (
+    CLIP_RADIUS,
     damped,
     follow_curvature_,
     initial_hessian,
@@ -70,7 +70,7 @@ class IVONRule:
     needs_noise = True
     options = (
         Option("rescale_lr", True, "True or False", lambda v: isinstance(v, bool), static=True),
-        Option("clip_radius", math.inf, "positive", lambda v: v > 0),
+        CLIP_RADIUS,
         *LEARNING,
         BATCH_SIZE,
     )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor, tempered_decay_
 from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian, posterior_precision
+from bayesadam.optim.newton import HESSIAN_OPTIONS, damped, follow_curvature_, initial_hessian, posterior_precision
 from bayesadam.optim.second_order import SecondOrderOptimizer
 from bayesadam.optim.von import VONRule
 
@@ -26,6 +26,7 @@ class NaturalVONRule(VONRule):
     """
 
     state = ("displacement", "hessian")
+    options = HESSIAN_OPTIONS
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """No displacement, Hessian ``s0``."""

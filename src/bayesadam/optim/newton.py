@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -19,6 +21,8 @@ HESSIAN_OPTIONS = (
     Option("probes", 1, "a whole number of at least 1", is_whole),
     Option("covariance", "diagonal", "one of ('diagonal', 'full')", lambda v: v in ("diagonal", "full"), static=True),
 )
+CLIP_RADIUS = Option("clip_radius", math.inf, "positive", lambda v: v > 0)
+"""Largest absolute value of a preconditioned step of a weight, before the learning rate."""
 
 
 def initial_hessian(mean: Tensor, hp: Hyper) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_
 from bayesadam.optim.newton import (
+    CLIP_RADIUS,
     HESSIAN_OPTIONS,
     damped,
     follow_curvature_,
@@ -24,7 +26,7 @@ class VONRule:
     """Newton's method at sampled weights (Khan et al. 2018, eq. 8; with ``tau`` eqs. 23-24)::
 
         s  <- (1 - tau (1 - b2)) s + (1 - b2) h
-        mu <- mu - lr (g + tau lt (mu - mu0)) / (s + lt)
+        mu <- mu - lr clip((g + tau lt (mu - mu0)) / (s + lt), +-clip_radius)
         1 / sigma^2 = N (s + lt)
 
     ``h`` is a Hessian diagonal of the mean loss: from outside, or ``g eps / sigma``. ``betas[0]`` is not used. With
@@ -35,7 +37,7 @@ class VONRule:
     state: tuple[str, ...] = ("hessian",)
     power = 1
     needs_noise = True
-    options: tuple[Option, ...] = HESSIAN_OPTIONS
+    options: tuple[Option, ...] = (*HESSIAN_OPTIONS, CLIP_RADIUS)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Hessian ``s0 = (initial_precision - lambda) / N``."""
@@ -55,7 +57,8 @@ class VONRule:
         add_prior_gradient_(grad, mean, hp)
         if curvature is not None:
             follow_curvature_(hessian, curvature, hp, corrected=hp["correction"] == "elementwise")
-        add_scaled_(mean, grad.div_(damped(hessian, hp)), -hp["lr"])
+        step = grad.div_(damped(hessian, hp)).clamp_(-hp["clip_radius"], hp["clip_radius"])
+        add_scaled_(mean, step, -hp["lr"])
 
     def rate(self, hp: Hyper) -> Any:
         """How far one step moves the precision towards its target."""
@@ -101,6 +104,9 @@ class VON(SecondOrderOptimizer):
             order (Lin et al. 2020); ``"backtracking"``, a smaller ``1 - betas[1]`` for all weights in that step (Khan
             et al. 2018, eq. 63); ``None``: not, and a step that would make a precision negative raises. By default
             None for ``"exact"``, else element-wise.
+        clip_radius: Largest absolute value of a weight's Newton step, before the learning rate; infinite by default.
+            Where curvature was small so far and a gradient is large, as at the start from a trained network, a limit of
+            0.1 to 1 keeps the training from diverging.
         **options: As :class:`PerturbedOptimizer`'s.
 
     Raises:
@@ -122,6 +128,7 @@ class VON(SecondOrderOptimizer):
         covariance: str = "diagonal",
         probes: int = 1,
         correction: str | None = "default",
+        clip_radius: float = math.inf,
         **options: Any,
     ) -> None:
         super().__init__(
@@ -133,5 +140,6 @@ class VON(SecondOrderOptimizer):
             covariance=covariance,
             probes=probes,
             correction=correction,
+            clip_radius=clip_radius,
             **options,
         )
