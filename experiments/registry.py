@@ -20,6 +20,7 @@ EXPERIMENTS: dict[str, str] = {
     "fawn-multioutput": "experiments.fawn_multioutput",
     "fawn-histogram": "experiments.fawn_histogram",
     "landscape": "experiments.landscape",
+    "half-cheetah": "experiments.half_cheetah",
 }
 """Modules with an ``EXPERIMENT`` by its name."""
 

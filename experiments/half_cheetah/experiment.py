@@ -1,0 +1,73 @@
+"""Units: one for each method and seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.experiment import Context, Experiment, Report, Unit
+from experiments.results import Result
+
+METHODS: Mapping[str, dict[str, Any]] = {
+    "vadam": {"lr": 1e-4, "betas": [0.9, 0.999], "prior_precision": 1e-8, "initial_precision": 1e-8, "floor": 1e4},
+    "vadagrad": {"lr": 0.01, "betas": [0.9, 0.99], "initial_precision": 1e4},
+    "adam-explore": {"lr": 1e-4, "betas": [0.9, 0.999], "initial_precision": 1e4, "precision_lr": 0.01},
+    "adam-plain": {"lr": 1e-4, "betas": [0.9, 0.999]},
+    "sgd-explore": {"lr": 1e-4, "initial_precision": 1e4, "precision_lr": 0.01},
+    "sgd-plain": {"lr": 1e-4},
+}
+"""Khan et al. 2018, Table 3, with what their code adds."""
+
+PROTOCOL = {
+    "environment": "HalfCheetah-v5",
+    "episodes": 151,
+    "steps": 1000,
+    "every": 10,
+    "tests": 20,
+    "hidden": [400, 300],
+    "batch_size": 64,
+    "replay": 1_000_000,
+    "discount": 0.99,
+    "target_rate": 0.001,
+    "critic_lr": 0.001,
+}
+"""The authors' code, but for the environment's version and the number of episodes."""
+
+
+class HalfCheetah(Experiment):
+    """The first episodes. Arguments shorten the protocol for tests."""
+
+    name = "half-cheetah"
+    title = "HalfCheetah: exploration by noise in the weights of the actor"
+    source = "Khan et al. 2018, Figs. 3 (right), 5 and 6, appendix K"
+
+    def __init__(self, seeds: int = 3, **protocol: Any) -> None:
+        self._seeds = seeds
+        self._protocol = {**PROTOCOL, **protocol}
+
+    def units(self) -> list[Unit]:
+        """All methods with the first seed come first, so that a run that is stopped can be compared."""
+        return [
+            Unit(
+                f"{method}-seed{seed}",
+                {**self._protocol, "method": method, "settings": settings, "seed": seed},
+                1.0 + 0.001 * (self._seeds - seed),
+            )
+            for seed in range(self._seeds)
+            for method, settings in METHODS.items()
+        ]
+
+    def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
+        """Train and evaluate."""
+        from experiments.half_cheetah.training import learn
+
+        return learn(unit.config, context.folder, context.progress)
+
+    def report(self, results: Mapping[str, Result]) -> Report:
+        """Curves beside both of the authors' runs."""
+        from experiments.half_cheetah.report import report
+
+        return report(results)
+
+
+EXPERIMENT = HalfCheetah()

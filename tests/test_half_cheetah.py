@@ -1,0 +1,216 @@
+"""DDPG of the half-cheetah experiment: its pieces against slow references, and short runs on Pendulum."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'bayesadam[integrations]'")
+
+from experiments import runner
+from experiments.half_cheetah.ddpg import DDPG, Replay
+from experiments.half_cheetah.experiment import METHODS, PROTOCOL, HalfCheetah
+from experiments.half_cheetah.methods import optimizer_of
+from experiments.half_cheetah.training import environment, evaluate, learn
+from experiments.results import Store, finished
+
+SHORT = {
+    **{"environment": "Pendulum-v1", "episodes": 3, "steps": 60, "every": 2, "tests": 2, "hidden": [24, 16]},
+    **{"batch_size": 16, "replay": 150},
+}
+
+
+def config(method, **changes):
+    return {**PROTOCOL, **SHORT, "method": method, "settings": METHODS[method], "seed": 0, **changes}
+
+
+def agent(method="sgd-plain", **changes):
+    return DDPG(config(method, **changes), 3, 2, 2.0)
+
+
+def minibatch(agent, n=16):
+    torch.manual_seed(1)
+    return torch.randn(n, 3), torch.rand(n, 2), torch.randn(n, 1), torch.zeros(n, 1), torch.randn(n, 3)
+
+
+def values(module):
+    return torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
+
+
+def test_networks_start_as_published_and_targets_independently():
+    found = DDPG({**PROTOCOL, "method": "sgd-plain", "settings": METHODS["sgd-plain"], "seed": 0}, 17, 6, 1.0)
+    first, second, last = found.actor.layers[::2]
+    assert [tuple(layer.weight.shape) for layer in (first, second, last)] == [(400, 17), (300, 400), (6, 300)]
+    for layer in (first, second):  # five standard errors of a standard deviation
+        assert layer.weight.std().item() == pytest.approx(0.3, abs=5 * 0.3 / math.sqrt(2 * layer.weight.numel()))
+    assert all((layer.bias == 0.1).all() for layer in (first, second, last))
+    assert 0.0028 < last.weight.abs().max() <= 0.003
+    assert 0.0028 < found.critic.output.weight.abs().max() <= 0.003
+    assert (found.critic.output.bias == 0).all()
+    hidden = found.critic.hidden.weight
+    assert hidden.abs().max() <= 0.04
+    assert hidden.std().item() == pytest.approx(0.02 * 0.8796, rel=0.01)  # cut at two standard deviations
+    for network, target in ((found.actor, found.actor_target), (found.critic, found.critic_target)):
+        correlation = torch.corrcoef(torch.stack([values(network)[:6000], values(target)[:6000]]))[0, 1]
+        assert abs(correlation) < 5 / math.sqrt(6000)
+
+
+def test_the_gradient_of_actions_and_the_sum_over_the_minibatch_are_those_of_autograd():
+    found = agent()
+    states, *others = minibatch(found)
+    found.learn(states, *others)
+    gradients = [parameter.grad.clone() for parameter in found.actor.parameters()]
+    loss = -found.critic(states, found.actor(states)).sum()  # the critic after its step
+    for gradient, expected in zip(gradients, torch.autograd.grad(loss, list(found.actor.parameters())), strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-9)
+
+
+def test_the_critic_learns_the_discounted_value_and_nothing_follows_the_last_step():
+    found, terminal = agent(), torch.tensor([[0.0], [1.0]] * 8)
+    states, actions, rewards, _, following = minibatch(found)
+    with torch.no_grad():
+        future = found.critic_target(following, found.actor_target(following))
+        goal = torch.where(terminal == 1, rewards, rewards + 0.99 * future)
+        found.critic_target.output.bias.fill_(0.0)
+    loss = (found.critic(states, actions) - goal).square().mean()
+    expected = torch.autograd.grad(loss, list(found.critic.parameters()))
+    found.learn(states, actions, rewards, terminal, following)
+    for parameter, gradient in zip(found.critic.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_acting_and_the_gradient_share_one_sample_and_targets_follow_the_mean(method):
+    found = agent(method)
+    before, target = values(found.actor), values(found.actor_target)
+    seen = []
+    for _ in range(3):
+        with found.explored():
+            seen.append(values(found.actor))
+            found.learn(*minibatch(found))
+            torch.testing.assert_close(values(found.actor), seen[-1], rtol=0, atol=0)
+        torch.testing.assert_close(values(found.actor), before, rtol=0, atol=0)
+        found.step()
+        target = torch.lerp(target, values(found.actor), 0.001)
+        torch.testing.assert_close(values(found.actor_target), target)
+        noise = seen[-1] - before
+        before = values(found.actor)
+        if method.endswith("plain"):
+            assert (noise == 0).all()
+        else:  # a standard deviation of 0.01, to five standard errors
+            assert noise.std().item() == pytest.approx(0.01, abs=5 * 0.01 / math.sqrt(2 * len(noise)))
+    if not method.endswith("plain"):
+        assert abs(torch.corrcoef(torch.stack([seen[1] - seen[0], seen[2] - seen[1]]))[0, 1] + 0.5) < 0.2
+
+
+def reference(method, mean, gradients, noises):
+    """Khan et al. 2018, appendix K, Algorithms 1 and 2, and eq. 111 with precisions; in float64."""
+    s, m, v = 1e4, 0.0, 0.0
+    mp = vp = 0.0
+    for t, (slope, eps) in enumerate(zip(gradients, noises, strict=True), 1):
+        sigma = {"vadam": (v + 1e-8 + 1e4) ** -0.5 if method == "vadam" else 0.0}.get(method, s**-0.5)
+        g = slope(mean + sigma * eps)
+        d = -0.5 * g * eps * s**-1.5
+        if method == "vadam":
+            m = 0.9 * m + 0.1 * (g + 1e-8 * mean)
+            v = 0.999 * v + 0.001 * g * g
+            mean -= 1e-4 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)) ** 0.5 + 1e-8)
+        elif method == "vadagrad":
+            s += 0.01 * g * g
+            mean -= 0.01 * g / s**0.5
+        elif method == "sgd-explore":
+            mean, s = mean - 1e-4 * g, s - 0.01 * d
+        else:
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            mp, vp = 0.9 * mp + 0.1 * d, 0.999 * vp + 0.001 * d * d
+            mean -= 1e-4 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)) ** 0.5 + 1e-8)
+            s -= 0.01 * (mp / (1 - 0.9**t)) / ((vp / (1 - 0.999**t)) ** 0.5 + 1e-8)
+    return mean, s
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if not name.endswith("plain")])
+def test_the_rules_are_those_of_the_appendix(method):
+    weight = torch.nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
+    module = torch.nn.Module()
+    module.weight = weight
+    optimizer = optimizer_of(method, METHODS[method], module, seed=3)
+    steps, noises = 40, []
+    slope = lambda w: 300.0 * w**3 - 20.0 + 80.0 * w  # noqa: E731
+    for _ in range(steps):
+        mean, variance = weight.item(), None
+        variance = optimizer.posterior(module).variance["weight"].item()
+        with optimizer.sampled_params():
+            noises.append((weight.item() - mean) / math.sqrt(variance))
+            (75.0 * weight**4 - 20.0 * weight + 40.0 * weight**2).sum().backward()
+        optimizer.step()
+    mean, s = reference(method, 0.5, [slope] * steps, noises)
+    assert weight.item() == pytest.approx(mean, rel=1e-9)
+    assert abs(mean - 0.5) > 1e-4
+    if method != "vadam":
+        assert 1.0 / optimizer.posterior(module).variance["weight"].item() == pytest.approx(s, rel=1e-9)
+        assert s != 1e4
+
+
+def test_replay_keeps_the_latest_transitions():
+    replay = Replay(5, 2, 1)
+    for i in range(8):
+        replay.add(np.full(2, i), np.full(1, 10 + i), 20.0 + i, i == 6, np.full(2, 30 + i))
+    assert len(replay) == 5
+    states, actions, rewards, terminal, following = replay.draw(400, np.random.default_rng(0))
+    assert [tuple(part.shape) for part in (states, actions, rewards, terminal, following)] == [
+        *[(400, 2), (400, 1), (400, 1), (400, 1), (400, 2)]
+    ]
+    assert set(states[:, 0].tolist()) == {3.0, 4.0, 5.0, 6.0, 7.0}
+    torch.testing.assert_close(actions, states[:, :1] + 10)
+    torch.testing.assert_close(rewards, states[:, :1] + 20)
+    torch.testing.assert_close(following, states + 30)
+    assert ((terminal == 1) == (states[:, :1] == 6)).all()
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_training_that_was_killed_has_the_same_end(tmp_path):
+    given = config("vadam", episodes=5)
+    expected = learn(given, tmp_path / "whole", lambda *_: None)
+    calls = []
+
+    def kill(*args):
+        calls.append(args)
+        raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            learn(given, tmp_path / "killed", kill)
+    assert [done for done, *_ in calls] == [1, 3]
+    assert learn(given, tmp_path / "killed", lambda *_: None) == expected
+    assert expected["episodes"] == [0, 2, 4]
+    assert [len(each) for each in expected["returns"]] == [2, 2, 2]
+    assert len(expected["training"]) == 5
+
+
+def test_evaluation_is_that_of_the_mean_alone():
+    given = config("vadagrad")
+    found = DDPG(given, 3, 1, 2.0)
+    together = evaluate(found, [environment("Pendulum-v1") for _ in range(3)], given, 4)
+    alone = environment("Pendulum-v1")
+    for number, expected in enumerate(together):
+        seed = int(np.random.SeedSequence((3, 0, 4, number)).generate_state(1)[0])
+        state, total = alone.reset(seed=seed)[0], 0.0
+        for _ in range(given["steps"]):
+            state, reward, *_ = alone.step(found.act(state[None].astype(np.float32))[0])
+            total += reward
+        assert total == pytest.approx(expected, abs=0.01)
+    assert len(set(together)) == 3
+
+
+class Short(HalfCheetah):
+    def __init__(self, folder):
+        super().__init__(2, **SHORT)
+        self._folder = folder
+
+    @property
+    def folder(self):
+        return self._folder
