@@ -34,23 +34,46 @@ def minibatch(agent, n=16):
     return torch.randn(n, 3), torch.rand(n, 2), torch.randn(n, 1), torch.zeros(n, 1), torch.randn(n, 3)
 
 
-def values(module):
-    return torch.cat([parameter.detach().flatten().clone() for parameter in module.parameters()])
+def values(network):
+    return network.weights.detach().clone()
+
+
+def actions_of(weights, states, hidden=(24, 16), inputs=3, actions=2, bound=2.0):
+    """The actor as a function of its vector of weights, to be differentiated."""
+    first, second = hidden
+    sizes = [first * inputs, first, second * first, second, actions * second, actions]
+    w1, b1, w2, b2, w3, b3 = weights.split(sizes)
+    h = torch.relu(states @ w1.view(first, inputs).T + b1)
+    h = torch.relu(h @ w2.view(second, first).T + b2)
+    return bound * torch.tanh(h @ w3.view(actions, second).T + b3)
+
+
+def values_of(weights, states, actions, hidden=(24, 16)):
+    """The critic likewise."""
+    first, second = hidden
+    inputs, outputs = states.shape[1], actions.shape[1]
+    w1, b1, w2, b2, w3, b3, wa = weights.split(
+        [first * inputs, first, second * first, second, second, 1, second * outputs]
+    )
+    h = torch.relu(states @ w1.view(first, inputs).T + b1)
+    h = torch.relu(h @ w2.view(second, first).T + b2 + actions @ wa.view(second, outputs).T)
+    return h @ w3.view(1, second).T + b3
 
 
 def test_networks_start_as_published_and_targets_independently():
     found = DDPG({**PROTOCOL, "method": "sgd-plain", "settings": METHODS["sgd-plain"], "seed": 0}, 17, 6, 1.0)
-    first, second, last = found.actor.layers[::2]
-    assert [tuple(layer.weight.shape) for layer in (first, second, last)] == [(400, 17), (300, 400), (6, 300)]
-    for layer in (first, second):  # five standard errors of a standard deviation
-        assert layer.weight.std().item() == pytest.approx(0.3, abs=5 * 0.3 / math.sqrt(2 * layer.weight.numel()))
-    assert all((layer.bias == 0.1).all() for layer in (first, second, last))
-    assert 0.0028 < last.weight.abs().max() <= 0.003
-    assert 0.0028 < found.critic.output.weight.abs().max() <= 0.003
-    assert (found.critic.output.bias == 0).all()
-    hidden = found.critic.hidden.weight
-    assert hidden.abs().max() <= 0.04
-    assert hidden.std().item() == pytest.approx(0.02 * 0.8796, rel=0.01)  # cut at two standard deviations
+    *_, last, _ = matrices = found.actor.parts
+    assert [tuple(each.shape) for each in matrices] == [(400, 17), (400,), (300, 400), (300,), (6, 300), (6,)]
+    for matrix in matrices[:4:2]:  # five standard errors of a standard deviation
+        assert matrix.std().item() == pytest.approx(0.3, abs=5 * 0.3 / math.sqrt(2 * matrix.numel()))
+    assert all((bias == 0.1).all() for bias in matrices[1::2])
+    assert 0.0028 < last.abs().max() <= 0.003
+    matrices = found.critic.parts
+    assert 0.0028 < matrices[4].abs().max() <= 0.003
+    assert all((bias == 0).all() for bias in matrices[1:6:2])
+    for matrix in (matrices[2], matrices[6]):
+        assert matrix.abs().max() <= 0.04
+        assert matrix.std().item() == pytest.approx(0.02 * 0.8796, rel=0.03)  # cut at two standard deviations
     for network, target in ((found.actor, found.actor_target), (found.critic, found.critic_target)):
         correlation = torch.corrcoef(torch.stack([values(network)[:6000], values(target)[:6000]]))[0, 1]
         assert abs(correlation) < 5 / math.sqrt(6000)
@@ -60,24 +83,23 @@ def test_the_gradient_of_actions_and_the_sum_over_the_minibatch_are_those_of_aut
     found = agent()
     states, *others = minibatch(found)
     found.learn(states, *others)
-    gradients = [parameter.grad.clone() for parameter in found.actor.parameters()]
-    loss = -found.critic(states, found.actor(states)).sum()  # the critic after its step
-    for gradient, expected in zip(gradients, torch.autograd.grad(loss, list(found.actor.parameters())), strict=True):
-        torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-9)
+    actor = values(found.actor).requires_grad_()
+    loss = -values_of(values(found.critic), states, actions_of(actor, states)).sum()  # the critic after its step
+    (expected,) = torch.autograd.grad(loss, actor)
+    assert expected.abs().max() > 1e-6
+    torch.testing.assert_close(found.actor.weights.grad, expected, rtol=1e-4, atol=1e-9)
 
 
 def test_the_critic_learns_the_discounted_value_and_nothing_follows_the_last_step():
     found, terminal = agent(), torch.tensor([[0.0], [1.0]] * 8)
     states, actions, rewards, _, following = minibatch(found)
-    with torch.no_grad():
-        future = found.critic_target(following, found.actor_target(following))
-        goal = torch.where(terminal == 1, rewards, rewards + 0.99 * future)
-        found.critic_target.output.bias.fill_(0.0)
-    loss = (found.critic(states, actions) - goal).square().mean()
-    expected = torch.autograd.grad(loss, list(found.critic.parameters()))
+    found.critic_target.parts[5].fill_(3.0)  # so that the future is not next to nothing
+    future = values_of(values(found.critic_target), following, actions_of(values(found.actor_target), following))
+    goal = torch.where(terminal == 1, rewards, rewards + 0.99 * future)
+    critic = values(found.critic).requires_grad_()
+    (expected,) = torch.autograd.grad((values_of(critic, states, actions) - goal).square().mean(), critic)
     found.learn(states, actions, rewards, terminal, following)
-    for parameter, gradient in zip(found.critic.parameters(), expected, strict=True):
-        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-9)
+    torch.testing.assert_close(found.critic.weights.grad, expected, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -134,11 +156,11 @@ def test_the_rules_are_those_of_the_appendix(method):
     weight = torch.nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
     module = torch.nn.Module()
     module.weight = weight
-    optimizer = optimizer_of(method, METHODS[method], module, seed=3)
+    optimizer = optimizer_of(method, METHODS[method], weight, seed=3)
     steps, noises = 40, []
     slope = lambda w: 300.0 * w**3 - 20.0 + 80.0 * w  # noqa: E731
     for _ in range(steps):
-        mean, variance = weight.item(), None
+        mean = weight.item()
         variance = optimizer.posterior(module).variance["weight"].item()
         with optimizer.sampled_params():
             noises.append((weight.item() - mean) / math.sqrt(variance))

@@ -10,7 +10,7 @@ import bayesadam as ba
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from experiments.half_cheetah.methods import optimizer_of
 from experiments.half_cheetah.networks import Actor, Critic
@@ -61,12 +61,12 @@ class DDPG:
         hidden = config["hidden"]
         self.actor, self.actor_target = (Actor(inputs, actions, hidden, bound, generator) for _ in range(2))
         self.critic, self.critic_target = (Critic(inputs, actions, hidden, generator) for _ in range(2))
-        self.optimizer = optimizer_of(config["method"], config["settings"], self.actor, config["seed"])
-        self.critic_optimizer = torch.optim.Adam(self.critic.parameters(), lr=config["critic_lr"], fused=True)
+        self.optimizer = optimizer_of(config["method"], config["settings"], self.actor.weights, config["seed"])
+        self.critic_optimizer = torch.optim.Adam([self.critic.weights], lr=config["critic_lr"], fused=True)
         self.discount, self.rate = config["discount"], config["target_rate"]
 
     def explored(self) -> AbstractContextManager[None]:
-        """Inside, the actor has one sample of its weights, if the method has noise; its gradients are for ``step``."""
+        """Inside, the actor has one sample of its weights, if the method has noise; its gradient is for ``step``."""
         if isinstance(self.optimizer, ba.optim.PerturbedOptimizer):
             return self.optimizer.sampled_params()
         return nullcontext()
@@ -77,34 +77,39 @@ class DDPG:
         actions: Array = self.actor(torch.from_numpy(states)).numpy()
         return actions
 
+    @torch.no_grad()
     def learn(self, states: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, following: Tensor) -> None:
         """A step of the critic; then the gradient of the actor, the **sum** over the minibatch as in their code."""
-        with torch.no_grad():
-            value = self.critic_target(following, self.actor_target(following))
-            goal = rewards + self.discount * (1.0 - terminal) * value
-        self.critic_optimizer.zero_grad()
-        nn.functional.mse_loss(self.critic(states, actions), goal).backward()
+        critic, actor = self.critic, self.actor
+        value = self.critic_target(following, self.actor_target(following))
+        goal = rewards + self.discount * (1.0 - terminal) * value
+        error = critic(states, actions) - goal
+        critic.backward(states, actions, error * (2.0 / len(states)))
+        critic.weights.grad = critic.gradient
         self.critic_optimizer.step()
-        self.optimizer.zero_grad()
-        chosen = self.actor(states)
-        chosen.backward(-self.critic.action_gradient(states, chosen.detach()))
+        critic(states, actor(states))
+        actor.backward(states, -critic.action_gradient())
+        actor.weights.grad = actor.gradient
 
     @torch.no_grad()
     def step(self) -> None:
         """A step of the actor's mean, outside of ``explored``, and of the targets, which follow means."""
         self.optimizer.step()
         for network, target in ((self.actor, self.actor_target), (self.critic, self.critic_target)):
-            torch._foreach_lerp_(list(target.parameters()), list(network.parameters()), self.rate)
+            target.weights.lerp_(network.weights, self.rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        """For a checkpoint, between two steps."""
+        optimizers = {name: getattr(self, name).state_dict() for name in ("optimizer", "critic_optimizer")}
+        return {"weights": [network.weights.detach() for network in self._networks()], **optimizers}
 
+    @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """From a checkpoint."""
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+        for network, weights in zip(self._networks(), state["weights"], strict=True):
+            network.weights.copy_(weights)
+        for name in ("optimizer", "critic_optimizer"):
+            getattr(self, name).load_state_dict(state[name])
 
-    def _parts(self) -> dict[str, Any]:
-        names = ("actor", "actor_target", "critic", "critic_target", "optimizer", "critic_optimizer")
-        return {name: getattr(self, name) for name in names}
+    def _networks(self) -> tuple[Actor | Critic, ...]:
+        return self.actor, self.actor_target, self.critic, self.critic_target

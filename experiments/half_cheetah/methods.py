@@ -117,8 +117,8 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "sgd-explore": SGDExplore,
     "sgd-plain": torch.optim.SGD,
 }
-def optimizer_of(method: str, settings: Mapping[str, Any], actor: torch.nn.Module, seed: int) -> Optimizer:
-    """The method's optimiser of an actor's parameters; ``seed`` is that of the noise in weights."""
+def optimizer_of(method: str, settings: Mapping[str, Any], weights: torch.nn.Parameter, seed: int) -> Optimizer:
+    """The method's optimiser of an actor's weights; ``seed`` is that of their noise."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     if issubclass(OPTIMIZERS[method], ba.optim.PerturbedOptimizer):  # type: ignore[arg-type]
         given |= {"num_data": 1, "seed": seed}
@@ -126,4 +126,4 @@ def optimizer_of(method: str, settings: Mapping[str, Any], actor: torch.nn.Modul
             given |= {"recipe": "paper"}
     elif method == "adam-plain":
         given |= {"fused": True}
-    return OPTIMIZERS[method](actor.parameters(), **given)
+    return OPTIMIZERS[method]([weights], **given)
