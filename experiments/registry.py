@@ -21,6 +21,7 @@ EXPERIMENTS: dict[str, str] = {
     "fawn-histogram": "experiments.fawn_histogram",
     "landscape": "experiments.landscape",
     "half-cheetah": "experiments.half_cheetah",
+    "half-cheetah-full": "experiments.half_cheetah_full",
 }
 """Modules with an ``EXPERIMENT`` by its name."""
 

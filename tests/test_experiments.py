@@ -951,6 +951,8 @@ def test_contexts_and_results_can_be_made_by_hand(tmp_path):
 def test_committed_pages_are_those_of_the_committed_results(name, tmp_path, monkeypatch):
     experiment = registry.load(name)
     committed = experiment.folder
+    if not (committed / "results").is_dir():
+        pytest.skip("no results are committed: published lengths are for other machines")
     shutil.copytree(committed / "results", tmp_path / name / "results")
     for path in committed.glob("*.csv"):
         shutil.copy(path, tmp_path / name)

@@ -8,12 +8,13 @@ import torch
 
 pytest.importorskip("gymnasium", reason="needs gymnasium: pip install 'bayesadam[integrations]'")
 
-from experiments import runner
+from experiments import registry, runner
+from experiments.half_cheetah.curves import conclusion, curves_of, difference
 from experiments.half_cheetah.ddpg import DDPG, Replay
 from experiments.half_cheetah.experiment import METHODS, PROTOCOL, HalfCheetah
 from experiments.half_cheetah.methods import optimizer_of
 from experiments.half_cheetah.training import environment, evaluate, learn
-from experiments.results import Store, finished
+from experiments.results import Result, Store, finished
 
 SHORT = {
     **{"environment": "Pendulum-v1", "episodes": 3, "steps": 60, "every": 2, "tests": 2, "hidden": [24, 16]},
@@ -236,3 +237,82 @@ class Short(HalfCheetah):
     @property
     def folder(self):
         return self._folder
+
+
+def test_units_run_all_methods_of_a_seed_before_the_next_and_the_report_has_the_papers_numbers(tmp_path):
+    experiment = Short(tmp_path)
+    summary = runner.run(experiment, jobs=1, only=["seed0"], runs=tmp_path / "runs")
+    assert (summary.failed, summary.finished, summary.units) == ({}, 6, 12)
+    results = finished(experiment.units(), Store.of(experiment, tmp_path / "runs"))
+    assert set(results) == {f"{method}-seed0" for method in METHODS}
+    report = experiment.report(results)
+    assert "nothing can be concluded" in report.notes
+    assert "| Vadam | 1 |" in report.tables[0].markdown()
+    costs = {unit.key: unit.cost for unit in HalfCheetah().units()}
+    assert min(costs[f"{method}-seed0"] for method in METHODS) > max(costs[f"{method}-seed1"] for method in METHODS)
+
+
+def made(levels, episodes=(0, 10, 50, 100)):
+    """Results of methods whose seeds have these levels from the second evaluation on."""
+    found = {}
+    for method, seeds in levels.items():
+        for seed, level in enumerate(seeds):
+            returns = [[-500.0, -300.0], *([[level - 10.0, level + 10.0]] * (len(episodes) - 1))]
+            result = {"episodes": list(episodes), "returns": returns, "training": []}
+            given = {"method": method, "seed": seed}
+            found[f"{method}-seed{seed}"] = Result("half-cheetah", "", given, {}, result, 1.0, 1.0, {}, {}, "")
+    return found
+
+
+def test_differences_are_paired_by_seed():
+    curves = curves_of(made({"vadam": [100.0, 900.0, 520.0], "adam-plain": [50.0, 880.0, 480.0, 7.0]}))
+    number, half, seeds = difference(curves, "vadam", "adam-plain")
+    each = np.array([50.0, 20.0, 40.0])
+    assert (number.mean, seeds) == (pytest.approx(each.mean()), 3)
+    assert half == pytest.approx(4.30 * each.std(ddof=1) / math.sqrt(3))
+    assert difference(curves, "vadam", "sgd-plain") is None
+    assert difference(curves_of(made({"vadam": [1.0], "adam-plain": [1.0]})), "vadam", "adam-plain") is None
+
+
+@pytest.mark.parametrize(
+    ("levels", "expected"),
+    [
+        (
+            {"vadam": [500, 510, 520], "adam-explore": [400, 411, 419], "adam-plain": [90, 101, 109]},
+            ["Vadam is better than Adam-Explore (+100 ± 2) and Adam-Plain (+410 ± 2)", "does learn faster here"],
+        ),
+        (
+            {"vadam": [500, 510, 520], "adam-explore": [700, 200, 630], "adam-plain": [90, 101, 109]},
+            [
+                "better than Adam-Plain (+410 ± 2); the difference to Adam-Explore (+0 ± 682) is within",
+                "cannot be concluded",
+            ],
+        ),
+        (
+            {"vadam": [50, 60, 70], "adam-explore": [70, 20, 63], "sgd-plain": [400, 411, 419]},
+            ["worse than SGD-Plain (-350 ± 2)", "cannot be concluded"],
+        ),
+    ],
+)
+def test_the_conclusion_follows_from_the_intervals(levels, expected):
+    text = conclusion(curves_of(made(levels)), [0, 10, 50, 100])
+    assert text.count(". ") == 1
+    for part in expected:
+        assert part in text
+
+
+def test_the_report_has_both_runs_of_the_authors():
+    report = HalfCheetah().report(made({"vadam": [500.0, 700.0, 600.0], "adam-plain": [1.0, 2.0, 3.0]}))
+    row = next(line for line in report.tables[0].markdown().splitlines() if line.startswith("| Vadam"))
+    assert [cell.strip() for cell in row.split("|")[2:-1]][-3:] == ["600 ± 58", "1795 ± 378", "672 ± 178"]
+    assert "| Adam-Plain | 2 ± 1 | 598 ± 57 | 351 to 845 | 3 |" in report.tables[1].markdown()
+    axes = report.figures["curves"].axes
+    assert [axis.get_title() for axis in axes] == ["ours, 3 seeds", "paper, run 1, 5 seeds", "paper, run 2, 5 seeds"]
+    np.testing.assert_allclose(axes[0].lines[0].get_ydata(), [-400.0, 600.0, 600.0, 600.0])
+
+
+def test_the_published_length():
+    units = registry.load("half-cheetah-full").units()
+    assert len(units) == 30
+    assert {unit.config["episodes"] for unit in units} == {3000}
+    assert units[0].config == {**HalfCheetah().units()[0].config, "episodes": 3000}

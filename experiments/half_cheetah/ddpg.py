@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import bayesadam as ba
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+import bayesadam as ba
 from experiments.half_cheetah.methods import optimizer_of
 from experiments.half_cheetah.networks import Actor, Critic
 

@@ -9,11 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import bayesadam as ba
 import torch
+from torch import Tensor
+
+import bayesadam as ba
 from bayesadam.engine.rule import Hyper, Option, State, add_scaled_, blend_, factor
 from bayesadam.optim.vadam import VadamRule
-from torch import Tensor
 
 PRECISION_LR = Option("precision_lr", 0.01, "a finite number, at least 0", lambda v: 0 <= v < math.inf)
 
@@ -117,6 +118,8 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "sgd-explore": SGDExplore,
     "sgd-plain": torch.optim.SGD,
 }
+
+
 def optimizer_of(method: str, settings: Mapping[str, Any], weights: torch.nn.Parameter, seed: int) -> Optimizer:
     """The method's optimiser of an actor's weights; ``seed`` is that of their noise."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}

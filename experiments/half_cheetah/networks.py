@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.ops import aten  # type: ignore[attr-defined, unused-ignore]
 
 Shape = tuple[int, ...]
 
@@ -29,7 +28,7 @@ class Network:
         self.weights = nn.Parameter(torch.zeros(sum(sizes)))
         self.gradient = torch.zeros(sum(sizes))
         self.parts, self.slopes = (
-            [part.view(shape) for part, shape in zip(vector.split(sizes), shapes, strict=True)]
+            [part.view(shape) for part, shape in zip(torch.split(vector, sizes), shapes, strict=True)]
             for vector in (self.weights.data, self.gradient)
         )
 
@@ -69,9 +68,9 @@ class Actor(Network):
         """The gradient of ``sum(slope * actions)``; ``states`` are those of the last call."""
         slope = slope * self.bound * (1.0 - self.squashed.square())
         self._layer_gradient(4, self.hidden_2, slope)
-        slope = aten.threshold_backward(slope @ self.parts[4], self.hidden_2, 0)
+        slope = (slope @ self.parts[4]).mul_(self.hidden_2 > 0)
         self._layer_gradient(2, self.hidden_1, slope)
-        slope = aten.threshold_backward(slope @ self.parts[2], self.hidden_1, 0)
+        slope = (slope @ self.parts[2]).mul_(self.hidden_1 > 0)
         self._layer_gradient(0, states, slope)
 
 
@@ -100,13 +99,12 @@ class Critic(Network):
     def backward(self, states: Tensor, actions: Tensor, slope: Tensor) -> None:
         """The gradient of ``sum(slope * values)``; states and actions are those of the last call."""
         self._layer_gradient(4, self.hidden_2, slope)
-        slope = aten.threshold_backward(slope @ self.parts[4], self.hidden_2, 0)
+        slope = (slope @ self.parts[4]).mul_(self.hidden_2 > 0)
         torch.mm(slope.t(), actions, out=self.slopes[6])
         self._layer_gradient(2, self.hidden_1, slope)
-        slope = aten.threshold_backward(slope @ self.parts[2], self.hidden_1, 0)
+        slope = (slope @ self.parts[2]).mul_(self.hidden_1 > 0)
         self._layer_gradient(0, states, slope)
 
     def action_gradient(self) -> Tensor:
         """``dQ / da`` at the states and actions of the last call: actions enter late, so this is cheap."""
-        active = (self.hidden_2 > 0).to(self.hidden_2.dtype)
-        return active.mul_(self.parts[4]) @ self.parts[6]
+        return torch.mul(self.parts[4], self.hidden_2 > 0) @ self.parts[6]

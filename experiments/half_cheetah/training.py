@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ def learn(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[s
         ``"episodes"``: after which episodes, counted from 0, the mean was evaluated. ``"returns"``: of each evaluation
         the undiscounted return of every test episode. ``"training"``: the return of every training episode.
     """
-    env, tests = environment(config["environment"]), [environment(config["environment"]) for _ in range(config["tests"])]
+    env, *tests = (environment(config["environment"]) for _ in range(1 + config["tests"]))
     inputs, actions = env.observation_space.shape[0], env.action_space.shape[0]  # type: ignore[index]
     agent = DDPG(config, inputs, actions, float(env.action_space.high[0]))  # type: ignore[attr-defined]
     replay = Replay(min(config["replay"], config["episodes"] * config["steps"]), inputs, actions)
@@ -72,9 +72,7 @@ def _seed(*numbers: int) -> int:
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
-def _train(
-    agent: DDPG, replay: Replay, env: gymnasium.Env[Any, Any], config: Mapping[str, Any], episode: int
-) -> float:
+def _train(agent: DDPG, replay: Replay, env: gymnasium.Env[Any, Any], config: Mapping[str, Any], episode: int) -> float:
     """One episode; returns its return.
 
     The sample of the weights with which a step of the environment is made is also that of the step's gradient.
@@ -102,9 +100,7 @@ def _train(
     return total
 
 
-def evaluate(
-    agent: DDPG, tests: list[gymnasium.Env[Any, Any]], config: Mapping[str, Any], episode: int
-) -> list[float]:
+def evaluate(agent: DDPG, tests: list[gymnasium.Env[Any, Any]], config: Mapping[str, Any], episode: int) -> list[float]:
     """The mean in as many test episodes as there are environments, side by side."""
     seeds = [_seed(3, config["seed"], episode, number) for number in range(len(tests))]
     states = np.stack([env.reset(seed=seed)[0] for env, seed in zip(tests, seeds, strict=True)]).astype(np.float32)
