@@ -22,6 +22,7 @@ EXPERIMENTS: dict[str, str] = {
     "landscape": "experiments.landscape",
     "half-cheetah": "experiments.half_cheetah",
     "half-cheetah-full": "experiments.half_cheetah_full",
+    "sb3-pendulum": "experiments.sb3_pendulum",
 }
 """Modules with an ``EXPERIMENT`` by its name."""
 

@@ -284,7 +284,7 @@ def test_differences_are_paired_by_seed():
         (
             {"vadam": [500, 510, 520], "adam-explore": [700, 200, 630], "adam-plain": [90, 101, 109]},
             [
-                "better than Adam-Plain (+410 ± 2); the difference to Adam-Explore (+0 ± 682) is within",
+                "better than Adam-Plain (+410 ± 2); the difference to Adam-Explore (+0 ± 676) is within",
                 "cannot be concluded",
             ],
         ),

@@ -44,6 +44,7 @@ LAYERS = [
     "report",
     "runs",
     "plots",
+    "integrations",
     "demo",
     "commands",
 ]
@@ -101,6 +102,7 @@ before, state = set(sys.modules), torch.get_rng_state()
 import bayesadam
 assert torch.equal(torch.get_rng_state(), state)
 extras = {"sklearn", "pandas", "pyarrow", "bokeh", "optuna", "matplotlib", "typer", "rich", "pooch", "scipy", "joblib"}
+extras |= {"stable_baselines3", "gymnasium"}
 assert not extras & (set(sys.modules) - before), extras & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)
