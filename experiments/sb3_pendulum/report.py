@@ -25,15 +25,15 @@ NAMES = {
 COLOURS = {"weights-wide": "#0072B2", "weights-narrow": "#56B4E9", "action-noise": "#D55E00", "none": "#000000"}
 
 NOTES = """\
-DDPG of stable-baselines3 with 64-64 units and 200 random steps at the start, otherwise with its own defaults; nothing of
-it is changed. `bayesadam.integrations.stable_baselines3.ParameterExploration` trains the actor with Vadam, whose noise
-is at most as wide as its prior (0.05 and 0.01) and narrower where gradients have been large; a new sample of the weights
-is held in every step of the environment, and evaluations, by stable-baselines3's own `evaluate_policy`, are at the mean.
-The other two train the actor with Adam. The returns are those of 10 test episodes with the same starts for all;
-Pendulum's are between about -1800 and 0, and about -150 is a pendulum that stands.
+DDPG of stable-baselines3 with 64-64 units and 200 random steps at the start, otherwise with its own defaults; nothing
+of it is changed. `bayesadam.integrations.stable_baselines3.ParameterExploration` trains the actor with Vadam, whose
+noise is at most as wide as its prior (0.05 and 0.01) and narrower where gradients have been large; a new sample of
+the weights is held in every step of the environment, and evaluations, by stable-baselines3's own `evaluate_policy`,
+are at the mean. The other two train the actor with Adam. The returns are those of 10 test episodes with the same
+starts for all; Pendulum's are between about -1800 and 0, and about -150 is a pendulum that stands.
 
-It shows that the pieces fit. It is no claim that noise in weights is the better exploration: the first 200 actions are
-random, Pendulum asks for little more, and three seeds see large differences only.
+It shows that the pieces fit. It is no claim that noise in weights is the better exploration: the first 200 actions
+are random, Pendulum asks for little more, and three seeds see large differences only.
 """
 
 
