@@ -32,9 +32,10 @@ class ParameterExploration(BaseCallback):
     evaluation callbacks whatever their place in the list, for what is saved, for target networks of the actor, and
     after the training. ``predict(..., deterministic=False)`` acts with the sample during the training.
 
-    The optimiser stays with the actor: ``learn`` may be called again, and a saved model has the optimiser's state,
-    which another ``ParameterExploration`` with the same arguments takes up. Without one, the training of such a saved
-    model cannot go on; predictions need none.
+    The optimiser stays with the actor: ``learn`` may be called again with the callback, and a saved model has the
+    optimiser's state, which another ``ParameterExploration`` with the same arguments takes up. Without one, the
+    training cannot go on; predictions need none. After a training that was interrupted, ``optimizer.eval()`` puts
+    the mean into the weights.
 
     Args:
         optimizer: Makes the optimiser from the actor's named parameters. Its ``mc_samples`` must be 1. The actor's
