@@ -35,15 +35,7 @@ PUBLIC = """
     bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.empirical
     bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.moments
     bayesadam.functional.outputs bayesadam.functional.philox bayesadam.functional.reparameterized
-    bayesadam.functional.special bayesadam.engine.rule
-    bayesadam bayesadam.calibration bayesadam.curvature bayesadam.data bayesadam.laplace bayesadam.likelihoods
-    bayesadam.metrics bayesadam.moments bayesadam.native bayesadam.noise bayesadam.objectives bayesadam.optim
-    bayesadam.plots bayesadam.population bayesadam.posterior bayesadam.predictive bayesadam.priors bayesadam.pruning
-    bayesadam.sklearn bayesadam.tuning bayesadam.variational bayesadam.integrations bayesadam.functional.batching
-    bayesadam.functional.curvature bayesadam.functional.empirical bayesadam.functional.gaussian
-    bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.moments bayesadam.functional.outputs
-    bayesadam.functional.philox bayesadam.functional.reparameterized bayesadam.functional.special
-    bayesadam.engine.rule
+    bayesadam.functional.special bayesadam.engine.rule bayesadam.integrations
 """.split()
 
 
