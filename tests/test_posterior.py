@@ -23,6 +23,7 @@ from torch.distributions import kl_divergence as torch_kl
 
 import bayesadam as ba
 from bayesadam import noise
+from bayesadam.files import NoDigestWarning
 from bayesadam.posterior import Bernoulli, Mixture
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
@@ -662,8 +663,9 @@ class TestFile:
         assert set(stored) == {f"{kind}/{name}" for kind in ("mean", "variance") for name in SHAPES}
         with safetensors.safe_open(path, framework="pt") as file:
             header = json.loads(file.metadata()["bayesadam.posterior"])
+        assert len(header.pop("digest")) == 64
         assert header == {
-            "format_version": 1,
+            "format_version": 2,
             "kind": "DiagonalGaussian",
             "tensors": list(q.tensors()),
             "hyperparameters": HYPERPARAMETERS,
@@ -807,7 +809,8 @@ class TestBadFiles:
     def test_the_helper_makes_a_good_file(self, path):
         tensors, text = header()
         save_file(tensors, path, {"bayesadam.posterior": text})
-        assert_same(ba.load_posterior(path).tensors(), tensors)
+        with pytest.warns(NoDigestWarning, match="has no digest, as files of earlier versions have none"):
+            assert_same(ba.load_posterior(path).tensors(), tensors)
 
     def test_missing(self, path):
         self.refuse(path, "^the posterior file must exist, got ", FileNotFoundError)
@@ -848,13 +851,15 @@ class TestBadFiles:
             (without("tensors"), FOREIGN),
             (without("hyperparameters"), FOREIGN),
             (header(format_version="1"), FOREIGN),
+            (header(format_version=2), FOREIGN + r".* \('digest'\)$"),
+            (header(digest="0" * 64), "^the posterior file must be as it was written, got another digest in "),
             (header(tensors=3), FOREIGN),
             (header(tensors=["mean/w", "variance/x"]), FOREIGN),
             (header(hyperparameters=3), FOREIGN),
             (header(hyperparameters=[1]), FOREIGN),
             (
-                header(format_version=2, kind="New", tensors=None),
-                r"^the posterior file must be of format version 1 or older \(update bayesadam\), got version 2 in ",
+                header(format_version=3, kind="New", tensors=None),
+                r"^the posterior file must be of format version 2 or older \(update bayesadam\), got version 3 in ",
             ),
             (
                 header(kind="Dense"),

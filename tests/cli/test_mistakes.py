@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from bayesadam import commands
+from bayesadam import commands, files
 from bayesadam.tabular import memory
 from cli.conftest import FAST, labels_table, numbers_table, write
 
@@ -222,7 +222,8 @@ class TestPlaces:
         assert message.endswith("in which there is 'thesis.txt'")
 
     def test_a_run_that_was_stopped(self, refused, numbers, tmp_path):
-        (tmp_path / ".run.partial").mkdir()
+        (tmp_path / ".run.partial" / "checkpoint").mkdir(parents=True)
+        (tmp_path / ".run.partial" / "checkpoint" / "chunk-0000.safetensors").write_text("state")
         message = refused("fit", numbers, "--target", "price", "--out", tmp_path / "run", *FAST)
         assert message.endswith("go on with it by --resume, or start again by --force")
 
@@ -311,9 +312,9 @@ class TestPredict:
     def test_of_another_version(self, refused, run, numbers, name):
         record = json.loads((run / name).read_text())
         key = "version" if name == "model.json" else "format_version"
-        current = 1 if name == "model.json" else 2
+        current = 2 if name == "model.json" else 3
         assert record[key] == current
-        (run / name).write_text(json.dumps({**record, key: 99}))
+        files.write_json(run / name, {**record, key: 99})
         message = self.predict(refused, run, numbers)
         assert f"version {current} " in message
         assert "update bayesadam" in message
@@ -322,8 +323,8 @@ class TestPredict:
     def test_a_posterior_of_another_version(self, refused, run, numbers):
         path = run / "posterior.safetensors"
         content = path.read_bytes()
-        assert content.count(b'format_version\\": 1') == 1
-        path.write_bytes(content.replace(b'format_version\\": 1', b'format_version\\": 9'))
+        assert content.count(b'format_version\\": 2') == 1
+        path.write_bytes(content.replace(b'format_version\\": 2', b'format_version\\": 9'))
         assert "got version 9" in self.predict(refused, run, numbers)
 
     def test_report_data_that_is_damaged(self, refused, run):
@@ -338,7 +339,7 @@ class TestResources:
 
     @pytest.mark.parametrize("what", ["write_report", "write_json"])
     def test_a_full_disk_while_fitting(self, command, numbers, tmp_path, monkeypatch, what):
-        def full(*arguments):
+        def full(*arguments, **options):
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(f"bayesadam.runs.fitting.{what}", full)

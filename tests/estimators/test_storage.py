@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from bayesadam.files import write_json
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
@@ -69,12 +70,12 @@ def test_damaged_files(curve, tmp_path):
     BayesianMLPRegressor(**TINY).fit(*curve).save(tmp_path)
     path = tmp_path / "model.json"
     text = path.read_text()
-    for broken in ("", text[:100], "[]", '{"version": 1}'):
+    for broken in ("", text[:100], "[]", '{"version": []}'):
         path.write_text(broken)
         with pytest.raises(ValueError, match=r"model\.json must be what save\(\) wrote"):
             load_estimator(tmp_path)
-    path.write_text(json.dumps({**json.loads(text), "version": 2}))
-    with pytest.raises(ValueError, match=r"model\.json must be of version 1 \(update bayesadam\?\), got 2"):
+    write_json(path, {**json.loads(text), "version": 3})
+    with pytest.raises(ValueError, match=r"model\.json must be of version 2 \(update bayesadam\?\), got 3"):
         load_estimator(tmp_path)
     path.unlink()
     with pytest.raises(FileNotFoundError):

@@ -17,6 +17,7 @@ from bayesadam.commands.tables import score_table
 
 _DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
 _KEEP = "Column that is an input although it looks like the numbers of the rows; may be repeated."
+_PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 _BUDGET = "Seconds of training; the number of epochs is chosen so that they are enough."
 
 
@@ -88,8 +89,13 @@ def fit_table(
 
     if "hidden" in given:
         given["hidden"] = runs.parse_hidden(given["hidden"])
-    settings, stopped = _settings(given, out, config, resume=resume)
     console, err = Console(), Console(stderr=True)
+    with writing_to("--out", out):
+        put = runs.settle(out)
+    if put and resume:
+        console.print(f"the fit was finished before; the run is in {out}/", **_PLAIN)
+        return
+    settings, stopped = _settings(given, out, config, resume=resume)
     screen = Screen(console, err)
     try:
         with writing_to("--out", out), screen:
@@ -99,7 +105,7 @@ def fit_table(
             fail(f"stopped; what is done is kept in {kept}: bayesadam fit --out {out} --resume goes on", STOPPED)
         fail("stopped; nothing was written", STOPPED)
     for note in result.notes:
-        console.print(f"  note      {note}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  note      {note}", **_PLAIN)
     console.print(score_table("held-out rows", result.metrics, digits=".4g"))
     lines = [f"{sum(result.seconds.values()):.0f} s; the run is in {out}/: open {out / runs.REPORT}"]
     if result.interrupted:
@@ -109,7 +115,7 @@ def fit_table(
         ]
     lines.append(f"predict new rows:  bayesadam predict {out} new.csv -o predictions.csv")
     for line in lines:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(line, **_PLAIN)
 
 
 def _settings(given: dict[str, Any], out: Path, config: Path | None, *, resume: bool) -> tuple[Any, Path | None]:

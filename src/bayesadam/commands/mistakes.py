@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
 
@@ -41,11 +42,22 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
 @contextmanager
 def one_line() -> Iterator[None]:
     """What the library refuses, and memory that runs out, in one line."""
+    from bayesadam.files import NoDigestWarning
     from bayesadam.runs import RunError
     from bayesadam.tabular import NotEnoughMemory, TableError
 
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, NoDigestWarning):
+            typer.echo(f"note: {message}", err=True)
+        else:
+            shown(message, category, *where, **more)
+
+    shown = warnings.showwarning
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", NoDigestWarning)
+            warnings.showwarning = show
+            yield
     except (RunError, TableError, NotEnoughMemory) as error:
         fail(str(error))
     except MemoryError:

@@ -18,8 +18,6 @@ def report(run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit h
     require("sklearn", "scikit-learn", "sklearn")
     require("bokeh", "bokeh", "report")
     with one_line(), writing_to("RUN", run):
-        from bayesadam.report import write_report
-        from bayesadam.runs import REPORT, REPORT_DATA, Run
+        from bayesadam.runs import REPORT_DATA, Run
 
-        write_report(run / REPORT, Run(run, (REPORT_DATA,)).report_data())
-        typer.echo(f"the report is {run / REPORT}")
+        typer.echo(f"the report is {Run(run, (REPORT_DATA,)).write_report()}")

@@ -12,10 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bayesadam import files
+from bayesadam.checks import is_whole
 from bayesadam.population.chunk import Chunk
 from bayesadam.population.population import Population
 from bayesadam.population.record import Record
-from bayesadam.posterior import io
 
 SECONDS, SHARE = 2.0, 20.0
 """A checkpoint follows another after so many seconds, and so many times what writing the last one took."""
@@ -81,7 +82,7 @@ class Checkpoint:
             "steps": part.steps,
             "counters": counters,
         }
-        io.save_tensors(self._path(number), _KIND, tensors, header)
+        files.write_tensors(self._path(number), _KIND, tensors, header)
         now = time.monotonic()
         self._due = now + max(SECONDS, SHARE * (now - begin)) if SECONDS else now
 
@@ -90,14 +91,24 @@ class Checkpoint:
 
         Raises:
             ValueError: The checkpoint is that of another run.
+            bayesadam.files.DamagedFile: It is damaged; a ``ValueError``, too.
         """
-        if not self._path(number).exists():
+        path = self._path(number)
+        files.remove_temporaries(self.folder)
+        if not path.exists():
             return 0
-        kind, tensors, header = io.load_tensors(self._path(number))
-        if kind != _KIND or header["identity"] != self.identity:
+        stored = files.read_tensors(path, "the checkpoint")
+        if stored.kind != _KIND or stored.hyperparameters.get("identity") != self.identity:
             raise ValueError(
                 f"checkpoint must be a folder of this very run, got one of another in {str(self.folder)!r}"
             )
+        if stored.digest is None:
+            files.tell_no_digest(path)
+        with files.reading("the checkpoint must be what this very run wrote", path):
+            return self._restore(stored.tensors, stored.hyperparameters, part, record)
+
+    def _restore(self, tensors: Mapping[str, Tensor], header: Mapping[str, Any], part: Chunk, record: Record) -> int:
+        _check(tensors, header, part, record)
         index = torch.tensor(header["chosen"])
         for name, value in _arrays(record).items():
             value[index.to(value.device)] = tensors[f"record/{name}"].to(value.device)
@@ -115,6 +126,32 @@ class Checkpoint:
             chosen = header["chosen"]
             self.memory.restore(told, chosen, record.population(chosen, rows, header["epoch"] - 1))
         return int(header["epoch"]) if part.members else part.epochs
+
+
+def _check(tensors: Mapping[str, Tensor], header: Mapping[str, Any], part: Chunk, record: Record) -> None:
+    """Raise ``ValueError``, or another error of what is missing, unless all of it fits the run."""
+    if not is_whole(header["epoch"], 0) or header["epoch"] > part.epochs:
+        raise ValueError(f"epoch must be a whole number of at most {part.epochs}, got {header['epoch']!r}")
+    if header["chosen"] != part.members or not set(header["members"]) <= set(part.members):
+        raise ValueError(f"the members must be among {part.members}")
+    left = len(header["members"])
+    if len(header["steps"]) != left or not all(is_whole(step, 0) for step in header["steps"]):
+        raise ValueError(f"steps must be whole numbers of {left} members, got {header['steps']!r}")
+    expected = {f"record/{name}": (len(part.members), *value.shape[1:]) for name, value in _arrays(record).items()}
+    own = {"chunk/mean": part.mean, **{f"chunk/state/{name}": value for name, value in part.state.items()}}
+    expected |= {name: (left, *value.shape[1:]) for name, value in own.items()}
+    for name, shape in expected.items():
+        if tensors[name].shape != shape:
+            raise ValueError(f"{name!r} must be of shape {tuple(shape)}, got {tuple(tensors[name].shape)}")
+    for name, value in own.items():
+        if tensors[name].dtype != value.dtype or not tensors[name].isfinite().all():
+            raise ValueError(f"{name!r} must be finite and of dtype {value.dtype}")
+    if header["counters"].keys() != part.counters.keys():
+        raise ValueError(f"counters must be {list(part.counters)}, got {list(header['counters'])}")
+    for name, value in header["counters"].items():
+        values = value if isinstance(value, list) else [value]
+        if (isinstance(value, list) and len(value) != left) or not all(isinstance(v, int | float) for v in values):
+            raise ValueError(f"the counter {name!r} must be a number, or one per member")
 
 
 def _arrays(record: Record) -> dict[str, Tensor]:

@@ -9,15 +9,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bayesadam import files
 from bayesadam.checks import check
 from bayesadam.curvature.names import with_current_names
 from bayesadam.curvature.passes import is_sharded
-from bayesadam.posterior import io
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.wrappers import unwrapping
 
@@ -95,8 +95,24 @@ class Posterior(NetworkDistribution):
         """The inverse of ``tensors``; ``KeyError`` or ``ValueError`` where they do not make a posterior."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file: no pickle, written to a temporary name and renamed when complete."""
-        io.save_tensors(path, type(self).__name__, self.tensors(), self.hyperparameters)
+        """Write one safetensors file: no pickle, with a digest, completely or not at all.
+
+        Raises:
+            TypeError: A hyper-parameter that is no JSON value; it is named.
+            OSError: The folder does not exist or cannot be written to; a file that was there is left as it was.
+        """
+        try:
+            with files.whole_file(path) as temporary, temporary.open("rb+") as file:
+                self._dump(file)
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+            raise type(error)(
+                f"the posterior file must be in a folder that can be written to, got {os.fspath(path)!r} "
+                f"({error.strerror})"
+            ) from None
+
+    def _dump(self, file: BinaryIO) -> str:
+        """Write to an open file; its digest."""
+        return files.dump_tensors(file, type(self).__name__, self.tensors(), self.hyperparameters)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
         """The model's parameters and buffers that this posterior covers, by the posterior's names.
@@ -185,18 +201,29 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
 
     Raises:
         FileNotFoundError: No such file.
-        ValueError: A file that is truncated, foreign, damaged, or written by a newer version of the library.
+        bayesadam.files.DamagedFile: A file that is truncated, foreign, damaged, or written by a newer version of the
+            library; a ``ValueError``.
+
+    Warns:
+        bayesadam.files.NoDigestWarning: A file of an earlier version, in which damage may not be noticed.
     """
-    kind, tensors, hyperparameters = io.load_tensors(path)
+    posterior, digest = read_posterior(path)
+    if digest is None:
+        files.tell_no_digest(path)
+    return posterior
+
+
+def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str | None]:
+    """As :func:`load_posterior`, without the warning: the posterior, and the digest of its file if it has one."""
+    found = files.read_tensors(path, "the posterior file")
     kinds = posterior_kinds()
-    if kind not in kinds:
-        raise ValueError(
-            f"the posterior file must be of a kind in {sorted(kinds)}, got {kind!r} in {os.fspath(path)!r}"
+    if not isinstance(found.kind, str) or found.kind not in kinds:
+        raise files.DamagedFile(
+            f"the posterior file must be of a kind in {sorted(kinds)}, got {found.kind!r} in {os.fspath(path)!r}"
         )
-    try:
-        return kinds[kind].from_tensors(tensors, with_current_names(hyperparameters))
-    except (KeyError, ValueError) as error:
-        raise ValueError(f"the posterior file must hold a valid {kind}, got {os.fspath(path)!r} ({error})") from None
+    with files.reading(f"the posterior file must hold a valid {found.kind}", path):
+        posterior = kinds[found.kind].from_tensors(found.tensors, with_current_names(found.hyperparameters))
+    return posterior, found.digest
 
 
 def _address(tensor: Tensor) -> int:

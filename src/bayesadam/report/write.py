@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from bayesadam.files import whole_file
+from bayesadam.files import write_text
 
 VERSION = 1
 TASKS = ("regression", "classification")
@@ -42,10 +41,7 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
         raise ImportError('the report needs bokeh: pip install "bayesadam[report]"') from None
     from bayesadam.report.page import render
 
-    path = Path(path)
-    text = render(data)
-    with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n", errors="replace")
+    write_text(path, render(data), errors="replace")
 
 
 def _check(data: Mapping[str, Any]) -> None:

@@ -8,6 +8,7 @@ from bayesadam.runs.folder import REPORT as REPORT
 from bayesadam.runs.folder import REPORT_DATA as REPORT_DATA
 from bayesadam.runs.folder import Run as Run
 from bayesadam.runs.folder import resumable as resumable
+from bayesadam.runs.folder import settle as settle
 from bayesadam.runs.predicting import predict as predict
 from bayesadam.runs.prepare import Prepared as Prepared
 from bayesadam.runs.scores import HIGHER_IS_BETTER as HIGHER_IS_BETTER

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,17 +13,19 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from bayesadam.files import write_json
 from bayesadam.report import write_report
 from bayesadam.runs import folder as names
 from bayesadam.runs.baselines import MAX_ROWS, baselines
 from bayesadam.runs.contents import contents
 from bayesadam.runs.errors import RunError
-from bayesadam.runs.folder import check_place, new_run, read_fingerprint, write_json
+from bayesadam.runs.folder import check_place, new_run, read_fingerprint, settle
 from bayesadam.runs.held_out import predict_held_out
 from bayesadam.runs.prepare import Prepared, prepare
 from bayesadam.runs.scores import Scores, margin, scores
 from bayesadam.runs.settings import Settings
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesadam.sklearn.storage import save_estimator
 
 _MANY = 20_000
 _FEW_EPOCHS = 10
@@ -79,6 +80,8 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         OSError: The folder cannot be written to.
         KeyboardInterrupt: Ctrl-C at any time but while training.
     """
+    if out.name and resume is None:
+        settle(out)
     check_place(out, force=force or resume is not None)
     seconds: dict[str, float] = {}
     with _timed(seconds, "reading"):
@@ -90,7 +93,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
     told = len(prepared.notes)
     target = prepared.preprocessing.target
     with new_run(out, resume=resume) as folder, _threads(len(prepared.inputs)):
-        settings.save(folder / names.CONFIG, interrupted=True, training_rows=rows)
+        settings.save(folder / names.CONFIG, complete=False, interrupted=True, training_rows=rows)
         with _timed(seconds, "training"):
             estimator, notes = _train(prepared, settings, folder / names.CHECKPOINT, watcher.epoch)
         prepared.notes.extend(notes)
@@ -127,15 +130,17 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         watcher.stage("report")
         settings = _as_done(settings, estimator, interrupted)
         report = contents(prepared, settings, estimator, held_out, inputs, metrics, margins, seconds, str(out))
-        estimator.save(folder)
-        write_json(folder / names.PREPROCESSING, prepared.preprocessing.to_json())
+        model = save_estimator(estimator, folder)
+        prepared.preprocessing.save(folder / names.PREPROCESSING, model=model)
         parts = {name: report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}
-        write_json(folder / names.METRICS, {**parts, "models": metrics, "seconds": seconds, "interrupted": interrupted})
+        write_json(
+            folder / names.METRICS,
+            {**parts, "models": metrics, "seconds": seconds, "interrupted": interrupted},
+            digest=False,
+        )
         write_json(folder / names.REPORT_DATA, report)
         write_report(folder / names.REPORT, report)
-        settings.save(folder / names.CONFIG, interrupted=interrupted, training_rows=rows)
-        if not interrupted:
-            shutil.rmtree(folder / names.CHECKPOINT, ignore_errors=True)
+        settings.save(folder / names.CONFIG, complete=True, interrupted=interrupted, training_rows=rows)
     return Result(metrics, interrupted, epochs, prepared.notes[told:], seconds)
 
 

@@ -55,7 +55,7 @@ def predict(
     absent = [name for name in copied if name not in file.columns]
     if absent:
         raise RunError(f"--copy must be a column of the table, got {absent[0]!r}")
-    preprocessing, estimator = run.preprocessing(), run.estimator()
+    preprocessing, estimator = run.load()
     looked_at = [name for name in file.columns if name in preprocessing.types or name not in copied]
     notes, findings, done = preprocessing.check(looked_at), Findings(), 0
     with table_writer(out) as write:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -10,11 +9,17 @@ from typing import Any
 
 import torch
 
+from bayesadam import files
+from bayesadam.checks import is_whole
 from bayesadam.runs.errors import RunError
 from bayesadam.sklearn import METHODS
 
 FORMAT_VERSION = 1
+_RULE = "the config must have been written by bayesadam fit"
 _TUPLES = ("hidden", "drop", "keep")
+_TEXTS = ("data", "target", "task", "method", "group", "time", "delimiter", "decimal", "device")
+_NEEDED = ("data", "target", "device")
+_MOST = 10**9
 
 
 @dataclass(frozen=True)
@@ -65,13 +70,28 @@ class Settings:
     device: str = "cpu"
 
     def __post_init__(self) -> None:
+        for name in _TEXTS:
+            if not isinstance(getattr(self, name), str if name in _NEEDED else (str, type(None))):
+                raise RunError(f"{_option(name)} must be text, got {getattr(self, name)!r}")
+        for name in ("drop", "keep"):
+            if not all(isinstance(column, str) for column in getattr(self, name)):
+                raise RunError(f"--{name} must be names of columns, got {getattr(self, name)!r}")
+        for name in ("time_budget", "held_out"):
+            value = getattr(self, name)
+            optional = name == "time_budget" and value is None
+            if not optional and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise RunError(f"{_option(name)} must be a number, got {value!r}")
+        if not isinstance(self.drop_missing_target, bool):
+            raise RunError(f"--drop-missing-target must be true or false, got {self.drop_missing_target!r}")
         if self.method is not None and self.method not in METHODS:
             raise RunError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
         for name in ("members", "epochs"):
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if value is not None and not is_whole(value):
                 raise RunError(f"--{name} must be at least 1, got {value!r}")
-        if self.hidden is not None and any(units < 1 for units in self.hidden):
+            if value is not None and value > _MOST:
+                raise RunError(f"--{name} must be at most {_MOST:,}, got {value!r}")
+        if self.hidden is not None and not all(is_whole(units) and units <= _MOST for units in self.hidden):
             raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {self.hidden!r}")
         if self.time_budget is not None and not 0 < self.time_budget < float("inf"):
             raise RunError(f"--time-budget must be a positive number of seconds, got {self.time_budget!r}")
@@ -79,7 +99,7 @@ class Settings:
             raise RunError(f"--time-budget must not be given with --epochs, got {self.time_budget!r} and {self.epochs}")
         if not 0 < self.held_out <= 0.5:
             raise RunError(f"--held-out must be in (0, 0.5], got {self.held_out!r}")
-        if not 0 <= self.seed < 2**32:
+        if not is_whole(self.seed, 0) or self.seed >= 2**32:
             raise RunError(f"--seed must be in [0, 2**32), got {self.seed!r}")
         if self.group is not None and self.time is not None:
             raise RunError(f"--group must not be given with --time, got {self.group!r} and {self.time!r}")
@@ -124,8 +144,7 @@ class Settings:
 
     def save(self, path: Path, **more: Any) -> None:
         """Write JSON; ``more`` stands beside the settings."""
-        record = {"format_version": FORMAT_VERSION, **more, "settings": asdict(self)}
-        path.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        files.write_json(path, {"format_version": FORMAT_VERSION, **more, "settings": asdict(self)}, indent=1)
 
     @classmethod
     def load(cls, path: Path) -> Settings:
@@ -133,24 +152,35 @@ class Settings:
 
         Raises:
             RunError: The file is missing, damaged or of a newer version, or a value is not allowed.
+
+        Warns:
+            bayesadam.files.NoDigestWarning: It was written by an earlier version, or by hand.
         """
         if not path.is_file():
             raise RunError(f"the config must be a file that exists, got {str(path)!r}")
         try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            version, settings = record["format_version"], dict(record["settings"])
-            for name in _TUPLES:
-                if settings.get(name) is not None:
-                    settings[name] = tuple(settings[name])
-            if version <= FORMAT_VERSION:
-                return cls(**settings)
-        except RunError:
-            raise
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"the config must have been written by bayesadam fit, got {str(path)!r} ({error})") from None
-        raise RunError(
-            f"the config must be of format version {FORMAT_VERSION} or older (update bayesadam), got {version!r}"
-        )
+            record, digest = files.read_json(path, _RULE)
+            with files.reading(_RULE, path):
+                version, settings = record["format_version"], dict(record["settings"])
+                for name in _TUPLES:
+                    if settings.get(name) is not None:
+                        settings[name] = tuple(settings[name])
+                if not is_whole(version) or version > FORMAT_VERSION:
+                    raise files.DamagedFile(
+                        f"the config must be of format version {FORMAT_VERSION} or older (update bayesadam), "
+                        f"got {version!r}"
+                    )
+                try:
+                    found = cls(**settings)
+                except RunError as error:
+                    raise files.DamagedFile(str(error)) from None
+        except OSError as error:
+            raise RunError(f"the config must be a file that can be read, got {str(path)!r} ({error})") from None
+        except files.DamagedFile as error:
+            raise RunError(str(error)) from None
+        if digest is None:
+            files.tell_no_digest(path)
+        return found
 
 
 def parse_hidden(text: str) -> tuple[int, ...]:
@@ -161,16 +191,21 @@ def parse_hidden(text: str) -> tuple[int, ...]:
     """
     try:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:
+    except ValueError:  # of numbers with thousands of digits, too
         raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {text!r}") from None
 
 
 def _check_device(name: str) -> None:
     try:
-        torch.empty(0, device=name)
+        if torch.empty(0, device=name).is_meta:
+            raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(f"--device must be a device that is there, such as cpu, got {name!r} ({reason})") from None
+
+
+def _option(name: str) -> str:
+    return "the table" if name == "data" else "--" + name.replace("_", "-")
 
 
 def _quoted(value: object) -> str:

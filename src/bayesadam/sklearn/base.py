@@ -122,7 +122,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             if not isinstance(getattr(self, name), bool | np.bool_):
                 raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         try:
-            torch.empty(0, device=self.device)
+            if torch.empty(0, device=self.device).is_meta:
+                raise RuntimeError("it holds no numbers")
         except (RuntimeError, AssertionError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None

@@ -1,4 +1,4 @@
-"""Fitted estimators as files: a safetensors file and a JSON file, no pickle."""
+"""Fitted estimators as files: a safetensors file and a JSON file that belong to each other, no pickle."""
 
 from __future__ import annotations
 
@@ -12,21 +12,34 @@ from typing import Any
 import numpy as np
 import torch
 
-from bayesadam.files import whole_file
+from bayesadam import files
+from bayesadam.checks import is_whole
 from bayesadam.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesadam.posterior import Mixture, load_posterior
+from bayesadam.posterior import Mixture
+from bayesadam.posterior.base import read_posterior
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.methods import method_named
+from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
-VERSION = 1
+VERSION = 2
+"""Since version 2 there are digests, and ``model.json`` tells that of its posterior."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
+NEXT = ".model.json.next"
+"""What ``model.json`` will be once the posterior that it belongs to is there."""
+_RULE = f"{MODEL} must be what save() wrote"
+_ENDS = ("end", "early", "time", "interrupted")
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
 
 
-def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> None:
-    """Write a fitted estimator into a folder, which is made if need be; each file is renamed when it is complete.
+def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> str:
+    """Write a fitted estimator into a folder, which is made if need be.
+
+    At any moment the folder holds all of what was there before, or all of what is new.
+
+    Returns:
+        The digest of ``model.json``.
 
     Raises:
         ValueError: Parameters or labels that JSON does not know, as a ``RandomState``.
@@ -66,9 +79,13 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> No
             told["conformal_scores"] = estimator.conformal_scores_.tolist()
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
-    estimator.posterior_.save(path / POSTERIOR)
-    with whole_file(path / MODEL) as temporary:
-        temporary.write_text(json.dumps(told, allow_nan=False))
+    with files.whole_file(path / POSTERIOR) as temporary:
+        with temporary.open("rb+") as file:
+            told["posterior"] = estimator.posterior_._dump(file)
+        digest = files.write_json(path / NEXT, told)
+    (path / NEXT).replace(path / MODEL)
+    files.sync_folder(path)
+    return digest
 
 
 def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | BayesianMLPClassifier:
@@ -76,67 +93,144 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
 
     Raises:
         FileNotFoundError: A file is missing.
-        ValueError: A file that is damaged, foreign, or written by a newer version of the library.
+        bayesadam.files.DamagedFile: A file that is damaged, foreign, of another estimator, or written by a newer
+            version of the library; a ``ValueError``.
+
+    Warns:
+        bayesadam.files.NoDigestWarning: Files of an earlier version, in which damage may not be noticed.
     """
+    estimator, digest = read_estimator(folder)
+    if digest is None:
+        files.tell_no_digest(Path(folder) / MODEL)
+    return estimator
+
+
+def read_estimator(
+    folder: str | os.PathLike[str],
+) -> tuple[BayesianMLPRegressor | BayesianMLPClassifier, str | None]:
+    """As :func:`load_estimator`, without the warning: the estimator, and the digest of ``model.json`` if it has one."""
     path = Path(folder)
-    text = (path / MODEL).read_text()
     try:
-        told = json.loads(text)
+        told, posterior, digest = _pair(path, MODEL)
+    except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files,
+        try:
+            told, posterior, digest = _pair(path, NEXT)
+        except (OSError, files.DamagedFile):  # or have put the second in its place just now
+            told, posterior, digest = _pair(path, MODEL)
+    with files.reading(_RULE, path / MODEL):
+        return _restored(told, posterior), digest
+
+
+def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture, str | None]:
+    """The model and the posterior that belongs to it, and the digest of the model."""
+    told, digest = files.read_json(path / name, _RULE)
+    with files.reading(_RULE, path / name):
         version = told["version"]
-    except (json.JSONDecodeError, TypeError, KeyError):
-        raise ValueError(f"{MODEL} must be what save() wrote, got {str(path / MODEL)!r}") from None
-    if version != VERSION:
-        raise ValueError(f"{MODEL} must be of version {VERSION} (update bayesadam?), got {version!r}")
-    posterior = load_posterior(path / POSTERIOR)
+        if not is_whole(version):
+            raise ValueError(f"its version is {version!r}")
+        if version > VERSION:
+            raise files.DamagedFile(f"{MODEL} must be of version {VERSION} (update bayesadam?), got {version!r}")
+        if version > 1 and digest is None:
+            raise ValueError("it has no digest")
+    posterior, partner = read_posterior(path / POSTERIOR)
     if not isinstance(posterior, Mixture):
-        raise ValueError(f"{POSTERIOR} must hold a Mixture, got {type(posterior).__name__}")
-    try:
-        return _restored(told, posterior)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{MODEL} must be what save() wrote, got {str(path / MODEL)!r} ({error})") from None
+        raise files.DamagedFile(f"{POSTERIOR} must hold a Mixture, got {type(posterior).__name__}")
+    if told.get("posterior") != partner:
+        raise files.DamagedFile(f"{MODEL} must belong to {POSTERIOR}, got that of another in {str(path)!r}")
+    return told, posterior, digest
 
 
 def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor | BayesianMLPClassifier:
+    """The estimator; any error that is not the system's says that the record is damaged."""
     params = dict(told["params"])
     params["hidden"] = tuple(params["hidden"])
     estimator: Any = _KINDS[told["kind"]](**params)
     estimator._check()
     estimator._method = method_named(estimator.method)
-    estimator._x_mean, estimator._x_std = (np.array(told["inputs"][name]) for name in ("mean", "std"))
+    estimator._x_mean, estimator._x_std = _scales("inputs", told["inputs"])
     estimator.n_features_in_ = len(estimator._x_mean)
     if told["feature_names"]:
         estimator.feature_names_in_ = np.array(told["feature_names"], dtype=object)
+        if estimator.feature_names_in_.shape != estimator._x_mean.shape:
+            raise ValueError(f"feature_names must be {estimator.n_features_in_}, got {told['feature_names']!r}")
+    if not is_whole(told["epochs"], 0) or told["stopped"] not in _ENDS:
+        raise ValueError(f"epochs must be a whole number, got {told['epochs']!r} and {told['stopped']!r}")
     estimator.epochs_, estimator.stopped_ = told["epochs"], told["stopped"]
     estimator.interrupted_ = estimator.stopped_ == "interrupted"
     estimator.history_ = {name: np.array(values, dtype=np.float64) for name, values in told["history"].items()}
     members = len(posterior.components)
     if told["kind"] == BayesianMLPClassifier.__name__:
         estimator.classes_ = np.array(told["classes"]["values"], dtype=told["classes"]["dtype"])
-        estimator.calibration_ = told["calibration"]
+        if estimator.classes_.ndim != 1 or len(np.unique(estimator.classes_)) != len(estimator.classes_):
+            raise ValueError(f"classes must differ, got {told['classes']['values']!r}")
+        estimator.calibration_ = {"temperature": float(_finite("temperature", told["calibration"]["temperature"]))}
+        if not estimator.calibration_["temperature"] > 0:
+            raise ValueError(f"temperature must be positive, got {told['calibration']['temperature']!r}")
         likelihoods: list[Likelihood] = [Categorical() for _ in range(members)]
     else:
-        estimator._y_mean, estimator._y_std = (np.array(told["targets"][name]) for name in ("mean", "std"))
+        estimator._y_mean, estimator._y_std = _scales("targets", told["targets"])
+        if not isinstance(told["several"], bool) or not (told["several"] or len(estimator._y_mean) == 1):
+            raise ValueError(f"several must be True or False, got {told['several']!r}")
         estimator._several = told["several"]
-        estimator.calibration_ = {name: np.array(values) for name, values in told["calibration"].items()}
+        shape = estimator._y_mean.shape
+        estimator.calibration_ = {name: _finite(name, values) for name, values in told["calibration"].items()}
+        for name, values in estimator.calibration_.items():
+            if values.shape != shape or (values < 0).any():
+                raise ValueError(f"{name} must be numbers of at least 0, got {values.tolist()!r}")
         if "conformal_scores" in told:
-            estimator.conformal_scores_ = np.array(told["conformal_scores"])
+            estimator.conformal_scores_ = _finite("conformal_scores", told["conformal_scores"])
+            if estimator.conformal_scores_.shape[1:] != shape:
+                raise ValueError(f"conformal_scores must be of shape (N, {len(estimator._y_mean)})")
         estimator._template = estimator._likelihood_of(len(estimator._y_mean))
-        if "likelihoods" in told:
-            likelihoods = [copy.deepcopy(estimator._template).requires_grad_(False) for _ in range(members)]
-            for likelihood, state in zip(likelihoods, told["likelihoods"], strict=True):
-                likelihood.load_state_dict({name: torch.tensor(value) for name, value in state.items()})
-            estimator._template.load_state_dict(likelihoods[0].state_dict())
-        else:
-            likelihoods = [
-                HeteroscedasticGaussian() if precision is None else Gaussian(torch.tensor(precision))
-                for precision in told["noise_precision"]
-            ]
+        likelihoods = _likelihoods(estimator, told, members)
+    if len(likelihoods) != members:
+        raise ValueError(f"likelihoods must be {members}, got {len(likelihoods)}")
+    _check_sizes(estimator, posterior)
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
     estimator.network_ = estimator._network(estimator.n_features_in_)
-    posterior.match(estimator.network_)
     estimator.posterior_ = posterior
     result: BayesianMLPRegressor | BayesianMLPClassifier = estimator
     return result
+
+
+def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Likelihood]:
+    """Of a regression's members."""
+    if "likelihoods" not in told:
+        precisions = told["noise_precision"]
+        if any(p is not None and not (_finite("noise_precision", p) > 0).all() for p in precisions):
+            raise ValueError(f"noise_precision must be positive, got {precisions!r}")
+        return [HeteroscedasticGaussian() if p is None else Gaussian(torch.tensor(p)) for p in precisions]
+    likelihoods = [copy.deepcopy(estimator._template).requires_grad_(False) for _ in range(members)]
+    for likelihood, state in zip(likelihoods, told["likelihoods"], strict=True):
+        values = {name: torch.tensor(_finite(name, value).tolist()) for name, value in state.items()}
+        likelihood.load_state_dict(values)
+    estimator._template.load_state_dict(likelihoods[0].state_dict())
+    return likelihoods
+
+
+def _check_sizes(estimator: Any, posterior: Mixture) -> None:
+    """The posterior must be one over the weights of the network, which is not made before: it may be very large."""
+    weights = posterior.components[0].mean
+    if len(estimator.hidden) > len(weights):
+        raise ValueError(f"hidden must be those of the posterior, got {len(estimator.hidden)} layers")
+    with torch.device("meta"), torch.random.fork_rng(devices=[]):
+        network = perceptron(estimator.n_features_in_, estimator.hidden, estimator._outputs(), estimator.activation)
+    posterior.match(network)
+
+
+def _scales(name: str, record: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """What columns are shifted and divided by."""
+    mean, std = _finite(name, record["mean"]), _finite(name, record["std"])
+    if mean.ndim != 1 or mean.shape != std.shape or not len(mean) or not (std > 0).all():
+        raise ValueError(f"{name} must have a mean and a positive deviation each, got {record!r}")
+    return mean, std
+
+
+def _finite(name: str, values: Any) -> np.ndarray[Any, Any]:
+    array = np.array(values)
+    if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be finite numbers, got {values!r}")
+    return array
 
 
 def _plain(name: str, value: Any) -> Any:

@@ -54,6 +54,14 @@ class Number:
         missing = len(known) < len(values)
         return cls(name, float(np.median(known)), missing, float(known.min()), float(known.max()))
 
+    def check(self) -> None:
+        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        numbers = (self.median, self.least, self.largest)
+        if not all(isinstance(value, int | float) for value in numbers) or not math.isfinite(self.median):
+            raise ValueError(f"median, least and largest of {self.name!r} must be numbers, got {numbers!r}")
+        _check(self.name, str)
+        _check(self.missing, bool)
+
     @property
     def features(self) -> list[str]:
         """Names of the columns of the matrix."""
@@ -96,6 +104,11 @@ class Truth:
     def fit(cls, column: pa.ChunkedArray, name: str, place: Place) -> Truth:
         """Of the training rows."""
         return cls(name, column.null_count > 0)
+
+    def check(self) -> None:
+        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        _check(self.name, str)
+        _check(self.missing, bool)
 
     @property
     def features(self) -> list[str]:
@@ -151,6 +164,13 @@ class Category:
         whole = pa.types.is_integer(column.type)
         return cls(name, levels, len(levels) < len(counts), column.null_count > 0, whole)
 
+    def check(self) -> None:
+        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        for text in (self.name, *self.levels):
+            _check(text, str)
+        for flag in (self.other, self.missing, self.whole):
+            _check(flag, bool)
+
     @property
     def features(self) -> list[str]:
         """Names of the columns of the matrix."""
@@ -186,15 +206,22 @@ Column = Number | Truth | Category
 _KINDS: dict[str, Callable[..., Column]] = {cls.kind: cls for cls in (Number, Truth, Category)}
 
 
+def _check(value: Any, kind: type) -> None:
+    if not isinstance(value, kind):
+        raise ValueError(f"what was written must be of type {kind.__name__}, got {value!r}")
+
+
 def to_json(column: Column) -> dict[str, Any]:
     """What :func:`from_json` reads."""
     return {"kind": column.kind, **asdict(column)}
 
 
 def from_json(record: Mapping[str, Any]) -> Column:
-    """The column that was written; KeyError or TypeError if none was."""
+    """The column that was written; KeyError, TypeError or ValueError if none was."""
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in record.items() if name != "kind"}
-    return _KINDS[record["kind"]](**fields)
+    found = _KINDS[record["kind"]](**fields)
+    found.check()
+    return found
 
 
 def level_counts(column: pa.ChunkedArray) -> dict[str, int]:

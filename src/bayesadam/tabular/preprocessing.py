@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from bayesadam.files import DamagedFile, read_json, reading, write_json
 from bayesadam.scaling import column_scales, in_one_unit, standardized
 from bayesadam.tabular.choose import Date, LeftOut, choose
 from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Column, from_json, to_json
@@ -22,7 +22,8 @@ from bayesadam.tabular.numbers import LARGEST
 from bayesadam.tabular.split import Rows
 from bayesadam.tabular.target import Target
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
+"""Since version 3 the file has a digest, and tells that of the model that it belongs to."""
 
 Floats = NDArray[np.float32]
 
@@ -196,7 +197,7 @@ class Preprocessing:
         """The preprocessing that was written, exactly.
 
         Raises:
-            ValueError: It is of a newer version, or was not written by :meth:`to_json`.
+            bayesadam.files.DamagedFile: It is of a newer version, or was not written by :meth:`to_json`.
         """
         try:
             if record["format_version"] <= FORMAT_VERSION:
@@ -204,22 +205,53 @@ class Preprocessing:
                 columns = tuple(from_json(column) for column in record["columns"])
                 scales = tuple(record["mean"]), tuple(record["std"])
                 return cls(Target.from_json(record["target"]), columns, *scales, dict(record["left_out"]))
-        except (KeyError, TypeError, AttributeError):
-            raise ValueError("the preprocessing must have been written by bayesadam") from None
-        raise ValueError(
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
+            raise DamagedFile(f"the preprocessing must have been written by bayesadam ({error})") from None
+        raise DamagedFile(
             f"the preprocessing must be of format version {FORMAT_VERSION} or older (update bayesadam), "
             f"got {record['format_version']!r}"
         )
 
+    def save(self, path: Path, *, model: str | None = None) -> None:
+        """Write a JSON file, completely or not at all.
+
+        Args:
+            path: Of the file.
+            model: The digest of the model that it belongs to.
+        """
+        write_json(path, {**self.to_json(), "model": model})
+
     @classmethod
-    def load(cls, path: Path) -> Preprocessing:
-        """Read a JSON file.
+    def load(cls, path: Path, *, model: str | None = None) -> Preprocessing:
+        """Read what :meth:`save` wrote.
+
+        Args:
+            path: Of the file.
+            model: The digest of the model that it must belong to; ``None``: any.
 
         Raises:
             FileNotFoundError: There is none.
-            ValueError: It is no JSON; and as :meth:`from_json`.
+            bayesadam.files.DamagedFile: It is damaged, foreign, of another model, or of a newer version.
         """
-        return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
+        rule = "the preprocessing must have been written by bayesadam"
+        record, digest = read_json(path, rule)
+        with reading(rule, path):
+            found = cls.from_json(record)
+            _check_scales(found)
+            found.target.check()
+            if record["format_version"] > 2 and digest is None:
+                raise ValueError("it has no digest")
+            if model is not None and record["model"] != model:
+                raise ValueError("it belongs to another model")
+        return found
+
+
+def _check_scales(found: Preprocessing) -> None:
+    """Raise ``ValueError`` unless every column of the matrix is shifted and divided by numbers."""
+    for name, least in (("mean", -np.inf), ("std", 0.0)):
+        values = np.array(getattr(found, name), dtype=np.float64)
+        if values.shape != (len(found.features),) or not (np.isfinite(values) & (values > least)).all():
+            raise ValueError(f"{name} must be a number for each of {len(found.features)} columns")
 
 
 def _scales(codes: Codes) -> tuple[NDArray[Any], ...]:

@@ -124,6 +124,14 @@ class Target:
             )
         return codes.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
+    def check(self) -> None:
+        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        if not isinstance(self.name, str) or self.task not in TASKS:
+            raise ValueError(f"the target must be a column and its task, got {self.name!r} and {self.task!r}")
+        labels = all(isinstance(label, Label) for label in self.classes)
+        if not labels or bool(self.classes) != (self.task == "classification"):
+            raise ValueError(f"classes must be labels, got {self.classes!r}")
+
     def to_json(self) -> dict[str, Any]:
         """What :meth:`from_json` reads."""
         return asdict(self)
