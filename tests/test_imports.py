@@ -38,6 +38,7 @@ LAYERS = [
     "objectives",
     "laplace",
     "population",
+    "journal",
     "tuning",
     "tabular",
     "sklearn",

@@ -27,6 +27,7 @@ from optuna.storages import InMemoryStorage, RDBStorage
 from optuna.trial import TrialState
 
 from bayesadam import tuning
+from bayesadam.journal import drop_torn_line
 
 SPACE = {
     "rate": FloatDistribution(1e-3, 1.0, log=True),
@@ -283,6 +284,41 @@ test_tuning.tune(objective, storage="killed.log")
         assert done.returncode == -9
         assert states(tmp_path / "killed.log") == ["COMPLETE"] * 3 + ["RUNNING"]
         assert record(tune(storage=tmp_path / "killed.log")) == uninterrupted
+
+    @pytest.mark.parametrize("torn", [1, 30, -1])
+    def test_after_a_disk_that_was_full(self, tmp_path, uninterrupted, torn):
+        """Half a line is dropped before the next is written; all that was complete counts."""
+        path = tmp_path / "torn.log"
+        tune(storage=path, rounds=3)
+        content = path.read_bytes()
+        begin = content[:-1].rfind(b"\n") + 1
+        path.write_bytes(content[:begin] + content[begin:][:torn])
+        for _ in range(2):  # Optuna itself reads it, but once more is written, nobody can
+            assert record(tune(storage=path)) == uninterrupted
+
+    def test_a_disk_that_is_full(self, tmp_path, uninterrupted):
+        """What the system says when writing, without a disk to fill: a limit on the size of files."""
+        path = tmp_path / "full.log"
+        code = "import resource, test_tuning\nresource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
+        code += "test_tuning.tune(storage='full.log')"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 1
+        assert done.stderr.splitlines()[-1].startswith("OSError: ")
+        assert 1000 < path.stat().st_size <= 4000
+        assert path.read_bytes().endswith(b"}\n")
+        assert record(tune(storage=path)) == uninterrupted
+        assert os.listdir(tmp_path) == ["full.log"]
+
+    def test_lines_that_are_dropped(self, tmp_path):
+        path, line = tmp_path / "j", b'{"a": "' + b"x" * 6000 + b'"}\n'
+        for good in (b"", line, line * 3):
+            for torn in (b"", b"{", line[:-1], line[:5000], b"\0" * 9000, b"\0\n", b"[]\n", b"\xff" + line, b"\n\n"):
+                path.write_bytes(good + torn)
+                drop_torn_line(str(path))
+                assert path.read_bytes() == good
 
     def test_finished_studies_cost_nothing_and_more_rounds_go_on(self, storage, uninterrupted):
         tune(storage=storage, rounds=4)

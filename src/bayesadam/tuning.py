@@ -42,8 +42,9 @@ try:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler, GPSampler, PartialFixedSampler, RandomSampler
     from optuna.storages import BaseStorage, InMemoryStorage, JournalStorage, RDBStorage, fail_stale_trials
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from optuna.trial import Trial, TrialState, create_trial
+
+    from bayesadam.journal import Journal
 except ImportError as error:
     raise ImportError('bayesadam.tuning needs optuna: pip install "bayesadam[tune]"') from error
 
@@ -218,7 +219,7 @@ def _open(storage: Storage) -> BaseStorage:
         return storage
     if not _is_url(storage):
         path = os.fspath(storage)
-        return JournalStorage(JournalFileBackend(path, JournalFileOpenLock(path)))  # this lock works on Windows, too
+        return JournalStorage(Journal(path))
     url = str(storage)
     # Writers of an SQLite file wait for each other, by default for 5 seconds only.
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}

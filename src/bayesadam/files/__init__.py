@@ -1,5 +1,6 @@
 """Files: written completely or not at all, and read with a digest that tells damage."""
 
+from bayesadam.files.locks import lock as lock
 from bayesadam.files.locks import locked as locked
 from bayesadam.files.reading import DamagedFile as DamagedFile
 from bayesadam.files.reading import NoDigestWarning as NoDigestWarning
