@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib.util import find_spec
 
@@ -11,6 +12,9 @@ def main() -> None:
     if any(find_spec(name) is None for name in ("typer", "rich")):
         print('bayesadam: the command line needs an extra: pip install "bayesadam[cli]"', file=sys.stderr)
         raise SystemExit(2)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a column's name may be in no alphabet that the terminal has
+            stream.reconfigure(errors="backslashreplace")
     from bayesadam.commands import app
 
     app()

@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
+LARGEST = 1e38
+"""Numbers are used in single precision, which ends at 3.4e38."""
 _ROWS = 8_192
 """Rows that are standardised at a time: in double precision, of which there are then never many."""
 

@@ -1,11 +1,14 @@
 """Bad inputs: one line on stderr, exit code 2, nothing written, no traceback."""
 
+import decimal
 import errno
+import gzip
 import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -110,6 +113,27 @@ class TestTables:
         assert message.startswith("every input must be numbers, text or truth values, got dates in 'when' (2020-01-01")
         assert message.endswith("or leave them out: --drop when")
 
+    @pytest.mark.parametrize(
+        ("target", "largest"),
+        [
+            (pa.array([2**63 + i % 3 for i in range(60)], pa.uint64()), "9.22337e+18"),
+            (pa.array([decimal.Decimal("1" * 31) + i % 3 for i in range(60)]), "1.11111e+30"),
+            (pa.array([10.0**31 * (i % 3) for i in range(60)]), "2e+31"),
+        ],
+    )
+    def test_classes_that_are_no_whole_numbers_of_a_computer(self, refused, tmp_path, target, largest):
+        parquet.write_table(pa.table({"a": np.arange(60.0) ** 0.5, "y": target}), tmp_path / "t.parquet")
+        message = self.fit(refused, tmp_path / "t.parquet", "--task", "classification")
+        rule = f"the target 'y' must be below 2**63 where its numbers are classes, got {largest}: "
+        assert message.startswith(rule)
+
+    def test_a_compressed_file_that_is_cut(self, refused, tmp_path):
+        text = write(numbers_table(3000), tmp_path / "t").read_bytes()
+        path = tmp_path / "t.csv.gz"
+        path.write_bytes(gzip.compress(text)[:-4000])
+        message = self.fit(refused, path, target="price")
+        assert message.startswith(f"{path} must be a")  # and --out is not blamed
+
     def test_infinite_values(self, refused, tmp_path):
         path = put(tmp_path / "t.csv", {"c": [1.5, -np.inf, *np.arange(58.0)], "y": np.arange(60.0)})
         assert self.fit(refused, path) == "column 'c' must be finite (below 1e+38), got -inf in line 3"
@@ -155,12 +179,59 @@ class TestOptions:
             (["--delimiter", "::"], "--delimiter must be one character, got '::'"),
             (["--group", "block", "--time", "day"], "--group must not be given with --time, got 'block' and 'day'"),
             (["--drop", "price"], "--drop must not be the target, got 'price'"),
+            (["--epochs", "9" * 30], f"--epochs must be at most 1,000,000,000, got {'9' * 30}"),
+            (["--members", "9" * 30], f"--members must be at most 1,000,000,000, got {'9' * 30}"),
+            (["--hidden", "9" * 30], "--hidden must be positive whole numbers"),
+            (["--hidden", "9" * 6000], "--hidden must be positive whole numbers"),
+            (["--seed", "9" * 30], f"--seed must be in [0, 2**32), got {'9' * 30}"),
+            (["--time-budget", "9" * 400], "--time-budget must be a positive number of seconds, got inf"),
+            (["--drop", "day", "--epochs", "999999999"], "the losses of 999,999,999 epochs of 20 networks would take "),
+            (["--device", "meta"], "--device must be a device that is there, such as cpu, got 'meta' (it holds no"),
             (["--config", "none.json"], "the config must be a file that exists, got 'none.json'"),
         ],
     )
     def test_fit(self, refused, numbers, tmp_path, options, message):
         found = refused("fit", numbers, "--target", "price", "--out", tmp_path / "run", *options)
         assert found.startswith(message)
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"epochs": 10**30},
+            {"epochs": 2.5},
+            {"epochs": True},
+            {"hidden": [1.5]},
+            {"hidden": "50"},
+            {"data": 3},
+            {"drop": [3]},
+            {"held_out": "0.1"},
+            {"time_budget": True},
+            {"drop_missing_target": 1},
+            {"seed": None},
+            {"device": None},
+        ],
+    )
+    def test_values_of_a_config(self, refused, numbers, tmp_path, settings):
+        path = tmp_path / "config.json"
+        record = {"data": str(numbers), "target": "price", **settings}
+        files.write_json(path, {"format_version": 1, "settings": record})
+        message = refused("fit", "--config", path, "--out", tmp_path / "run")
+        assert message.startswith(f"the config must have been written by bayesadam fit, got {str(path)!r} (")
+
+    def test_an_edited_config(self, refused, made, tmp_path):
+        text = (made / "price" / "config.json").read_text()
+        (tmp_path / "config.json").write_text(text.replace('"seed": 0', '"seed": 1'))
+        message = refused("fit", "--config", tmp_path / "config.json", "--out", tmp_path / "run")
+        assert message.endswith("(its digest is another: the file is damaged, or was edited)")
+
+    def test_a_config_without_a_digest(self, command, made, tmp_path):
+        record = json.loads((made / "price" / "config.json").read_text())
+        files.write_json(tmp_path / "config.json", record, digest=False)
+        arguments = ("--config", tmp_path / "config.json", "--seed", 1, "--out", tmp_path / "run")
+        code, _, err = command("fit", *arguments)
+        assert code == 0
+        assert err.count(" has no digest, ") == 1
+        assert err.startswith("note: ")
 
     def test_what_is_needed(self, refused, numbers, tmp_path):
         assert refused("fit", numbers, "--target", "price") == "--out must say where the run folder should be"
@@ -278,6 +349,27 @@ class TestPredict:
         path = write(numbers_table(300), tmp_path / "t.csv")
         path.write_text(path.read_text() + "5,1.5\n")
         assert self.predict(refused, run, path).endswith("line 302 must have 7 values, as the header has, got 2")
+
+    def test_a_compressed_table_that_is_cut(self, refused, run, tmp_path):
+        text = write(numbers_table(3000), tmp_path / "t").read_bytes()
+        path = tmp_path / "t.csv.gz"
+        path.write_bytes(gzip.compress(text)[:-4000])
+        assert self.predict(refused, run, path).startswith(f"{path} must be a")
+
+    def test_a_run_that_cannot_be_read(self, refused, run, numbers, monkeypatch):
+        def refuse(path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(Path, "read_bytes", refuse)
+        message = self.predict(refused, run, numbers)
+        assert message.startswith(f"the run {str(run)!r} must be complete, ")
+        assert message.endswith("cannot be read: Permission denied")
+
+    def test_predictions_that_are_no_numbers(self, refused, run, numbers, monkeypatch):
+        found = pa.table({"mean": [1.0, 2.0, float("nan")]})
+        monkeypatch.setattr("bayesadam.runs.predicting._predictions", lambda *arguments: found)
+        message = self.predict(refused, run, numbers)
+        assert message.startswith("the prediction must be finite in every row, got mean nan in line 4: ")
 
     def test_no_rows(self, refused, run, numbers):
         numbers.write_text(numbers.read_text().splitlines()[0] + "\n")

@@ -1,5 +1,10 @@
 """``bayesadam predict``: one row of predictions for every row, whatever the table has besides."""
 
+import os
+import subprocess
+import sys
+import threading
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -117,3 +122,61 @@ class TestClassification:
         assert set(predicted.to_pylist()) <= set(labels)
         right = np.mean([a == b for a, b in zip(predicted.to_pylist(), table["answer"].to_pylist(), strict=True)])
         assert right > 0.8
+
+
+class TestSpreadsheets:
+    @pytest.fixture
+    def table(self, made, tmp_path):
+        table = numbers_table(12)
+        notes = ["=1+1", "+x", "-x", "@x", "x=1", "-5", "+1.5e3", " -x", None, "\t=1", "", "é"]
+        table = table.append_column("=note", pa.array(notes, pa.string()))
+        return write(table, tmp_path / "t.csv")
+
+    def test_text_that_begins_like_a_formula(self, fitted, made, table, tmp_path):
+        out = tmp_path / "o.csv"
+        fitted("predict", made / "price", table, "-o", out, "--copy", "=note", "--copy", "id", "--spreadsheet")
+        found = csv.read_csv(out, convert_options=csv.ConvertOptions(column_types={"'=note": pa.string()}))
+        expected = ["'=1+1", "'+x", "'-x", "'@x", "x=1", "-5", "+1.5e3", " -x", "", "'\t=1", "", "é"]
+        assert found["'=note"].to_pylist() == expected
+        plain = tmp_path / "plain.csv"
+        fitted("predict", made / "price", table, "-o", plain, "--copy", "=note", "--copy", "id")
+        read = csv.read_csv(plain, convert_options=csv.ConvertOptions(column_types={"=note": pa.string()}))
+        assert read["=note"].to_pylist()[:4] == ["=1+1", "+x", "-x", "@x"]
+        for name in ("id", "mean", "std", "lower", "upper"):
+            assert read[name] == found[name]
+
+    def test_not_in_parquet(self, command, made, table, tmp_path):
+        code, _, err = command("predict", made / "price", table, "-o", tmp_path / "o.parquet", "--spreadsheet")
+        assert code == 2
+        assert err.startswith("bayesadam: --spreadsheet must be asked for in a CSV file only, got -o ")
+
+
+def test_through_a_fifo(fitted, made, numbers, tmp_path):
+    path, found = tmp_path / "fifo", []
+    os.mkfifo(path)
+    reader = threading.Thread(target=lambda: found.append(path.read_text()))
+    reader.start()
+    fitted("predict", made / "price", numbers, "-o", path)
+    reader.join(10)
+    assert found[0].count("\n") == 121
+    assert path.is_fifo()
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_in_any_encoding(made, tmp_path, encoding):
+    table = labels_table()
+    write(table.rename_columns(["größe", "数", "答え"]), tmp_path / "t.csv")
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path[1:])}
+    arguments = ["fit", "t.csv", "--target", "答え", "--out", "run", *map(str, FAST)]
+    done = subprocess.run(
+        [sys.executable, "-m", "bayesadam", *arguments], cwd=tmp_path, env=environment, capture_output=True, timeout=120
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
+    text = done.stdout.decode(encoding)
+    assert ("答え" if encoding == "utf-8" else "\\u7b54\\u3048") in text
+    assert ("gr\\xf6\\xdfe" if encoding == "ascii" else "größe") in text
+    arguments = ["fit", "t.csv", "--target", "無", "--out", "other"]
+    done = subprocess.run(
+        [sys.executable, "-m", "bayesadam", *arguments], cwd=tmp_path, env=environment, capture_output=True, timeout=120
+    )
+    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr

@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 
 from bayesadam import commands
+from bayesadam.files import write_json
 from bayesadam.runs import RunError, Settings, baselines, contents, folder, scores
 from bayesadam.runs.folder import check_place, new_run, partial_path, resumable
 
@@ -203,3 +204,158 @@ def test_training_curves_are_thinned_and_without_gaps():
     assert [values[-1] for values in found] == [499.0, 999.0]
     assert set(found[0][1:200]) == {0.0}
     assert contents._thinned(np.full((1, 3), np.nan)) == [[None, None, None]]
+
+
+FILES = ("config.json", "posterior.safetensors", "model.json", "preprocessing.json", "metrics.json", "report.json")
+
+
+def make_run(path, what, *, complete=True, interrupted=False, checkpoint=False):
+    """A folder with the files of a run, each of which says which one it is of."""
+    path.mkdir(parents=True)
+    for name in (*FILES[1:], "report.html"):
+        (path / name).write_text(what)
+    SETTINGS.save(path / "config.json", complete=complete, interrupted=interrupted, training_rows=what)
+    if checkpoint:
+        (path / "checkpoint").mkdir()
+        (path / "checkpoint" / "chunk-0000.safetensors").write_text(what)
+
+
+class TestSettling:
+    """What a fit that was killed at any moment has left is put in order by the next call."""
+
+    @pytest.fixture
+    def out(self, tmp_path):
+        return tmp_path / "run"
+
+    def left(self, out):
+        return sorted(str(path.relative_to(out.parent)) for path in out.parent.rglob("*") if "checkpoint" in path.name)
+
+    def test_a_complete_run_is_put_in_its_place(self, out):
+        make_run(partial_path(out), "new", checkpoint=True)
+        assert folder.settle(out) is True
+        assert (out / "model.json").read_text() == "new"
+        assert list(out.parent.iterdir()) == [out]
+        assert self.left(out) == []  # the training has ended
+        assert folder.settle(out) is False
+        assert resumable(out) is None
+
+    def test_a_complete_run_that_was_stopped_keeps_its_checkpoint(self, out):
+        make_run(partial_path(out), "new", interrupted=True, checkpoint=True)
+        assert folder.settle(out) is True
+        assert resumable(out) == out
+
+    def test_one_that_replaces_another(self, out):
+        make_run(out, "old")
+        make_run(partial_path(out), "new")
+        assert folder.settle(out) is True
+        assert (out / "model.json").read_text() == "new"
+        assert list(out.parent.iterdir()) == [out]
+
+    def test_killed_between_the_two_renames(self, out):
+        make_run(folder._old_path(out), "old")
+        make_run(partial_path(out), "new")
+        folder.settle(out)
+        assert (out / "model.json").read_text() == "new"
+        assert list(out.parent.iterdir()) == [out]
+
+    def test_killed_between_the_two_renames_without_the_new_one(self, out):
+        make_run(folder._old_path(out), "old")
+        assert folder.settle(out) is False
+        assert (out / "model.json").read_text() == "old"
+        assert list(out.parent.iterdir()) == [out]
+
+    def test_killed_after_the_renames(self, out):
+        make_run(out, "new", checkpoint=True)
+        make_run(folder._old_path(out), "old")
+        folder.settle(out)
+        assert (out / "model.json").read_text() == "new"
+        assert list(out.parent.iterdir()) == [out]
+        assert self.left(out) == []
+
+    def test_of_an_earlier_version(self, out):
+        partial = partial_path(out)
+        make_run(partial, "new")
+        record = {"format_version": 1, "interrupted": True, "settings": {"data": "t.csv", "target": "y"}}
+        write_json(partial / "config.json", record, digest=False)
+        assert folder.settle(out) is False  # it was being made
+        write_json(partial / "config.json", {**record, "interrupted": False}, digest=False)
+        assert folder.settle(out) is True
+
+    def test_temporary_files_block_nothing_and_go(self, out):
+        make_run(partial_path(out), "half", complete=False, checkpoint=True)
+        (partial_path(out) / "posterior.safetensors").unlink()
+        for place in (partial_path(out), partial_path(out) / "checkpoint"):
+            (place / ".bayesadam-0123456789abcdef.safetensors").write_text("half")
+            (place / f".posterior.safetensors.{'0' * 32}.tmp").write_text("half")
+        check_place(out, force=True)
+        with pytest.raises(RunError, match="go on with it by --resume, or start again by --force$"):
+            check_place(out, force=False)
+        folder.settle(out)
+        assert [path for path in partial_path(out).rglob(".bayesadam-*")] == []
+        assert resumable(out) == partial_path(out)
+
+    def test_without_a_checkpoint_there_is_nothing_to_go_on_with(self, out):
+        make_run(partial_path(out), "half", complete=False)
+        (partial_path(out) / "report.html").unlink()
+        (partial_path(out) / "checkpoint").mkdir()
+        (partial_path(out) / "checkpoint" / ".bayesadam-0123456789abcdef.safetensors").write_text("half")
+        check_place(out, force=False)
+        assert resumable(out) == partial_path(out)  # with the settings, from the beginning
+        with new_run(out) as made:
+            assert list(made.iterdir()) == []
+
+    def test_what_others_put_there_is_named_with_its_place(self, out):
+        make_run(out, "old")
+        make_run(partial_path(out), "new")
+        (partial_path(out) / "thesis.txt").write_text("years of work")
+        message = f"got {str(out)!r}, but in {str(partial_path(out))!r}, where it would be made, there is 'thesis.txt'"
+        with pytest.raises(RunError) as caught:
+            check_place(out, force=True)
+        assert str(caught.value).endswith(message)
+        assert folder.settle(out) is False
+        assert (out / "model.json").read_text() == "old"
+        (folder._old_path(out)).mkdir()
+        (folder._old_path(out) / "thesis.txt").write_text("years of work")
+        folder.settle(out)
+        assert (folder._old_path(out) / "thesis.txt").exists()
+
+    def test_not_while_a_fit_is_running(self, out):
+        with new_run(out) as made:
+            make_run(made / "x", "new")
+            for path in (made / "x").iterdir():
+                path.rename(made / path.name)
+            (made / "x").rmdir()
+            assert folder.settle(out) is False
+            for force in (False, True):
+                with pytest.raises(RunError, match="into which a fit is running$"):
+                    check_place(out, force=force)
+            with pytest.raises(RunError, match="into which a fit is running$"), new_run(out):
+                pass
+        assert (out / "model.json").read_text() == "new"
+
+    def test_a_copied_checkpoint_is_whole(self, out, monkeypatch):
+        make_run(out, "old", interrupted=True, checkpoint=True)
+
+        def killed(*paths):
+            raise SystemExit
+
+        monkeypatch.setattr(folder.Path, "rename", killed)
+        with pytest.raises(SystemExit), new_run(out, resume=out):
+            pass
+        monkeypatch.undo()
+        folder.settle(out)
+        assert resumable(out) == out
+
+    def test_a_linked_folder_and_a_long_name(self, out):
+        there = out.parent / "there"
+        make_run(there, "old")
+        out.symlink_to(there)
+        with new_run(out) as made:
+            (made / "config.json").write_text("new")
+        assert out.is_symlink()
+        assert (there / "config.json").read_text() == "new"
+        long = out.parent / ("x" * 255)
+        with new_run(long) as made:
+            (made / "config.json").write_text("new")
+        assert (long / "config.json").read_text() == "new"
+        assert sorted(path.name for path in out.parent.iterdir()) == ["run", "there", long.name]

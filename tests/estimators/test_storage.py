@@ -87,6 +87,24 @@ def test_damaged_files(curve, tmp_path):
         load_estimator(tmp_path)
 
 
+@pytest.mark.parametrize("large", [1e200, -2e38])
+def test_numbers_that_single_precision_does_not_have(large, curve, blobs):
+    for kind, (x, y) in ((BayesianMLPRegressor, curve), (BayesianMLPClassifier, blobs)):
+        model = kind("ensemble", **TINY).fit(x, y)
+        x = np.array(x, dtype=np.float64)
+        x[4, 1] = large
+        for call in (lambda x=x, model=model: model.predict(x), lambda x=x, y=y, model=model: model.fit(x, y)):
+            with pytest.raises(ValueError, match=r"^X must be finite \(below 1e\+38\), got .* at \(4, 1\)$"):
+                call()
+        x[4, 1] = np.sign(large) * 9e37  # and so does a deviation of this size
+        with pytest.raises(ValueError, match=r"^X must be near what it was in training, got .* in row 4, column 1$"):
+            kind("ensemble", **TINY).fit(x[5:] * 1e-3, y[5:]).predict(x)
+    y = np.array(curve[1])
+    y[3] = large
+    with pytest.raises(ValueError, match=r"^y must be finite \(below 1e\+38\), got .* at \(3,\)$"):
+        BayesianMLPRegressor("ensemble", **TINY).fit(curve[0], y)
+
+
 def test_a_generator_cannot_be_saved(curve, tmp_path):
     model = BayesianMLPRegressor(**{**TINY, "random_state": np.random.RandomState(0)}).fit(*curve)
     with pytest.raises(ValueError, match="random_state must be numbers, text or None to be saved"):

@@ -14,6 +14,7 @@ from bayesadam.commands.delimited import DECIMAL, DELIMITER, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
 
 _COPY = "Column of the table to copy, to know the rows by; may be repeated."
+_SPREADSHEET = "Put an apostrophe before text that a spreadsheet would take for a formula."
 
 
 @app.command()
@@ -23,6 +24,7 @@ def predict(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
     coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number.")] = 0.95,
     copy: Annotated[list[str] | None, typer.Option(help=_COPY)] = None,
+    spreadsheet: Annotated[bool, typer.Option("--spreadsheet", help=_SPREADSHEET)] = False,
     delimiter: Annotated[str | None, typer.Option(help=DELIMITER)] = None,
     decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
 ) -> None:
@@ -30,11 +32,17 @@ def predict(
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():
-        _predict(run, data, out, coverage, copy or [], (delimiter_of(delimiter), decimal))
+        _predict(run, data, out, coverage, copy or [], (delimiter_of(delimiter), decimal), spreadsheet)
 
 
 def _predict(
-    run: Path, data: Path, out: Path, coverage: float, copy: list[str], written: tuple[str | None, str | None]
+    run: Path,
+    data: Path,
+    out: Path,
+    coverage: float,
+    copy: list[str],
+    written: tuple[str | None, str | None],
+    spreadsheet: bool,
 ) -> None:
     from bayesadam import runs
     from bayesadam.tabular import open_table
@@ -44,13 +52,15 @@ def _predict(
     bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
     task = bar.add_task("rows", total=None)
     try:
+        made, table = runs.Run(run), open_table(data, *written)
         with writing_to("-o", out, "a file"), bar:
             rows, notes = runs.predict(
-                runs.Run(run),
-                open_table(data, *written),
+                made,
+                table,
                 out,
                 coverage=coverage,
                 copy=copy,
+                spreadsheet=spreadsheet,
                 advance=lambda done: bar.update(task, completed=done),
             )
     except KeyboardInterrupt:

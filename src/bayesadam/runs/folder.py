@@ -169,11 +169,12 @@ class Run:
     def __init__(self, path: Path, needed: tuple[str, ...] = (POSTERIOR, MODEL, PREPROCESSING)) -> None:
         with suppress(OSError):  # perhaps it may only be read
             settle(path)
-        if not path.is_dir():
-            raise RunError(f"the run must be a folder that bayesadam fit has written, got {str(path)!r}")
-        missing = [name for name in needed if not (path / name).is_file()]
-        if len(missing) == len(needed) and not (path / CONFIG).is_file():
-            raise RunError(f"the run must be a folder that bayesadam fit has written, got {str(path)!r}")
+        try:
+            missing = [name for name in needed if not (path / name).is_file()]
+            if not path.is_dir() or (len(missing) == len(needed) and not (path / CONFIG).is_file()):
+                raise RunError(f"the run must be a folder that bayesadam fit has written, got {str(path)!r}")
+        except OSError as error:
+            raise RunError(f"the run must be a folder that can be read, got {str(path)!r} ({error.strerror})") from None
         if missing:
             raise RunError(f"the run {str(path)!r} must be complete, it lacks {', '.join(missing)}")
         self.path = path

@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyarrow import compute
 
 from bayesadam.runs.errors import RunError
 from bayesadam.runs.folder import Run
 from bayesadam.tabular import Findings, Preprocessing, TableError, TableFile, Target, table_writer
+from bayesadam.tabular.numbers import NUMBER, is_text
+from bayesadam.tabular.open import is_parquet
 
 
 def predict(
@@ -21,6 +24,7 @@ def predict(
     *,
     coverage: float = 0.95,
     copy: Sequence[str] = (),
+    spreadsheet: bool = False,
     advance: Callable[[int], None] | None = None,
 ) -> tuple[int, list[str]]:
     """Write one row of predictions for every row of a table.
@@ -34,6 +38,7 @@ def predict(
         out: Parquet if its name says so, else CSV.
         coverage: Of the interval from "lower" to "upper".
         copy: Columns of the table to copy, by which to know the rows again.
+        spreadsheet: Put an apostrophe before text that a spreadsheet would take for a formula.
         advance: Is told the number of rows that are done.
 
     Returns:
@@ -41,8 +46,8 @@ def predict(
 
     Raises:
         RunError: The run is damaged, ``coverage`` is not in (0, 1), or ``copy`` has a column that is not there or is
-            called like one of the predictions.
-        TableError: Columns are missing, values are of another kind, or there are no rows.
+            called like one of the predictions, or ``spreadsheet`` is asked for in a Parquet file.
+        TableError: Columns are missing, values are of another kind or too large, or there are no rows.
         OSError: ``out`` cannot be written; a file that was there is left as it was.
     """
     if not 0 < coverage < 1:
@@ -51,6 +56,8 @@ def predict(
         raise RunError(f"-o must be a file, got the folder {str(out)!r}")
     if out.exists() and out.samefile(file.path):
         raise RunError(f"-o must be another file than the table, got {str(out)!r}")
+    if spreadsheet and is_parquet(out):
+        raise RunError(f"--spreadsheet must be asked for in a CSV file only, got -o {str(out)!r}")
     copied = dict.fromkeys(copy)
     absent = [name for name in copied if name not in file.columns]
     if absent:
@@ -62,7 +69,9 @@ def predict(
         for first, table in file.chunks(copied | preprocessing.types):
             inputs = _inputs(preprocessing, table, file, first, findings)
             found = _predictions(estimator.predictive(inputs), preprocessing.target, coverage)
-            write(_beside(table.select(list(copied)), found))
+            _require_finite(found, lambda row, first=first: file.place(first + row))
+            rows = _beside(table.select(list(copied)), found)
+            write(_without_formulas(rows) if spreadsheet else rows)
             done += len(table)
             if advance is not None:
                 advance(done)
@@ -93,6 +102,31 @@ def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
         if name in found.column_names:
             raise RunError(f"--copy must not be called like a column of the predictions, got {name!r}")
     return pa.table(dict(zip(kept.column_names + found.column_names, kept.columns + found.columns, strict=True)))
+
+
+def _require_finite(found: pa.Table, place: Callable[[int], str]) -> None:
+    """Raise ``TableError`` for a row whose prediction is no number."""
+    for name, column in zip(found.column_names, found.columns, strict=True):
+        values = column.to_numpy()
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            row = int(np.flatnonzero(~np.isfinite(values))[0])
+            raise TableError(
+                f"the prediction must be finite in every row, got {name} {values[row]:g} in {place(row)}: its values "
+                "are too far from those of the training"
+            )
+
+
+def _without_formulas(table: pa.Table) -> pa.Table:
+    """Text that begins like a formula, and is no number, with an apostrophe before it; so are names of columns."""
+    columns = [_guarded(column) if is_text(column.type) else column for column in table.columns]
+    return pa.table(columns, names=_guarded(pa.chunked_array([table.column_names])).to_pylist())
+
+
+def _guarded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    text = column.cast(pa.string())
+    number = compute.match_substring_regex(text, rf"^\s*({NUMBER})\s*$")
+    formula = compute.and_not(compute.match_substring_regex(text, r"^[=+\-@\t\r]"), number)
+    return compute.if_else(formula, compute.binary_join_element_wise("'", text, ""), text)
 
 
 def _numbers(values: Any) -> np.ndarray[Any, np.dtype[Any]]:

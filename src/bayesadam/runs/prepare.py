@@ -35,6 +35,8 @@ from bayesadam.tabular.errors import quoted
 
 _COPIES = 6
 """Beside the weights stand their statistics, gradients, samples and buffers."""
+_CURVES = 6
+"""Of every member and epoch there are losses, with copies."""
 _WIDTHS, _MEMBERS = (50,), 20
 
 
@@ -170,4 +172,10 @@ def _check_size(settings: Settings, inputs: int, outputs: int) -> None:
         4.0 * _COPIES * weights * members,
         f"training {members:,} networks of {weights:,} weights",
         "use smaller --hidden or fewer --members",
+    )
+    epochs = settings.epochs or 0
+    require_memory(
+        8.0 * _CURVES * epochs * members,
+        f"the losses of {epochs:,} epochs of {members:,} networks",
+        "use fewer --epochs",
     )

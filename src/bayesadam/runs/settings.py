@@ -156,9 +156,9 @@ class Settings:
         Warns:
             bayesadam.files.NoDigestWarning: It was written by an earlier version, or by hand.
         """
-        if not path.is_file():
-            raise RunError(f"the config must be a file that exists, got {str(path)!r}")
         try:
+            if not path.is_file():
+                raise RunError(f"the config must be a file that exists, got {str(path)!r}")
             record, digest = files.read_json(path, _RULE)
             with files.reading(_RULE, path):
                 version, settings = record["format_version"], dict(record["settings"])
@@ -170,10 +170,7 @@ class Settings:
                         f"the config must be of format version {FORMAT_VERSION} or older (update bayesadam), "
                         f"got {version!r}"
                     )
-                try:
-                    found = cls(**settings)
-                except RunError as error:
-                    raise files.DamagedFile(str(error)) from None
+                found = cls(**settings)
         except OSError as error:
             raise RunError(f"the config must be a file that can be read, got {str(path)!r} ({error})") from None
         except files.DamagedFile as error:

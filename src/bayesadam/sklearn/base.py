@@ -21,7 +21,7 @@ from bayesadam.moments import fawn
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
-from bayesadam.scaling import input_scales, standardized
+from bayesadam.scaling import LARGEST, input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
 from bayesadam.sklearn.members import ROWS, posteriors, predictions
 from bayesadam.sklearn.methods import method_named
@@ -269,7 +269,15 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return list(torch.split(self._inputs(checked), ROWS))
 
     def _inputs(self, X: Array) -> Tensor:
-        return torch.from_numpy(standardized(X, self._x_mean, self._x_std)).to(self.device)
+        require_single("X", X)
+        with np.errstate(over="ignore"):
+            inputs = standardized(X, self._x_mean, self._x_std)
+        if not np.isfinite(inputs).all():
+            row, column = np.argwhere(~np.isfinite(inputs))[0].tolist()
+            raise ValueError(
+                f"X must be near what it was in training, got {X[row, column]:g} in row {row}, column {column}"
+            )
+        return torch.from_numpy(inputs).to(self.device)
 
     def _learn_x(self, X: Array, weight: Array | None) -> None:
         if self.standardize:
@@ -314,6 +322,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 def continues(estimator: BayesianMLP) -> bool:
     """Whether the posterior of an estimator's method can be the prior of more data."""
     return method_named(estimator.method).continues
+
+
+def require_single(name: str, values: Array) -> None:
+    """Raise ``ValueError`` for numbers that single precision, in which networks compute, does not have."""
+    if len(values) and max(-float(values.min()), float(values.max())) > LARGEST:
+        place = tuple(int(i) for i in np.unravel_index(np.abs(values).argmax(), values.shape))
+        raise ValueError(f"{name} must be finite (below {LARGEST:g}), got {values[place]:g} at {place}")
 
 
 def weighed(

@@ -17,7 +17,7 @@ from torch import Tensor
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, continues, weighed
+from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
 from bayesadam.sklearn.calibration import temperature, tempered
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
@@ -166,6 +166,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     ) -> tuple[Array, Array]:
         inputs: Array
         inputs, labels = validate_data(self, X, y, reset=reset, dtype=(np.float64, np.float32))
+        require_single("X", inputs)
         check_classification_targets(labels)
         known, codes = np.unique(labels, return_inverse=True)
         if classes is not None:

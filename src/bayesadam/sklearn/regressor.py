@@ -20,7 +20,7 @@ from bayesadam.predictive import GaussianPredictive, MixturePredictive, Regressi
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods
-from bayesadam.sklearn.base import Array, BayesianMLP, continues, weighed
+from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
 from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
@@ -255,6 +255,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         target = np.asarray(target, dtype=np.float64)
         if not reset and (target.ndim > 1) != self._several:
             raise ValueError(f"y must have as many targets as before, got shape {target.shape}")
+        require_single("X", inputs)
+        require_single("y", target)
         if len(inputs) < 2:
             raise ValueError(f"X must have at least 2 rows, got n_samples={len(inputs)}")
         self._several = target.ndim > 1

@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
 from bayesadam.tabular.errors import TableError
-from bayesadam.tabular.file import CHUNK_ROWS, TableFile
+from bayesadam.tabular.file import CHUNK_ROWS, TableFile, unreadable
 from bayesadam.tabular.numbers import NUMBER, refuse_foreign
 
 _BLOCK = 8 * 2**20
@@ -64,6 +64,8 @@ class CsvFile(TableFile):
         while True:  # a type is found from the first rows: where a later value does not fit, again with a wider one
             try:
                 return self._read(types)
+            except OSError as error:
+                raise unreadable(self.path, error) from None
             except pa.ArrowInvalid as error:
                 match = _CONVERSION.search(str(error))
                 if not match or match[4] is None:
@@ -93,6 +95,8 @@ class CsvFile(TableFile):
                     part = table.slice(start, CHUNK_ROWS)
                     yield first, part
                     first += len(part)
+        except OSError as error:
+            raise unreadable(self.path, error) from None
         except pa.ArrowInvalid as error:
             self._refuse(error)
 

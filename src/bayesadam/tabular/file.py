@@ -90,14 +90,19 @@ def check_readable(path: str | os.PathLike[str]) -> Path:
         TableError: It is not, or it does not.
     """
     path = Path(path)
-    if path.is_dir():
-        raise TableError(f"{path} must be a CSV or Parquet file, got a folder")
-    if not path.exists():
-        raise TableError(f"{path} must be a file that exists")
     try:
+        if path.is_dir():
+            raise TableError(f"{path} must be a CSV or Parquet file, got a folder")
+        if not path.exists():
+            raise TableError(f"{path} must be a file that exists")
         with path.open("rb") as file:
             if not file.read(1):
                 raise TableError(f"{path} must be a CSV or Parquet file, got an empty file")
     except OSError as error:
-        raise TableError(f"{path} must be a file that can be read ({error.strerror or error})") from None
+        raise unreadable(path, error) from None
     return path
+
+
+def unreadable(path: Path, error: OSError) -> TableError:
+    """What to raise where the system, or what unpacks a file, says that it cannot be read."""
+    return TableError(f"{path} must be a file that can be read ({error.strerror or str(error).splitlines()[0]})")

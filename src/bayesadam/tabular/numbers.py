@@ -9,15 +9,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
+from bayesadam.scaling import LARGEST
 from bayesadam.tabular.errors import Place, TableError, row_place
 
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:inf|infinity|nan)"
 """A regular expression of a number as text."""
 
 _FOREIGN = r"[+-]?\d+,\d+|[+-]?\d{1,3}([., ]\d{3})+([.,]\d+)?"
-
-LARGEST = 1e38
-"""Numbers are used in single precision, which ends at 3.4e38."""
 
 
 def as_numbers(column: pa.ChunkedArray, name: str, place: Place = row_place) -> NDArray[np.float64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from bayesadam.tabular.csv_file import CsvFile
 from bayesadam.tabular.errors import TableError
@@ -11,6 +12,11 @@ from bayesadam.tabular.parquet_file import ParquetFile
 
 PARQUET = (".parquet", ".pq")
 _MAGIC = b"PAR1"
+
+
+def is_parquet(path: Path) -> bool:
+    """Whether the name of a file says that it is a Parquet file."""
+    return path.suffix.lower() in PARQUET
 
 
 def open_table(path: str | os.PathLike[str], delimiter: str | None = None, decimal: str | None = None) -> TableFile:
@@ -27,6 +33,6 @@ def open_table(path: str | os.PathLike[str], delimiter: str | None = None, decim
     path = check_readable(path)
     with path.open("rb") as file:
         parquet = file.read(4) == _MAGIC
-    if path.suffix.lower() in PARQUET and not parquet:
+    if is_parquet(path) and not parquet:
         raise TableError(f"{path} must be a Parquet file, as its name says, got something else")
     return ParquetFile(path) if parquet else CsvFile(path, delimiter, decimal)

@@ -12,13 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from bayesadam.files import DamagedFile, read_json, reading, write_json
-from bayesadam.scaling import column_scales, in_one_unit, standardized
+from bayesadam.scaling import LARGEST, column_scales, in_one_unit, standardized
 from bayesadam.tabular.choose import Date, LeftOut, choose
 from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Column, from_json, to_json
 from bayesadam.tabular.errors import Place, TableError, quoted, row_place
 from bayesadam.tabular.findings import Findings
 from bayesadam.tabular.memory import require_memory
-from bayesadam.tabular.numbers import LARGEST
 from bayesadam.tabular.split import Rows
 from bayesadam.tabular.target import Target
 

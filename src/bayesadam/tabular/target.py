@@ -88,7 +88,7 @@ class Target:
 
     @classmethod
     def _classification(cls, name: str, column: pa.ChunkedArray, why: str) -> Target:
-        counts = level_counts(_label_text(column))
+        counts = level_counts(_label_text(name, column))
         if len(counts) == 1:
             raise TableError(f"the target {name!r} must have two classes at least, got {next(iter(counts))!r} only")
         if len(counts) > MAX_CLASSES or (len(counts) > FEW and 2 * len(counts) > len(column)):
@@ -116,7 +116,7 @@ class Target:
         if self.task == "regression":
             return as_numbers(column, self.name, place)
         names = pa.array([str(label).lower() if isinstance(label, bool) else str(label) for label in self.classes])
-        codes = compute.index_in(_label_text(column), value_set=names)
+        codes = compute.index_in(_label_text(self.name, column), value_set=names)
         row = compute.index(compute.is_null(codes), pa.scalar(True)).as_py()
         if row >= 0:
             raise TableError(
@@ -148,6 +148,15 @@ def _label(level: str, kind: pa.DataType) -> Label:
     return int(level) if is_number(kind) else level
 
 
-def _label_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _label_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Labels as text: 3.0, as a column of whole numbers with missing values may say, is "3"."""
-    return as_text(column.cast(pa.int64()) if is_number(column.type) else column)
+    if not is_number(column.type):
+        return as_text(column)
+    try:
+        return as_text(column.cast(pa.int64()))
+    except pa.ArrowInvalid:
+        largest = float(np.abs(column.cast(pa.float64(), safe=False).to_numpy()).max())
+        raise TableError(
+            f"the target {name!r} must be below 2**63 where its numbers are classes, got {largest:g}: --task "
+            "regression takes them as numbers, and in quotation marks they are text"
+        ) from None

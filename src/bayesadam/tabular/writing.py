@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyarrow import csv, parquet
 
 from bayesadam.files import whole_file
-from bayesadam.tabular.open import PARQUET
+from bayesadam.tabular.open import is_parquet
 
 
 @contextmanager
@@ -28,8 +28,7 @@ def table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
 
         def write(table: pa.Table) -> None:
             if not sink:
-                as_parquet = path.suffix.lower() in PARQUET
-                sink.append((parquet.ParquetWriter if as_parquet else csv.CSVWriter)(file, table.schema))
+                sink.append((parquet.ParquetWriter if is_parquet(path) else csv.CSVWriter)(file, table.schema))
             sink[0].write_table(table)
 
         try:
