@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from bayesadam.files import write_text
+
 RUNS = Path(__file__).parents[1] / "runs" / "benchmarks"
 
 
@@ -43,9 +45,7 @@ def conditions(*packages: str) -> dict[str, Any]:
 def save(path: Path, report: Mapping[str, Any]) -> None:
     """Write the report completely or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_suffix(".tmp")
-    scratch.write_text(json.dumps(report, indent=1) + "\n")
-    scratch.replace(path)
+    write_text(path, json.dumps(report, indent=1) + "\n")
 
 
 def _version(package: str) -> str:

@@ -17,6 +17,7 @@ from bayesadam.demo.effort import FULL, QUICK, Advance, Effort
 from bayesadam.demo.figures import draw
 from bayesadam.demo.prices import compare_prices, write_table
 from bayesadam.demo.sentences import summary
+from bayesadam.files import write_text
 
 __all__ = ["FULL", "QUICK", "Advance", "Effort", "run"]
 
@@ -42,9 +43,9 @@ def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> 
     numbers = {name: part.numbers for name, part in found.items()}
     record: dict[str, Any] = {"seed": seed, "effort": dataclasses.asdict(effort), **numbers}
     record["sentences"] = summary(record)
-    (folder / "metrics.json").write_text(json.dumps(record, indent=2) + "\n")
+    write_text(folder / "metrics.json", json.dumps(record, indent=2) + "\n")
     first = found["digits"].shown
-    (folder / "report.txt").write_text(f"{first['report']}\n")
+    write_text(folder / "report.txt", f"{first['report']}\n")
     first["posterior"].save(folder / "digits_ivon.safetensors")
     write_table(folder / "prices.csv", found["prices"].shown["training"])
     draw(folder, found)

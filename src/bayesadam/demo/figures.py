@@ -11,6 +11,7 @@ import torch
 
 from bayesadam.demo import curve, digits, prices
 from bayesadam.demo.effort import Part
+from bayesadam.files import whole_file
 from bayesadam.pruning import PruningCurve
 
 FIGURES = ("prices", "digits", "curve", "weights")
@@ -33,7 +34,8 @@ def draw(folder: Path, found: Mapping[str, Part]) -> None:
             "weights": _weights(found["digits"]),
         }
         for name, figure in drawn.items():
-            figure.savefig(folder / f"{name}.png", dpi=150, facecolor="white")
+            with whole_file(folder / f"{name}.png") as temporary:
+                figure.savefig(temporary, dpi=150, facecolor="white")
             pyplot.close(figure)
 
 

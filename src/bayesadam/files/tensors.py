@@ -160,7 +160,9 @@ def _read(path: str, what: str) -> Stored:
                     f"got version {version!r} in {path!r}"
                 )
             kind, names, told = fields["kind"], list(fields["tensors"]), dict(fields["hyperparameters"])
-            digest = fields["digest"] if version > 1 else fields.get("digest")
+            digest = fields.get("digest")
+            if not isinstance(digest, str) and (version > 1 or digest is not None):
+                raise KeyError("digest")
             if not set(names) <= set(file.keys()):
                 raise KeyError("the header names other tensors")
         if digest is not None and _digest(path, digest) != digest:

@@ -69,7 +69,7 @@ def predict(
         for first, table in file.chunks(copied | preprocessing.types):
             inputs = _inputs(preprocessing, table, file, first, findings)
             found = _predictions(estimator.predictive(inputs), preprocessing.target, coverage)
-            _require_finite(found, lambda row, first=first: file.place(first + row))
+            _require_finite(found, file, first)
             rows = _beside(table.select(list(copied)), found)
             write(_without_formulas(rows) if spreadsheet else rows)
             done += len(table)
@@ -104,14 +104,14 @@ def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
     return pa.table(dict(zip(kept.column_names + found.column_names, kept.columns + found.columns, strict=True)))
 
 
-def _require_finite(found: pa.Table, place: Callable[[int], str]) -> None:
-    """Raise ``TableError`` for a row whose prediction is no number."""
+def _require_finite(found: pa.Table, file: TableFile, first: int) -> None:
+    """Raise ``TableError`` for a row, counted from ``first``, whose prediction is no number."""
     for name, column in zip(found.column_names, found.columns, strict=True):
         values = column.to_numpy()
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values))[0])
             raise TableError(
-                f"the prediction must be finite in every row, got {name} {values[row]:g} in {place(row)}: its values "
+                f"the prediction must be finite in every row, got {name} {values[row]:g} in {file.place(first + row)}: its values "
                 "are too far from those of the training"
             )
 

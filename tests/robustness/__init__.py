@@ -1,0 +1,1 @@
+"""Kills, damage and interrupts, counted: scripts that the tests run shortly."""

@@ -1,0 +1,127 @@
+"""What is installed: the wheel in an environment that has what it says it needs, and nothing else."""
+
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+import bayesadam as ba
+
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src" / "bayesadam"
+PROGRAM = """
+import sys, torch, bayesadam as ba
+model = torch.nn.Linear(3, 1)
+opt = ba.IVON(model.named_parameters(), num_data=10, total_steps=5, batch_size=10)
+x = torch.linspace(-1, 1, 30).reshape(10, 3)
+for _ in range(5):
+    with opt.sampled_params():
+        opt.zero_grad()
+        torch.nn.functional.mse_loss(model(x), x[:, :1]).backward()
+    opt.step()
+opt.posterior(model).save("q.safetensors")
+pred = ba.predict(model, ba.load_posterior("q.safetensors"), x, likelihood=ba.Gaussian(4.0), mc_samples=8)
+print(ba.__file__, ba.__version__, tuple(pred.mean.shape))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    pytest.importorskip("hatchling", reason="the wheel is built by hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        packed = {name for name in archive.namelist() if ".dist-info/" not in name}
+        entry_points = archive.read(next(n for n in archive.namelist() if n.endswith("entry_points.txt"))).decode()
+    expected = {
+        f"bayesadam/{path.relative_to(SOURCES).as_posix()}"
+        for path in SOURCES.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert packed == expected
+    assert any(name.endswith(".cpp") for name in packed)
+    assert "bayesadam = bayesadam.cli:main" in entry_points
+
+
+def needed(requirements, extras=()):
+    """Distributions that are needed, and all that these need, as far as markers ask for them here."""
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    found = {}
+    waiting = [Requirement(text) for text in requirements]
+    while waiting:
+        requirement = waiting.pop()
+        asked = [requirement.marker is None] + [
+            requirement.marker.evaluate({"extra": extra})
+            for extra in ("", *extras, *requirement.extras)
+            if requirement.marker is not None
+        ]
+        name = canonicalize_name(requirement.name)
+        if not any(asked) or name in found:
+            continue
+        try:
+            found[name] = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # CUDA packages, which PyTorch for CPUs is built without
+            found[name] = None
+            continue
+        waiting += [Requirement(text) for text in found[name].requires or ()]
+    return [found[name] for name in found if found[name] is not None]
+
+
+def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
+    """Dependencies are linked, not downloaded: those that the wheel names, and theirs."""
+    venv.create(tmp_path / "env", with_pip=False, symlinks=os.name != "nt")
+    python = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    command = [sys.executable, "-m", "pip", "--python", str(python), *install]
+    subprocess.run(command, check=True, timeout=120)
+    (installed,) = (tmp_path / "env").rglob("bayesadam/__init__.py")
+    site = installed.parents[1]
+    (info,) = site.glob("bayesadam-*.dist-info")
+    told = metadata.PathDistribution(info)
+    assert told.version == ba.__version__
+    dependencies = needed(told.requires)
+    assert {"torch", "numpy", "safetensors"} <= {d.metadata["Name"] for d in dependencies}
+    assert not {"scikit-learn", "optuna", "rich", "pandas"} & {d.metadata["Name"] for d in dependencies}
+    for distribution in dependencies:
+        for name in {file.parts[0] for file in distribution.files if file.parts[0] not in ("..", "__pycache__")}:
+            if not (site / name).exists():
+                (site / name).symlink_to(distribution.locate_file(name))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run(
+        [python, "-W", "error", "-c", PROGRAM],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [str(installed), ba.__version__, "(10,", "1)"]
+    script = python.parent / "bayesadam"
+    done = subprocess.run([script, "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == 'bayesadam: the command line needs an extra: pip install "bayesadam[cli]"\n'
+
+
+def test_the_citation_is_of_this_version():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["cff-version"] == "1.2.0"
+    assert cited["version"] == ba.__version__
+    assert cited["license"] == "Apache-2.0"
+    for paper in (cited, *cited["references"]):
+        assert {"title", "type", "authors"} <= paper.keys()
