@@ -111,8 +111,8 @@ def _require_finite(found: pa.Table, file: TableFile, first: int) -> None:
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             row = int(np.flatnonzero(~np.isfinite(values))[0])
             raise TableError(
-                f"the prediction must be finite in every row, got {name} {values[row]:g} in {file.place(first + row)}: its values "
-                "are too far from those of the training"
+                f"the prediction must be finite in every row, got {name} {values[row]:g} in {file.place(first + row)}: "
+                "its values are too far from those of the training"
             )
 
 
