@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -360,7 +359,7 @@ class TestPredict:
         def refuse(path):
             raise PermissionError(errno.EACCES, "Permission denied")
 
-        monkeypatch.setattr(Path, "read_bytes", refuse)
+        monkeypatch.setattr("bayesadam.runs.folder.read_estimator", refuse)
         message = self.predict(refused, run, numbers)
         assert message.startswith(f"the run {str(run)!r} must be complete, ")
         assert message.endswith("cannot be read: Permission denied")
@@ -424,6 +423,23 @@ class TestPredict:
         assert "report.json cannot be read" in refused("report", run)
         (run / "report.json").unlink()
         assert refused("report", run) == f"the run {str(run)!r} must be complete, it lacks report.json"
+
+    def test_report_data_of_another_run(self, refused, made, run):
+        shutil.copy(made / "answer" / "report.json", run / "report.json")
+        message = refused("report", run)
+        rule = f"the run {str(run)!r} must be complete, report.json cannot be read: it belongs to another model"
+        assert message == rule
+
+    def test_report_data_without_a_digest(self, command, run):
+        record = json.loads((run / "report.json").read_text())
+        files.write_json(run / "report.json", record, digest=False)
+        code, out, err = command("report", run)
+        assert (code, out) == (0, f"the report is {run / 'report.html'}\n")
+        assert (err.count("\n"), err.startswith("note: ")) == (1, True)
+        files.write_json(run / "report.json", {**record, "training": 3})
+        code, _, err = command("report", run)
+        assert (code, err.count("\n")) == (2, 1)
+        assert "report.json cannot be read" in err
 
 
 class TestResources:

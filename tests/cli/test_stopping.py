@@ -1,12 +1,14 @@
 """Ctrl-C: what is done is kept, and the fit goes on from there to the same end."""
 
 import json
+import shutil
 import signal
 
 import numpy as np
 import pytest
 
 from bayesadam.commands import screen
+from bayesadam.files import write_json
 from bayesadam.runs import baselines, fitting
 from bayesadam.tabular import open_table
 
@@ -130,6 +132,36 @@ class TestElsewhere:
         code, out, err = command("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "o.csv")
         assert (code, out, err) == (130, "", "bayesadam: stopped; nothing was written\n")
         assert list(tmp_path.iterdir()) == []
+
+
+class TestKilled:
+    """What a fit leaves that was killed when Ctrl-C would not have been heard; ``robustness/kills.py`` has the rest."""
+
+    def test_when_all_was_done_but_the_rename(self, fitted, command, numbers, tmp_path):
+        run, partial = tmp_path / "run", tmp_path / ".run.partial"
+        fitted(*arguments(numbers, run))
+        run.rename(partial)
+        assert fitted("fit", "--out", run, "--resume") == f"the fit was finished before; the run is in {run}/\n"
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers.csv", "run"]
+        run.rename(partial)
+        fitted("predict", run, numbers, "-o", tmp_path / "o.csv")
+        run.rename(partial)
+        code, _, err = command(*arguments(numbers, run))
+        assert (code, err.endswith("which holds a run: replace it by --force\n")) == (2, True)
+        assert not partial.exists()
+
+    def test_before_the_first_checkpoint(self, fitted, numbers, tmp_path):
+        fitted(*arguments(numbers, tmp_path / "whole"))
+        expected = (tmp_path / "whole" / "posterior.safetensors").read_bytes()
+        for more in (("fit", "--out", tmp_path / "run", "--resume"), arguments(numbers, tmp_path / "run")):
+            partial = tmp_path / ".run.partial"
+            partial.mkdir()
+            record = json.loads((tmp_path / "whole" / "config.json").read_text())
+            write_json(partial / "config.json", {**record, "complete": False, "interrupted": True}, indent=1)
+            fitted(*more)
+            assert (tmp_path / "run" / "posterior.safetensors").read_bytes() == expected
+            assert not partial.exists()
+            shutil.rmtree(tmp_path / "run")
 
 
 def test_nothing_to_resume(command, made, numbers, tmp_path):

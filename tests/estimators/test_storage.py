@@ -1,10 +1,11 @@
 import json
+import shutil
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from bayesadam.files import write_json
+from bayesadam.files import DamagedFile, write_json
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
@@ -103,6 +104,77 @@ def test_numbers_that_single_precision_does_not_have(large, curve, blobs):
     y[3] = large
     with pytest.raises(ValueError, match=r"^y must be finite \(below 1e\+38\), got .* at \(3,\)$"):
         BayesianMLPRegressor("ensemble", **TINY).fit(curve[0], y)
+
+
+def test_a_device_without_numbers(curve):
+    with pytest.raises(
+        ValueError, match=r"^device must be one that PyTorch can use, got 'meta' \(it holds no numbers\)$"
+    ):
+        BayesianMLPRegressor(**TINY, device="meta").fit(*curve)
+
+
+class TestTwoFiles:
+    """Saving over another estimator: all of the old or all of the new, at any moment."""
+
+    @pytest.fixture
+    def both(self, curve, tmp_path):
+        for name, seed in (("old", 0), ("new", 1)):
+            BayesianMLPRegressor("ensemble", **{**TINY, "random_state": seed}).fit(*curve).save(tmp_path / name)
+        shutil.copytree(tmp_path / "old", tmp_path / "here")
+        return tmp_path
+
+    def test_stopped_between_the_two(self, both):
+        here, new = both / "here", both / "new"
+        shutil.copy(new / "model.json", here / ".model.json.next")
+        assert load_estimator(here).random_state == 0
+        shutil.copy(new / "posterior.safetensors", here / "posterior.safetensors")
+        assert load_estimator(here).random_state == 1
+        (here / "model.json").unlink()  # as where there was none before
+        assert load_estimator(here).random_state == 1
+        load_estimator(here).save(here)
+        assert sorted(path.name for path in here.iterdir()) == ["model.json", "posterior.safetensors"]
+
+    @pytest.mark.parametrize("name", ["model.json", "posterior.safetensors"])
+    def test_swapped(self, both, name):
+        shutil.copy(both / "new" / name, both / "here" / name)
+        with pytest.raises(
+            DamagedFile, match=r"^model\.json must belong to posterior\.safetensors, got that of another"
+        ):
+            load_estimator(both / "here")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"inputs": {"mean": [0.0, 0.0], "std": [1.0, 0.0]}},
+            {"inputs": {"mean": [0.0], "std": [1.0]}},
+            {"targets": {"mean": [0.0], "std": [0.0]}},
+            {"calibration": {"epistemic": [1.0], "aleatoric": [-1.0]}},
+            {"calibration": {"epistemic": [1.0, 2.0], "aleatoric": [1.0]}},
+            {"noise_precision": [[0.0], [1.0], [1.0]]},
+            {"noise_precision": [[1.0]]},
+            {"epochs": -1},
+            {"epochs": 2.5},
+            {"stopped": "never"},
+            {"several": 1},
+            {"feature_names": ["a"]},
+            {"kind": "BayesianMLPClassifier"},
+            {"kind": "Other"},
+        ],
+    )
+    def test_values_that_make_no_estimator(self, both, change):
+        """Also where a digest says that this was written."""
+        path = both / "here" / "model.json"
+        write_json(path, {**json.loads(path.read_text()), **change})
+        with pytest.raises(DamagedFile, match=r"^model\.json must be what save\(\) wrote, got "):
+            load_estimator(both / "here")
+
+    @pytest.mark.parametrize("hidden", [[10**9, 10**9], [10**30], [6] * 1000, [6], [0], None])
+    def test_networks_that_are_not_those_of_the_posterior_are_not_made(self, both, hidden):
+        path = both / "here" / "model.json"
+        record = json.loads(path.read_text())
+        write_json(path, {**record, "params": {**record["params"], "hidden": hidden}})
+        with pytest.raises(DamagedFile, match=r"^model\.json must be what save\(\) wrote, got "):
+            load_estimator(both / "here")
 
 
 def test_a_generator_cannot_be_saved(curve, tmp_path):

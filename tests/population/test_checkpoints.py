@@ -1,14 +1,17 @@
 """Checkpoints: resuming to the bit from wherever a run was interrupted, and refusing those of another run."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.files import DamagedFile, NoDigestWarning, read_tensors, write_tensors
 from bayesadam.optim.vadam import VadamRule
 from bayesadam.population import checkpoint as checkpoints
 from bayesadam.population.checkpoint import fingerprint
@@ -233,3 +236,68 @@ def test_targets_of_any_strides_have_a_fingerprint():
     y = torch.from_numpy(np.ones(4)[:, None])
     assert fingerprint([], [y]) == fingerprint([], [torch.ones(4, 1, dtype=torch.float64)])
     assert fingerprint([], [y]) != fingerprint([], [torch.zeros(4, 1, dtype=torch.float64)])
+
+
+class TestFiles:
+    """What the file of a chunk may be: of an earlier version, or damaged in any way."""
+
+    SIZES, run, calls, every_epoch = (
+        TestCheckpoint.SIZES,
+        TestCheckpoint.run,
+        TestCheckpoint.calls,
+        TestCheckpoint.every_epoch,
+    )
+
+    @pytest.fixture
+    def stopped(self, tmp_path):
+        with pytest.raises(Interrupted):
+            self.run(tmp_path, chunk=5, on_epoch=self.calls([], 3))
+        (path,) = tmp_path.iterdir()
+        return path
+
+    def refused(self, path, message):
+        with pytest.raises(DamagedFile, match=message):
+            self.run(path.parent, chunk=5)
+
+    def test_of_an_earlier_version(self, stopped):
+        stored = read_tensors(stopped, "the checkpoint")
+        told = {"format_version": 1, "kind": stored.kind, "hyperparameters": stored.hyperparameters}
+        header = {"bayesadam.posterior": json.dumps({**told, "tensors": list(stored.tensors)})}
+        save_file({name: value.clone() for name, value in stored.tensors.items()}, stopped, header)
+        with pytest.warns(NoDigestWarning) as said:
+            found = self.run(stopped.parent, chunk=5)
+        assert len(said) == 1
+        assert_same(found, self.run(chunk=5))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"epoch": 10**30},
+            {"epoch": -1},
+            {"epoch": 2.5},
+            {"chosen": [0]},
+            {"members": [9]},
+            {"members": 3},
+            {"steps": [1]},
+            {"steps": None},
+            {"counters": {}},
+        ],
+    )
+    def test_values_that_are_not_of_this_run(self, stopped, change):
+        stored = read_tensors(stopped, "the checkpoint")
+        write_tensors(stopped, stored.kind, stored.tensors, {**stored.hyperparameters, **change})
+        self.refused(stopped, "^the checkpoint must be what this very run wrote, got ")
+
+    @pytest.mark.parametrize("name", ["chunk/mean", "record/mean", "record/history/loss"])
+    def test_tensors_of_other_shapes(self, stopped, name):
+        stored = read_tensors(stopped, "the checkpoint")
+        without = {key: value for key, value in stored.tensors.items() if key != name}
+        for tensors in ({**without, name: stored.tensors[name][:1]}, without):
+            write_tensors(stopped, stored.kind, tensors, stored.hyperparameters)
+            self.refused(stopped, "^the checkpoint must be what this very run wrote, got ")
+
+    def test_damage(self, stopped):
+        content = bytearray(stopped.read_bytes())
+        content[-5] ^= 1
+        stopped.write_bytes(content)
+        self.refused(stopped, "^the checkpoint must be as it was written, got another digest in ")

@@ -138,7 +138,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
             {**parts, "models": metrics, "seconds": seconds, "interrupted": interrupted},
             digest=False,
         )
-        write_json(folder / names.REPORT_DATA, report)
+        write_json(folder / names.REPORT_DATA, {**report, "model": model})
         write_report(folder / names.REPORT, report)
         settings.save(folder / names.CONFIG, complete=True, interrupted=interrupted, training_rows=rows)
     return Result(metrics, interrupted, epochs, prepared.notes[told:], seconds)

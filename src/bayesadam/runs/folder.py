@@ -209,6 +209,9 @@ class Run:
             data, digest = files.read_json(self.path / REPORT_DATA, "it must be what bayesadam fit has written")
             if data.get("version") != 1:
                 raise files.DamagedFile("its version is another")
+            model = data.pop("model", None)
+            if model is not None and model != _digest(self.path / MODEL, model):
+                raise files.DamagedFile("it belongs to another model")
         if digest is None:
             files.tell_no_digest(self.path / REPORT_DATA)
         return data
@@ -288,6 +291,14 @@ def _config(path: Path) -> dict[str, Any]:
         return files.read_json(path / CONFIG, _CONFIG_RULE)[0]
     except (OSError, files.DamagedFile):
         return {}
+
+
+def _digest(path: Path, otherwise: str) -> str:
+    """Of a JSON file; the other one where it cannot be told."""
+    try:
+        return files.read_json(path, "")[1] or otherwise
+    except (OSError, files.DamagedFile):
+        return otherwise
 
 
 def _is_complete(path: Path) -> bool:
