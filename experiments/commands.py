@@ -43,9 +43,13 @@ def run(
     only: Annotated[
         list[str] | None, typer.Option(help="Units whose key contains this (and what they need); repeatable.")
     ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="The short version: units named quick-.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Redo units that are finished or begun.")] = False,
 ) -> None:
     """Do what is not finished, then write the report. A run that was stopped continues where it was."""
+    if quick and only:
+        _fail(f"--quick must not be given together with --only, got {only!r}")
+    only = ["quick-"] if quick else only
     if jobs == 0:
         _fail(f"--jobs must be positive, or -1 for one for each core, got {jobs!r}")
     from experiments import runner

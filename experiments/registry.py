@@ -15,6 +15,7 @@ EXPERIMENTS: dict[str, str] = {
     "convergence": "experiments.convergence",
     "toy-regression": "experiments.toy_regression",
     "mnist-pruning": "experiments.mnist_pruning",
+    "bandits": "experiments.bandits",
     "mnist-bbb": "experiments.mnist_bbb",
     "fawn-uci": "experiments.fawn_uci",
     "fawn-multioutput": "experiments.fawn_multioutput",

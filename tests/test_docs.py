@@ -28,8 +28,8 @@ FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PUBLIC = """
-    bayesadam bayesadam.active bayesadam.calibration bayesadam.curvature bayesadam.data bayesadam.laplace
-    bayesadam.likelihoods bayesadam.metrics bayesadam.black_box bayesadam.moments bayesadam.native bayesadam.noise
+    bayesadam bayesadam.active bayesadam.bandits bayesadam.calibration bayesadam.curvature bayesadam.data
+    bayesadam.laplace bayesadam.likelihoods bayesadam.metrics bayesadam.black_box bayesadam.moments bayesadam.native bayesadam.noise
     bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
     bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning bayesadam.variational
     bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.empirical

@@ -38,6 +38,7 @@ LAYERS = [
     "objectives",
     "laplace",
     "population",
+    "bandits",
     "journal",
     "tuning",
     "tabular",
@@ -103,7 +104,7 @@ before, state = set(sys.modules), torch.get_rng_state()
 import bayesadam
 assert torch.equal(torch.get_rng_state(), state)
 extras = {"sklearn", "pandas", "pyarrow", "bokeh", "optuna", "matplotlib", "typer", "rich", "pooch", "scipy", "joblib"}
-extras |= {"stable_baselines3", "gymnasium"}
+extras |= {"obp", "mabwiser", "stable_baselines3", "gymnasium"}
 assert not extras & (set(sys.modules) - before), extras & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

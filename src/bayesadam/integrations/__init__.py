@@ -1,1 +1,1 @@
-"""The library in other people's training loops: one module per package, which is imported only with that module."""
+"""The library in other packages' loops, and views with their shapes; each module is imported by its own name."""

@@ -215,6 +215,12 @@ class Chunk:
                 rows[name][row] = value
         return rows
 
+    def tell(self, **changed: float) -> None:
+        """Change hyper-parameters that are numbers (``num_data``, say), for all members, from the next step on."""
+        self.hypers = [{**own, **changed} for own in self.hypers]
+        self._hyper = {**self._hyper, **changed}
+        self._views = {}
+
     def keep(self, rows: Sequence[int]) -> None:
         """Go on with some of the members only."""
         index = torch.tensor(rows, dtype=torch.int64, device=self.mean.device)

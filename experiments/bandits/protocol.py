@@ -1,0 +1,100 @@
+"""What one unit does: agents with several seeds play one problem, in lock step."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+
+from bayesadam import bandits
+from experiments.bandits.problems import Problem, problem
+from experiments.experiment import Progress
+from experiments.files import replacing
+
+EVERY = 120.0
+"""Seconds between two checkpoints, at least."""
+POINTS = 50
+"""Of a curve."""
+
+
+def agents(config: Mapping[str, Any], game: Problem) -> bandits.Agents:
+    """The agents of a unit before their first round."""
+    make = {"neural": bandits.Neural, "linear": bandits.Linear}[config["belief"]]
+    return bandits.Agents(
+        make(**config["options"]),
+        num_features=game.contexts.shape[2],
+        num_actions=game.rewards.shape[2],
+        seeds=range(config["runs"]),
+        policy=config.get("policy", "thompson"),
+    )
+
+
+def play(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[str, Any]:
+    """Play all rounds; a run that was killed goes on from its last checkpoint, to the same end.
+
+    Returns:
+        ``"ratio"``: cumulative reward over that of the optimal policy, of every run; ``"second_half"``: the same in
+        the second half of the rounds; ``"curve"``: the mean over the runs of the cumulative ratio after each of
+        ``"rounds"``.
+    """
+    rounds, runs = config["rounds"], config["runs"]
+    game = problem(config["problem"], rounds, range(runs))
+    players = agents(config, game)
+    earned = np.zeros((runs, rounds))
+    start = _resume(folder, players, earned)
+    saved = time.monotonic()
+    rows = torch.arange(runs)
+    for t in range(start, rounds):
+        context = game.contexts[:, t : t + 1]
+        actions = torch.from_numpy(players.act(context)[..., 0])
+        rewards = game.rewards[rows, t, actions[:, 0]]
+        earned[:, t] = rewards.double().numpy()
+        players.observe(context, actions, rewards[:, None])
+        if t % 20 == 0:
+            progress(t, rounds)
+            if time.monotonic() - saved > EVERY:
+                _save(folder, players, earned, t + 1)
+                saved = time.monotonic()
+    return _scores(earned, game.optimal.numpy())
+
+
+def _scores(earned: NDArray[np.float64], optimal: NDArray[np.float64]) -> dict[str, Any]:
+    half = earned.shape[1] // 2
+    shown = np.unique(np.linspace(1, earned.shape[1], POINTS).round().astype(int))
+    # After the same rounds of all runs: the mean of ratios of sums that are 0 at first is not defined.
+    curve = earned.sum(0).cumsum() / optimal.sum(0).cumsum()
+    return {
+        "ratio": earned.sum(1) / optimal.sum(1),
+        "second_half": earned[:, half:].sum(1) / optimal[:, half:].sum(1),
+        "rounds": shown,
+        "curve": curve[shown - 1].round(4),
+    }
+
+
+def _save(folder: Path, players: bandits.Agents, earned: NDArray[np.float64], done: int) -> None:
+    tensors = {"earned": torch.from_numpy(earned), **players.tensors()}
+    facts = json.dumps({"done": done, "agents": players.facts()})
+    with replacing(folder / "agents.safetensors") as path:
+        save_file({name: value.clone().contiguous() for name, value in tensors.items()}, path, {"facts": facts})
+
+
+def _resume(folder: Path, players: bandits.Agents, earned: NDArray[np.float64]) -> int:
+    """How many rounds are done."""
+    path = folder / "agents.safetensors"
+    if not path.is_file():
+        return 0
+    with safetensors.safe_open(path, framework="pt") as file:
+        facts = json.loads(file.metadata()["facts"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    earned[:] = tensors.pop("earned").numpy()
+    players.restore(tensors, facts["agents"])
+    done: int = facts["done"]
+    return done

@@ -1,0 +1,80 @@
+"""The algorithms and their settings, the same on all problems. Those of ours were chosen on Covertype alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.bandits.problems import LENGTHS
+
+Setting = Mapping[str, Any]
+
+
+def _neural(method: str, **options: Any) -> dict[str, Any]:
+    return {"belief": "neural", "options": {"method": method, **options}}
+
+
+ALGORITHMS: dict[str, Setting] = {
+    "vadam": _neural("vadam"),
+    "ivon": _neural("ivon"),
+    "vogn": _neural("vogn"),
+    "badam": _neural("badam", data_weight=512.0),
+    "badam-mle": _neural("badam-mle", data_weight=512.0),
+    "dropout": _neural("dropout"),
+    "bbb": _neural("bbb"),
+    "last-layer": _neural("last-layer"),
+    "neural-linear": _neural("neural-linear", prior_precision=0.25),
+    "linear": {"belief": "linear", "options": {}},
+    "epsilon-greedy": {**_neural("adam"), "policy": "epsilon-greedy"},
+    "greedy": {**_neural("adam"), "policy": "greedy"},
+    "uniform": {"belief": "linear", "options": {}, "policy": "uniform"},
+}
+"""``belief``, its ``options``, and the ``policy`` if it is not Thompson sampling."""
+
+LABELS = {
+    "vadam": "Vadam",
+    "ivon": "IVON",
+    "vogn": "VOGN",
+    "badam": "Badam (prior in the loss)",
+    "badam-mle": "Badam (prior added after)",
+    "dropout": "MC dropout",
+    "bbb": "Bayes by Backprop",
+    "last-layer": "last-layer Laplace",
+    "neural-linear": "neural-linear",
+    "linear": "linear-Gaussian, exact",
+    "epsilon-greedy": "epsilon-greedy, 5%",
+    "greedy": "greedy",
+    "uniform": "uniform",
+}
+
+PUBLISHED = {
+    "vadam": "Vadam",
+    "badam": "Badam",
+    "badam-mle": "Badam",
+    "dropout": "MC dropout",
+    "bbb": "BBB",
+    "greedy": "Greedy",
+    "uniform": "Uniform",
+}
+"""The paper's name."""
+
+LONG = ("badam", "vadam", "ivon", "linear", "neural-linear", "uniform")
+"""Run at the published length; the others stop after 10,000 rounds."""
+
+RUNS, SHORT, QUICK_RUNS, QUICK = 10, 10_000, 3, 2_000
+
+WHEEL = ("vadam", "ivon", "vogn", "neural-linear", "linear", "greedy", "uniform")
+DELTAS = (0.5, 0.7, 0.9, 0.95, 0.99)
+WHEEL_ROUNDS, WHEEL_RUNS = 4_000, 5
+
+_FACTORS = {"linear": 0.05, "uniform": 0.01, "neural-linear": 1.6, "last-layer": 1.6, "vogn": 1.4, "dropout": 1.3}
+
+
+def cost(algorithm: str, rounds: int, runs: int) -> float:
+    """Expected time in seconds, about."""
+    return _FACTORS.get(algorithm, 1.0) * rounds * 2.5 * 0.0008 * (runs + 1)
+
+
+def rounds_of(problem: str, algorithm: str) -> int:
+    """Rounds of a unit of the table."""
+    return LENGTHS[problem] if algorithm in LONG else min(SHORT, LENGTHS[problem])

@@ -1,0 +1,279 @@
+"""One agent, as applications use it: labels for actions, arrays of any kind, and errors that say what is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesadam.bandits import storage
+from bayesadam.bandits.agents import Agents
+from bayesadam.bandits.belief import Belief
+from bayesadam.bandits.neural import Neural
+
+
+class Agent:
+    """A contextual bandit: it sees a context, chooses an action, and learns from the rewards of the chosen actions.
+
+    ::
+
+        agent = ba.bandits.Agent(num_features=5, actions=["red", "green", "blue"])
+        action = agent.act(context)
+        agent.partial_fit([action], [reward], [context])   # now or later, one by one or many at once
+
+    Every call of :meth:`act` is a round: it takes the next posterior sample, and chooses what is best under it
+    (Thompson sampling). Rewards may come late, in any order and in batches of any size; the network is trained once for
+    every ``belief.train_every`` of them.
+
+    Args:
+        belief: How rewards are modelled: default ``Neural()``.
+        num_features: Length of a context. Contexts should be scaled: features of about -3 to 3.
+        actions: Their number, or their labels: numbers or text.
+        policy: ``"thompson"``; ``"greedy"``: best at the posterior mean; ``"epsilon-greedy"``: the same, but a random
+            action with probability ``epsilon``; ``"uniform"``: random actions, and no training.
+        epsilon: See above; in [0, 1].
+        warm_up: Every action is first chosen so many times, in turn.
+        seed: Of everything that is random. The same calls with the same seed give the same actions.
+
+    Raises:
+        ValueError: An argument out of range, or labels that are not unique.
+    """
+
+    def __init__(
+        self,
+        belief: Belief | None = None,
+        *,
+        num_features: int,
+        actions: int | Sequence[Hashable],
+        policy: str = "thompson",
+        epsilon: float = 0.05,
+        warm_up: int = 3,
+        seed: int = 0,
+    ) -> None:
+        labels = list(range(actions)) if isinstance(actions, int | np.integer) else [_label(own) for own in actions]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"actions must be unique, got {labels!r}")
+        self._agents = Agents(
+            Neural() if belief is None else belief,
+            num_features=num_features,
+            num_actions=len(labels),
+            seeds=[seed],
+            policy=policy,
+            epsilon=epsilon,
+            warm_up=warm_up,
+        )
+        self._keep(labels)
+
+    def _keep(self, labels: list[Hashable]) -> None:
+        self._labels = labels
+        self._numbers = {label: number for number, label in enumerate(labels)}
+
+    def __repr__(self) -> str:
+        return f"Agent({len(self._labels)} actions, {self.rounds} rounds, {self.num_observations} observations)"
+
+    @property
+    def actions(self) -> list[Hashable]:
+        """Labels of the actions, in the order of the columns of :meth:`scores`."""
+        return list(self._labels)
+
+    @property
+    def num_features(self) -> int:
+        """Length of a context."""
+        return self._agents.num_features
+
+    @property
+    def rounds(self) -> int:
+        """How many decisions have been made."""
+        return self._agents.rounds
+
+    @property
+    def num_observations(self) -> int:
+        """How many rewards have been learned from."""
+        return self._agents.replay.size
+
+    @property
+    def belief(self) -> Belief:
+        """How rewards are modelled."""
+        return self._agents.belief
+
+    def scores(self, contexts: Any, seed: int | None = None, *, per_row: bool = False) -> Tensor:
+        """Expected rewards of all actions under one sample of the posterior, or at its mean.
+
+        Args:
+            contexts: ``(n, d)``, or one context ``(d,)``; an array, a tensor or lists.
+            seed: Of the sample; ``None``: the posterior mean of the parameters. Nothing about the agent changes.
+            per_row: Another sample for every row, in place of one for all.
+
+        Returns:
+            ``(n, A)``, or ``(A,)`` for one context, in the units of the rewards.
+
+        Raises:
+            ValueError: Contexts of another width, or that are not finite.
+        """
+        rows, single = self._rows(contexts)
+        seeds = None if seed is None else [seed]
+        number = None if seed is None else 0
+        if per_row and seed is not None:
+            each = [self._agents.scores(row[None, None], number=i, seeds=seeds)[0] for i, row in enumerate(rows)]
+            found = torch.cat(each)
+        else:
+            found = self._agents.scores(rows[None], number=number, seeds=seeds)[0]
+        return found[0] if single else found
+
+    def act(self, context: Any, *, count: int | None = None, per_row: bool = False) -> Any:
+        """Choose.
+
+        Args:
+            context: One context, ``(d,)``, or several, ``(n, d)``, that are decided together in one round.
+            count: Choose so many different actions, the best first (a slate), in place of one.
+            per_row: For several contexts: another posterior sample for every row, as if they came one by one.
+
+        Returns:
+            The label of an action, or with ``count`` a list of labels; for several contexts a list of these.
+
+        Raises:
+            ValueError: As for :meth:`scores`, or a count above the number of actions; nothing has changed.
+        """
+        rows, single = self._rows(context)
+        chosen = self._agents.act(rows[None], count=1 if count is None else count, per_row=per_row)[0]
+        labels = [[self._labels[number] for number in row] for row in chosen.tolist()]
+        found = labels if count is not None else [row[0] for row in labels]
+        return found[0] if single else found
+
+    def partial_fit(self, actions: Any, rewards: Any, contexts: Any) -> Agent:
+        """Learn from the rewards of actions that were chosen, by this agent or by others.
+
+        Args:
+            actions: Labels, ``n`` of them.
+            rewards: ``n`` numbers.
+            contexts: ``(n, d)``: where these actions were chosen.
+
+        Returns:
+            The agent.
+
+        Raises:
+            ValueError: An unknown action, a reward or context that is not finite, a reward that the likelihood does not
+                have, other widths or lengths; nothing has changed.
+        """
+        rows, _ = self._rows(contexts)
+        numbers = [self._number(label) for label in _listed(actions)]
+        try:
+            earned = _floats(rewards).reshape(-1).float()
+        except (TypeError, ValueError):
+            raise ValueError(f"rewards must be numbers, got {rewards!r}") from None
+        if not len(numbers) == len(earned) == len(rows):
+            found = f"{len(numbers)}, {len(earned)} and {len(rows)}"
+            raise ValueError(f"actions, rewards and contexts must be of the same length, got {found}")
+        bad = (~earned.isfinite()).nonzero()[:, 0].tolist()
+        if bad:
+            raise ValueError(f"rewards must be finite, got {earned[bad[0]].item()!r} at position {bad[0]}")
+        likelihood = getattr(self.belief, "likelihood", None)
+        if likelihood is not None and len(earned):
+            likelihood.check(torch.zeros(len(earned), 1), earned[:, None])
+        self._agents.observe(rows[None], torch.tensor([numbers]), earned[None])
+        return self
+
+    def add_action(self, label: Hashable | None = None) -> Agent:
+        """Add an action, which is warmed up like the first ones; what is known of the others stays.
+
+        Args:
+            label: Default: the number of actions so far.
+
+        Raises:
+            ValueError: There is an action of this label.
+        """
+        label = len(self._labels) if label is None else _label(label)
+        if label in self._numbers:
+            raise ValueError(f"label must be new, got {label!r}")
+        self._agents.add_actions(1)
+        self._keep([*self._labels, label])
+        return self
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write one safetensors file: no pickle, complete or not at all.
+
+        Raises:
+            ValueError: Labels that are neither numbers nor text.
+            TypeError: A belief whose state cannot be written.
+        """
+        for label in self._labels:
+            if not isinstance(label, str | int | float):
+                raise ValueError(f"actions must be numbers or text to be saved, got {label!r}")
+        belief = self.belief.settings()
+        kind = type(self.belief).__name__
+        header = {"labels": self._labels, "agents": self._agents.settings(), "facts": self._agents.facts()}
+        storage.write(path, {**header, "kind": kind, "belief": belief}, self._agents.tensors())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], belief: Belief | None = None) -> Agent:
+        """Read what :meth:`save` wrote; the agent goes on as the saved one would have.
+
+        Args:
+            path: The file.
+            belief: The agent's, if it has a ``model``, ``likelihood`` or ``fit`` of its own, which no file holds.
+
+        Raises:
+            FileNotFoundError: No such file.
+            ValueError: A file that is damaged, foreign or written by a newer version; a belief that is missing or of
+                another kind.
+        """
+        header, tensors = storage.read(path)
+        known = storage.belief_of(header, belief)
+        agent = cls.__new__(cls)
+        try:
+            agent._agents = Agents(known, **header["agents"])
+            agent._agents.restore(tensors, header["facts"])
+            agent._keep(header["labels"])
+        except (KeyError, RuntimeError, TypeError) as error:
+            found = f"{os.fspath(path)!r} ({error})"
+            raise ValueError(f"the agent's file must fit its belief {known!r}, got {found}") from None
+        return agent
+
+    def _rows(self, contexts: Any) -> tuple[Tensor, bool]:
+        """``(n, d)`` in float32, and whether it was a single context."""
+        try:
+            rows = _floats(contexts).float()
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"contexts must be numbers of shape (n, {self.num_features}), got {contexts!r}") from None
+        single = rows.ndim == 1
+        rows = rows[None] if single else rows
+        if rows.ndim != 2 or rows.shape[1] != self.num_features:
+            expected = f"of shape ({self.num_features},) or (n, {self.num_features})"
+            found = tuple(rows[0].shape if single else rows.shape)
+            raise ValueError(f"contexts must be {expected}, got {found}")
+        if not rows.isfinite().all():
+            row = (~rows.isfinite()).any(1).nonzero()[0].item()
+            raise ValueError(f"contexts must be finite, got inf or nan in row {row}")
+        return rows, single
+
+    def _number(self, label: Any) -> int:
+        known = _label(label)
+        try:
+            return self._numbers[known]
+        except (KeyError, TypeError):
+            raise ValueError(f"actions must be among {self._labels!r}, got {label!r}") from None
+
+
+def _label(value: Any) -> Any:
+    """Without NumPy's and PyTorch's types."""
+    return value.item() if isinstance(value, np.generic | Tensor) else value
+
+
+def _listed(actions: Any) -> list[Any]:
+    """Labels one by one; a single label is one of them."""
+    if isinstance(actions, np.ndarray | Tensor):
+        return list(actions.reshape(-1).tolist())
+    return list(actions) if isinstance(actions, Sequence) and not isinstance(actions, str) else [actions]
+
+
+def _floats(value: Any) -> Tensor:
+    """Numbers of any kind in float64, as a copy or a detached tensor."""
+    if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
+        value = torch.stack([torch.as_tensor(item) for item in value])
+    if isinstance(value, Tensor):
+        return value.detach().double().cpu()
+    return torch.from_numpy(np.array(value, dtype=np.float64))

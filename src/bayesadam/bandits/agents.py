@@ -1,0 +1,199 @@
+"""``P`` agents in lock step: the loop of a bandit, written once, for one agent and for many seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesadam.bandits.belief import Belief
+from bayesadam.bandits.replay import Replay
+from bayesadam.checks import check, is_whole
+
+POLICIES = ("thompson", "greedy", "epsilon-greedy", "uniform")
+_STREAM = 1
+"""Of the random choices; stream 0 is the order of minibatches."""
+
+
+class Agents:
+    """Agents that differ in their seeds only, each with a history of its own, trained at once.
+
+    Rounds are those of :class:`Agent`; all arguments and results have a leading axis for the ``P`` agents, which make
+    the same number of rounds and of observations. Agent ``p`` does what an agent alone would do with the same seed, up
+    to rounding.
+
+    Args:
+        belief: How rewards are modelled: :class:`Neural`, :class:`Linear`, :class:`Refit`.
+        num_features: Length of a context.
+        num_actions: At least 2.
+        seeds: One per agent: of initial weights, minibatches, posterior samples and random choices.
+        policy: As for :class:`Agent`.
+        epsilon: As for :class:`Agent`.
+        warm_up: As for :class:`Agent`.
+
+    Attributes:
+        rounds: Decisions so far.
+        replay: What has been observed.
+    """
+
+    def __init__(
+        self,
+        belief: Belief,
+        *,
+        num_features: int,
+        num_actions: int,
+        seeds: Sequence[int],
+        policy: str = "thompson",
+        epsilon: float = 0.05,
+        warm_up: int = 3,
+    ) -> None:
+        if not isinstance(belief, Belief):
+            raise ValueError(f"belief must be a Neural, a Linear or another Belief, got {belief!r}")
+        check("num_features", num_features, "a whole number of at least 1", is_whole)
+        check("num_actions", num_actions, "a whole number of at least 2", lambda v: is_whole(v, 2))
+        check("warm_up", warm_up, "a whole number of at least 0", lambda v: is_whole(v, 0))
+        check("epsilon", epsilon, "in [0, 1]", lambda v: 0 <= v <= 1)
+        if policy not in POLICIES:
+            raise ValueError(f"policy must be one of {POLICIES}, got {policy!r}")
+        seeds = [int(seed) for seed in seeds]
+        if not seeds or not all(0 <= seed < 2**64 for seed in seeds):
+            raise ValueError(f"seeds must be one or more integers in [0, 2**64), got {seeds!r}")
+        self.belief, self.policy, self.epsilon, self.warm_up = belief, policy, float(epsilon), warm_up
+        self.num_features, self.num_actions, self.seeds = num_features, num_actions, seeds
+        self.learner = belief.start(num_features, num_actions, seeds)
+        self.replay = Replay(len(seeds), num_features)
+        self.rounds = 0
+        self._pulls = np.zeros((len(seeds), num_actions), dtype=np.int64)
+        self._observed = np.zeros_like(self._pulls)
+
+    def scores(self, contexts: Tensor, *, number: int | None = None, seeds: Sequence[int] | None = None) -> Tensor:
+        """Expected rewards ``(P, n, A)`` of contexts ``(P, n, d)`` at one posterior sample, or at the mean."""
+        return self.learner.scores(contexts, number, seeds)
+
+    def act(self, contexts: Tensor, *, count: int = 1, per_row: bool = False) -> NDArray[np.int64]:
+        """Choose actions for every context; this is one round, with one posterior sample.
+
+        Args:
+            contexts: ``(P, n, d)``.
+            count: How many different actions, the best first.
+            per_row: One round for every row, each with a posterior sample of its own.
+
+        Returns:
+            ``(P, n, count)``.
+        """
+        check("count", count, f"a whole number from 1 to {self.num_actions}", self._is_count)
+        if per_row:
+            rows = [self.act(contexts[:, row : row + 1], count=count) for row in range(contexts.shape[1])]
+            return np.concatenate(rows, axis=1)
+        number, pulls = self.rounds, self._pulls.copy()
+        chosen = np.empty((*contexts.shape[:2], count), dtype=np.int64)
+        agents = np.arange(len(pulls))[:, None]
+        decided = None
+        for row in range(contexts.shape[1]):
+            # Actions that are still warmed up come first, those tried least often before the others.
+            waiting = pulls < self.warm_up
+            first = np.where(waiting, pulls, self.warm_up)
+            if (waiting.sum(axis=1) >= count).all():
+                order = np.argsort(first, axis=1, kind="stable")
+            else:
+                decided = self._decided(contexts, number) if decided is None else decided
+                ranks = np.argsort(decided[:, row], axis=1)
+                tried = np.where(waiting, np.arange(self.num_actions), ranks)
+                order = np.lexsort((tried, first), axis=1)
+            chosen[:, row] = order[:, :count]
+            pulls[agents, chosen[:, row]] += 1
+        self.rounds, self._pulls = number + 1, pulls
+        return chosen
+
+    def _is_count(self, value: int) -> bool:
+        return is_whole(value) and value <= self.num_actions
+
+    def _decided(self, contexts: Tensor, number: int) -> NDArray[np.int64]:
+        """All actions in the order in which the policy prefers them, ``(P, n, A)``."""
+        if self.policy == "thompson":
+            return _ordered(self.learner.scores(contexts, number))
+        generators = [
+            np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, _STREAM, number])) for seed in self.seeds
+        ]
+        shape = (contexts.shape[1], self.num_actions)
+        random = np.stack([own.random(shape).argsort(axis=1) for own in generators])
+        if self.policy == "uniform":
+            return random
+        greedy = _ordered(self.learner.scores(contexts, None))
+        if self.policy == "greedy":
+            return greedy
+        explored = np.stack([own.random((shape[0], 1)) < self.epsilon for own in generators])
+        return np.where(explored, random, greedy)
+
+    def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Learn from rewards, and train as often as is due.
+
+        Args:
+            contexts: ``(P, n, d)``.
+            actions: Their numbers, ``(P, n)``.
+            rewards: ``(P, n)``.
+        """
+        every = self.train_every
+        first, count = 0, actions.shape[1]
+        while first < count:  # as many as until the next training
+            size = self.replay.size
+            part = slice(first, count if every is None else min(count, first + every - size % every))
+            self.replay.add(contexts[:, part], actions[:, part], rewards[:, part])
+            first = part.stop
+            self.learner.observe(self.replay, part.stop - part.start)
+            if every is not None and self.replay.size % every == 0 and self.policy != "uniform":
+                self.learner.train(self.replay, self.replay.size // every - 1)
+        rows = np.arange(len(self._observed))[:, None]
+        np.add.at(self._observed, (np.broadcast_to(rows, tuple(actions.shape)), actions.numpy()), 1)
+        self._pulls = np.maximum(self._pulls, self._observed)
+
+    @property
+    def train_every(self) -> int | None:
+        """Observations between two trainings; ``None`` for a belief that is not trained."""
+        return getattr(self.belief, "train_every", None)
+
+    def add_actions(self, count: int = 1) -> None:
+        """Add actions, which are warmed up like the first ones."""
+        check("count", count, "a whole number of at least 1", is_whole)
+        self.learner.grow(count)
+        self.num_actions += count
+        self._pulls, self._observed = (
+            np.concatenate([part, np.zeros((len(part), count), dtype=np.int64)], axis=1)
+            for part in (self._pulls, self._observed)
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments of the class but the belief, as JSON."""
+        names = ("num_features", "num_actions", "seeds", "policy", "epsilon", "warm_up")
+        return {name: getattr(self, name) for name in names}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that has happened, to be saved with :meth:`facts`."""
+        found = {"pulls": torch.from_numpy(self._pulls), "observed": torch.from_numpy(self._observed)}
+        found |= {f"replay/{name}": value for name, value in self.replay.tensors().items()}
+        return found | {f"learner/{name}": value for name, value in self.learner.tensors().items()}
+
+    def facts(self) -> dict[str, Any]:
+        """What belongs to the tensors and is no tensor, as JSON."""
+        return {"rounds": self.rounds, "learner": self.learner.facts()}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Go on where :meth:`tensors` and :meth:`facts` were taken, with the same results."""
+        parts: dict[str, dict[str, Tensor]] = {"replay": {}, "learner": {}}
+        for name, value in tensors.items():
+            part, _, rest = name.partition("/")
+            if rest:
+                parts[part][rest] = value
+        self.replay.restore(parts["replay"])
+        self.learner.restore(parts["learner"], facts["learner"])
+        self._pulls, self._observed = (tensors[name].numpy().copy() for name in ("pulls", "observed"))
+        self.rounds = facts["rounds"]
+
+
+def _ordered(scores: Tensor) -> NDArray[np.int64]:
+    """Numbers of the actions, the best first."""
+    return np.asarray(scores.argsort(dim=2, descending=True, stable=True).numpy())

@@ -1,0 +1,249 @@
+"""From trained networks to posterior samples of their outputs, in each of the ways that there are."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam import noise
+from bayesadam.bandits.linear import with_intercept
+from bayesadam.bandits.regression import ArmRegressions
+from bayesadam.laplace.badam import badam_from_moments, unbiased
+from bayesadam.population.chunk import Chunk
+from bayesadam.population.networks import Networks
+from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
+
+_ROWS = 4096
+_MASKS = 2
+"""Step of the noise of dropout masks: steps 0 and 1 of posterior noise are the weights' and the low-rank factors'."""
+
+
+class Head(abc.ABC):
+    """Outputs of ``P`` networks at one posterior sample each; this one has no posterior, and all samples are alike.
+
+    Attributes:
+        mean: Of the weights, ``(P, numel)``.
+    """
+
+    mean: Tensor
+
+    def __init__(self, networks: Networks, width: float) -> None:
+        self.networks, self.width = networks, width
+
+    def follow(self, chunk: Chunk) -> None:
+        """The networks have been trained."""
+        self.mean = chunk.mean
+
+    @torch.no_grad()
+    def outputs(self, contexts: Tensor, number: int | None, seeds: Sequence[int]) -> Tensor:
+        """``(P, n, A)`` of sample ``number``, or at the mean for ``None``."""
+        weights = self.mean if number is None else self.sample(number, seeds)
+        self.networks.train(False)
+        return self.networks(self.networks.layout.split(weights.unsqueeze(1)), contexts).squeeze(1)
+
+    def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
+        """Weights ``(P, numel)``."""
+        return self.mean
+
+    def fit(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:  # noqa: B027
+        """Learn from all rows, after training; only what is linear in features does that itself."""
+
+    def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:  # noqa: B027
+        """Learn from new rows at once, likewise."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What :meth:`fit` and :meth:`add` have learned."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Take it back."""
+
+
+class Point(Head):
+    """The network itself."""
+
+
+class MeanField(Head):
+    """Independent Gaussian weights, by the rule that has trained them."""
+
+    deviation: Tensor
+
+    def __init__(self, networks: Networks, width: float) -> None:
+        super().__init__(networks, width)
+        self._sizes = dict(enumerate(networks.layout.sizes))
+        self._scratch = noise.Scratch()
+
+    def follow(self, chunk: Chunk) -> None:
+        """See the base class."""
+        self.mean, self.deviation = chunk.mean, chunk.variance().sqrt_().mul_(self.width)
+
+    def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
+        """See the base class."""
+        eps = noise.normal_many(
+            list(seeds),
+            [0] * len(seeds),
+            [number],
+            self._sizes,
+            stream=noise.POSTERIOR,
+            device=self.mean.device,
+            scratch=self._scratch,
+        )
+        return torch.addcmul(self.mean, eps[:, 0].to(self.mean.dtype), self.deviation)
+
+
+class Badam(MeanField):
+    """The Gaussian of :func:`bayesadam.badam`, by the second moments of Adam.
+
+    Args:
+        networks: Of the agents.
+        width: Factor on the standard deviations.
+        weights: ``"map"`` or ``"mle"``.
+        prior_precision: Of the weights.
+    """
+
+    def __init__(self, networks: Networks, width: float, weights: str, prior_precision: float) -> None:
+        super().__init__(networks, width)
+        self._weights, self._prior_precision = weights, prior_precision
+
+    def follow(self, chunk: Chunk) -> None:
+        """See the base class; before the first step there are no moments, and the network is a point."""
+        own = chunk.hypers[0]
+        if chunk.steps[0] == 0:
+            self.mean, self.deviation = chunk.mean, torch.zeros_like(chunk.mean)
+            return
+        found = badam_from_moments(
+            [("all", chunk.mean, unbiased(chunk.state["exp_avg_sq"], own["betas"][1], chunk.steps[0]))],
+            num_data=own["num_data"],
+            prior_precision=self._prior_precision,
+            optimizer="Adam",
+            weights=self._weights,
+        )
+        self.mean, self.deviation = found.mean["all"], found.variance["all"].sqrt().mul_(self.width)
+
+
+class Dropout(Head):
+    """MC dropout: in a sample the columns of the weights that belong to dropped units are 0.
+
+    Args:
+        networks: Plain perceptrons with ``nn.Dropout`` before some of their linear layers.
+        width: Not used: the masks have no width.
+    """
+
+    def __init__(self, networks: Networks, width: float) -> None:
+        super().__init__(networks, width)
+        self._rates: dict[str, float] = {}
+        kept = 1.0
+        for prefix, layer in _layers(networks):
+            if isinstance(layer, nn.Dropout):
+                kept *= 1.0 - layer.p
+            elif isinstance(layer, nn.Linear):
+                if kept < 1.0:
+                    self._rates[f"{prefix}weight"] = 1.0 - kept
+                kept = 1.0
+        self._scratch = noise.Scratch()
+
+    def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
+        """See the base class."""
+        layout = self.networks.layout
+        weights = layout.split(self.mean.clone())
+        sizes = {i: layout.shapes[name][1] for i, name in enumerate(self._rates)}
+        eps = noise.normal_many(
+            list(seeds),
+            [_MASKS] * len(seeds),
+            [number],
+            sizes,
+            stream=noise.POSTERIOR,
+            device=self.mean.device,
+            scratch=self._scratch,
+        )[:, 0]
+        parts = eps.split_with_sizes(list(sizes.values()), dim=1)
+        for (name, rate), part in zip(self._rates.items(), parts, strict=True):
+            quantile = torch.special.ndtri(torch.tensor(rate, dtype=torch.float64)).item()
+            weights[name] = weights[name] * ((part >= quantile).to(self.mean.dtype) / (1.0 - rate)).unsqueeze(1)
+        return layout.flatten(weights)
+
+
+class LastLayer(Head):
+    """Exact regressions of the rewards on the units before the last layer.
+
+    With ``laplace`` their posterior is centred on the trained weights: the last-layer Laplace approximation. Without,
+    it is that of the regressions, which know nothing of the trained last layer: neural-linear.
+
+    Args:
+        networks: Plain perceptrons that end with a linear layer.
+        width: Factor on the standard deviations.
+        laplace: See above.
+        agents: ``P``.
+        actions: ``A``.
+        prior_precision: Of the last layer's weights.
+        noise_precision: Of the standardised rewards; ``None``: learned.
+    """
+
+    def __init__(
+        self,
+        networks: Networks,
+        width: float,
+        laplace: bool,
+        agents: int,
+        actions: int,
+        prior_precision: float,
+        noise_precision: float | None,
+    ) -> None:
+        super().__init__(networks, width)
+        *before, (prefix, last) = _layers(networks)
+        if not isinstance(last, nn.Linear) or last.bias is None or last.out_features != actions:
+            raise ValueError(f"model must end with a linear layer with a bias and {actions} outputs, got {last!r}")
+        self._before = Perceptron([(name, layer) for name, layer in before if not isinstance(layer, nn.Dropout)])
+        self._last = f"{prefix}weight", f"{prefix}bias"
+        self._laplace = laplace
+        self.arms = ArmRegressions(
+            agents, actions, last.in_features + 1, prior_precision=prior_precision, noise_precision=noise_precision
+        )
+
+    @torch.no_grad()
+    def features(self, contexts: Tensor) -> Tensor:
+        """``(P, n, F)``, with an intercept."""
+        weights = self.networks.layout.split(self.mean.unsqueeze(1))
+        return with_intercept(self._before(weights, contexts).squeeze(1))
+
+    @torch.no_grad()
+    def outputs(self, contexts: Tensor, number: int | None, seeds: Sequence[int]) -> Tensor:
+        """See the base class."""
+        center = None
+        if self._laplace:
+            weights = self.networks.layout.split(self.mean)
+            center = torch.cat([weights[self._last[0]], weights[self._last[1]].unsqueeze(2)], dim=2).double()
+        if number is None:
+            drawn = self.arms.mean() if center is None else center
+        else:
+            drawn = self.arms.sample(number, seeds, center=center, width=self.width)
+        return self.features(contexts).double() @ drawn.transpose(1, 2)
+
+    def fit(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """See the base class."""
+        self.arms.forget()
+        for first in range(0, actions.shape[1], _ROWS):
+            part = slice(first, first + _ROWS)
+            self.arms.add(self.features(contexts[:, part]), actions[:, part], rewards[:, part])
+
+    def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """See the base class."""
+        self.arms.add(self.features(contexts), actions, rewards)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See the base class."""
+        return self.arms.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """See the base class."""
+        self.arms.restore(tensors)
+
+
+def _layers(networks: Networks) -> Layers:
+    layers = plain_layers(networks.template)
+    if layers is None:
+        raise ValueError(f"model must be an nn.Sequential of linear layers and activations, got {networks.template!r}")
+    return layers

@@ -1,0 +1,88 @@
+"""Rewards that are linear in the context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.bandits.belief import Belief, Learner
+from bayesadam.bandits.regression import ArmRegressions
+from bayesadam.bandits.replay import Replay
+from bayesadam.checks import check
+
+
+@dataclass(frozen=True)
+class Linear(Belief):
+    """An exact Bayesian linear regression with intercept for every action: linear-Gaussian Thompson sampling.
+
+    Every observation is learned at once and in closed form; there is nothing to train. With ``noise_precision=None``
+    it is "LinFullPost" of Riquelme et al. 2018, whose noise variance has an inverse gamma prior.
+
+    Args:
+        prior_precision: Of the weights, relative to the noise where that is unknown; positive.
+        noise_precision: In inverse squared units of the rewards; ``None``: unknown, learned for every action.
+        width: Factor on the standard deviations of the posterior samples; below 1 agents explore less.
+    """
+
+    prior_precision: float = 0.25
+    noise_precision: float | None = None
+    width: float = 1.0
+
+    def __post_init__(self) -> None:
+        check("prior_precision", self.prior_precision, "a positive, finite number", lambda v: 0 < v < math.inf)
+        if self.noise_precision is not None:
+            check("noise_precision", self.noise_precision, "None or positive and finite", lambda v: 0 < v < math.inf)
+        check("width", self.width, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
+
+    def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> LinearLearner:
+        """See the base class."""
+        return LinearLearner(self, num_features, num_actions, seeds)
+
+
+class LinearLearner(Learner):
+    """The regressions of all agents."""
+
+    def __init__(self, belief: Linear, num_features: int, num_actions: int, seeds: Sequence[int]) -> None:
+        super().__init__(num_actions, seeds)
+        self._factor = belief.width
+        self._arms = ArmRegressions(
+            len(self.seeds),
+            num_actions,
+            num_features + 1,
+            prior_precision=belief.prior_precision,
+            noise_precision=belief.noise_precision,
+        )
+
+    def observe(self, replay: Replay, count: int) -> None:
+        """See the base class."""
+        x, actions, rewards = (part[:, -count:] for part in (replay.contexts, replay.actions, replay.rewards))
+        self._arms.add(with_intercept(x.double()), actions, rewards)
+
+    def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
+        """See the base class."""
+        arms = self._arms
+        weights = arms.mean() if number is None else arms.sample(number, seeds or self.seeds, width=self._factor)
+        return with_intercept(contexts.double()) @ weights.transpose(1, 2)
+
+    def grow(self, count: int) -> None:
+        """See the base class."""
+        self._arms.grow(count)
+        self.num_actions += count
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See the base class."""
+        return self._arms.tensors()
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """See the base class."""
+        self._arms.restore(tensors)
+
+
+def with_intercept(x: Tensor) -> Tensor:
+    """A column of ones behind ``(P, n, d)``."""
+    return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)

@@ -1,0 +1,135 @@
+"""Rewards by any network and any posterior of it: a function of the user's finds it from all that has been seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.bandits.belief import Belief, Learner
+from bayesadam.bandits.replay import Replay
+from bayesadam.checks import check, is_whole
+from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.population.networks import initialize
+from bayesadam.posterior import NetworkDistribution, Posterior
+from bayesadam.posterior.base import posterior_kinds
+
+Fit = Callable[[nn.Module, Tensor, Tensor, Tensor], NetworkDistribution]
+
+
+@dataclass(frozen=True)
+class Refit(Belief):
+    """A network that a function of yours trains, and whose posterior it returns.
+
+    For what :class:`Neural` does not do: other losses and optimisers, SWAG, ensembles, full Laplace approximations.
+    ``fit(model, contexts, actions, rewards)`` is given the network as it was left, contexts ``(n, d)``, the numbers of
+    the chosen actions ``(n,)`` and rewards ``(n,)``; it may train the network further or anew, and returns any
+    posterior of the library, or ``MCDropout`` of it. Agents are fitted one after another.
+
+    Args:
+        model: Makes a network from contexts to one output per action, given the numbers of features and of actions.
+        fit: See above.
+        likelihood: Of a reward given its output: scores are its means. ``None``: the outputs themselves.
+        train_every: Observations between two calls of ``fit``.
+    """
+
+    model: Callable[[int, int], nn.Module]
+    fit: Fit
+    likelihood: Likelihood | None = None
+    train_every: int = 100
+
+    def __post_init__(self) -> None:
+        check("train_every", self.train_every, "a whole number of at least 1", is_whole)
+        if self.likelihood is not None:
+            check_likelihood(self.likelihood)
+
+    def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> RefitLearner:
+        """See the base class."""
+        return RefitLearner(self, num_features, num_actions, seeds)
+
+
+class RefitLearner(Learner):
+    """The networks of all agents and their posteriors."""
+
+    def __init__(self, belief: Refit, num_features: int, num_actions: int, seeds: Sequence[int]) -> None:
+        super().__init__(num_actions, seeds)
+        self.belief = belief
+        self.models = initialize(lambda: belief.model(num_features, num_actions), seeds=self.seeds)
+        self.posteriors: list[NetworkDistribution | None] = [None] * len(self.seeds)
+
+    def train(self, replay: Replay, number: int) -> None:
+        """See the base class."""
+        found: list[NetworkDistribution | None] = []
+        for model, x, actions, rewards in zip(
+            self.models, replay.contexts, replay.actions, replay.rewards, strict=True
+        ):
+            posterior = self.belief.fit(model, x.clone(), actions.clone(), rewards.clone())
+            if not isinstance(posterior, NetworkDistribution):
+                raise TypeError(f"fit must return a posterior, got {type(posterior).__name__}")
+            found.append(posterior)
+        self.posteriors = found
+
+    @torch.no_grad()
+    def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
+        """See the base class."""
+        seeds = self.seeds if seeds is None else seeds
+        rows = []
+        for model, posterior, x, seed in zip(self.models, self.posteriors, contexts, seeds, strict=True):
+            modes = [(module, module.training) for module in model.modules()]
+            model.eval()
+            try:
+                if posterior is None:
+                    output = model(x)
+                else:
+                    with posterior.draws(model, seed) as put:
+                        put(number)
+                        output = model(x)
+            finally:
+                for module, mode in modes:
+                    module.training = mode
+            rows.append(output if self.belief.likelihood is None else self.belief.likelihood.moments(output)[0])
+        return torch.stack(rows)
+
+    def grow(self, count: int) -> None:
+        """Not possible: only the user's function knows how its network grows."""
+        raise TypeError("actions must be added to Neural or Linear agents, got Refit")
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See the base class."""
+        found: dict[str, Tensor] = {}
+        for agent, (model, posterior) in enumerate(zip(self.models, self.posteriors, strict=True)):
+            found |= {f"{agent}/model/{name}": value for name, value in model.state_dict().items()}
+            if posterior is not None:
+                own = _saved(posterior).tensors()
+                found |= {f"{agent}/posterior/{name}": value for name, value in own.items()}
+        return found
+
+    def facts(self) -> dict[str, Any]:
+        """See the base class."""
+        kinds: list[Any] = []
+        for posterior in self.posteriors:
+            if posterior is None:
+                kinds.append(None)
+            else:
+                known = _saved(posterior)
+                kinds.append([type(known).__name__, list(known.tensors()), known.hyperparameters])
+        return {"posteriors": kinds}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """See the base class."""
+        for agent, (model, kind) in enumerate(zip(self.models, facts["posteriors"], strict=True)):
+            prefix = f"{agent}/model/"
+            model.load_state_dict({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})
+            if kind is not None:
+                name, names, told = kind
+                own = {key: tensors[f"{agent}/posterior/{key}"] for key in names}
+                self.posteriors[agent] = posterior_kinds()[name].from_tensors(own, told)
+
+
+def _saved(posterior: NetworkDistribution) -> Posterior:
+    if not isinstance(posterior, Posterior):
+        raise TypeError(f"fit must return a Posterior for the agent to be saved, got {type(posterior).__name__}")
+    return posterior

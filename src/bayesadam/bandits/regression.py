@@ -1,0 +1,139 @@
+"""Bayesian linear regressions, one for every agent and action, updated row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SHAPE, RATE = 6.0, 6.0
+"""The inverse gamma prior of an unknown noise variance (Riquelme et al. 2018)."""
+
+_STREAM = 2
+
+
+class ArmRegressions:
+    """``r = w_a' x + noise`` for every agent and action, in closed form and float64 (Bishop 2006, section 3.3)::
+
+        Lambda = prior_precision I + sum x x',  mean = Lambda^-1 sum x r
+        w | sigma^2 ~ N(mean, sigma^2 Lambda^-1)
+        sigma^2 ~ InvGamma(6 + n / 2, 6 + (sum r^2 - mean' Lambda mean) / 2)
+
+    With a known noise precision ``b`` the prior is ``N(0, 1 / prior_precision)`` whatever the noise,
+    ``Lambda = prior_precision I / b + sum x x'`` and ``sigma^2 = 1 / b``.
+
+    Args:
+        agents: ``P``.
+        actions: ``A``.
+        width: ``F``, of ``x``.
+        prior_precision: See above; positive.
+        noise_precision: Known, or ``None``.
+    """
+
+    def __init__(
+        self, agents: int, actions: int, width: int, *, prior_precision: float, noise_precision: float | None
+    ) -> None:
+        self.noise_precision = noise_precision
+        self._ridge = prior_precision / (noise_precision or 1.0)
+        self._width = width
+        self.count = torch.zeros(agents, 0, dtype=torch.float64)
+        self.gram = torch.zeros(agents, 0, width, width, dtype=torch.float64)
+        self.moment = torch.zeros(agents, 0, width, dtype=torch.float64)
+        self.square = torch.zeros(agents, 0, dtype=torch.float64)
+        self._root, self._mean = self.gram.clone(), self.moment.clone()
+        self.grow(actions)
+
+    def grow(self, count: int) -> None:
+        """Add actions that have only their prior."""
+        agents = len(self.gram)
+        eye = torch.eye(self._width, dtype=torch.float64).expand(agents, count, -1, -1)
+        self.gram = torch.cat([self.gram, self._ridge * eye], dim=1)
+        self._root = torch.cat([self._root, self._ridge**-0.5 * eye], dim=1)
+        self.moment, self._mean = (
+            torch.cat([part, part.new_zeros(agents, count, self._width)], dim=1) for part in (self.moment, self._mean)
+        )
+        self.count, self.square = (
+            torch.cat([part, part.new_zeros(agents, count)], dim=1) for part in (self.count, self.square)
+        )
+        self._stale = torch.zeros(self.count.shape, dtype=torch.bool)
+
+    def forget(self) -> None:
+        """Back to the prior."""
+        self.gram.zero_().diagonal(dim1=-2, dim2=-1).fill_(self._ridge)
+        for part in (self.count, self.moment, self.square):
+            part.zero_()
+        self._stale.fill_(True)
+
+    def add(self, x: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Add rows ``(P, n, F)`` with their actions and rewards ``(P, n)``."""
+        agents, rows = actions.shape
+        if rows == 1:
+            where, chosen, own = torch.arange(agents), actions[:, 0], x[:, 0].double()
+            reward = rewards[:, 0].double()
+            self.gram[where, chosen] += own.unsqueeze(2) * own.unsqueeze(1)
+            self.moment[where, chosen] += own * reward[:, None]
+            self.count[where, chosen] += 1.0
+            self.square[where, chosen] += reward.square()
+            self._stale[where, chosen] = True
+            return
+        for agent in range(agents):
+            for action in torch.unique(actions[agent]).tolist():
+                chosen = (actions[agent] == action).nonzero()[:, 0]
+                own, reward = x[agent, chosen], rewards[agent, chosen].to(x.dtype)
+                self.gram[agent, action] += own.T @ own
+                self.moment[agent, action] += reward @ own
+                self.count[agent, action] += len(chosen)
+                self.square[agent, action] += reward.double().square().sum()
+                self._stale[agent, action] = True
+
+    def mean(self) -> Tensor:
+        """Posterior means, ``(P, A, F)``."""
+        self._solve()
+        return self._mean
+
+    def sample(self, number: int, seeds: Sequence[int], *, center: Tensor | None = None, width: float = 1.0) -> Tensor:
+        """One draw of the weights of all agents and actions, ``(P, A, F)``; a function of seed and number.
+
+        Args:
+            number: Of the draw.
+            seeds: Of the agents.
+            center: In place of the posterior means.
+            width: Factor on the standard deviations.
+        """
+        self._solve()
+        eps, variance = np.empty(self.moment.shape), np.empty(self.count.shape)
+        rate = RATE + 0.5 * (self.square - (self._mean * self.moment).sum(2)).clamp_min(0.0).numpy()
+        for agent, seed in enumerate(seeds):
+            generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, _STREAM, number]))
+            eps[agent] = generator.standard_normal(eps.shape[1:])
+            if self.noise_precision is None:
+                variance[agent] = rate[agent] / generator.gamma(SHAPE + 0.5 * self.count[agent].numpy())
+            else:
+                variance[agent] = 1.0 / self.noise_precision
+        noise = (self._root @ torch.from_numpy(eps).unsqueeze(3)).squeeze(3)
+        center = self._mean if center is None else center
+        return center + width * torch.from_numpy(variance).sqrt().unsqueeze(2) * noise
+
+    def _solve(self) -> None:
+        """Means and roots ``R`` with ``R R' = Lambda^-1`` of the regressions that have new rows."""
+        if not self._stale.any():
+            return
+        stale = self._stale
+        lower = torch.linalg.cholesky(self.gram[stale])
+        eye = torch.eye(self._width, dtype=lower.dtype).expand_as(lower)
+        root = torch.linalg.solve_triangular(lower, eye, upper=False).transpose(1, 2)
+        self._root[stale] = root
+        self._mean[stale] = (root @ (root.transpose(1, 2) @ self.moment[stale].unsqueeze(2))).squeeze(2)
+        self._stale = torch.zeros_like(stale)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved."""
+        return {"count": self.count, "gram": self.gram, "moment": self.moment, "square": self.square}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take back what :meth:`tensors` gave."""
+        for name, value in self.tensors().items():
+            value.copy_(tensors[name])
+        self._stale.fill_(True)

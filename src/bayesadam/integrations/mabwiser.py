@@ -1,0 +1,87 @@
+"""An agent with the methods of MABWiser's ``MAB``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+
+from bayesadam.bandits import Agent
+
+
+class MAB:
+    """``fit``, ``partial_fit``, ``predict``, ``predict_expectations`` and ``add_arm`` as in MABWiser.
+
+    ::
+
+        mab = MAB(ba.bandits.Agent(num_features=5, actions=["red", "green"]))
+        mab.fit(decisions, rewards, contexts)
+        mab.predict(contexts)
+
+    MABWiser itself is not needed. Arguments may be lists, arrays, Series and DataFrames.
+
+    Args:
+        agent: It learns.
+
+    Attributes:
+        agent: The same; another one after :meth:`fit`.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        self.agent = agent
+        self._fresh = copy.deepcopy(agent)
+
+    @property
+    def arms(self) -> list[Hashable]:
+        """Labels of the actions."""
+        return self.agent.actions
+
+    @property
+    def is_contextual(self) -> bool:
+        """True: predictions need contexts."""
+        return True
+
+    def fit(self, decisions: Any, rewards: Any, contexts: Any) -> MAB:
+        """Learn from logged decisions, and forget what was learned before.
+
+        Args:
+            decisions: Labels of the chosen arms, ``n``.
+            rewards: Numbers, ``n``.
+            contexts: ``(n, d)``.
+
+        Raises:
+            ValueError: As :meth:`bayesadam.bandits.Agent.partial_fit`; nothing has changed.
+        """
+        agent = copy.deepcopy(self._fresh)
+        agent.partial_fit(np.asarray(decisions), rewards, np.asarray(contexts))
+        self.agent = agent
+        return self
+
+    def partial_fit(self, decisions: Any, rewards: Any, contexts: Any) -> MAB:
+        """Learn from further decisions; see :meth:`fit`."""
+        self.agent.partial_fit(np.asarray(decisions), rewards, np.asarray(contexts))
+        return self
+
+    def predict(self, contexts: Any) -> Any:
+        """The chosen arm of each context, another posterior sample for each; without a list for a single row."""
+        found = self.agent.act(_rows(contexts), per_row=True)
+        return found[0] if len(found) == 1 else found
+
+    def predict_expectations(self, contexts: Any) -> Any:
+        """For each context a dictionary with the posterior mean of every arm's reward; itself for a single row."""
+        scores = self.agent.scores(_rows(contexts)).tolist()
+        found = [dict(zip(self.arms, row, strict=True)) for row in scores]
+        return found[0] if len(found) == 1 else found
+
+    def add_arm(self, arm: Hashable) -> None:
+        """Add an arm, which is tried ``warm_up`` times first."""
+        self.agent.add_action(arm)
+        self._fresh.add_action(arm)
+
+
+def _rows(contexts: Any) -> Any:
+    """A single context as one row."""
+    rows = np.asarray(contexts)
+    return rows[None] if rows.ndim == 1 else rows
