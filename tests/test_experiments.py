@@ -748,6 +748,15 @@ class TestCommands:
         assert command("report", "toy") == (0, out, "toy/README.md\n")
         assert (bench.toy.folder / "README.md").exists()
 
+    def test_the_short_version(self, command, bench):
+        bench.units({"key": "a"}, {"key": "quick-a"})
+        code, out, err = command("run", "toy", "--jobs", 1, "--quick")
+        assert (code, out) == (0, "")
+        assert err.splitlines()[-1] == "toy: 1 of 2 units are finished"
+        assert bench.found("quick-a")
+        message = "experiments: --quick must not be given together with --only, got ['a']\n"
+        assert command("run", "toy", "--quick", "--only", "a") == (2, "", message)
+
     def test_failures(self, command, bench):
         bench.units(
             {"key": "a", "config": {"do": "fail"}},

@@ -1,5 +1,5 @@
 """What to make of the numbers."""
 
 NOTES = """\
-Notes follow.
+NOTES TO BE WRITTEN
 """

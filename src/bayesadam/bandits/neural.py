@@ -64,9 +64,9 @@ class Neural(Belief):
         prior_precision: Of the weights.
         initial_curvature: The posterior starts at a precision of ``prior_precision + initial_curvature * N``; for
             the methods in ``RULES``.
-        data_weight: The size ``N`` of the data is the number of observations times this. Kessler et al. 2018 count
-            every replayed minibatch: 512 with their 50 minibatches of 512 per 20 observations, less the 2.5 that
-            ``steps / train_every`` makes.
+        data_weight: The size ``N`` of the data is the number of observations times this, and the posterior as narrow as
+            with so many. 1 is the posterior as it stands, which explores far too much with thousands of weights; 512,
+            the size of a minibatch, is what Kessler et al. 2018 take.
         width: Factor on the standard deviations of the posterior samples; below 1 agents explore less.
         dropout: Rate of the dropout behind the hidden layers, for ``"dropout"``.
         clip: Largest norm of a gradient; ``None``: any.
@@ -85,7 +85,7 @@ class Neural(Belief):
     lr_decay: float = 0.0
     prior_precision: float = 100.0
     initial_curvature: float = 1.0
-    data_weight: float = 30.0
+    data_weight: float = 512.0
     width: float = 1.0
     dropout: float = 0.2
     clip: float | None = 1.0
