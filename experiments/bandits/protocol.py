@@ -23,6 +23,8 @@ EVERY = 120.0
 """Seconds between two checkpoints, at least."""
 POINTS = 50
 """Of a curve."""
+FIRST = 20
+"""Rounds before its first point."""
 
 
 def agents(config: Mapping[str, Any], game: Problem) -> bandits.Agents:
@@ -42,7 +44,7 @@ def play(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[st
 
     Returns:
         ``"ratio"``: cumulative reward over that of the optimal policy, of every run; ``"second_half"``: the same in
-        the second half of the rounds; ``"curve"``: the mean over the runs of the cumulative ratio after each of
+        the second half of the rounds; ``"curve"``: the cumulative ratio of all runs together after each of
         ``"rounds"``.
     """
     rounds, runs = config["rounds"], config["runs"]
@@ -68,14 +70,15 @@ def play(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[st
 
 def _scores(earned: NDArray[np.float64], optimal: NDArray[np.float64]) -> dict[str, Any]:
     half = earned.shape[1] // 2
-    shown = np.unique(np.linspace(1, earned.shape[1], POINTS).round().astype(int))
-    # After the same rounds of all runs: the mean of ratios of sums that are 0 at first is not defined.
-    curve = earned.sum(0).cumsum() / optimal.sum(0).cumsum()
+    first = min(FIRST, earned.shape[1])
+    shown = np.unique(np.linspace(first, earned.shape[1], POINTS).round().astype(int))
+    # Of the sums over all runs: a run's optimal reward may be 0 for some rounds.
+    curve = earned.sum(0).cumsum()[shown - 1] / optimal.sum(0).cumsum()[shown - 1]
     return {
         "ratio": earned.sum(1) / optimal.sum(1),
         "second_half": earned[:, half:].sum(1) / optimal[:, half:].sum(1),
         "rounds": shown,
-        "curve": curve[shown - 1].round(4),
+        "curve": curve.round(4),
     }
 
 

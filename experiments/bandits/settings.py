@@ -16,8 +16,8 @@ def _neural(method: str, **options: Any) -> dict[str, Any]:
 
 ALGORITHMS: dict[str, Setting] = {
     "vadam": _neural("vadam"),
-    "ivon": _neural("ivon"),
-    "vogn": _neural("vogn"),
+    "ivon": _neural("ivon", data_weight=30.0),
+    "vogn": _neural("vogn", data_weight=30.0),
     "badam": _neural("badam"),
     "badam-mle": _neural("badam-mle"),
     "dropout": _neural("dropout"),

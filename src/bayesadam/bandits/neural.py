@@ -24,7 +24,7 @@ from bayesadam.population.members import configure
 from bayesadam.population.networks import initialize
 from bayesadam.population.rates import Rates
 
-RULES = ("ivon", "vadam", "vogn", "vprop", "bbb")
+RULES = ("vadam", "ivon", "vogn", "vprop", "bbb")
 """Methods whose own posterior is sampled."""
 POINTS = ("adam", "badam", "badam-mle", "dropout", "last-layer", "neural-linear")
 """Methods that train by Adam."""
@@ -39,7 +39,7 @@ class Neural(Belief):
     =================== ==================================================================================
     ``method``          a posterior sample is
     =================== ==================================================================================
-    ``"ivon"``, ...     a draw of all weights from the rule's own posterior (``RULES``)
+    ``"vadam"``, ...    a draw of all weights from the rule's own posterior (``RULES``)
     ``"badam"``         a draw from :func:`bayesadam.badam` of Adam, the prior in the loss as weight decay
     ``"badam-mle"``     the same with the prior added after training, ``weights="mle"``
     ``"dropout"``       the network with one dropout mask
@@ -76,7 +76,7 @@ class Neural(Belief):
         options: Further hyper-parameters of the optimiser (``betas``, ``temperature``, ``mc_samples``, ...).
     """
 
-    method: str = "ivon"
+    method: str = "vadam"
     hidden: Sequence[int] = (100, 100)
     model: Callable[[int, int], nn.Module] | None = None
     likelihood: Likelihood | None = None
