@@ -15,14 +15,14 @@ def _neural(method: str, **options: Any) -> dict[str, Any]:
 
 
 ALGORITHMS: dict[str, Setting] = {
-    "vadam": _neural("vadam"),
-    "ivon": _neural("ivon", data_weight=30.0),
-    "vogn": _neural("vogn", data_weight=30.0),
-    "badam": _neural("badam"),
-    "badam-mle": _neural("badam-mle"),
+    "vadam": _neural("vadam", data_weight=512.0, prior_precision=10.0),
+    "ivon": _neural("ivon", data_weight=30.0, prior_precision=100.0),
+    "vogn": _neural("vogn", data_weight=30.0, prior_precision=100.0),
+    "badam": _neural("badam", data_weight=512.0, prior_precision=10.0),
+    "badam-mle": _neural("badam-mle", data_weight=512.0, prior_precision=10.0),
     "dropout": _neural("dropout"),
-    "bbb": _neural("bbb"),
-    "last-layer": _neural("last-layer"),
+    "bbb": _neural("bbb", data_weight=512.0, prior_precision=10.0),
+    "last-layer": _neural("last-layer", prior_precision=10.0),
     "neural-linear": _neural("neural-linear", prior_precision=0.25),
     "linear": {"belief": "linear", "options": {}},
     "epsilon-greedy": {**_neural("adam"), "policy": "epsilon-greedy"},

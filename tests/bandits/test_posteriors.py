@@ -23,7 +23,7 @@ def trained(method, problem, **options):
 
 @pytest.mark.parametrize("method", ["vadam", "badam", "badam-mle"])
 def test_weights_are_drawn_from_the_posterior(method, problem):
-    learner = trained(method, problem, width=0.5, prior_precision=3.0)
+    learner = trained(method, problem, width=0.5, prior_precision=3.0, data_weight=1.0)
     chunk, head = learner.chunk, learner.head
     draws = torch.stack([head.sample(number, [8])[0] for number in range(4000)]).double()
     state, own = chunk.state["exp_avg_sq"][0].double(), chunk.hypers[0]

@@ -83,7 +83,7 @@ class Neural(Belief):
     noise_precision: float = 1.0
     lr: float | None = None
     lr_decay: float = 0.0
-    prior_precision: float = 100.0
+    prior_precision: float = 10.0
     initial_curvature: float = 1.0
     data_weight: float = 512.0
     width: float = 1.0
