@@ -180,8 +180,8 @@ def test_another_likelihood_gives_probabilities(problem):
         actions = (np.arange(200) + start) % 4
         found.partial_fit(actions, clicks[np.arange(200), actions], x)
     scores = found.scores(x)
-    assert ((scores > 0) & (scores < 1)).all()
-    assert np.corrcoef(scores.numpy().ravel(), clicks.ravel())[0, 1] > 0.5
+    assert ((scores >= 0) & (scores <= 1)).all()
+    assert np.corrcoef(scores.numpy().ravel(), clicks.ravel())[0, 1] > 0.8
     with pytest.raises(ValueError, match=r"target must be in \[0, 1\], got 2.0"):
         found.partial_fit([0], [2.0], [x[0]])
 
