@@ -22,14 +22,14 @@ Departures from the paper:
   choices differ by up to 0.2, so that this column compares less strictly than the others.
 * Bayes by Backprop shares one weight sample in a minibatch; its widths are trained at the same rate as its means.
 
-Settings: Vadam and Badam count every observation 512 times, as the paper does (`N_t = t * 512`). That the
-settings be chosen on one data set alone was the plan; it was **not kept**. Runs of one to three seeds over the first 2,000 rounds were looked
-at: Vadam with observations counted 1, 30 and 200 times on Covertype, 30 times on all six problems, 128 times on
-Statlog, Adult, Financial and Jester, and 150 and 512 times on Mushroom; the prior precisions 10 and
-100 on Statlog, Mushroom and Adult, and 1 on Statlog. 512 was taken because it is the published value and was best on Mushroom; a prior
-precision of 10 because it was best on Statlog (100 earns more on Mushroom and less on Statlog). IVON's and VOGN's
-settings (observations count 30 times, prior precision 100) are from two runs each on Covertype. All others have the
-library's defaults. No algorithm has a setting for a single problem.
+Settings: Vadam and Badam count every observation 512 times, as the paper does (`N_t = t * 512`). That the settings be
+chosen on one data set alone was the plan; it was **not kept**. Runs of one to three seeds over the first 2,000 rounds
+were looked at: Vadam with observations counted 1, 30 and 200 times on Covertype, 30 times on all six problems, 128
+times on Statlog, Adult, Financial and Jester, and 150 and 512 times on Mushroom; the prior precisions 10 and 100 on
+Statlog, Mushroom and Adult, and 1 on Statlog. 512 was taken because it is the published value and was best on
+Mushroom; a prior precision of 10 because it was best on Statlog (100 earns more on Mushroom and less on Statlog).
+IVON's and VOGN's settings (observations count 30 times, prior precision 100) are from two runs each on Covertype. All
+others have the library's defaults. No algorithm has a setting for a single problem.
 
 Which width is best differs between the problems: Mushroom and Financial reward narrow posteriors, Statlog and Adult
 wide ones, in which an action that was unlucky in its first three trials gets another chance.
