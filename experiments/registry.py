@@ -24,6 +24,8 @@ EXPERIMENTS: dict[str, str] = {
     "half-cheetah": "experiments.half_cheetah",
     "half-cheetah-full": "experiments.half_cheetah_full",
     "sb3-pendulum": "experiments.sb3_pendulum",
+    "char-lm": "experiments.char_lm",
+    "char-lm-full": "experiments.char_lm_full",
 }
 """Modules with an ``EXPERIMENT`` by its name."""
 

@@ -1,0 +1,107 @@
+"""Units: the published methods; of the others all candidates in a short training, then the best ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.char_lm.report import report
+from experiments.char_lm.settings import (
+    CHOSEN,
+    EPOCHS,
+    NETWORKS,
+    PASSAGE,
+    PROTOCOL,
+    PUBLISHED,
+    SAMPLES,
+    SEARCH_EPOCHS,
+    SEEDS,
+    UNIT_EPOCHS,
+    UNITS,
+)
+from experiments.experiment import Context, Experiment, Report, Unit
+from experiments.results import Result
+
+
+class CharLM(Experiment):
+    """Shortened trainings; arguments shorten them further, for tests, or make them as long as the published ones.
+
+    Args:
+        epochs: Of the final trainings, by network.
+        search_epochs: Of the trainings that choose a setting.
+        seeds: How many, of the published methods with decay (``"published"``) and without (``"constant"``), and of the
+            others by network.
+        networks: Changes of their entries in ``NETWORKS``.
+        protocol: Changes of ``PROTOCOL``.
+    """
+
+    name = "char-lm"
+    title = "Characters of War and Peace"
+    source = "Khan et al. 2018, Fig. 8 and Table 4, with other methods and a transformer beside it"
+
+    def __init__(
+        self,
+        epochs: Mapping[str, float] = EPOCHS,
+        search_epochs: float = SEARCH_EPOCHS,
+        seeds: Mapping[str, int] = SEEDS,
+        networks: Mapping[str, Mapping[str, Any]] = NETWORKS,
+        **protocol: Any,
+    ) -> None:
+        self._epochs, self._search_epochs, self._seeds = epochs, search_epochs, seeds
+        self._networks, self._protocol = networks, {**PROTOCOL, **protocol}
+
+    def units(self) -> list[Unit]:
+        """See the module."""
+        found = []
+        for name, setting in PUBLISHED.items():
+            for seed in range(self._seeds["published"]):
+                found.append(self._unit(f"lstm-{name}-{seed}", "lstm", self._epochs["lstm"], seed, setting))
+            for seed in range(self._seeds["constant"]):
+                steady = {**setting, "decay_every": PROTOCOL["published_epochs"]}
+                found.append(self._unit(f"constant-{name}-{seed}", "lstm", self._epochs["lstm"], seed, steady))
+        for unit in UNITS:
+            options = {**PUBLISHED["vadagrad"]["options"], "unit": unit}
+            setting = {**PUBLISHED["vadagrad"], "options": options, "part": "unit", "records": 8}
+            found.append(self._unit(f"unit-{unit}", "lstm", min(UNIT_EPOCHS, self._search_epochs), 0, setting))
+        for network, methods in CHOSEN.items():
+            for name, candidates in methods.items():
+                found += self._searched(network, name, candidates)
+        return found
+
+    def _searched(self, network: str, name: str, candidates: Sequence[Mapping[str, Any]]) -> list[Unit]:
+        keys = tuple(f"search-{network}-{name}-{number}" for number in range(len(candidates)))
+        found = [
+            self._unit(key, network, self._search_epochs, 0, {**candidate, "part": "search"})
+            for key, candidate in zip(keys, candidates, strict=True)
+        ]
+        samples = list(SAMPLES) if name in ("ivon", "vadam") else []
+        for seed in range(self._seeds[network]):
+            setting = {"method": name, "samples": samples, "passage": 0 if seed else PASSAGE}
+            found.append(self._unit(f"{network}-{name}-{seed}", network, self._epochs[network], seed, setting, keys))
+        return found
+
+    def _unit(
+        self,
+        key: str,
+        network: str,
+        epochs: float,
+        seed: int,
+        setting: Mapping[str, Any],
+        needs: tuple[str, ...] = (),
+    ) -> Unit:
+        config = {**self._protocol, **self._networks[network], "epochs": epochs, "seed": seed, **setting}
+        return Unit(key, {"part": "final", "samples": [], "passage": 0, **config}, epochs, needs)
+
+    def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
+        """Train one network and score it."""
+        from experiments.char_lm.protocol import run
+        from experiments.char_lm.text import Text
+
+        return run(unit.config, context, Text.load())
+
+    def report(self, results: Mapping[str, Result]) -> Report:
+        """Tables and figures, beside the published losses."""
+        return report(results)
+
+
+EXPERIMENT = CharLM()

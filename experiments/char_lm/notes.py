@@ -1,0 +1,5 @@
+"""What to make of the numbers."""
+
+NOTES = """\
+TBD
+"""

@@ -1,0 +1,62 @@
+"""What one unit does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from experiments.char_lm.evaluation import mean_loss, scores
+from experiments.char_lm.networks import rows
+from experiments.char_lm.text import Text
+from experiments.char_lm.training import train
+from experiments.experiment import Context
+
+SETTING = ("method", "options", "decay", "decay_every")
+
+
+def run(config: Mapping[str, Any], context: Context, text: Text) -> dict[str, Any]:
+    """Train one network, with the best setting of the units that it needs, and score it.
+
+    Returns:
+        ``setting``, and ``chosen``, the unit that it comes from; ``curve``; ``diverged`` and ``steps`` as
+        :class:`Trained` has them; ``validation``: loss at the end; of a final training ``test``, the scores, and
+        ``passage``; of a posterior ``widths``: the 1%, 50% and 99% quantiles of its standard deviations.
+    """
+    chosen = best(context.results)
+    if chosen is not None:
+        config = {**config, **context.results[chosen]["setting"]}
+    trained = train(config, text, context.folder, context.progress)
+    result: dict[str, Any] = {
+        "setting": {name: config[name] for name in SETTING if name in config},
+        "chosen": chosen,
+        "alphabet": len(text.alphabet),
+        "steps": trained.steps,
+        "diverged": trained.diverged,
+        "curve": asdict(trained.curve),
+    }
+    if trained.diverged is not None:
+        return {**result, "validation": math.nan}
+    result["validation"] = mean_loss(trained.model, rows(config, text.validation))
+    if config["part"] == "final":
+        test = scores(trained.model, trained.posterior, rows(config, text.test), config["samples"], config["passage"])
+        if "passage" in test:
+            codes = test["passage"].pop("codes").tolist()
+            result["passage"] = {"text": "".join(text.alphabet[code] for code in codes), **test.pop("passage")}
+        result["test"] = test
+    if trained.posterior is not None:
+        deviations = torch.cat([v.sqrt().flatten() for v in trained.posterior.variance.values()])
+        deviations = deviations[deviations > 0].sort().values  # norm layers are not perturbed
+        result["widths"] = [float(deviations[int(q * (len(deviations) - 1))]) for q in (0.01, 0.5, 0.99)]
+    return result
+
+
+def best(results: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """The unit with the lowest validation loss; one that diverged has none."""
+    finite = {key: result["validation"] for key, result in results.items() if result["validation"] is not None}
+    if results and not finite:
+        raise ValueError(f"a candidate must not diverge, but all did: {', '.join(results)}")
+    return min(finite, key=lambda key: finite[key], default=None)
