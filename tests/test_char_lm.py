@@ -16,7 +16,7 @@ from experiments.char_lm.networks import NETWORKS as CLASSES
 from experiments.char_lm.networks import build, rows
 from experiments.char_lm.protocol import best, run
 from experiments.char_lm.report import report
-from experiments.char_lm.settings import CHOSEN, NETWORKS, PASSAGE, PROTOCOL, PUBLISHED
+from experiments.char_lm.settings import CHOSEN, NETWORKS, PASSAGE, PROTOCOL, PUBLISHED, UNITS
 from experiments.char_lm.text import Streams, Text, Windows
 from experiments.results import Result
 from torch.nn import functional as F
@@ -39,6 +39,10 @@ def sentence(count=800):
 TEXT = Text.divided(sentence(), "abc d")
 SETTINGS = {
     **{f"lstm-{name}": ("lstm", setting) for name, setting in PUBLISHED.items()},
+    "lstm-vadagrad": (
+        "lstm",
+        {**PUBLISHED["vadagrad"], "options": {**PUBLISHED["vadagrad"]["options"], "unit": "data"}},
+    ),
     **{f"{net}-{name}": (net, found[0]) for net, methods in CHOSEN.items() for name, found in methods.items()},
 }
 
@@ -328,8 +332,18 @@ class TestExperiment:
 
     def test_published_trainings_have_the_published_settings(self, results):
         for name, setting in PUBLISHED.items():
-            assert results[f"lstm-{name}-1"].result["setting"] == setting
-            assert results[f"constant-{name}-0"].result["setting"] == {**setting, "decay_every": 200}
+            for key, every in ((f"lstm-{name}-1", setting["decay_every"]), (f"constant-{name}-0", 200)):
+                found = {**results[key].result["setting"], "options": dict(results[key].result["setting"]["options"])}
+                unit = found["options"].pop("unit", None)
+                assert found == {**setting, "decay_every": every}
+                assert (unit is not None) == (name == "vadagrad")
+
+    def test_the_unit_of_vadagrad_is_the_best(self, results):
+        tried = {f"unit-{unit}": results[f"unit-{unit}"].result for unit in UNITS}
+        for key in ("lstm-vadagrad-0", "constant-vadagrad-0"):
+            result = results[key].result
+            assert result["chosen"] == best(tried)
+            assert f"unit-{result['setting']['options']['unit']}" == result["chosen"]
 
     def test_methods_with_a_posterior_are_scored_with_samples(self, results):
         for key, kinds in {

@@ -16,7 +16,6 @@ from experiments.char_lm.settings import (
     SAMPLES,
     SEARCH_EPOCHS,
     SEEDS,
-    UNIT_EPOCHS,
     UNITS,
 )
 from experiments.experiment import Context, Experiment, Report, Unit
@@ -53,16 +52,19 @@ class CharLM(Experiment):
     def units(self) -> list[Unit]:
         """See the module."""
         found = []
-        for name, setting in PUBLISHED.items():
-            for seed in range(self._seeds["published"]):
-                found.append(self._unit(f"lstm-{name}-{seed}", "lstm", self._epochs["lstm"], seed, setting))
-            for seed in range(self._seeds["constant"]):
-                steady = {**setting, "decay_every": PROTOCOL["published_epochs"]}
-                found.append(self._unit(f"constant-{name}-{seed}", "lstm", self._epochs["lstm"], seed, steady))
         for unit in UNITS:
             options = {**PUBLISHED["vadagrad"]["options"], "unit": unit}
-            setting = {**PUBLISHED["vadagrad"], "options": options, "part": "unit", "records": 8}
-            found.append(self._unit(f"unit-{unit}", "lstm", min(UNIT_EPOCHS, self._search_epochs), 0, setting))
+            candidate = {**_steady(PUBLISHED["vadagrad"]), "options": options, "part": "search"}
+            found.append(self._unit(f"unit-{unit}", "lstm", self._search_epochs, 0, candidate))
+        for name, setting in PUBLISHED.items():
+            needs: tuple[str, ...] = ()
+            if name == "vadagrad":
+                setting = {key: value for key, value in setting.items() if key != "options"}
+                needs = tuple(f"unit-{unit}" for unit in UNITS)
+            for start, own in (("lstm", setting), ("constant", _steady(setting))):
+                for seed in range(self._seeds["published" if start == "lstm" else start]):
+                    key = f"{start}-{name}-{seed}"
+                    found.append(self._unit(key, "lstm", self._epochs["lstm"], seed, own, needs))
         for network, methods in CHOSEN.items():
             for name, candidates in methods.items():
                 found += self._searched(network, name, candidates)
@@ -102,6 +104,11 @@ class CharLM(Experiment):
     def report(self, results: Mapping[str, Result]) -> Report:
         """Tables and figures, beside the published losses."""
         return report(results)
+
+
+def _steady(setting: Mapping[str, Any]) -> dict[str, Any]:
+    """Without decay."""
+    return {**setting, "decay_every": PROTOCOL["published_epochs"]}
 
 
 EXPERIMENT = CharLM()

@@ -28,7 +28,7 @@ def run(config: Mapping[str, Any], context: Context, text: Text) -> dict[str, An
     """
     chosen = best(context.results)
     if chosen is not None:
-        config = {**config, **context.results[chosen]["setting"]}
+        config = {**context.results[chosen]["setting"], **config}
     trained = train(config, text, context.folder, context.progress)
     result: dict[str, Any] = {
         "setting": {name: config[name] for name in SETTING if name in config},

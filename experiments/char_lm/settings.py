@@ -28,7 +28,6 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 
 EPOCHS = {"lstm": 2, "transformer": 2}
 SEARCH_EPOCHS = 0.5
-UNIT_EPOCHS = 0.25
 SEEDS = {"published": 3, "constant": 3, "lstm": 1, "transformer": 3}
 """``constant``: the published methods without decay, as the first 40 published epochs are."""
 SAMPLES = (8, 32)
@@ -42,7 +41,7 @@ def _published(method: str, decay_every: int, **options: Any) -> Setting:
 
 
 PUBLISHED: Mapping[str, Setting] = {
-    "vadagrad": _published("vadagrad", 40, lr=0.0075, beta=0.5, s0=1e-4, unit="data"),
+    "vadagrad": _published("vadagrad", 40, lr=0.0075, beta=0.5, s0=1e-4),
     "sgd": _published("sgd", 80, lr=0.5),
     "adagrad": _published("adagrad", 80, lr=0.025, beta=0.5),
     "adam": _published("adam", 40, lr=0.0012, betas=[0.9, 0.999]),
@@ -51,7 +50,7 @@ PUBLISHED: Mapping[str, Setting] = {
 
 UNITS = ("mean", "data", "sum")
 """What ``s0 = 1e-4`` may be: in the square of the gradient of the mean loss, with ``sigma^2 = 1 / s`` or
-``1 / (N s)``; or in that of the loss summed over the text, with ``sigma^2 = 1 / s``."""
+``1 / (N s)``; or in that of the loss summed over the text, with ``sigma^2 = 1 / s``. Chosen as rates are."""
 
 
 def _chosen(method: str, *rates: float, **options: Any) -> Sequence[Setting]:
