@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from experiments.char_lm.experiment import CharLM
+from experiments.char_lm.notes import CHOICES
+from experiments.experiment import Report
+from experiments.results import Result
 
 
 class FullCharLM(CharLM):
-    """The same units, longer; the settings are chosen in five epochs. About 100 hours of one core for each network."""
+    """The same units, longer; settings are chosen in five epochs, and every epoch has a checkpoint."""
 
     name = "char-lm-full"
     title = "Characters of War and Peace, at the published length"
@@ -18,6 +24,10 @@ class FullCharLM(CharLM):
             {"published": 3, "constant": 0, "lstm": 3, "transformer": 3},
             records=1,
         )
+
+    def report(self, results: Mapping[str, Result]) -> Report:
+        """As that of ``char-lm``, without what was found there."""
+        return replace(super().report(results), notes=CHOICES)
 
 
 EXPERIMENT = FullCharLM()
