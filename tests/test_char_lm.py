@@ -12,6 +12,7 @@ from experiments import Context, registry
 from experiments.char_lm import training
 from experiments.char_lm.evaluation import mean_loss, scores
 from experiments.char_lm.experiment import CharLM
+from experiments.char_lm.findings import findings
 from experiments.char_lm.networks import NETWORKS as CLASSES
 from experiments.char_lm.networks import build, rows
 from experiments.char_lm.protocol import best, run
@@ -370,6 +371,34 @@ class TestExperiment:
         ]
         assert sgd[4].mean == pytest.approx(sum(both) / 2)
         assert both[1] == last["vadagrad-1"] - last["sgd-1"]
+
+    def test_sentences_say_what_the_trainings_show(self, results):
+        def one(key, nll, perplexity=3.0, **more):
+            scores = {"nll": nll, "perplexity": perplexity, "ece": 0.1, "accuracy": 0.5}
+            result = {"diverged": None, "test": {"mean": scores, **{kind: scores for kind in more.get("kinds", ())}}}
+            return key, dataclasses.replace(results["lstm-sgd-0"], unit=key, result=result)
+
+        paper = {"vadagrad": 1.2551, "sgd": 1.2575, "adagrad": 1.2783}
+        behind = dict(
+            one(f"lstm-{name}-{s}", 2.0 + gap + 0.04 * s * gap)
+            for name, gap in (("sgd", 0.0), ("vadagrad", 0.5))
+            for s in (0, 1)
+        )
+        text = findings(behind, paper)
+        assert "minus SGD's after equal epochs is +0.510 ± 0.010 nats per character (2 seeds)" in text
+        assert "the paper has -0.0024. That VadaGrad is ahead **does not hold here**." in text
+        single = dict([one("constant-vadagrad-0", 1.0), one("constant-adagrad-0", 1.5)])
+        assert "-0.500 nats per character (1 seed)" in findings(single, paper)
+        assert "That VadaGrad is ahead is what this one seed shows." in findings(single, paper)
+        kinds = ("samples-8", "samples-32")
+        lower = [one(f"transformer-ivon-{s}", 1.2 + 0.01 * s, 3.4, kinds=kinds) for s in range(3)]
+        higher = [one(f"transformer-adamw-{s}", 1.3 + 0.012 * s, 3.7) for s in range(3)]
+        text = findings(dict(lower + higher), paper)
+        assert "IVON's perplexity with 32 samples is 3.400 ± 0.000, AdamW's after as many steps 3.700 ± 0.000" in text
+        assert text.count("That it is lower holds here.") == 2
+        close = [one(f"transformer-adamw-{s}", 1.2 + 0.02 * s) for s in range(3)]
+        assert "not decided: the difference is within two standard errors" in findings(dict(lower + close), paper)
+        assert findings(dict(lower), paper) == ""
 
     def test_the_report_works_with_what_is_finished(self, results):
         for keys in ([], ["unit-data"], ["lstm-sgd-0"], ["lstm-vadagrad-1", "lstm-sgd-0"], ["transformer-ivon-0"]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from experiments.char_lm.settings import LABELS
 from experiments.results import Result
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ COLOURS = {
     "adamw": "0.35",
     "vadam": "#CC79A7",
 }
-LABELS = {"vadagrad": "VadaGrad", "sgd": "SGD", "adagrad": "AdaGrad", "adam": "Adam"}
-LABELS |= {"ivon": "IVON", "adamw": "AdamW", "vadam": "Vadam"}
 COLUMNS = 80
 
 

@@ -31,11 +31,3 @@ CHOICES = """\
 `python -m experiments run char-lm-full` has the published 200 epochs (60 for the transformer) and three seeds of
 everything: some 50 hours of one core for the published methods. There is a checkpoint after every epoch.
 """
-
-FINDINGS = """\
-## What to make of it
-
-TBD
-"""
-
-NOTES = FINDINGS + "\n" + CHOICES

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from experiments.char_lm.figures import curves, passage
-from experiments.char_lm.notes import NOTES
-from experiments.char_lm.settings import CHOSEN, PUBLISHED, UNITS
+from experiments.char_lm.findings import differences, findings, trained
+from experiments.char_lm.notes import CHOICES
+from experiments.char_lm.settings import CHOSEN, LABELS, PUBLISHED, UNITS
 from experiments.experiment import Report
 from experiments.results import Result
 from experiments.tables import Cell, Number, Table, published
@@ -16,23 +17,12 @@ from experiments.tables import Cell, Number, Table, published
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LABELS = {
-    "vadagrad": "VadaGrad",
-    "sgd": "SGD",
-    "adagrad": "AdaGrad",
-    "adam": "Adam",
-    "ivon": "IVON",
-    "adamw": "AdamW",
-    "vadam": "Vadam",
-}
 NETWORKS = {"lstm": "LSTM", "transformer": "transformer"}
 READINGS = {
     "mean": "mean loss; variance 1 / s",
     "data": "mean loss; variance 1 / (N s)",
     "sum": "summed loss; variance 1 / s",
 }
-
-Runs = Mapping[int, Mapping[str, Any]]
 
 
 def report(results: Mapping[str, Result]) -> Report:
@@ -46,21 +36,14 @@ def report(results: Mapping[str, Result]) -> Report:
         _search(results),
     ]
     figures: dict[str, Figure] = {}
-    if any(runs(results, "lstm", name) for name in PUBLISHED):
+    if any(key.startswith(("lstm-", "constant-", "transformer-")) for key in results):
         figures["curves"] = curves(results, paper)
     for network in NETWORKS:
-        found = runs(results, network, "ivon").get(0, {})
+        found = trained(results, network, "ivon").get(0, {})
         if "passage" in found:
             figures[f"uncertainty_{network}"] = passage(found["passage"], f"{NETWORKS[network]} trained by IVON")
-    return Report([table for table in tables if table.rows], figures, NOTES)
-
-
-def runs(results: Mapping[str, Result], prefix: str, method: str) -> Runs:
-    """Results of the finished trainings of a method by seed."""
-    found = {key.rpartition("-") for key in results}
-    return {
-        int(seed): results[f"{head}-{seed}"].result for head, _, seed in sorted(found) if head == f"{prefix}-{method}"
-    }
+    notes = findings(results, paper)
+    return Report([table for table in tables if table.rows], figures, f"{notes}\n{CHOICES}" if notes else CHOICES)
 
 
 def _paper() -> dict[str, float]:
@@ -73,14 +56,14 @@ def _paper() -> dict[str, float]:
 def _losses(results: Mapping[str, Result], paper: Mapping[str, float], prefix: str, title: str) -> Table:
     """Losses per character of the published methods, and VadaGrad's difference to each in the same seeds."""
     rows: list[list[Cell]] = []
-    reference = {seed: run["test"]["mean"]["nll"] for seed, run in _trained(results, prefix, "vadagrad").items()}
+    reference = trained(results, prefix, "vadagrad")
     for name in PUBLISHED:
-        found = _trained(results, prefix, name)
+        found = trained(results, prefix, name)
         if not found:
             continue
-        last = {seed: run["test"]["mean"]["nll"] for seed, run in found.items()}
-        both = [reference[seed] - last[seed] for seed in last if seed in reference]
-        row: list[Cell] = [LABELS[name], len(found), Number.of(last.values(), decimals=3)]
+        both = differences(reference, found)
+        last = [run["test"]["mean"]["nll"] for run in found.values()]
+        row: list[Cell] = [LABELS[name], len(found), Number.of(last, decimals=3)]
         row += [Number.of((min(run["curve"]["test"]) for run in found.values()), decimals=3)]
         row += [Number.of(both, decimals=3) if both and name != "vadagrad" else None]
         if paper:
@@ -95,10 +78,6 @@ def _losses(results: Mapping[str, Result], paper: Mapping[str, float], prefix: s
     return Table(f"{title}: nats per character after {epochs} epochs, mean network", header, rows)
 
 
-def _trained(results: Mapping[str, Result], prefix: str, method: str) -> Runs:
-    return {seed: run for seed, run in runs(results, prefix, method).items() if run["diverged"] is None}
-
-
 def _epochs(results: Mapping[str, Result], starts: Sequence[str]) -> str:
     found = {f"{r.config['epochs']:g}" for key, r in results.items() if key.rpartition("-")[0] in starts}
     return " or ".join(sorted(found)) or "no"
@@ -107,18 +86,18 @@ def _epochs(results: Mapping[str, Result], starts: Sequence[str]) -> str:
 def _scores(results: Mapping[str, Result], network: str) -> Table:
     """Perplexity and calibration of the chosen methods."""
     rows: list[list[Cell]] = []
-    reference = {seed: run["test"]["mean"]["nll"] for seed, run in _trained(results, network, "adamw").items()}
+    reference = trained(results, network, "adamw")
     for name in CHOSEN[network]:
-        found = _trained(results, network, name)
+        found = trained(results, network, name)
         kinds = list(dict.fromkeys(kind for run in found.values() for kind in run["test"]))
         for kind in kinds:
-            values = {seed: run["test"][kind] for seed, run in found.items()}
+            values = [run["test"][kind] for run in found.values()]
             shown = "mean network" if kind == "mean" else f"{kind.partition('-')[2]} samples"
             row: list[Cell] = [LABELS[name], "the weights" if name == "adamw" else shown, len(values)]
             for metric, digits in (("nll", 4), ("perplexity", 3), ("ece", 4)):
-                row.append(Number.of((value[metric] for value in values.values()), decimals=digits))
-            row.append(Number.of((100.0 * value["accuracy"] for value in values.values()), decimals=2))
-            both = [values[seed]["nll"] - reference[seed] for seed in values if seed in reference]
+                row.append(Number.of((value[metric] for value in values), decimals=digits))
+            row.append(Number.of((100.0 * value["accuracy"] for value in values), decimals=2))
+            both = differences(found, reference, kind)
             row.append(Number.of(both, decimals=4) if both and name != "adamw" else None)
             rows.append(row)
     header = ["method", "prediction", "seeds", "NLL, nats", "perplexity", "ECE", "accuracy, %", "NLL minus AdamW's"]
@@ -132,7 +111,7 @@ def _units(results: Mapping[str, Result]) -> Table:
         if f"unit-{unit}" in results:
             found = results[f"unit-{unit}"].result
             loss = "diverged" if found["diverged"] is not None else Number(found["validation"], None, 3)
-            widths = [Number(width, None, 4) for width in found.get("widths", [None] * 3)]
+            widths = [Number(width) for width in found.get("widths", [None] * 3)]
             steps: list[Cell] = [found["steps"]]
             rows.append([READINGS[unit], *steps, loss, *widths])
     header = ["gradient of s; variance", "steps", "validation loss", "width, 1%", "50%", "99%"]

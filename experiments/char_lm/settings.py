@@ -59,13 +59,24 @@ def _chosen(method: str, *rates: float, **options: Any) -> Sequence[Setting]:
 
 CHOSEN: Mapping[str, Mapping[str, Sequence[Setting]]] = {
     "lstm": {
-        "ivon": _chosen("ivon", 0.3, 1.0, 3.0),
+        "ivon": _chosen("ivon", 0.1, 0.3, 1.0),
         "adamw": _chosen("adamw", 0.002, 0.005, 0.01),
         "vadam": _chosen("vadam", 0.002, 0.005, 0.01),
     },
     "transformer": {
-        "ivon": _chosen("ivon", 0.3, 1.0, 3.0),
+        "ivon": _chosen("ivon", 0.3, 1.0, 0.1),
         "adamw": _chosen("adamw", 0.001, 0.003, 0.01),
     },
 }
 """Candidates by network and method; all else is the library's default."""
+
+LABELS = {
+    "vadagrad": "VadaGrad",
+    "sgd": "SGD",
+    "adagrad": "AdaGrad",
+    "adam": "Adam",
+    "ivon": "IVON",
+    "adamw": "AdamW",
+    "vadam": "Vadam",
+}
+"""Names of the methods in tables and figures."""
