@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
+from bayesadam.curvature.reentrant import RefusingReentrant
 from bayesadam.laplace.network import Network, columns
 from bayesadam.predictive.batches import Rows
 
@@ -24,7 +25,8 @@ class DiagonalSum:
     def add(self, rows: Rows, target: Tensor) -> Tensor:
         """Add a batch; returns its outputs, detached."""
         with torch.enable_grad():
-            output = self.network(rows.batch)
+            with RefusingReentrant(self.network.trainable.values()):
+                output = self.network(rows.batch)
             factor = self.network.factor(output, target)
             self.squares.backward_each(output, columns(factor, output), count=factor.shape[1] * factor.shape[3])
         return output.detach()

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp, vmap
 
+from bayesadam.curvature.reentrant import RefusingReentrant
 from bayesadam.laplace.network import Network, columns
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.predictive.batches import Rows, call
@@ -80,7 +81,7 @@ class FullSum:
         parameters = list(self.parameters.values())
         found = []
         for number, each in enumerate(vectors):
-            with torch.enable_grad():
+            with torch.enable_grad(), RefusingReentrant(parameters):
                 output = self.network(rows.part(number, number + 1).batch)
             for vector in each:
                 gradients = torch.autograd.grad(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.curvature.reentrant import RefusingReentrant
 from bayesadam.predictive.batches import Output, call
 
 
@@ -77,9 +78,9 @@ class MeanNetwork:
         """The wanted part with a graph from the random tensors, ``(n, ...)``.
 
         Raises:
-            RuntimeError: There is none.
+            RuntimeError: There is none, or random weights are used inside a reentrant checkpoint, which hides them.
         """
-        with torch.enable_grad():
+        with torch.enable_grad(), RefusingReentrant(self.tensors[name] for name in self.names):
             found = self.parts(batch, self.tensors)
         if not found.requires_grad:
             raise RuntimeError(

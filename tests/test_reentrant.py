@@ -1,0 +1,107 @@
+"""Reentrant activation checkpointing hides weights from derivatives: refused by name where derivatives are taken."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import bayesadam as ba
+
+LIKELIHOOD = ba.Gaussian(1.0)
+
+
+class Checkpointed(nn.Module):
+    """The hidden layer, and the output layer if ``whole``, are computed a second time in the backward pass."""
+
+    def __init__(self, *, reentrant, whole=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.hidden, self.output = nn.Linear(3, 8), nn.Linear(8, 2)
+        self.reentrant, self.whole = reentrant, whole
+
+    def forward(self, x):
+        def body(x):
+            return torch.tanh(self.hidden(x))
+
+        x = checkpoint(body, x, use_reentrant=self.reentrant)
+        return checkpoint(self.output, x, use_reentrant=self.reentrant) if self.whole else self.output(x)
+
+
+def data(*, requires_grad=False):
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(10, 3, generator=generator), torch.randn(10, 2, generator=generator)
+    return x.requires_grad_(requires_grad), y
+
+
+def posterior(model):
+    mean = {name: p.detach().clone() for name, p in model.named_parameters()}
+    return ba.DiagonalGaussian(mean, {name: torch.full_like(p, 0.01) for name, p in mean.items()})
+
+
+REFUSED = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
+LAST = {"structure": "last_layer", "prior_precision": 1.0}
+
+
+@REFUSED
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_linearised_predictions_refuse_it(whole, requires_grad):
+    model = Checkpointed(reentrant=True, whole=whole)
+    x, _ = data(requires_grad=requires_grad)
+    with pytest.raises(RuntimeError, match="must be the non-reentrant one .* got a .* with use_reentrant=True"):
+        ba.predict(model, posterior(model), x, likelihood=LIKELIHOOD, method="linearized")
+
+
+@REFUSED
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
+@pytest.mark.parametrize("structure", ["diagonal", "full"])
+def test_laplace_refuses_it(structure, curvature, requires_grad):
+    model = Checkpointed(reentrant=True)
+    pair = data(requires_grad=requires_grad)
+    with pytest.raises(RuntimeError, match="use_reentrant=True"):
+        ba.laplace(model, pair, likelihood=LIKELIHOOD, structure=structure, curvature=curvature, prior_precision=1.0)
+
+
+def test_the_other_kind_changes_nothing():
+    plain = Checkpointed(reentrant=False)
+    plain.forward = lambda x: plain.output(torch.tanh(plain.hidden(x)))
+    checkpointed = Checkpointed(reentrant=False)
+    x, y = data()
+    expected, found = (
+        ba.predict(model, posterior(model), x, likelihood=LIKELIHOOD, method="linearized").epistemic
+        for model in (plain, checkpointed)
+    )
+    assert expected.min() > 0
+    torch.testing.assert_close(found, expected)
+    laplace = [
+        ba.laplace(model, (x, y), likelihood=LIKELIHOOD, structure="full", prior_precision=100.0)
+        for model in (plain, checkpointed)
+    ]
+    torch.testing.assert_close(laplace[1].variance, laplace[0].variance)
+
+
+@REFUSED
+def test_where_no_derivative_of_a_hidden_weight_is_wanted_it_is_fine():
+    """The last layer alone is random, and what is before it may be checkpointed in any way."""
+    found, expected = (
+        ba.laplace(
+            Checkpointed(reentrant=reentrant),
+            data(),
+            likelihood=LIKELIHOOD,
+            structure="last_layer",
+            prior_precision=1.0,
+        )
+        for reentrant in (True, False)
+    )
+    torch.testing.assert_close(found.variance, expected.variance)
+    model = Checkpointed(reentrant=True)
+    q = ba.PartialGaussian(
+        ba.DiagonalGaussian(
+            {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("output")},
+            {name: torch.full_like(p, 0.01) for name, p in model.named_parameters() if name.startswith("output")},
+        ),
+        {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("hidden")},
+    )
+    x, _ = data()
+    assert ba.predict(model, q, x, likelihood=LIKELIHOOD, method="linearized").epistemic.min() > 0
