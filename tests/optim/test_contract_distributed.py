@@ -10,6 +10,8 @@ FUNCTIONS = [
     "bad_gradient_in_one_shard",
     "sharded_on_any_axis",
     "posterior_as_prior_of_a_sharded_network",
+    "predictions_of_a_sharded_network",
+    "samples_in_tensors_that_are_sharded_otherwise",
 ]
 
 

@@ -10,6 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+import bayesadam as ba
 from optim.conftest import SHARDED, Method, batch, weights
 
 
@@ -195,3 +196,51 @@ def posterior_as_prior_of_a_sharded_network(rank, folder):
     opt = Method("vadam")(other.named_parameters(), prior=q)
     torch.testing.assert_close(opt.posterior().mean, q.mean)
     run(other, opt, 2, rank)
+
+
+def predictions_of_a_sharded_network(rank, folder):
+    """Every method, each rank with inputs of its own: as the same network in one process, and training goes on."""
+    mesh = init_device_mesh("cpu", (2,))
+    x, likelihood = batch(7 + rank)[0].double(), ba.Gaussian(2.0)
+    for nested, reshard in ((True, True), (True, False), (False, None)):
+        net, alike = wide_net(), wide_net()
+        for layer in (net[0], net[2]) if nested else ():
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(net, mesh=mesh, reshard_after_forward=reshard)
+        opt = Method("vadam")(net.named_parameters())
+        run(net, opt, 2, rank)
+        with torch.no_grad():
+            net(x)  # leaves whole weights in the root
+        q = opt.posterior(net)
+        before = [p.full_tensor().clone() for p in net.parameters()]
+        for method in ("monte_carlo", "linearized", "moments", "mean"):
+            with torch.no_grad():
+                net(x)  # so that whole weights are there which are not the posterior's
+            options = {"likelihood": likelihood, "method": method, "mc_samples": 4}
+            found, expected = ba.predict(net, q, x, **options), ba.predict(alike, q, x, **options)
+            torch.testing.assert_close(found.mean, expected.mean, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(found.epistemic, expected.epistemic, rtol=1e-9, atol=1e-11)
+        for parameter, value in zip(net.parameters(), before, strict=True):
+            assert torch.equal(parameter.full_tensor(), value)
+        run(net, opt, 2, rank, first=2)
+        expected, _ = alone(Method("vadam"), "block", 1, steps=4)
+        full = [p.full_tensor().detach() for p in net.parameters()]
+        torch.testing.assert_close(full, [p.detach() for p in expected.parameters()], rtol=1e-9, atol=1e-11)
+
+
+def samples_in_tensors_that_are_sharded_otherwise(rank, folder):
+    """Tensor parallelism: each rank keeps its part of a sample, whatever the axis, and then of what was there."""
+    mesh = init_device_mesh("cpu", (2,))
+    for dim in (0, 1):
+        net = wide_net()
+        q = ba.DiagonalGaussian(
+            {name: p.detach().clone() for name, p in net.named_parameters()},
+            {name: torch.full_like(p, 0.01) for name, p in net.named_parameters()},
+        )
+        whole = net[2].weight.detach().clone()
+        net[2].weight = torch.nn.Parameter(distribute_tensor(whole, mesh, [Shard(dim)]))
+        expected = q.sample(3, seed=1)
+        with q.applied(net, sample=2, seed=1):
+            assert torch.equal(net[2].weight.full_tensor(), expected["2.weight"][2])
+            assert torch.equal(net[0].weight, expected["0.weight"][2])
+        assert torch.equal(net[2].weight.full_tensor(), whole)

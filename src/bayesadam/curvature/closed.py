@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from bayesadam.curvature.layers import ConvForm, EmbeddingForm, Form, LinearForm, Sink
 from bayesadam.curvature.observe import observed, taken_over
-from bayesadam.curvature.passes import Call, is_sharded, no_batch
+from bayesadam.curvature.passes import Call, no_batch
 from bayesadam.curvature.totals import Scratch
 from bayesadam.functional.curvature import wide
+from bayesadam.functional.sharding import is_sharded
 
 
 class ClosedForm:

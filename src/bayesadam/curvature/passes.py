@@ -180,11 +180,6 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a ``DTensor``, without importing ``torch.distributed`` for those that are not."""
-    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
-
-
 def nodes_of(tensors: Iterator[Tensor]) -> list[Any]:
     """The graph nodes that made the tensors."""
     return [t.grad_fn for t in tensors if t.grad_fn is not None]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from bayesadam.curvature import ranks
 from bayesadam.curvature.collector import Collector
-from bayesadam.curvature.passes import Slot, is_sharded
+from bayesadam.curvature.passes import Slot
 from bayesadam.curvature.reduction import reduction_of
+from bayesadam.functional.sharding import is_sharded
 
 
 class PerExampleSquares:

@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam import noise
-
-_PLAIN = (Tensor, nn.Parameter)
-"""What is no shard, without a further look."""
+from bayesadam.functional.sharding import local, place
 
 
 @dataclass(frozen=True)
@@ -34,26 +32,6 @@ class Block:
         if self.whole:
             return tensor
         return (tensor.view(-1) if self.flat else tensor)[self.start : self.stop]
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lives on this rank, sharing its storage; to be used without gradients."""
-    if type(tensor) in _PLAIN or not is_sharded(tensor):
-        return tensor
-    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
-    return part
-
-
-def is_sharded(tensor: Tensor) -> bool:
-    """Whether a tensor is a ``DTensor``, without importing ``torch.distributed`` for those that are not."""
-    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
-
-
-def place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of the full tensor, and where in it the local part begins."""
-    if is_sharded(parameter):
-        return tuple(parameter.shape), _shard_offset(parameter)
-    return tuple(parameter.shape), (0,) * parameter.ndim
 
 
 def blocks(parameter: Tensor, others: Sequence[Tensor], size: int) -> Iterator[Block]:
@@ -85,16 +63,3 @@ def blocks(parameter: Tensor, others: Sequence[Tensor], size: int) -> Iterator[B
     for start in range(0, here.shape[0], rows):
         stop = min(start + rows, here.shape[0])
         yield Block(start, stop, False, (stop - start, *here.shape[1:]), (offset[0] + start, *offset[1:]), full_shape)
-
-
-def _shard_offset(parameter: Tensor) -> tuple[int, ...]:
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    offset: tuple[int, ...] = tuple(
-        compute_local_shape_and_global_offset(
-            parameter.shape,
-            parameter.device_mesh,  # type: ignore[attr-defined]
-            parameter.placements,  # type: ignore[attr-defined]
-        )[1]
-    )
-    return offset

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import native, noise
-from bayesadam.engine.blocks import is_sharded
-from bayesadam.engine.store import full
+from bayesadam.functional.sharding import full, is_sharded
 
 
 def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:

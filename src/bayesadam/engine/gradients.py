@@ -9,14 +9,14 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from bayesadam.engine.blocks import local
 from bayesadam.engine.finite import first_bad
 from bayesadam.engine.passes import Pass, numbers_of, own_prior_of, per_weight_of, statics_of
 from bayesadam.engine.rule import initial_counters
 from bayesadam.engine.run import Draw, Job, Plan, Walk
 from bayesadam.engine.sources import CurvatureSource
-from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper, like
+from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper
 from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group, tensors_of
+from bayesadam.functional.sharding import like, local
 
 BACKTRACK = 0.5
 """The share of the largest admissible rate that back-tracking takes: no precision more than halves."""

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from bayesadam.engine.blocks import is_sharded, local
 from bayesadam.engine.passes import follow_, numbers_of, own_prior_of, per_weight_of
 from bayesadam.engine.rule import Rule, advance, initial_counters, start_precision
+from bayesadam.functional.sharding import full, local
 
 COUNTERS = tuple(initial_counters())
 _COUNTERS_OF = itemgetter(*COUNTERS)
@@ -221,21 +221,3 @@ def initial_prior(parameter: Tensor) -> float:
     if not 1e-12 < variance < math.inf:
         variance = 1.0
     return float(2.0 ** round(math.log2(1.0 / (_WIDER * variance))))
-
-
-def full(tensor: Tensor) -> Tensor:
-    """The whole of a sharded tensor (a collective call), or the tensor itself."""
-    if not is_sharded(tensor):
-        return tensor
-    whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
-    return whole
-
-
-def like(parameter: Tensor, value: Tensor) -> Tensor:
-    """``value``, a full tensor, on the parameter's device and with its sharding."""
-    value = value.to(parameter.device)
-    if not is_sharded(parameter):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(value, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]

@@ -12,8 +12,8 @@ from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 
 from bayesadam.calibration.safe import SAFE, Watched, harmless_share
 from bayesadam.checks import check
-from bayesadam.engine.store import full
 from bayesadam.functional.curvature import wide
+from bayesadam.functional.sharding import full
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DiagonalGaussian

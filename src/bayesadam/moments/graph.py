@@ -11,6 +11,7 @@ from bayesadam.functional import moments as maps
 from bayesadam.moments.rules import MODULES
 from bayesadam.moments.trace import Step, Units, Value, steps_of
 from bayesadam.moments.values import Moments
+from bayesadam.posterior.sharded import kind_of
 
 
 class Graph:
@@ -104,7 +105,7 @@ class Graph:
             return weights.get(self._names[f"{step.target}.{name}"]) or Moments(own)
 
         (x,) = (_filled(value, values) for value in (*step.args, *step.kwargs.values()))
-        found = MODULES[type(module)](module, x, weights_of)
+        found = MODULES[kind_of(module)](module, x, weights_of)
         weight = weights_of("weight") if covariance else None
         if weight is None or x.variance is None:
             return found

@@ -11,6 +11,7 @@ from typing import Any, cast
 from torch import fx, nn
 
 from bayesadam.moments.rules import COMBINING, ELEMENTWISE, FUNCTIONS, METHODS, MODULES, SHAPES, linear
+from bayesadam.posterior.sharded import has_hooks, kind_of
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, n
     args, kwargs = mapped((node.args, node.kwargs), lambda used: Value(numbers[used]))
     rule, places = rules.get(node.target) if calls else None, list[int]()
     mapped((node.args, node.kwargs), lambda used: places.append(numbers[used]))
-    layer = type(modules[str(node.target)]) if node.op == "call_module" else None
+    layer = kind_of(modules[str(node.target)]) if node.op == "call_module" else None
     return Step(
         "shape" if calls and _asks_for_shape(node) else node.op,
         node.target,
@@ -117,12 +118,12 @@ class _Tracer(fx.Tracer):
     """Stops at modules that have a rule, and at those of PyTorch."""
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
-        return type(module) in MODULES or super().is_leaf_module(module, path)
+        return kind_of(module) in MODULES or super().is_leaf_module(module, path)
 
 
 def _traced(model: nn.Module) -> list[fx.Node]:
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        if has_hooks(module):
             raise ValueError(f"model must have no forward hooks to propagate moments, got some at {name!r}")
     try:
         return list(_Tracer().trace(model).nodes)
@@ -136,7 +137,7 @@ def _traced(model: nn.Module) -> list[fx.Node]:
 def _check(node: fx.Node, modules: Mapping[str, nn.Module], plain: set[fx.Node]) -> None:
     """Refuse what has no rule; what is computed of shapes and other plain values needs none."""
     if node.op == "call_module":
-        kind = type(modules[str(node.target)])
+        kind = kind_of(modules[str(node.target)])
         if kind not in MODULES:
             raise _unsupported(f"the layer {str(node.target)!r} ({kind.__name__})")
         if len(node.all_input_nodes) != 1:

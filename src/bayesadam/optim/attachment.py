@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from bayesadam.engine.store import Store
+from bayesadam.posterior.sharded import spread
 from bayesadam.posterior.wrappers import unwrapping
 
 
@@ -31,6 +32,7 @@ def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
         ValueError: A perturbed parameter that is not the model's.
     """
     *_, inner = unwrapping(model)
+    spread(inner)
     names: dict[Tensor, str] = {parameter: name for name, parameter in inner.named_parameters()}
     slots = list(store.slots())
     for slot in slots:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from bayesadam.engine.blocks import local
-from bayesadam.engine.store import Store, like
+from bayesadam.engine.store import Store
+from bayesadam.functional.sharding import like, local
 from bayesadam.posterior import DiagonalGaussian
 
 

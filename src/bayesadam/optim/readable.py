@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.engine.store import Slot, full
+from bayesadam.engine.store import Slot
 from bayesadam.engine.weights import MEAN
+from bayesadam.functional.sharding import full
 from bayesadam.optim import attachment, start
 from bayesadam.optim.checkpoints import Checkpointed
 from bayesadam.posterior import DiagonalGaussian

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesadam.engine.blocks import is_sharded
 from bayesadam.engine.dense import DenseGradients, DenseHessianSource, DenseStore, DenseWeights, layout
 from bayesadam.engine.engine import Engine
 from bayesadam.engine.gradients import Gradients
@@ -16,6 +15,7 @@ from bayesadam.engine.run import Runner
 from bayesadam.engine.sources import HessianSource
 from bayesadam.engine.store import Slot, Store
 from bayesadam.engine.weights import Weights
+from bayesadam.functional.sharding import is_sharded
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS

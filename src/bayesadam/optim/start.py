@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.engine.rule import PER_WEIGHT, Rule
-from bayesadam.engine.store import INIT, Slot, full, hyper
+from bayesadam.engine.store import INIT, Slot, hyper
+from bayesadam.functional.sharding import full
 
 DOMINATES = 0.5
 """The share of the start above which a posterior's width is not what the data say."""

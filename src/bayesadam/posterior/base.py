@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from bayesadam import files
 from bayesadam.checks import check
 from bayesadam.curvature.names import with_current_names
-from bayesadam.curvature.passes import is_sharded
+from bayesadam.functional.sharding import is_sharded
 from bayesadam.posterior.network import NetworkDistribution
+from bayesadam.posterior.sharded import unsharded, writing_parts
 from bayesadam.posterior.wrappers import unwrapping
 
 Self = TypeVar("Self", bound="Posterior")
@@ -144,21 +145,22 @@ class Posterior(NetworkDistribution):
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
-        """See the base class; the weights are written in place.
+        """See the base class; the weights are written in place. Those of a sharded network are whole inside.
 
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior.
         """
-        tensors = self.match(model)
-        write = self._apart_from(tensors.values()).writer(seed)
-        before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-        try:
-            yield partial(write, tensors)
-        finally:
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    tensor.copy_(before[name])
-            torch.clear_autocast_cache()
+        with unsharded(model):
+            tensors = self.match(model)
+            write = writing_parts(self._apart_from(tensors.values()).writer(seed), tensors)
+            before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+            try:
+                yield partial(write, tensors)
+            finally:
+                with torch.no_grad():
+                    for name, tensor in tensors.items():
+                        tensor.copy_(before[name])
+                torch.clear_autocast_cache()
 
     def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
         """A posterior that stays as it is when the targets are written to: itself, if it shares no memory with them."""

@@ -17,6 +17,7 @@ from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.mixture import component_seed
+from bayesadam.posterior.sharded import unsharded
 from bayesadam.predictive.batch_norm import WithOwnStatistics
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_samples
@@ -208,11 +209,13 @@ def network_outputs(
     drawing: dict[str, Any] = {"link": how.link or "monte_carlo", "mc_samples": how.mc_samples, "seed": how.seed}
     if how.method == "moments":
         covariance = how.link != "probit"  # which makes use of variances alone
-        moments = propagated_outputs(model, posterior, inputs, covariance=covariance, **running)
+        with unsharded(model):
+            moments = propagated_outputs(model, posterior, inputs, covariance=covariance, **running)
         return Run("moments", partial(from_moments, moments, **drawing))
     if how.method == "linearized":
         part = partial(uncertain_part, how.likelihood)
-        found = linearized_outputs(model, posterior, inputs, part, output=how.output, most=most, **running)
+        with unsharded(model):
+            found = linearized_outputs(model, posterior, inputs, part, output=how.output, most=most, **running)
 
         def linearized(likelihood: Likelihood, scale: float = 1.0) -> Predictive:
             outputs, covariance = found

@@ -1,0 +1,66 @@
+"""Tensors that are spread over processes (``DTensor``): the part here, where it lies, and the whole."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+_PLAIN = (Tensor, nn.Parameter)
+"""What is no shard, without a further look."""
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a ``DTensor``, without importing ``torch.distributed`` for those that are not."""
+    return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that lives on this rank, sharing its storage; to be used without gradients."""
+    if type(tensor) in _PLAIN or not is_sharded(tensor):
+        return tensor
+    part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    return part
+
+
+def place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shape of the full tensor, and where in it the local part begins."""
+    if is_sharded(parameter):
+        return tuple(parameter.shape), _shard_offset(parameter)
+    return tuple(parameter.shape), (0,) * parameter.ndim
+
+
+def full(tensor: Tensor) -> Tensor:
+    """The whole of a sharded tensor (a collective call), or the tensor itself."""
+    if not is_sharded(tensor):
+        return tensor
+    whole: Tensor = tensor.full_tensor()  # type: ignore[attr-defined]
+    return whole
+
+
+def like(parameter: Tensor, value: Tensor) -> Tensor:
+    """``value``, a full tensor, on the parameter's device and with its sharding (a collective call)."""
+    value = value.to(parameter.device)
+    if not is_sharded(parameter):
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements)  # type: ignore[attr-defined]
+
+
+def own_part(parameter: Tensor, value: Tensor) -> Tensor:
+    """The part of ``value``, a full tensor that all ranks have, that belongs to this rank's part of a parameter."""
+    _, start = place(parameter)
+    shape = local(parameter).shape
+    return value[tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))]
+
+
+def _shard_offset(parameter: Tensor) -> tuple[int, ...]:
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    offset: tuple[int, ...] = tuple(
+        compute_local_shape_and_global_offset(
+            parameter.shape,
+            parameter.device_mesh,  # type: ignore[attr-defined]
+            parameter.placements,  # type: ignore[attr-defined]
+        )[1]
+    )
+    return offset

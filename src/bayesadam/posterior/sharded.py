@@ -1,0 +1,102 @@
+"""Networks whose weights are spread over processes: whole inside a block, and samples written part by part."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.functional.sharding import is_sharded, local, own_part
+
+Write = Callable[[Mapping[str, Tensor], int | None], None]
+_WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+"""Modules inside such a block."""
+
+
+@contextmanager
+def unsharded(model: nn.Module) -> Iterator[None]:
+    """Inside, every weight of a model that went through ``fully_shard`` is whole on this rank; after, it is spread.
+
+    Inside, the model computes as one that was never sharded, also where derivatives are taken, and forward passes
+    gather nothing. What is written to its weights is lost afterwards. All ranks must enter the block. Blocks may be
+    nested; other models are left as they are.
+    """
+    modules: list[Any] = [m for m in model.modules() if _is_fsdp(m) and m not in _WHOLE]
+    known = [(owner, name, getattr(owner, name)) for module in modules for owner, name in _settings(module)]
+    try:
+        _WHOLE.update(modules)
+        for module in modules:
+            module.reshard()  # what is whole since an earlier forward pass may be out of date
+            module.unshard()
+            module.set_reshard_after_forward(False, recurse=False)
+            module.set_reshard_after_backward(False, recurse=False)
+        yield
+    finally:
+        for owner, name, value in known:
+            setattr(owner, name, value)
+        for module in modules:
+            module.reshard()
+        _WHOLE.difference_update(modules)
+
+
+def spread(model: nn.Module) -> None:
+    """Let a model hold the parts that an optimiser knows, and not whole weights of an earlier forward pass."""
+    for module in model.modules():
+        if _is_fsdp(module) and module not in _WHOLE:
+            module.reshard()  # type: ignore[operator]
+
+
+def writing_parts(write: Write, targets: Mapping[str, Tensor]) -> Write:
+    """A posterior's writer for targets that may be sharded: each rank makes the sample, and keeps its own part.
+
+    Args:
+        write: Writes full tensors.
+        targets: What it will be asked to write to.
+    """
+    sharded = {name for name, target in targets.items() if is_sharded(target)}
+    if not sharded:
+        return write
+
+    @torch.no_grad()
+    def put(targets: Mapping[str, Tensor], number: int | None) -> None:
+        whole = {
+            name: local(target).new_empty(target.shape) if name in sharded else target
+            for name, target in targets.items()
+        }
+        write(whole, number)
+        for name in sharded:
+            local(targets[name]).copy_(own_part(targets[name], whole[name]))
+
+    return put
+
+
+def kind_of(module: nn.Module) -> type[nn.Module]:
+    """The class of a module, without what ``fully_shard`` makes of it."""
+    kind = type(module)
+    return next(base for base in kind.__mro__[1:] if issubclass(base, nn.Module)) if _is_fsdp(module) else kind
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has forward hooks, other than those that gather whole weights."""
+    state = module._get_fsdp_state() if _is_fsdp(module) else module  # type: ignore[operator]
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return any(getattr(hook, "__self__", None) is not state for hook in hooks)
+
+
+def _is_fsdp(module: nn.Module) -> bool:
+    return hasattr(module, "_get_fsdp_state")
+
+
+def _settings(module: Any) -> list[tuple[Any, str]]:
+    """Where ``fully_shard`` keeps when a module gives up its whole weights; the setters that change it cannot tell."""
+    state = module._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
+    places = [(state, "_auto_reshard_after_forward")]
+    for group in groups:
+        if group is not None:
+            places += [(group, "post_forward_mesh_info"), (group, "reshard_after_backward")]
+    return [(owner, name) for owner, name in places if hasattr(owner, name)]
