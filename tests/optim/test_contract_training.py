@@ -4,11 +4,13 @@ import copy
 import itertools
 import math
 import pickle
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
+import bayesadam as ba
 from bayesadam import noise
 from bayesadam.engine import run
 from bayesadam.optim import OPTIMIZERS
@@ -700,6 +702,22 @@ def test_add_param_group_after_training_began(method, mode):
 
 
 # Gradients that must be refused
+
+
+@pytest.mark.parametrize(("start", "diverges"), [(None, True), (1e4, False)])
+def test_a_training_that_diverges_says_what_to_change(start, diverges):
+    """The noise at the start multiplies from layer to layer, and IVON's default rate does the rest."""
+    wide = [torch.nn.Linear(512, 512) for _ in range(3)]
+    net = torch.nn.Sequential(torch.nn.Linear(32, 512), *wide, torch.nn.Linear(512, 8))
+    opt = ba.IVON(net.named_parameters(), num_data=100, recipe="paper", initial_precision=start)
+    x, y = torch.randn(8, 32), torch.randn(8, 8)
+    hint = r"must be finite, got inf or nan; .* wants a smaller lr than 0.1, .* a larger initial_precision"
+    with pytest.raises(FloatingPointError, match=hint) if diverges else nullcontext():
+        for _ in range(20):
+            with opt.sampled_params():
+                opt.zero_grad()
+                torch.nn.functional.mse_loss(net(x), y).backward()
+            opt.step()
 
 
 @pytest.mark.parametrize(("bad", "mode"), [(math.nan, "block"), (math.inf, "closure"), (-math.inf, "train")])

@@ -207,7 +207,12 @@ class Gradients:
         """Whether to step; raises where the user wants to hear of a step that cannot be made."""
         bad = self._first_bad()
         if bad is not None:
-            return self._refuse(f"the gradient of parameter {self.store.name_of(bad)} must be finite")
+            rates = sorted({float(group["lr"]) for group in self.store.owner.param_groups})
+            return self._refuse(
+                f"the gradient of parameter {self.store.name_of(bad)} must be finite",
+                f" (a training that diverges wants a smaller lr than {rates[-1]:g}, or less noise at its start: a larger "
+                "initial_precision)",
+            )
         return self._curvature_is_finite() and self._limit_rates()
 
     def _first_bad(self) -> Tensor | None:
@@ -225,11 +230,11 @@ class Gradients:
                 return self._refuse(f"the curvature of parameter {self.store.name_of(parameter)} must be finite")
         return True
 
-    def _refuse(self, why: str) -> bool:
+    def _refuse(self, why: str, hint: str = "") -> bool:
         """Skip the step, or raise, as the user wants it."""
         if self.store.first["nonfinite"] == "skip":
             return False
-        raise FloatingPointError(f"{why}, got inf or nan; nothing was changed")
+        raise FloatingPointError(f"{why}, got inf or nan; nothing was changed{hint}")
 
     def step(self, *, ready: bool) -> None:
         """Apply the rule to every parameter that has a gradient, if ``ready``, and go on to the next step.
