@@ -137,10 +137,17 @@ class Engine:
         if collected:
             self.store.set_all("noise_step", self.store.first["noise_step"] + 1)
 
+    def check_drop_in(self) -> None:
+        """Raise ``RuntimeError`` if there are several samples, of which weights can hold one."""
+        if self.store.first["mc_samples"] != 1:
+            raise RuntimeError(
+                f"mc_samples must be 1 to use train(), got {self.store.first['mc_samples']!r} (several samples are for "
+                "blocks, and for trainers that call step(closure))"
+            )
+
     def train(self) -> None:
         """From now on the weights hold a sample."""
-        if self.store.first["mc_samples"] != 1:
-            raise RuntimeError(f"mc_samples must be 1 to use train(), got {self.store.first['mc_samples']!r}")
+        self.check_drop_in()
         if self.open or self.gradients.collected:
             raise RuntimeError("train() must be called before sampled_params() or after its step(), got a call between")
         if self.weights.held == TRAIN:

@@ -210,8 +210,8 @@ class Gradients:
             rates = sorted({float(group["lr"]) for group in self.store.owner.param_groups})
             return self._refuse(
                 f"the gradient of parameter {self.store.name_of(bad)} must be finite",
-                f" (a training that diverges wants a smaller lr than {rates[-1]:g}, or less noise at its start: a larger "
-                "initial_precision)",
+                f" (a training that diverges wants a smaller lr than {rates[-1]:g}, or less noise at its start: a "
+                "larger initial_precision)",
             )
         return self._curvature_is_finite() and self._limit_rates()
 

@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.rule import options_of
 from bayesadam.engine.weights import MEAN, TRAIN
-from bayesadam.optim import attachment
+from bayesadam.optim import attachment, following
 from bayesadam.optim.continuation import start_from
 from bayesadam.optim.hyperparameters import (
     DEFAULTS,
@@ -230,6 +230,25 @@ class PerturbedOptimizer(Readable):
         others = self._engine.eval()
         if others:
             attachment.warn_of_other_values(self._engine.store.name_of(others[0]))
+
+    def follow(self, model: nn.Module) -> None:
+        """For loops that call ``model.train()`` and ``model.eval()`` and nothing of the optimiser but ``step``.
+
+        It is :meth:`attach`, and from now on ``model.train()`` calls :meth:`train` of this optimiser, too, and
+        ``model.eval()`` calls :meth:`eval`: evaluation and prediction are at the mean. The end of the training loop is
+        an ``eval()`` of either. Until the model is next set to training mode, nothing changes.
+
+        Args:
+            model: Whose parameters these are; wrappers (``DistributedDataParallel``, ``torch.compile``) may be put
+                around it before or after.
+
+        Raises:
+            RuntimeError: ``mc_samples`` is not 1.
+            ValueError: A perturbed parameter of this optimiser that is not the model's.
+        """
+        self._engine.check_drop_in()
+        self.attach(model)
+        following.follow(self, model)
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:

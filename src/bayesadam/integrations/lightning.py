@@ -1,0 +1,102 @@
+"""Lightning: a callback that trains at samples, and evaluates, saves and ends at the mean.
+
+::
+
+    trainer = lightning.Trainer(callbacks=[PosteriorCallback()])
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from bayesadam.integrations.optimizers import none_found, perturbed
+from bayesadam.optim.base import PerturbedOptimizer
+
+
+def _callback_class() -> Any:
+    """Lightning's, by either of the names that its package has."""
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        with suppress(ImportError):
+            return import_module(name).Callback
+    raise ImportError("lightning must be installed for this, got none: pip install 'bayesadam[integrations]'")
+
+
+Callback: Any = _callback_class()
+
+
+class PosteriorCallback(Callback):  # type: ignore[misc]
+    """For a ``LightningModule`` whose ``configure_optimizers`` returns optimisers of this library.
+
+    With one sample per step the weights hold a sample while training: accumulated gradients, clipping, ``precision``
+    and schedulers work as with Adam. While Lightning validates, tests and predicts, and after ``fit``, they hold the
+    mean, and so does every checkpoint. With ``mc_samples`` above 1 the weights always hold the mean but inside
+    ``optimizer.step(closure)``, which Lightning calls: the loss is computed and clipped once for each sample.
+
+    Several such optimisers, and others beside them, may train parts of a module.
+
+    Raises:
+        ValueError: At the start of ``fit``: no optimiser of this library; or ``mc_samples`` above 1 together with
+            accumulated gradients, a gradient scaler (``precision="16-mixed"``) or manual optimisation.
+    """
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Tie the optimisers to the module, so that checkpoints have the mean."""
+        optimizers = perturbed(trainer.optimizers)
+        if not optimizers:
+            raise none_found()
+        for optimizer in optimizers:
+            if not _is_drop_in(optimizer):
+                _check_closures(trainer, pl_module, optimizer)
+            optimizer.attach(pl_module)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """From now on the weights hold samples."""
+        self._train(trainer)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """The mean."""
+        self._eval(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Samples again, if this was in the middle of training."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._train(trainer)
+
+    def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
+        """The mean, also of a run that was resumed."""
+        self._eval(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """The mean."""
+        self._eval(trainer)
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The mean, also where training was interrupted."""
+        self._eval(trainer)
+
+    def _train(self, trainer: Any) -> None:
+        for optimizer in perturbed(trainer.optimizers):
+            if _is_drop_in(optimizer):
+                optimizer.train()
+
+    def _eval(self, trainer: Any) -> None:
+        for optimizer in perturbed(trainer.optimizers):
+            optimizer.eval()
+
+
+def _is_drop_in(optimizer: PerturbedOptimizer) -> bool:
+    """Whether its weights hold a sample between steps: with several samples per step they cannot."""
+    return bool(optimizer.param_groups[0]["mc_samples"] == 1)
+
+
+def _check_closures(trainer: Any, pl_module: Any, optimizer: PerturbedOptimizer) -> None:
+    """Several samples need a trainer that computes the whole gradient of a step inside ``step(closure)``."""
+    what = f"with mc_samples={optimizer.param_groups[0]['mc_samples']}"
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(f"accumulate_grad_batches must be 1 {what}, got {trainer.accumulate_grad_batches!r}")
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        raise ValueError(f"precision must be one without a gradient scaler {what}, got {trainer.precision!r}")
+    if not pl_module.automatic_optimization:
+        raise ValueError(f"automatic_optimization must be True {what}, got False")

@@ -1,0 +1,24 @@
+"""Finding this library's optimisers inside what trainers wrap around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from bayesadam.optim.base import PerturbedOptimizer
+
+
+def perturbed(optimizers: Iterable[Any]) -> list[PerturbedOptimizer]:
+    """The perturbed optimisers among those given, looking through wrappers that keep theirs as ``optimizer``."""
+    found = []
+    for optimizer in optimizers:
+        while not isinstance(optimizer, PerturbedOptimizer) and getattr(optimizer, "optimizer", None) is not None:
+            optimizer = optimizer.optimizer
+        if isinstance(optimizer, PerturbedOptimizer):
+            found.append(optimizer)
+    return found
+
+
+def none_found() -> ValueError:
+    """The error of a callback in a training without such an optimiser."""
+    return ValueError("the trainer must have a perturbed optimiser of bayesadam (Vadam, IVON, ...), got none")
