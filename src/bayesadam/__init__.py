@@ -49,6 +49,7 @@ from bayesadam.posterior import PartialGaussian as PartialGaussian
 from bayesadam.posterior import Posterior as Posterior
 from bayesadam.posterior import ensemble as ensemble
 from bayesadam.posterior import load_posterior as load_posterior
+from bayesadam.posterior import merge as merge
 from bayesadam.predictive import ClassificationPredictive as ClassificationPredictive
 from bayesadam.predictive import GaussianLogitsPredictive as GaussianLogitsPredictive
 from bayesadam.predictive import GaussianPredictive as GaussianPredictive

@@ -137,6 +137,17 @@ def test_wrappers_are_followed_and_prediction_is_at_the_mean():
     torch.testing.assert_close(weights(model), weights(reference))
 
 
+def test_a_mode_that_changes_while_a_sample_is_applied_is_followed_afterwards():
+    model, opt = followed()
+    model.train()
+    q = opt.posterior()
+    with q.applied(model, sample=1):
+        model.eval()
+        assert opt.param_groups[0]["weights"] == "train"
+    assert opt.param_groups[0]["weights"] == "mean"
+    assert torch.equal(weights(model), torch.cat([value.flatten() for value in q.mean.values()]))
+
+
 def test_two_optimisers_follow_one_model():
     model = network()
     opts = [ba.Vadam([("0.weight", model[0].weight)], num_data=8), ba.IVON([("2.weight", model[2].weight)], num_data=8)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.rule import options_of
 from bayesadam.engine.weights import MEAN, TRAIN
-from bayesadam.optim import attachment, following
+from bayesadam.optim import attachment
 from bayesadam.optim.continuation import start_from
 from bayesadam.optim.hyperparameters import (
     DEFAULTS,
@@ -33,7 +33,7 @@ from bayesadam.optim.readable import Readable
 from bayesadam.optim.recipes import PAPER, Recipes, longer_training, recipe_of
 from bayesadam.optim.signatures import show_signature
 from bayesadam.optim.translations import check_foreign
-from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior import DiagonalGaussian, modes
 
 
 class PerturbedOptimizer(Readable):
@@ -248,7 +248,12 @@ class PerturbedOptimizer(Readable):
         """
         self._engine.check_drop_in()
         self.attach(model)
-        following.follow(self, model)
+        modes.follow(self, model)
+
+    def follow_mode(self, training: bool) -> None:
+        """Called when a model that is followed changes its mode. Inside a sampling block it is left to the block."""
+        if not self._engine.open:
+            self.train(training)
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:

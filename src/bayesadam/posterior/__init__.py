@@ -6,6 +6,7 @@ from bayesadam.posterior.bernoulli import Bernoulli as Bernoulli
 from bayesadam.posterior.dense import DenseGaussian as DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian as DiagonalGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian as LowRankGaussian
+from bayesadam.posterior.merging import merge as merge
 from bayesadam.posterior.mixture import Mixture as Mixture
 from bayesadam.posterior.mixture import ensemble as ensemble
 from bayesadam.posterior.network import NetworkDistribution as NetworkDistribution

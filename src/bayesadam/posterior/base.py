@@ -18,6 +18,7 @@ from bayesadam import files
 from bayesadam.checks import check
 from bayesadam.curvature.names import with_current_names
 from bayesadam.functional.sharding import is_sharded
+from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.sharded import unsharded, writing_parts
 from bayesadam.posterior.wrappers import unwrapping
@@ -150,7 +151,7 @@ class Posterior(NetworkDistribution):
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior.
         """
-        with unsharded(model):
+        with quietly(model), unsharded(model):
             tensors = self.match(model)
             write = writing_parts(self._apart_from(tensors.values()).writer(seed), tensors)
             before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -180,13 +181,13 @@ class Posterior(NetworkDistribution):
             if value.shape[value.ndim - mean.ndim :] != mean.shape:
                 raise ValueError(f"theta[{name!r}] must end in the shape {tuple(mean.shape)}, got {tuple(value.shape)}")
 
-    def _check_weights(self, prior: Posterior) -> None:
-        """A posterior as prior must be over the same weights."""
-        self._check_names(prior.mean, "prior")
+    def _check_weights(self, other: Posterior, what: str = "prior") -> None:
+        """Another posterior, as a prior say, must be over the same weights."""
+        self._check_names(other.mean, what)
         for name, mean in self.mean.items():
-            if prior.mean[name].shape != mean.shape:
+            if other.mean[name].shape != mean.shape:
                 raise ValueError(
-                    f"prior of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(prior.mean[name].shape)}"
+                    f"{what} of {name!r} must be of shape {tuple(mean.shape)}, got {tuple(other.mean[name].shape)}"
                 )
 
     def _check_names(self, other: Mapping[str, Tensor], what: str) -> None:

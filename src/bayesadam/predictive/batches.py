@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior.modes import quietly
 
 Output = Callable[[Any], Tensor]
 
@@ -178,7 +179,8 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
     kept = [(tensor, tensor.detach().clone()) for tensor in own]
     try:
         model.eval()
-        yield
+        with quietly(model):
+            yield
     finally:
         for module, mode in modes:  # parents first, whose children may be in another mode
             if module.training != mode:

@@ -1,0 +1,71 @@
+"""Posteriors of several trainings made into one: the product of their Gaussians."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bayesadam.checks import check
+from bayesadam.posterior.diagonal import DiagonalGaussian
+
+
+def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | None = None) -> DiagonalGaussian:
+    """The weighted product of Gaussians over the same weights, normalised: ``prod_i N(mean_i, variance_i)^(w_i)``.
+
+    Precisions are added, and the mean is the mean of the means by precision::
+
+        1 / variance = sum_i w_i / variance_i          mean = variance * sum_i w_i mean_i / variance_i
+
+    so that each weight is taken from the training that determined it best. Adapters (LoRA) that were trained on several
+    tasks or by several people from the same start are merged in this way; so are posteriors of parts of a data set.
+    Each of these has its own copy of the prior: with ``weights`` of ``1 / n`` each the product has one prior, and the
+    precision of one training.
+
+    Where a variance is 0 (a parameter that was trained without noise) the product is a point mass, at the mean by
+    ``weights`` of those that are point masses there.
+
+    Args:
+        posteriors: At least one, with the same names and shapes; dtype and device of the result are the first's.
+        weights: Exponents, positive and finite, one for each posterior; default 1 each.
+
+    Returns:
+        A new posterior. Its hyper-parameters say that it was merged, from how many and with which weights.
+
+    Raises:
+        ValueError: No posterior, one that is no :class:`DiagonalGaussian` (a ``marginal()`` is one), other names or
+            shapes, or weights that are not positive or not as many.
+    """
+    posteriors = list(posteriors)
+    if not posteriors:
+        raise ValueError("posteriors must have at least one posterior, got none")
+    for q in posteriors:
+        if not isinstance(q, DiagonalGaussian):
+            raise ValueError(f"posteriors must be DiagonalGaussians (a marginal() is one), got {type(q).__name__}")
+    first, *others = posteriors
+    for number, q in enumerate(others, 1):
+        first._check_weights(q, f"posteriors[{number}]")
+    exponents = [1.0] * len(posteriors) if weights is None else [float(weight) for weight in weights]
+    if len(exponents) != len(posteriors):
+        raise ValueError(f"weights must have one number for each of {len(posteriors)} posteriors, got {exponents}")
+    for exponent in exponents:
+        check("weights", exponent, "positive and finite", lambda value: 0 < value < math.inf)
+    mean, variance = {}, {}
+    for name, own in first.mean.items():
+        means = [q.mean[name].to(own.device) for q in posteriors]
+        variances = [q.variance[name].to(own.device) for q in posteriors]
+        mean[name], variance[name] = (part.to(own.dtype) for part in _product(means, variances, exponents))
+    return DiagonalGaussian(mean, variance, {"merged": len(posteriors), "weights": exponents})
+
+
+def _product(means: list[Tensor], variances: list[Tensor], exponents: list[float]) -> tuple[Tensor, Tensor]:
+    """Mean and variance of the product, in float64; ``1 / variance`` is taken relative to the least variance."""
+    least = torch.stack([variance.double() for variance in variances]).amin(0)
+    total = center = torch.zeros_like(least)
+    for mean, variance, exponent in zip(means, variances, exponents, strict=True):
+        share = torch.where(variance == least, 1.0, least / variance.double()) * exponent
+        total = total + share
+        center = center + share * mean.double()
+    return center / total, least / total
