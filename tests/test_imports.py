@@ -15,6 +15,7 @@ LAYERS = [
     "checks",
     "files",
     "scaling",
+    "sharding",
     "native",
     "functional",
     "curvature",
@@ -105,6 +106,7 @@ import bayesadam
 assert torch.equal(torch.get_rng_state(), state)
 extras = {"sklearn", "pandas", "pyarrow", "bokeh", "optuna", "matplotlib", "typer", "rich", "pooch", "scipy", "joblib"}
 extras |= {"obp", "mabwiser", "stable_baselines3", "gymnasium"}
+extras |= {"lightning", "pytorch_lightning", "transformers", "accelerate", "peft", "skorch"}
 assert not extras & (set(sys.modules) - before), extras & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

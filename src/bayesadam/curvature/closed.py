@@ -14,7 +14,7 @@ from bayesadam.curvature.observe import observed, taken_over
 from bayesadam.curvature.passes import Call, no_batch
 from bayesadam.curvature.totals import Scratch
 from bayesadam.functional.curvature import wide
-from bayesadam.functional.sharding import is_sharded
+from bayesadam.sharding import is_sharded
 
 
 class ClosedForm:

@@ -21,7 +21,7 @@ from bayesadam.curvature.observe import observed
 from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.curvature import wide
-from bayesadam.functional.sharding import is_sharded
+from bayesadam.sharding import is_sharded
 
 LIMIT = 32 * 2**20
 """Bytes of per-example gradients, inputs and outputs that are made at once."""

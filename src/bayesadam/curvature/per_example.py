@@ -12,7 +12,7 @@ from bayesadam.curvature import ranks
 from bayesadam.curvature.collector import Collector
 from bayesadam.curvature.passes import Slot
 from bayesadam.curvature.reduction import reduction_of
-from bayesadam.functional.sharding import is_sharded
+from bayesadam.sharding import is_sharded
 
 
 class PerExampleSquares:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.functional.curvature import wide
-from bayesadam.functional.sharding import is_sharded
+from bayesadam.sharding import is_sharded
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

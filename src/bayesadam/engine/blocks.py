@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.functional.sharding import local, place
+from bayesadam.sharding import local, place
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam import native, noise
-from bayesadam.functional.sharding import full, is_sharded
+from bayesadam.sharding import full, is_sharded
 
 
 def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:

@@ -16,7 +16,7 @@ from bayesadam.engine.run import Draw, Job, Plan, Walk
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper
 from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group, tensors_of
-from bayesadam.functional.sharding import like, local
+from bayesadam.sharding import like, local
 
 BACKTRACK = 0.5
 """The share of the largest admissible rate that back-tracking takes: no precision more than halves."""

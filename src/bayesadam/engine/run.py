@@ -22,7 +22,7 @@ from bayesadam import noise
 from bayesadam.engine import kernels
 from bayesadam.engine.blocks import Block, blocks
 from bayesadam.engine.passes import Pass
-from bayesadam.functional.sharding import is_sharded, local, place
+from bayesadam.sharding import is_sharded, local, place
 
 BLOCK = 16 * noise.TILE
 """Elements that the eager code works on at a time."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesadam.engine.passes import follow_, numbers_of, own_prior_of, per_weight_of
 from bayesadam.engine.rule import Rule, advance, initial_counters, start_precision
-from bayesadam.functional.sharding import full, local
+from bayesadam.sharding import full, local
 
 COUNTERS = tuple(initial_counters())
 _COUNTERS_OF = itemgetter(*COUNTERS)

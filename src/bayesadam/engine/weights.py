@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesadam.engine.passes import Pass, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk
 from bayesadam.engine.store import NumbersCache, Slot, Store
-from bayesadam.functional.sharding import local
+from bayesadam.sharding import local
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
 """What the weights hold, as the groups' ``"weights"`` says: the mean, which is then authoritative (the state's follows

@@ -13,12 +13,12 @@ from torch.optim import Adagrad, Adam, NAdam, Optimizer, RAdam, RMSprop
 from bayesadam.calibration.safe import SAFE, Watched, harmless_share
 from bayesadam.checks import check
 from bayesadam.functional.curvature import wide
-from bayesadam.functional.sharding import full
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.wrappers import unwrapping
 from bayesadam.predictive.pairs import Data
+from bayesadam.sharding import full
 
 State = Mapping[str, Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from bayesadam.engine.store import Store
-from bayesadam.functional.sharding import like, local
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.sharding import like, local
 
 
 def start_from(store: Store, prior: DiagonalGaussian) -> None:

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from bayesadam.engine.store import Slot
 from bayesadam.engine.weights import MEAN
-from bayesadam.functional.sharding import full
 from bayesadam.optim import attachment, start
 from bayesadam.optim.checkpoints import Checkpointed
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.report import PER_TENSOR, PosteriorReport, overall_share
+from bayesadam.sharding import full
 
 
 class Readable(Checkpointed):

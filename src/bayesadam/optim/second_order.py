@@ -15,10 +15,10 @@ from bayesadam.engine.run import Runner
 from bayesadam.engine.sources import HessianSource
 from bayesadam.engine.store import Slot, Store
 from bayesadam.engine.weights import Weights
-from bayesadam.functional.sharding import is_sharded
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.sharding import is_sharded
 
 _SHARDED = {"hessian": "reparameterized", "covariance": "diagonal", "correction": "elementwise"}
 _SHARED_BY_A_MATRIX = ("num_data", "betas", "temperature", "maximize")

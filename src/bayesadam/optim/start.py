@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesadam.engine.rule import PER_WEIGHT, Rule
 from bayesadam.engine.store import INIT, Slot, hyper
-from bayesadam.functional.sharding import full
+from bayesadam.sharding import full
 
 DOMINATES = 0.5
 """The share of the start above which a posterior's width is not what the data say."""

@@ -17,11 +17,12 @@ from torch import Tensor, nn
 from bayesadam import files
 from bayesadam.checks import check
 from bayesadam.curvature.names import with_current_names
-from bayesadam.functional.sharding import is_sharded
+from bayesadam.sharding import is_sharded
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.sharded import unsharded, writing_parts
 from bayesadam.posterior.wrappers import unwrapping
+from bayesadam.sharding import is_sharded
 
 Self = TypeVar("Self", bound="Posterior")
 

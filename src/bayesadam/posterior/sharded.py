@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.functional.sharding import is_sharded, local, own_part
+from bayesadam.sharding import is_sharded, local, own_part
 
 Write = Callable[[Mapping[str, Tensor], int | None], None]
 _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
