@@ -1,7 +1,11 @@
-"""Tensors that are spread over processes (``DTensor``): the part here, where it lies, and the whole."""
+"""Processes that train together, and tensors that are spread over them (``DTensor``): the part here, and the whole."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
 _PLAIN = (Tensor, nn.Parameter)
@@ -51,6 +55,34 @@ def own_part(parameter: Tensor, value: Tensor) -> Tensor:
     _, start = place(parameter)
     shape = local(parameter).shape
     return value[tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))]
+
+
+def rank_and_size() -> tuple[int, int]:
+    """The number of this process, and how many train together; 0 and 1 without ``torch.distributed``."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(), dist.get_world_size()
+
+
+def average(tensors: Sequence[Tensor]) -> None:
+    """Replace tensors by their means over the ranks, by one collective call for each dtype and device."""
+    import torch.distributed as dist
+
+    _, size = rank_and_size()
+    if size == 1:
+        return
+    alike: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for group in alike.values():
+        message = torch.cat([tensor.reshape(-1) for tensor in group])
+        dist.all_reduce(message)
+        message.div_(size)
+        parts = torch.split(message, [tensor.numel() for tensor in group])
+        for tensor, part in zip(group, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
 
 
 def _shard_offset(parameter: Tensor) -> tuple[int, ...]:

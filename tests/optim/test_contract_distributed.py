@@ -14,6 +14,12 @@ FUNCTIONS = [
     "samples_in_tensors_that_are_sharded_otherwise",
 ]
 
+OWN_SAMPLES = ["one_sample_for_each_rank", "ranks_hold_different_samples", "own_samples_are_refused_for_shards"]
+
 
 def test_two_ranks(tmp_path):
     in_two_ranks("optim.workers", FUNCTIONS, tmp_path)
+
+
+def test_a_sample_for_each_rank(tmp_path):
+    in_two_ranks("optim.workers", OWN_SAMPLES, tmp_path)

@@ -1,5 +1,8 @@
 """What two ranks do in the distributed tests; each function runs in both processes and raises where it is wrong."""
 
+import copy
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,6 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import bayesadam as ba
+from bayesadam.optim import OPTIMIZERS
 from optim.conftest import SHARDED, Method, batch, weights
 
 
@@ -244,3 +248,80 @@ def samples_in_tensors_that_are_sharded_otherwise(rank, folder):
             assert torch.equal(net[2].weight.full_tensor(), expected["2.weight"][2])
             assert torch.equal(net[0].weight, expected["0.weight"][2])
         assert torch.equal(net[2].weight.full_tensor(), whole)
+
+
+LEARNED = ["vadam learned", "ivon learned", "vprop learned", "vogn learned"]
+RANKED = [*sorted(OPTIMIZERS), *LEARNED, "von backtracking", "ivon eager", "vogn momentum"]
+
+
+def one_sample_for_each_rank(rank, folder):
+    """As many samples in one process, each on the data of its rank: for every optimiser, in blocks and drop-in."""
+    for name in RANKED:
+        method = Method(name)
+        for mode, samples, antithetic in (("block", 1, False), ("train", 1, False), ("block", 2, True)):
+            net = wide_net()
+            parallel = DistributedDataParallel(net)
+            options = {"mc_samples": samples, "antithetic": antithetic}
+            opt = method(net.named_parameters(), model=parallel, rank_samples=True, **options)
+            run(parallel, opt, 4, rank, mode, samples)
+            alike = wide_net()
+            reference = method(alike.named_parameters(), mc_samples=2 * samples, antithetic=antithetic)
+            for step in range(4):
+                reference.zero_grad()
+                for sample in range(2 * samples):
+                    with reference.sampled_params():
+                        half_loss(alike, 10 * step + sample // 2, sample % 2).backward()
+                reference.step()
+            torch.testing.assert_close(weights(net), weights(alike), rtol=1e-9, atol=1e-11)
+            q, expected = opt.posterior(parallel), reference.posterior()
+            for key, variance in q.variance.items():
+                torch.testing.assert_close(variance, expected.variance[key], rtol=1e-9, atol=0)
+
+
+def ranks_hold_different_samples(rank, folder):
+    """Accumulated, scaled and clipped gradients, and a run that goes on from a state, are those of one process."""
+    for name in ("vadam", "ivon"):
+        method, results = Method(name), []
+        for parallel in (True, False):
+            net, scaler = wide_net().float(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
+            model = DistributedDataParallel(net) if parallel else net
+            opt = method(net.named_parameters(), **({"rank_samples": True} if parallel else {"mc_samples": 2}))
+            if parallel:
+                opt.train()
+                held = [torch.zeros_like(weights(net)) for _ in range(2)]
+                dist.all_gather(held, weights(net))
+                assert not torch.equal(*held)
+            for step in range(4):
+                if parallel and step == 2:
+                    state = copy.deepcopy(opt.state_dict())
+                    with torch.no_grad():
+                        for state_of in opt.state.values():
+                            state_of["mean"].zero_()
+                    opt.load_state_dict(state)
+                for sample in (rank,) if parallel else (0, 1):
+                    with nullcontext() if parallel else opt.sampled_params():
+                        for part in range(2):
+                            x, y = (t[8 * sample : 8 * (sample + 1)][part::2] for t in batch(step))
+                            with model.no_sync() if parallel and part == 0 else nullcontext():
+                                scaler.scale(torch.nn.functional.mse_loss(model(x), y) / 2).backward()
+                scaler.unscale_(opt)
+                torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
+                scaler.step(opt)
+                scaler.update()
+                opt.zero_grad()
+            opt.eval()
+            results.append((weights(net), torch.cat([v.flatten() for v in opt.posterior().variance.values()])))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
+
+
+def own_samples_are_refused_for_shards(rank, folder):
+    net = wide_net()
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    with pytest.raises(ValueError, match="rank_samples must be False for sharded parameters, got one, number 0"):
+        Method("vadam")(net.named_parameters(), rank_samples=True)
+    with pytest.raises(ValueError, match="hessian must be 'reparameterized' with rank_samples=True, got 'exact'"):
+        ba.VON(wide_net().named_parameters(), num_data=8, hessian="exact", rank_samples=True)
+    opt = Method("vadam")(wide_net().named_parameters())
+    ranked = Method("vadam")(wide_net().named_parameters(), rank_samples=True)
+    with pytest.raises(ValueError, match="rank_samples of the state_dict must be True, got False"):
+        ranked.load_state_dict(opt.state_dict())

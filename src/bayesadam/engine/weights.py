@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesadam.engine.passes import Pass, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk
 from bayesadam.engine.store import NumbersCache, Slot, Store
-from bayesadam.sharding import local
+from bayesadam.sharding import local, rank_and_size
 
 MEAN, BLOCK, TRAIN = "mean", "block", "train"
 """What the weights hold, as the groups' ``"weights"`` says: the mean, which is then authoritative (the state's follows
@@ -61,6 +61,9 @@ class Weights:
     def draw(self, sample: int, *, ahead: int = 0) -> Draw:
         """The noise of a sample of this step, or of the one so many steps ahead."""
         first = self.store.first
+        if first["rank_samples"]:
+            rank, size = rank_and_size()
+            sample = sample * size + rank
         return Draw(first["seed"], first["noise_step"] + ahead, sample, first["antithetic"])
 
     @torch.inference_mode(False)  # what is made here and kept must be of use in training

@@ -34,6 +34,7 @@ from bayesadam.optim.recipes import PAPER, Recipes, longer_training, recipe_of
 from bayesadam.optim.signatures import show_signature
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian, modes
+from bayesadam.sharding import is_sharded
 
 
 class PerturbedOptimizer(Readable):
@@ -54,7 +55,7 @@ class PerturbedOptimizer(Readable):
         opt.eval()                                        #    the weights hold the mean again
 
     All ranks of a data-parallel job draw the same noise, and a sharded parameter draws its slice of the full tensor's,
-    so gradients are averaged at one and the same sample.
+    so gradients are averaged at one and the same sample; but see ``rank_samples``.
 
     Args:
         params: Parameters, named parameters, or groups of either. A group may set any of the hyper-parameters below,
@@ -78,6 +79,12 @@ class PerturbedOptimizer(Readable):
             (``longer_training`` in :mod:`bayesadam.optim.recipes`).
         mc_samples: Posterior samples per step. The same in all groups.
         antithetic: Draw samples in pairs ``+eps, -eps``; ``mc_samples`` must be even.
+        rank_samples: Every rank of a data-parallel job draws a sample of its own, so that ``world_size`` ranks make a
+            step of ``world_size * mc_samples`` samples for the price of ``mc_samples``: the same, up to rounding, as in
+            one process in which each sample has the data of its rank. Gradients are averaged by
+            ``DistributedDataParallel``, and what a rule reads off the gradient of one sample is averaged beside
+            them, which takes 8 more bytes per parameter. Not for sharded parameters, whose gradients are never those of
+            one rank, nor with ``hessian="exact"`` or a full covariance. The same in all groups.
         seed: Of the noise; it depends on nothing else but the step, the sample and the position of the parameter.
         maximize: The loss is to be maximised (a mean log-likelihood).
         nonfinite: ``"raise"`` a ``FloatingPointError`` that names the parameter on a gradient that is not finite, and
@@ -122,6 +129,7 @@ class PerturbedOptimizer(Readable):
         temperature: float | None = None,
         mc_samples: int = 1,
         antithetic: bool = False,
+        rank_samples: bool = False,
         seed: int = 0,
         maximize: bool = False,
         nonfinite: str = "raise",
@@ -136,7 +144,13 @@ class PerturbedOptimizer(Readable):
         chosen: dict[str, Any] = {"lr": lr, "betas": betas, "temperature": temperature}
         own |= {name: value for name, value in chosen.items() if value is not None}
         given: dict[str, Any] = {"num_data": num_data, "initial_precision": initial_precision, "mc_samples": mc_samples}
-        given |= {"antithetic": antithetic, "seed": seed, "maximize": maximize, "nonfinite": nonfinite}
+        given |= {
+            "antithetic": antithetic,
+            "rank_samples": rank_samples,
+            "seed": seed,
+            "maximize": maximize,
+            "nonfinite": nonfinite,
+        }
         declared = {option.name: option.default for option in options_of(self.rule)}
         given |= {"compile": compile, **DEFAULTS, "method": type(self).__name__}
         self.defaults = settled({**given, **declared, **own, **options})
@@ -181,6 +195,9 @@ class PerturbedOptimizer(Readable):
             if parameter.is_complex() and parameter.requires_grad:
                 self.param_groups.pop()
                 raise ValueError(f"parameter {position} of the group must be real, got dtype {parameter.dtype}")
+            if group["rank_samples"] and is_sharded(parameter):
+                self.param_groups.pop()
+                raise ValueError(f"rank_samples must be False for sharded parameters, got one, number {position}")
         group["noise_index"] = sum(len(g["params"]) for g in self.param_groups[:-1])
         if group is not first:
             group["noise_step"], group["skipped_steps"] = first["noise_step"], first["skipped_steps"]

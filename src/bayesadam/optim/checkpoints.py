@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from bayesadam.curvature.names import with_current_names
 from bayesadam.engine.engine import Engine
 from bayesadam.engine.gradients import Gradients
+from bayesadam.engine.ranks import LocalSource
 from bayesadam.engine.rule import BATCH_SIZE, LEARNING, Rule, options_of
 from bayesadam.engine.run import Runner
 from bayesadam.engine.sources import CurvatureSource
@@ -27,6 +28,7 @@ EARLIER = {
     "temperature": 1.0,
     "nonfinite": "raise",
     "antithetic": False,
+    "rank_samples": False,
     **{option.name: option.default for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)},
 }
 """What was in force when files were written that do not say it, whatever the defaults are today."""
@@ -54,7 +56,11 @@ class Checkpointed(Optimizer):
     def _make_engine(self) -> Engine:
         store = Store(self, self.rule)
         weights = Weights(store, Runner())
-        return Engine(store, weights, Gradients(store, weights, self._source), self._source)
+        source = self._source
+        if source is None and self.defaults.get("rank_samples", False):
+            source = LocalSource(store, weights, lambda: gradients.collected)
+        gradients = Gradients(store, weights, source)
+        return Engine(store, weights, gradients, source)
 
     def attach(self, model: nn.Module) -> None:
         """From now on ``model.state_dict()`` always gives the mean, and the parameters' names are known.
@@ -164,8 +170,8 @@ def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapp
     """
     method = defaults["method"]
     for group in state_dict["param_groups"]:
-        group = {"method": method, **with_current_names(group)}  # some have no method
-        for name in ("method", "hessian", "covariance"):
+        group = {"method": method, "rank_samples": False, **with_current_names(group)}  # some do not say
+        for name in ("method", "hessian", "covariance", "rank_samples"):
             own = defaults.get(name)
             if group.get(name) != own:
                 raise ValueError(f"{name} of the state_dict must be {own!r}, got {group.get(name)!r}")

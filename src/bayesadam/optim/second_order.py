@@ -11,6 +11,7 @@ from torch import Tensor
 from bayesadam.engine.dense import DenseGradients, DenseHessianSource, DenseStore, DenseWeights, layout
 from bayesadam.engine.engine import Engine
 from bayesadam.engine.gradients import Gradients
+from bayesadam.engine.ranks import LocalSource
 from bayesadam.engine.run import Runner
 from bayesadam.engine.sources import HessianSource
 from bayesadam.engine.store import Slot, Store
@@ -68,6 +69,9 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         super().check_group(group)
         if group["covariance"] not in self.covariances:
             raise ValueError(f"covariance must be one of {self.covariances}, got {group['covariance']!r}")
+        for name, ordinary in _SHARDED.items() if group["rank_samples"] else ():
+            if name != "correction" and group[name] != ordinary:
+                raise ValueError(f"{name} must be {ordinary!r} with rank_samples=True, got {group[name]!r}")
         if group["covariance"] == "full" and group["hessian"] == "hutchinson":
             raise ValueError("hessian must be 'exact' or 'reparameterized' when covariance='full', got 'hutchinson'")
         if group["covariance"] == "full" and group["correction"] == "backtracking":
@@ -137,10 +141,12 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         full = self.defaults["covariance"] == "full"
         store = DenseStore(self, self.rule) if full else Store(self, self.rule)
         weights = DenseWeights(store, Runner()) if isinstance(store, DenseStore) else Weights(store, Runner())
-        source: HessianSource | None = None
+        source: HessianSource | LocalSource | None = None
         if self.defaults["hessian"] != "reparameterized":
             make = DenseHessianSource if full else HessianSource
             source = make(store, lambda: gradients.collected)  # type: ignore[arg-type]
+        elif self.defaults.get("rank_samples", False):
+            source = LocalSource(store, weights, lambda: gradients.collected)
         kind = DenseGradients if full else Gradients
         gradients = kind(store, weights, source)  # type: ignore[arg-type]
         return Engine(store, weights, gradients, source)

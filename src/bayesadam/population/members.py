@@ -23,14 +23,15 @@ METHODS = (*OPTIMIZERS, "adam")
 Hyper = dict[str, Any]
 
 _ADAM = ("lr", "betas", "eps", "weight_decay")
-_REFUSED = ("maximize", "nonfinite", "extra", "curvature")
+_NOT_HERE = ("nonfinite", "rank_samples")
+_REFUSED = ("maximize", "extra", "curvature", *_NOT_HERE)
 _SHARED = ("mc_samples", "antithetic", "perturb")
 _POSSIBLE = {
     "hessian": ("reparameterized", "exact", "empirical_fisher"),
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
-_BOOKKEEPING = ("params", "param_names", "weights", "nonfinite", "maximize", "noise_step", "noise_index")
+_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_step", "noise_index", *_NOT_HERE)
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

@@ -1,0 +1,147 @@
+"""A sample of its own for every rank: curvature from the gradient of this rank, before others' are averaged into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from bayesadam.engine.passes import Pass, per_weight_of, statics_of
+from bayesadam.engine.run import Job, Plan, Walk
+from bayesadam.engine.store import NumbersCache, Slot, Store
+from bayesadam.engine.weights import Weights, tensors_of
+from bayesadam.sharding import average
+
+
+class LocalSource:
+    """Curvature from the rank's own sample and gradient, averaged over the ranks as the gradients are.
+
+    Data parallelism averages ``p.grad`` during the backward pass. What a rule reads off the gradient of one sample must
+    be read off before: hooks on the parameters see what each backward pass adds. Both means are over the ranks' samples
+    then, and so are those of one process that draws as many.
+
+    Args:
+        store: Of the optimiser.
+        weights: What the weights hold.
+        collected: Gives the number of samples of this rank so far.
+    """
+
+    differentiates = False
+    hint = "with rank_samples it must come from a backward pass on every rank"
+
+    def __init__(self, store: Store, weights: Weights, collected: Callable[[], int]) -> None:
+        self.store = store
+        self.weights = weights
+        self.collected = collected
+        self._handles: list[Any] = []
+        self._own: dict[Tensor, Tensor] = {}
+        self._found: dict[Tensor, Tensor] = {}
+        self._after_backward: Callable[[], None] | None = None
+        self._queued = False
+
+    @property
+    def started(self) -> bool:
+        """See the protocol."""
+        return bool(self._handles)
+
+    def start(self, after_backward: Callable[[], None] | None = None) -> None:
+        """See the protocol."""
+        self.discard()
+        self.resume(after_backward)
+
+    def resume(self, after_backward: Callable[[], None] | None = None) -> None:
+        """See the protocol."""
+        self.stop()
+        self._after_backward = after_backward
+        slots = [slot for slot in self.store.slots() if slot.parameter.requires_grad]
+        self._handles = [_hook(slot.parameter, self._see(slot.parameter)) for slot in slots]
+
+    def stop(self) -> None:
+        """See the protocol."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._queued = [], False
+
+    def pause(self) -> None:
+        """See the protocol."""
+        self.stop()
+
+    def discard(self) -> None:
+        """See the protocol."""
+        self._own, self._found = {}, {}
+
+    def backward(self, loss: Tensor) -> None:
+        """See the protocol."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def after_closure(self, loss: Any) -> Any:
+        """See the protocol."""
+        return loss
+
+    def check_gradients(self) -> None:
+        """See the protocol; here the user makes them, and may change them."""
+
+    def covers(self, parameter: Tensor) -> bool:
+        """Of a rule that reads noise: the parameters that have it."""
+        if not self.store.rule.needs_noise:
+            return True
+        return any(slot.parameter is parameter and slot.group["perturb"] for slot in self.store.slots())
+
+    def curvature(self, parameter: Tensor) -> Tensor | None:
+        """See the protocol. At the first call for a sample a collective call over all that have a gradient."""
+        if not self._found and self._own:
+            self._found = self._averaged(self.store.trained())
+        return self._found.get(parameter)
+
+    def gradient_factor(self) -> float:
+        """The loss is a mean."""
+        return 1.0
+
+    def _see(self, parameter: Tensor) -> Callable[[Tensor], None]:
+        @torch.no_grad()
+        def hook(grad: Tensor) -> None:
+            earlier = None if parameter.grad is None else self._own.get(parameter)
+            self._own[parameter] = grad.clone() if earlier is None else earlier.add_(grad)
+            self._found = {}
+            if self._after_backward is not None and not self._queued:
+                self._queued = True
+                Variable._execution_engine.queue_callback(self._queue_again)
+
+        return hook
+
+    def _queue_again(self) -> None:
+        """Queued anew, it comes after what data parallelism has queued: the averaging of the gradients."""
+        self._queued = False
+        if self._after_backward is not None:
+            Variable._execution_engine.queue_callback(self._after_backward)
+
+    @torch.no_grad()
+    def _averaged(self, trained: Sequence[Slot]) -> dict[Tensor, Tensor]:
+        rule, jobs, numbers = self.store.rule, [], NumbersCache(self.store.rule)
+        found: dict[Tensor, Tensor] = {}
+        for slot in trained:
+            group, parameter, state = slot.group, slot.parameter, self.store.state_of(slot)
+            noisy = rule.needs_noise and group["perturb"]
+            if rule.needs_noise and not noisy:
+                continue  # nothing to read it off
+            found[parameter] = torch.zeros_like(state["mean"])
+            statics = statics_of(rule, group)
+            work = Pass(rule, "collect", statics, noisy=noisy, per_weight=per_weight_of(state), kept=True)
+            own = self._own.get(parameter)  # not used by this rank: counts as zero, in the gradient as well
+            own = torch.zeros_like(parameter) if own is None else own
+            told, _ = numbers.of(group, state)
+            tensors = tensors_of(work, parameter, state, grad=own, kept=found[parameter])
+            jobs.append(Job(work, slot.index, parameter, state, tensors, told))
+        plan = Plan()
+        walk = Walk(jobs, self.weights.runner, compiles=self.store.first["compile"])
+        walk.add(plan, {"eps": self.weights.draw(self.collected())})
+        plan.run()
+        average(list(found.values()))
+        return found
+
+
+def _hook(parameter: Any, function: Callable[[Tensor], None]) -> Any:
+    return parameter.register_hook(function)
