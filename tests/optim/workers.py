@@ -44,7 +44,7 @@ def run(net, opt, steps, rank, mode="block", samples=1, first=0):
     opt.eval()
 
 
-def alone(method, mode, samples, steps=4):
+def alone(method, mode, samples, steps=4, stride=10):
     """The same run in one process on the whole batch."""
     net = wide_net()
     opt = method(net.named_parameters(), mc_samples=samples)
@@ -53,7 +53,7 @@ def alone(method, mode, samples, steps=4):
     for step in range(steps):
         opt.zero_grad()
         for sample in range(samples):
-            x, y = (t.double() for t in batch(10 * step + sample))
+            x, y = (t.double() for t in batch(stride * step + sample))
             if mode == "block":
                 with opt.sampled_params():
                     torch.nn.functional.mse_loss(net(x), y).backward()
@@ -325,3 +325,111 @@ def own_samples_are_refused_for_shards(rank, folder):
     ranked = Method("vadam")(wide_net().named_parameters(), rank_samples=True)
     with pytest.raises(ValueError, match="rank_samples of the state_dict must be True, got False"):
         ranked.load_state_dict(opt.state_dict())
+
+
+def sharded_after_the_optimiser(rank, folder):
+    """Groups are given the shards of their parameters, as by Accelerate: state, priors and samples go along."""
+    mesh = init_device_mesh("cpu", (2,))
+    method = Method("vadam")
+    q = method(wide_net().named_parameters()).posterior()
+    q.mean["0.weight"].add_(1.0)
+    for mode, steps in (("block", 0), ("train", 0), ("block", 2), ("train", 2)):
+        net, alike = wide_net(), wide_net()
+        opt, reference = method(net.named_parameters(), prior=q), method(alike.named_parameters(), prior=q)
+        opt.attach(net)
+        for one, other in ((net, opt), (alike, reference)):
+            for step in range(steps):  # the whole batch on every rank
+                with other.sampled_params():
+                    torch.nn.functional.mse_loss(one(batch(step)[0].double()), batch(step)[1].double()).backward()
+                other.step()
+                other.zero_grad()
+        if mode == "train":
+            opt.train()  # the shards are of a sample
+            reference.train()
+        whole = dict(net.named_parameters())
+        for layer in (net[0], net[2], net):
+            fully_shard(layer, mesh=mesh)
+        shards = {id(whole[name]): parameter for name, parameter in net.named_parameters()}
+        for group in opt.param_groups:
+            group["params"] = [shards[id(parameter)] for parameter in group["params"]]
+        for step in range(3):
+            for one, other, rows in ((net, opt, slice(8 * rank, 8 * rank + 8)), (alike, reference, slice(16))):
+                x, y = (t.double()[rows] for t in batch(10 + step))
+                with other.sampled_params() if mode == "block" else nullcontext():
+                    torch.nn.functional.mse_loss(one(x), y).backward()
+                other.step()
+                other.zero_grad()
+        for one in (opt, reference):
+            one.eval()
+        found, expected = opt.posterior(), reference.posterior()
+        for name in expected.mean:
+            torch.testing.assert_close(found.mean[name], expected.mean[name], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(found.variance[name], expected.variance[name], rtol=1e-9, atol=0)
+        torch.testing.assert_close(
+            [p.full_tensor().detach() for p in net.parameters()],
+            [p.detach() for p in alike.parameters()],
+            rtol=1e-9,
+            atol=1e-11,
+        )
+        assert len(opt.state) == len(reference.state)
+
+
+def shard(net):
+    fully_shard(net, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    return net
+
+
+def share_of_loss(net, step):
+    """Of the ranks that there are: their mean is the loss of the whole batch."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    x, y = (t.double()[16 // size * rank : 16 // size * (rank + 1)] for t in batch(step))
+    return torch.nn.functional.mse_loss(net(x), y)
+
+
+def drop_in(net, opt, steps):
+    opt.train()
+    for step in steps:
+        opt.zero_grad()
+        share_of_loss(net, step).backward()
+        opt.step()
+
+
+def save_sharded(rank, folder):
+    """Two ranks save in the middle of drop-in training."""
+    for name in SHARDED:
+        net = shard(wide_net())
+        opt = Method(name)(net.named_parameters())
+        opt.attach(net)
+        drop_in(net, opt, range(3))
+        model_sd, opt_sd = dcp_state.get_state_dict(net, opt)
+        dcp.save({"model": model_sd, "opt": opt_sd}, checkpoint_id=f"{folder}/reshard-{name}")
+
+
+def load_resharded(rank, folder):
+    """Any number of ranks goes on, to what one process gets that was never interrupted."""
+    for name in SHARDED:
+        net = wide_net()
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.zero_()
+        opt = Method(name)(shard(net).named_parameters())
+        opt.attach(net)
+        model_sd, opt_sd = dcp_state.get_state_dict(net, opt)
+        target = {"model": model_sd, "opt": opt_sd}
+        dcp.load(target, checkpoint_id=f"{folder}/reshard-{name}")
+        dcp_state.set_state_dict(net, opt, model_state_dict=target["model"], optim_state_dict=target["opt"])
+        drop_in(net, opt, range(3, 6))
+        opt.eval()
+        alike = wide_net()
+        reference = Method(name)(alike.named_parameters())
+        reference.train()
+        for step in range(6):
+            reference.zero_grad()
+            x, y = (t.double() for t in batch(step))
+            torch.nn.functional.mse_loss(alike(x), y).backward()
+            reference.step()
+        reference.eval()
+        found, expected = opt.posterior(), reference.posterior()
+        for key, mean in expected.mean.items():
+            torch.testing.assert_close(found.mean[key], mean, rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(found.variance[key], expected.variance[key], rtol=1e-9, atol=0)

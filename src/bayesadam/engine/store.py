@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from bayesadam.engine.passes import follow_, numbers_of, own_prior_of, per_weight_of
 from bayesadam.engine.rule import Rule, advance, initial_counters, start_precision
-from bayesadam.sharding import full, local
+from bayesadam.sharding import full, local, own_part
 
 COUNTERS = tuple(initial_counters())
 _COUNTERS_OF = itemgetter(*COUNTERS)
@@ -47,11 +47,15 @@ class Store:
     Args:
         owner: The optimiser.
         rule: Of its method.
+
+    Attributes:
+        moved: Is told of parameters that were replaced by others, from the old to the new.
     """
 
     def __init__(self, owner: Owner, rule: Rule) -> None:
         self.owner = owner
         self.rule = rule
+        self.moved: Callable[[Mapping[Tensor, Tensor]], None] = lambda moved: None
         self._key: list[int] = []
         self._slots: list[Slot] = []
 
@@ -70,13 +74,33 @@ class Store:
         groups = self.owner.param_groups
         key = [id(thing) for group in groups for thing in (group, *group["params"])]
         if key != self._key:
+            earlier = self._slots
             self._slots = [
                 Slot(group, index, parameter)
                 for group in groups
                 for index, parameter in enumerate(group["params"], group["noise_index"])
             ]
             self._key = key
+            self._follow(earlier)
         return self._slots
+
+    def _follow(self, earlier: Sequence[Slot]) -> None:
+        """Take the state along where groups were given others in the place of their parameters, as shards of them."""
+        pairs = list(zip(earlier, self._slots, strict=False))
+        if len(earlier) != len(self._slots) or any(
+            old.group is not new.group or old.parameter.shape != new.parameter.shape for old, new in pairs
+        ):
+            return
+        moved: dict[Tensor, Tensor] = {
+            old.parameter: new.parameter for old, new in pairs if old.parameter is not new.parameter
+        }
+        states = self.owner.state
+        for old, new in moved.items():
+            if old in states:
+                state = states.pop(old)
+                states[new] = {name: _as_placed(value, new) for name, value in state.items()}
+        if moved:
+            self.moved(moved)
 
     def trained(self) -> list[Slot]:
         """Those that have a gradient to step with."""
@@ -221,3 +245,13 @@ def initial_prior(parameter: Tensor) -> float:
     if not 1e-12 < variance < math.inf:
         variance = 1.0
     return float(2.0 ** round(math.log2(1.0 / (_WIDER * variance))))
+
+
+@torch.no_grad()
+def _as_placed(value: Any, parameter: Tensor) -> Any:
+    """A tensor of a parameter's state for one that is sharded in another way; anything else as it is."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    placed = torch.zeros_like(parameter, dtype=value.dtype, requires_grad=False)
+    local(placed).copy_(own_part(parameter, full(value)))
+    return placed

@@ -32,6 +32,12 @@ class Weights:
         self._written: dict[Tensor, None] = {}
         self._versions: dict[Tensor, int] = {}
         self._walk: tuple[Any, list[Slot], Walk] | None = None
+        store.moved = self._move
+
+    def _move(self, moved: Mapping[Tensor, Tensor]) -> None:
+        """Parameters were replaced by others: what these hold must be looked at."""
+        self._written = {moved.get(parameter, parameter): None for parameter in self._written}
+        self._versions = {moved.get(p, p): -1 if p in moved else version for p, version in self._versions.items()}
 
     @property
     def held(self) -> str:
