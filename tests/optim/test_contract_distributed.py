@@ -46,16 +46,9 @@ def test_a_run_whose_worker_is_killed_ends_as_one_that_is_not(tmp_path):
     """``torchrun`` starts both again after the SIGKILL, and they go on from the last checkpoint."""
     tests = Path(__file__).parents[1]
     path = os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])
-    command = [
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node=2",
-        "--max-restarts=1",
-        "-m",
-        "optim.restarted",
-    ]
+    command = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     done = subprocess.run(
-        [sys.executable, "-m", *command, str(tmp_path)],
+        [sys.executable, "-m", *command, "-m", "optim.restarted", str(tmp_path)],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -64,7 +57,7 @@ def test_a_run_whose_worker_is_killed_ends_as_one_that_is_not(tmp_path):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "restarts").read_text() == "1 from 3"
     found = load_posterior(tmp_path / "posterior.safetensors")
-    net, opt = alone(Method("ivon"), "train", 1, steps=6, stride=1)
+    _, opt = alone(Method("ivon"), "train", 1, steps=6, stride=1)
     expected = opt.posterior()
     for name, mean in expected.mean.items():
         torch.testing.assert_close(found.mean[name], mean, rtol=1e-9, atol=1e-11)
