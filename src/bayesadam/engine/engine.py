@@ -282,6 +282,7 @@ class Engine:
                 "`with opt.sampled_params():`, pass a closure, or call train() first (the weights hold the mean)"
             )
         weights.reconcile(0)
+        weights.refresh()
         if weights.held == TRAIN:
             gradients.collect_drop_in()
         try:

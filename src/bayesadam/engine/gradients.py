@@ -12,10 +12,10 @@ from torch import Tensor
 from bayesadam.engine.finite import first_bad
 from bayesadam.engine.passes import Pass, numbers_of, own_prior_of, per_weight_of, statics_of
 from bayesadam.engine.rule import initial_counters
-from bayesadam.engine.run import Draw, Job, Plan, Walk
+from bayesadam.engine.run import Draw, Job, Plan, Walk, tensors_of
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper
-from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group, tensors_of
+from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group
 from bayesadam.sharding import like, local
 
 BACKTRACK = 0.5
@@ -262,7 +262,7 @@ class Gradients:
             self.store.set_all("noise_step", step)
             self.discard()
             if drop_in:
-                self.weights.settle(written, TRAIN)
+                self.weights.settle(written, TRAIN, draws["next_eps"])
             if drop_in and self.source is not None:
                 self.source.discard()
             torch.clear_autocast_cache()
@@ -307,11 +307,12 @@ class Gradients:
         held_mean = self.weights.held == MEAN
         compiles = self.store.first["compile"]
         kept = [slot.parameter in self._curvature for slot in trained]
-        key = (held_mean, drop_in, keeps, compiles, kept, statics_by_group(self.store))
+        lean = [drop_in and slot.parameter in self.weights.lean.held for slot in trained]
+        key = (held_mean, drop_in, keeps, compiles, kept, lean, statics_by_group(self.store))
         if self._walk is not None and self._walk[:2] == (key, trained) and self._walk[2].fits(grads):
             return self._walk[2]
         jobs = []
-        for slot, grad, given in zip(trained, grads, kept, strict=True):
+        for slot, grad, given, recovers in zip(trained, grads, kept, lean, strict=True):
             state, noisy = self.store.state_of(slot), bool(slot.group["perturb"])
             work = Pass(
                 rule,
@@ -321,6 +322,7 @@ class Gradients:
                 given=keeps,
                 noisy=rule.needs_noise and noisy and not keeps,
                 resample=drop_in and noisy,
+                recovers=recovers,
                 per_weight=per_weight_of(state),
                 kept=given,
             )

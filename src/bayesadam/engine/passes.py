@@ -35,6 +35,11 @@ def perturbed(rule: Rule, mean: Tensor, state: Mapping[str, Tensor], eps: Tensor
     return torch.addcmul(mean, rule.precision(state, hp).rsqrt_(), eps)
 
 
+def recovered(rule: Rule, weights: Tensor, state: Mapping[str, Tensor], eps: Tensor, hp: Hyper) -> Tensor:
+    """``mu = theta - sigma * eps``, a new tensor: the mean of which a sample was made, to rounding."""
+    return torch.addcmul(weights, rule.precision(state, hp).rsqrt_(), eps, value=-1.0)
+
+
 def follow_(mean: Tensor, weights: Tensor) -> None:
     """The weights are authoritative; a wider mean keeps its low bits where it still rounds to the weight."""
     if mean.dtype == weights.dtype:
@@ -54,13 +59,15 @@ class Pass:
     Attributes:
         rule: Of the method.
         kind: ``"adopt"``: the mean follows the weights. ``"sample"``: a sample is put into the weights. ``"collect"``:
-            the curvature of a sample is averaged into ``kept``. ``"update"``: a step of the rule.
+            the curvature of a sample is averaged into ``kept``. ``"update"``: a step of the rule. ``"recover"``: the
+            mean is made of the weights, which hold a sample. ``"restore"``: the same, in their place.
         statics: The rule's static options, and whether the initial precision follows the number of data.
         holds_mean: The weights hold the mean, which follows them first (and, in an update, they follow it afterwards).
         given: In an update: curvature is ``kept``, or there is none if ``kept`` is missing; the rule does not compute
             it.
         noisy: In an update or a collection: the rule reads ``eps``.
         resample: In an update: draw the next sample into the weights afterwards.
+        recovers: In an update or a sample: the mean is nowhere kept, and made of the sample in the weights first.
         per_weight: Hyper-parameters that have a value for each weight.
         kept: Whether there is a ``kept``.
     """
@@ -72,6 +79,7 @@ class Pass:
     given: bool = False
     noisy: bool = False
     resample: bool = False
+    recovers: bool = False
     per_weight: tuple[str, ...] = ()
     kept: bool = False
 
@@ -79,7 +87,7 @@ class Pass:
     def reads(self) -> tuple[str, ...]:
         """Names of the tensors that it works on, without noise."""
         names = ["mean"] if self.kind == "adopt" else ["mean", *self.rule.state, *self.per_weight]
-        if self.kind in ("adopt", "sample") or self.holds_mean or self.resample:
+        if self.kind in ("adopt", "sample", "recover", "restore") or self.holds_mean or self.resample:
             names.append("weights")
         names += ["grad"] if self.kind in ("collect", "update") else []
         return (*names, "kept") if self.kept else tuple(names)
@@ -87,15 +95,19 @@ class Pass:
     @property
     def reads_weights(self) -> bool:
         """Whether what the weights are matters, and not only where they are."""
-        return self.kind == "adopt" or self.holds_mean
+        return self.kind in ("adopt", "recover", "restore") or self.holds_mean or self.recovers
 
     @property
     def writes(self) -> tuple[str, ...]:
         """Names of those that it changes for good."""
         if self.kind == "collect":
             return ("kept",)
-        if self.kind == "adopt":
+        if self.kind in ("adopt", "recover"):
             return ("mean",)
+        if self.kind == "restore":
+            return ("weights",)
+        if self.kind == "update" and self.recovers:  # the mean is where the next sample will be
+            return (*self.rule.state, "weights")
         if self.kind == "sample":
             return ("mean", "weights") if self.holds_mean else ("weights",)
         return ("mean", *self.rule.state, *(["weights"] if self.holds_mean or self.resample else []))
@@ -103,9 +115,8 @@ class Pass:
     @property
     def draws(self) -> tuple[str, ...]:
         """Names of the noise that it needs."""
-        if self.kind == "sample":
-            return ("next_eps",)
-        return (*(["eps"] if self.noisy else []), *(["next_eps"] if self.resample else []))
+        this = self.noisy or self.recovers or self.kind in ("recover", "restore")
+        return (*(["eps"] if this else []), *(["next_eps"] if self.resample or self.kind == "sample" else []))
 
     def run(self, values: Values, numbers: Numbers) -> None:
         """Change what :attr:`writes` names in place; all the others may be used up.
@@ -118,7 +129,12 @@ class Pass:
         state = {name: values[name] for name in rule.state} if self.kind != "adopt" else {}
         if self.holds_mean or self.kind == "adopt":
             follow_(mean, values["weights"])
-        if self.kind == "sample":
+        if self.recovers or self.kind in ("recover", "restore"):
+            told = self._told(values, numbers, "")
+            mean.copy_(recovered(rule, values["weights"], state, values["eps"], told))
+        if self.kind == "restore":
+            values["weights"].copy_(mean)
+        elif self.kind == "sample":
             told = self._told(values, numbers, "")
             values["weights"].copy_(perturbed(rule, mean, state, values["next_eps"], told))
         elif self.kind == "collect":

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from bayesadam.engine.passes import Pass, per_weight_of, statics_of
-from bayesadam.engine.run import Job, Plan, Walk
+from bayesadam.engine.run import Job, Plan, Walk, tensors_of
 from bayesadam.engine.store import NumbersCache, Slot, Store
-from bayesadam.engine.weights import Weights, tensors_of
+from bayesadam.engine.weights import Weights
 from bayesadam.sharding import average
 
 

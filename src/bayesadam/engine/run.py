@@ -69,6 +69,12 @@ class Job:
     numbers: dict[str, float] = field(default_factory=dict)
 
 
+def tensors_of(work: Pass, parameter: Tensor, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:
+    """The local tensors that a pass works on: the state's, the weights, and those given by name."""
+    known: dict[str, Tensor] = {"weights": parameter, **others}
+    return {name: local(known[name] if name in known else state[name]) for name in work.reads}
+
+
 @dataclass
 class Plan:
     """Steps that each happen or do not, in order, and how many of them have.
@@ -219,7 +225,7 @@ class _Compiled:
         self.table = np.array(rows)
         self.places = self.table[:, : kernels.FIXED - 1].tobytes()
         self.room = room if work.rule.needs_noise and "next_eps" in work.draws and room <= kernels.ROOM else 0
-        self.noisy = work.noisy
+        self.noisy = "eps" in work.draws
         self.changing = [(kernels.FIXED + i, name) for i, name in enumerate(work.reads) if name in ("grad", "kept")]
         self.touched = [job.parameter for job in jobs] if "weights" in work.writes else []
         self.versions = [local(parameter) for parameter in self.touched]

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.engine.lean import Lean
 from bayesadam.engine.passes import Pass, per_weight_of, statics_of
-from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk
+from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk, tensors_of
 from bayesadam.engine.store import NumbersCache, Slot, Store
 from bayesadam.sharding import local, rank_and_size
 
@@ -32,11 +33,13 @@ class Weights:
         self._written: dict[Tensor, None] = {}
         self._versions: dict[Tensor, int] = {}
         self._walk: tuple[Any, list[Slot], Walk] | None = None
+        self.lean = Lean(store, runner)
         store.moved = self._move
 
     def _move(self, moved: Mapping[Tensor, Tensor]) -> None:
         """Parameters were replaced by others: what these hold must be looked at."""
         self._written = {moved.get(parameter, parameter): None for parameter in self._written}
+        self.lean.move(moved)
         self._versions = {moved.get(p, p): -1 if p in moved else version for p, version in self._versions.items()}
 
     @property
@@ -79,6 +82,8 @@ class Weights:
         if self.held == BLOCK:  # a checkpoint or a copy that was made inside a block, or an interrupted end of one
             self.restore()
         before = self._written
+        if self.held == MEAN:
+            self.lean.begin(self.draw(sample))
         plan = self.plan([slot for slot in self.store.slots() if slot.noisy], sample, adopt=self.held == MEAN)
         try:
             plan.run()
@@ -100,14 +105,21 @@ class Weights:
         if not slots:
             return
         rule, compiles = self.store.rule, self.store.first["compile"]
-        key = (adopt, compiles, tuple(statics_by_group(self.store)))
+        lean = [slot.parameter in self.lean.held for slot in slots]
+        sampled = [own and slot.parameter in self._written for own, slot in zip(lean, slots, strict=True)]
+        key = (adopt, compiles, lean, sampled, tuple(statics_by_group(self.store)))
         known = self._walk
         if known is None or known[:2] != (key, slots) or not known[2].fits(()):
             jobs = []
-            for slot in slots:
+            for slot, own, holds in zip(slots, lean, sampled, strict=True):
                 state = self.store.state_of(slot)
                 work = Pass(
-                    rule, "sample", statics_of(rule, slot.group), holds_mean=adopt, per_weight=per_weight_of(state)
+                    rule,
+                    "sample",
+                    statics_of(rule, slot.group),
+                    holds_mean=adopt or (own and not holds),
+                    recovers=holds and not adopt,
+                    per_weight=per_weight_of(state),
                 )
                 tensors = tensors_of(work, slot.parameter, state)
                 told, _ = numbers.of(slot.group, state)
@@ -116,16 +128,23 @@ class Weights:
         walk = known[2]
         for job, slot in zip(walk.jobs, slots, strict=True):
             job.numbers, _ = numbers.of(slot.group, job.state)
-        walk.add(plan, {"next_eps": draw})
+        walk.add(plan, {"next_eps": draw, "eps": self.lean.draw or draw})
 
-    def settle(self, written: Iterable[Tensor], then: str) -> None:
+    def settle(self, written: Iterable[Tensor], then: str, draw: Draw | None = None) -> None:
         """These parameters, and no others, hold a sample: what was frozen since the last one gets its mean back."""
         chosen = dict.fromkeys(written)
         self._copy_means([parameter for parameter in self._written if parameter not in chosen])
         self._written = chosen
+        self.lean.settle(chosen, draw, drop_in=then == TRAIN)
         self.store.set_all("weights", then)
         self._remember_versions()
         torch.clear_autocast_cache()
+
+    def refresh(self) -> None:
+        """In drop-in training: draw the sample again if means are made of it, and what its width depends on changed."""
+        if self.held == TRAIN and self.lean.changed():
+            self.restore()
+            self.perturb(0, TRAIN)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -139,13 +158,17 @@ class Weights:
     def _restore(self) -> None:
         self._copy_means(list(self._written))
         self._written, self._versions = {}, {}
+        self.lean.held = {}
         self.store.set_all("weights", MEAN)
         torch.clear_autocast_cache()
 
     def _copy_means(self, parameters: Sequence[Tensor]) -> None:
-        if parameters:
-            means = [local(self._states[parameter]["mean"]) for parameter in parameters]
-            torch._foreach_copy_([local(parameter) for parameter in parameters], means)
+        kept = [parameter for parameter in parameters if parameter not in self.lean.held]
+        for parameter in self.lean.restore([parameter for parameter in parameters if parameter in self.lean.held]):
+            self._written.pop(parameter, None)
+        if kept:
+            means = [local(self._states[parameter]["mean"]) for parameter in kept]
+            torch._foreach_copy_([local(parameter) for parameter in kept], means)
 
     def rebuild(self) -> None:
         """After loading: the weights become what the loaded groups say, from the loaded mean."""
@@ -163,6 +186,7 @@ class Weights:
         """Copy all weights; returns what puts them back, with what was known of them, into the groups as they were."""
         held, written, known = self.held, self._written, self._versions
         copies = [(local(slot.parameter), local(slot.parameter).clone()) for slot in self.store.slots()]
+        lean = self.lean.kept()
         foreign = [parameter for parameter, version in known.items() if local(parameter)._version != version]
 
         @torch.no_grad()
@@ -171,6 +195,7 @@ class Weights:
                 parameter.copy_(copy)
             self.store.set_all("weights", held)
             self._written = written
+            lean()
             self._remember_versions()
             self._versions.update(dict.fromkeys(foreign, -1))
 
@@ -188,7 +213,14 @@ class Weights:
         """
         for slot, found in self._overwritten(sample, among):
             weights, mean = local(slot.parameter), local(self._states[slot.parameter]["mean"])
-            if torch.equal(found, mean.to(found.dtype)) and allow_mean:
+            if slot.parameter in self.lean.held and (allow_mean or adopt):  # what it was is not known any more
+                self._written.pop(slot.parameter)
+                self.plan([slot], sample, adopt=True).run()
+                self._written[slot.parameter] = None
+                self._versions[slot.parameter] = weights._version
+                self.lean.remember([slot.parameter])
+                continue
+            if allow_mean and torch.equal(found, mean.to(found.dtype)):
                 continue
             if not adopt:
                 weights.copy_(found)
@@ -210,11 +242,13 @@ class Weights:
         """
         others: list[Tensor] = []
         for slot, found in self._overwritten(0):
-            if not torch.equal(found, local(self._states[slot.parameter]["mean"]).to(found.dtype)):
+            mean = local(self._states[slot.parameter]["mean"])
+            if slot.parameter in self.lean.held or not torch.equal(found, mean.to(found.dtype)):
                 local(slot.parameter).copy_(found)
                 others.append(slot.parameter)
         for other in others:
             self._written.pop(other, None)
+            self.lean.forget(other)
         self.restore()
         return others
 
@@ -231,6 +265,11 @@ class Weights:
             if slot.parameter in changed:
                 weights = local(slot.parameter)
                 found = weights.clone()
+                if slot.parameter in self.lean.held:
+                    if not self.lean.is_unchanged(slot.parameter):
+                        yield slot, found
+                    self._versions[slot.parameter] = weights._version
+                    continue
                 try:
                     self._rewrite(slot, sample)
                 except BaseException:
@@ -246,6 +285,18 @@ class Weights:
     def _remember_versions(self) -> None:
         self._versions = {parameter: local(parameter)._version for parameter in self._written}
 
+    def unkept_means(self) -> dict[Tensor, Tensor]:
+        """The means that are nowhere kept at this moment, made of the sample in the weights."""
+        lean = [parameter for parameter in self.lean.held if self.holds_sample(parameter)]
+        return dict(zip(lean, self.lean.means(lean), strict=True)) if lean else {}
+
+    def mean_of(self, parameter: Tensor) -> Tensor:
+        """The mean of a parameter that has a state, whatever the weights hold; not to be changed."""
+        if parameter in self.lean.held and self.holds_sample(parameter):
+            return self.lean.means([parameter])[0]
+        mean: Tensor = self._states[parameter]["mean"]
+        return mean
+
     @property
     def _states(self) -> Mapping[Tensor, dict[str, Any]]:
         states: Mapping[Tensor, dict[str, Any]] = self.store.owner.state
@@ -255,9 +306,3 @@ class Weights:
 def statics_by_group(store: Store) -> list[Any]:
     """What steers the passes of every group: if it is what it was, so are they."""
     return [(group["perturb"], statics_of(store.rule, group)) for group in store.owner.param_groups]
-
-
-def tensors_of(work: Pass, parameter: Tensor, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:
-    """The local tensors that a pass works on: the state's, the weights, and those given by name."""
-    known: dict[str, Tensor] = {"weights": parameter, **others}
-    return {name: local(known[name] if name in known else state[name]) for name in work.reads}

@@ -20,6 +20,7 @@ class Attached(Protocol):
     state: Any
 
     def holds_sample(self, parameter: Tensor) -> bool: ...  # noqa: D102
+    def mean_of(self, parameter: Tensor) -> Tensor: ...  # noqa: D102
     def take_loaded_weights(self, module: nn.Module) -> None: ...  # noqa: D102
 
 
@@ -99,7 +100,7 @@ class _GiveMean(_Hook):
             return
         for name, parameter in module.named_parameters(remove_duplicate=False):
             if prefix + name in state_dict and optimizer.holds_sample(parameter):
-                state_dict[prefix + name] = optimizer.state[parameter]["mean"].to(parameter.dtype)
+                state_dict[prefix + name] = optimizer.mean_of(parameter).to(parameter.dtype)
 
 
 class _TakeMean(_Hook):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ EARLIER = {
     "nonfinite": "raise",
     "antithetic": False,
     "rank_samples": False,
+    "low_memory": False,
     **{option.name: option.default for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)},
 }
 """What was in force when files were written that do not say it, whatever the defaults are today."""
@@ -79,8 +81,12 @@ class Checkpointed(Optimizer):
         self._attached = True
 
     def holds_sample(self, parameter: Tensor) -> bool:
-        """Whether a parameter holds a posterior sample at this moment, and ``state[parameter]["mean"]`` its mean."""
+        """Whether a parameter holds a posterior sample at this moment."""
         return self._engine.weights.holds_sample(parameter)
+
+    def mean_of(self, parameter: Tensor) -> Tensor:
+        """The mean of a parameter that has a state, whatever the weights hold at this moment."""
+        return self._engine.weights.mean_of(parameter)
 
     def take_loaded_weights(self, module: nn.Module) -> None:
         """Called when a part of an attached model has loaded a state dict: what it loaded is the mean."""
@@ -96,7 +102,12 @@ class Checkpointed(Optimizer):
         """
         if self._engine.weights.held != MEAN and not self._attached:
             attachment.warn_of_sample()
-        return super().state_dict()
+        found = super().state_dict()
+        means = self._engine.weights.unkept_means()
+        for identity, parameter in pairs(self._engine.store, found):
+            if parameter in means:
+                found["state"][identity] = {**found["state"][identity], "mean": means[parameter]}
+        return found
 
     @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -121,10 +132,11 @@ class Checkpointed(Optimizer):
 
         handle = None
         before, put_back = dict(vars(self)), self._engine.weights.kept()
-        planned = self.param_groups[0].get("total_steps")
+        planned, low_memory = self.param_groups[0].get("total_steps"), self.param_groups[0]["low_memory"]
         try:
             handle = self.register_load_state_dict_pre_hook(look)
             super().load_state_dict(state_dict)
+            self._engine.store.set_all("low_memory", low_memory)  # a matter of this machine, and not of the run
             take_tensors(self._engine.store, seen)
             self._engine.store.check_loaded()
             self._engine.weights.rebuild()
@@ -144,7 +156,12 @@ class Checkpointed(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Also which parameters hold a sample, which a parameter that was frozen meanwhile does not tell."""
-        return {**super().__getstate__(), "_written": self._engine.weights.written}
+        found = {**super().__getstate__(), "_written": self._engine.weights.written}
+        means = self._engine.weights.unkept_means()
+        if means:
+            states = {p: {**state, "mean": means[p]} if p in means else state for p, state in self.state.items()}
+            found["state"] = defaultdict(dict, states)
+        return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Rebuild what a copy or a pickle does not carry."""

@@ -17,7 +17,7 @@ from bayesadam.posterior import DiagonalGaussian
 
 DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
 """Entries of groups that are no arguments of the constructor."""
-SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples")
+SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples", "low_memory")
 """What must be the same in all groups."""
 
 
@@ -69,7 +69,7 @@ def check_common(group: Mapping[str, Any]) -> None:
         check("temperature", group["temperature"], "positive without the bridge", lambda v: v > 0)
     check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
-    for name in ("antithetic", "perturb", "maximize", "rank_samples"):
+    for name in ("antithetic", "perturb", "maximize", "rank_samples", "low_memory"):
         check(name, group[name], "True or False", lambda v: isinstance(v, bool))
     check("compile", group["compile"], "True, False or None", lambda v: isinstance(v, bool | None))
     if group["antithetic"]:

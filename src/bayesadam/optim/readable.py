@@ -104,6 +104,8 @@ class Readable(Checkpointed):
 
     def _center(self, slot: Slot, state: dict[str, Any]) -> Tensor:
         in_weights = self._engine.weights.held == MEAN or not slot.group["perturb"]
+        if not in_weights and slot.parameter in self.state:
+            return full(self._engine.weights.mean_of(slot.parameter)).clone()
         return full(self._engine.store.center(slot, state, in_weights=in_weights))
 
     def _hyperparameters(self) -> dict[str, Any]:

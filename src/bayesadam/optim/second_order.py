@@ -72,6 +72,8 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         for name, ordinary in _SHARDED.items() if group["rank_samples"] else ():
             if name != "correction" and group[name] != ordinary:
                 raise ValueError(f"{name} must be {ordinary!r} with rank_samples=True, got {group[name]!r}")
+        if group["low_memory"] and group["covariance"] == "full":
+            raise ValueError("low_memory must be False when covariance='full', got True")
         if group["covariance"] == "full" and group["hessian"] == "hutchinson":
             raise ValueError("hessian must be 'exact' or 'reparameterized' when covariance='full', got 'hutchinson'")
         if group["covariance"] == "full" and group["correction"] == "backtracking":

@@ -23,7 +23,7 @@ METHODS = (*OPTIMIZERS, "adam")
 Hyper = dict[str, Any]
 
 _ADAM = ("lr", "betas", "eps", "weight_decay")
-_NOT_HERE = ("nonfinite", "rank_samples")
+_NOT_HERE = ("nonfinite", "rank_samples", "low_memory")
 _REFUSED = ("maximize", "extra", "curvature", *_NOT_HERE)
 _SHARED = ("mc_samples", "antithetic", "perturb")
 _POSSIBLE = {
