@@ -124,8 +124,11 @@ class Store:
         if parameter.is_complex():
             raise ValueError(f"parameter {self.name_of(parameter)} must be real, got dtype {parameter.dtype}")
         dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
-        mean = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
-        local(mean).copy_(local(parameter))
+        if slot.group["low_memory"] and dtype == parameter.dtype:
+            mean = parameter.detach()  # which hold the mean, as they were never given a sample
+        else:
+            mean = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
+            local(mean).copy_(local(parameter))
         state: dict[str, Any] = {**initial_counters(), "mean": mean}
         if slot.group.get("prior_precision") == INIT:
             state["prior_precision"] = initial_prior(parameter)
