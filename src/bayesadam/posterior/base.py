@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from bayesadam import files
 from bayesadam.checks import check
 from bayesadam.curvature.names import with_current_names
-from bayesadam.sharding import is_sharded
 from bayesadam.posterior.modes import quietly
 from bayesadam.posterior.network import NetworkDistribution
 from bayesadam.posterior.sharded import unsharded, writing_parts
