@@ -18,7 +18,13 @@ STEPS, KILLED = 6, 3
 
 def main(folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous-{attempt}",  # in the agent's store are addresses of the dead
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+    )
     net = shard(wide_net())
     opt = Method("ivon")(net.named_parameters())
     opt.attach(net)
