@@ -236,7 +236,10 @@ def test_fixed_weights_take_no_memory_but_their_values():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"random": "other"}, r"^random must be one of \['DenseGaussian', 'DiagonalGaussian'\], got str$"),
+        (
+            {"random": "other"},
+            r"^random must be one of \['DenseGaussian', 'DiagonalGaussian', 'KroneckerGaussian'\], got str$",
+        ),
         ({"fixed": {"a.bias": torch.zeros(2)}}, "^fixed must only have weights that are not random, got 'a.bias'$"),
         ({"fixed": {"f": torch.tensor([math.nan])}}, "^mean of 'f' must be finite, got inf or nan$"),
         (

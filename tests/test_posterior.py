@@ -429,6 +429,9 @@ def first(mean):
 SHARING = {
     "diagonal": lambda mean: ba.DiagonalGaussian(mean, ones_like(mean)),
     "dense": lambda mean: ba.DenseGaussian(mean, torch.eye(sum(value.numel() for value in mean.values()))),
+    "kronecker": lambda mean: ba.KroneckerGaussian(
+        mean, ones_like(mean), {name: torch.eye(len(value)) for name, value in mean.items()}, {}
+    ),
     "low rank": lambda mean: LowRankGaussian(
         mean, ones_like(mean), {name: torch.stack([value, -value]) for name, value in mean.items()}
     ),

@@ -39,6 +39,13 @@ def low_rank():
     return ba.LowRankGaussian(tensors(0), {n: v.square() for n, v in tensors(2).items()}, factors, {"lr": 0.1})
 
 
+def kronecker():
+    left = {name: torch.linalg.qr(torch.randn(n, n, **F64)).Q for name, n in (("b.weight", 4), ("c", 2))}
+    right = {"b.weight": torch.linalg.qr(torch.randn(3, 3, **F64)).Q}
+    eigenvalues = {name: value.square() for name, value in tensors(6).items()}
+    return ba.KroneckerGaussian(tensors(0), eigenvalues, left, right, {"lr": 0.1})
+
+
 def partial(kind):
     random = kind()
     return ba.PartialGaussian(random, {"before": torch.randn(3, **F64)}, ["before", *random.mean])
@@ -53,9 +60,11 @@ def bernoulli():
 GAUSSIAN = {
     "diagonal": diagonal,
     "dense": dense,
+    "kronecker": kronecker,
     "low rank": low_rank,
     "partial, dense": lambda: partial(dense),
     "partial, diagonal": lambda: partial(diagonal),
+    "partial, kronecker": lambda: partial(kronecker),
 }
 MIXTURES = {
     "mixture": lambda: ba.Mixture([diagonal(), dense(7)], {"lr": 0.1}),

@@ -42,6 +42,7 @@ from bayesadam.optim import param_groups as param_groups
 from bayesadam.optim import polynomial_decay as polynomial_decay
 from bayesadam.posterior import DenseGaussian as DenseGaussian
 from bayesadam.posterior import DiagonalGaussian as DiagonalGaussian
+from bayesadam.posterior import KroneckerGaussian as KroneckerGaussian
 from bayesadam.posterior import LowRankGaussian as LowRankGaussian
 from bayesadam.posterior import Mixture as Mixture
 from bayesadam.posterior import NetworkDistribution as NetworkDistribution

@@ -5,6 +5,7 @@ from bayesadam.posterior.base import load_posterior as load_posterior
 from bayesadam.posterior.bernoulli import Bernoulli as Bernoulli
 from bayesadam.posterior.dense import DenseGaussian as DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian as DiagonalGaussian
+from bayesadam.posterior.kronecker import KroneckerGaussian as KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian as LowRankGaussian
 from bayesadam.posterior.merging import merge as merge
 from bayesadam.posterior.mixture import Mixture as Mixture

@@ -12,15 +12,17 @@ from bayesadam.functional import gaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS, DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
+from bayesadam.posterior.kronecker import KroneckerGaussian
 
-KINDS: dict[str, type[DenseGaussian] | type[DiagonalGaussian]] = {
+KINDS: dict[str, type[DenseGaussian] | type[DiagonalGaussian] | type[KroneckerGaussian]] = {
     "DenseGaussian": DenseGaussian,
     "DiagonalGaussian": DiagonalGaussian,
+    "KroneckerGaussian": KroneckerGaussian,
 }
 
 
 class PartialGaussian(GaussianPosterior):
-    """The last layer of a large network with a full covariance, say, and point masses for everything before it.
+    """Random weights of the last layer of a large network, say, and point masses for everything before it.
 
     Nothing is kept for the fixed weights but their values: they have the variance 0, are never moved by sampling, and
     add nothing to the entropy and the KL divergence; ``log_prob`` is minus infinity unless they are at their values.
@@ -44,12 +46,12 @@ class PartialGaussian(GaussianPosterior):
 
     def __init__(
         self,
-        random: DenseGaussian | DiagonalGaussian,
+        random: DenseGaussian | DiagonalGaussian | KroneckerGaussian,
         fixed: Mapping[str, Tensor],
         order: Sequence[str] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(random, DenseGaussian | DiagonalGaussian):
+        if not isinstance(random, tuple(KINDS.values())):
             raise ValueError(f"random must be one of {list(KINDS)}, got {type(random).__name__}")
         both = {**random.mean, **fixed}
         for name, value in fixed.items():
@@ -142,6 +144,8 @@ class PartialGaussian(GaussianPosterior):
             elsewhere = prior.mean[name].to(value.device) != value
             if (elsewhere & (prior.variance[name].to(value.device) == 0)).any():
                 return torch.tensor(torch.inf, dtype=torch.float64)
+        if isinstance(prior, PartialGaussian) and list(prior.random.mean) == list(self.random.mean):
+            return self.random.kl_divergence(prior.random)
         names = self.random.mean
         mean, scale = self.random._flat(self.random.mean), self.random._scale(names)
         prior_mean, prior_scale = self.random._flat(prior.mean).to(mean.device), prior._scale(names).to(mean.device)

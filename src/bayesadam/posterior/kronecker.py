@@ -1,0 +1,287 @@
+"""The Gaussian whose covariance is diagonal in Kronecker-factored bases, tensor by tensor."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.functional import gaussian
+from bayesadam.functional.kronecker import between, rotate
+from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
+from bayesadam.posterior.gaussian import GaussianPosterior
+
+
+class KroneckerGaussian(GaussianPosterior):
+    """Independent Gaussians over weight tensors, each with covariance ``(L kron R) diag(v) (L kron R)'``.
+
+    A tensor is seen as a matrix: its first axis has the ``O`` rows, all others together the ``I`` columns, and its
+    weights are numbered row by row. ``L`` and ``R`` are orthogonal matrices, so that ``v`` are the eigenvalues of the
+    covariance; a sample is ``mean + L (sqrt(v) * eps) R'``. This is the posterior of a Kronecker-factored curvature
+    ``B kron A`` and a prior precision ``lambda``: ``v = 1 / (b a' + lambda)`` for the eigenvalues ``b`` and ``a`` of
+    the factors, and ``L`` and ``R`` are their eigenvectors. Nothing of the size of the covariance is formed.
+
+    A tensor without ``L`` or ``R`` has the identity in its place; without both, its weights are independent, and a
+    variance of 0 is a point mass as in :class:`DiagonalGaussian`. Eigenvalues of a tensor that has one of them are
+    positive, or all of them are 0, and then the tensor is a point mass.
+
+    Args:
+        mean: Mean of every weight tensor by name. Kept, not copied.
+        eigenvalues: ``v``, by the same names, of the same shapes and devices; finite and not negative.
+        left: ``L`` by name, ``(O, O)``, for any of the tensors.
+        right: ``R`` by name, ``(I, I)``, likewise.
+        hyperparameters: JSON values that say how the posterior was found.
+
+    Attributes:
+        variance: Marginal variance of every weight by name, ``(L * L) v (R * R)'``.
+
+    Raises:
+        ValueError: Names or shapes that differ, or values that make no Gaussian.
+    """
+
+    def __init__(
+        self,
+        mean: Mapping[str, Tensor],
+        eigenvalues: Mapping[str, Tensor],
+        left: Mapping[str, Tensor],
+        right: Mapping[str, Tensor],
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> None:
+        if list(mean) != list(eigenvalues):
+            raise ValueError(f"eigenvalues must have the names of mean {list(mean)}, got {list(eigenvalues)}")
+        checked = DiagonalGaussian(mean, eigenvalues)
+        for axis, (what, bases) in enumerate({"left": left, "right": right}.items()):
+            for name, basis in bases.items():
+                if name not in mean:
+                    raise ValueError(f"{what} must only have weights that mean has, got {name!r}")
+                _check_basis(f"{what} of {name!r}", basis, _sides(mean[name])[axis])
+                zero = eigenvalues[name] == 0
+                if zero.any() and not zero.all():
+                    raise ValueError(f"eigenvalues of {name!r} must be positive, or all 0, got some that are 0")
+        self.mean = checked.mean
+        self.eigenvalues = checked.variance
+        self.left = {name: left[name].contiguous() for name in mean if name in left}
+        self.right = {name: right[name].contiguous() for name in mean if name in right}
+        self.variance = {name: self._marginal(name, None, None) for name in mean}
+        self.hyperparameters = dict(hyperparameters or {})
+
+    def _scale(self, names: Iterable[str]) -> Tensor:
+        """Cholesky factor of the covariance of a small network's weights; see the base class.
+
+        Raises:
+            ValueError: More than ``MAX_WEIGHTS`` weights with correlations.
+        """
+        names = list(names)
+        if not any(name in self.left or name in self.right for name in names):
+            return torch.cat([self.eigenvalues[name].double().flatten() for name in names]).sqrt()
+        size = sum(self.mean[name].numel() for name in names)
+        if size > MAX_WEIGHTS:
+            raise ValueError(
+                f"a KroneckerGaussian must have at most {MAX_WEIGHTS:,} weights for the divergence from or to a "
+                f"posterior with other correlations, got {size:,}"
+            )
+        return gaussian.cholesky_of_rows(torch.block_diag(*(self._rows(name) for name in names)))
+
+    def _rows(self, name: str) -> Tensor:
+        """``F`` with the covariance ``F F'`` of a tensor's weights, square, in float64."""
+        rows, columns = _sides(self.mean[name])
+        spread = self.eigenvalues[name].double().flatten().sqrt()
+        eye = torch.eye(rows * columns, dtype=torch.float64, device=spread.device).view(rows * columns, rows, columns)
+        return rotate(eye, *self._bases(name)).flatten(1) * spread
+
+    def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
+        """A function that writes ``mean + L (sqrt(v) * eps) R'`` in place; see the base class.
+
+        ``eps`` is what :class:`DiagonalGaussian` draws, so the samples are the same where there are no bases.
+        """
+        scratch = noise.Scratch()
+        std = {name: value.sqrt() for name, value in self.eigenvalues.items() if value.any()}
+        draws = {
+            index: torch.empty_like(mean, dtype=torch.float32, memory_format=torch.contiguous_format)
+            for index, (name, mean) in enumerate(self.mean.items())
+            if name in std
+        }
+
+        @torch.no_grad()
+        def write(targets: Mapping[str, Tensor], number: int | None) -> None:
+            if number is not None:
+                noise.fill_many(draws, seed, 0, number, stream=noise.POSTERIOR, scratch=scratch)
+            for index, (name, mean) in enumerate(self.mean.items()):
+                value = mean
+                if number is not None and name in std:
+                    moved = rotate(_matrix(draws[index] * std[name], mean), *self._own(name), back=True)
+                    value = mean + moved.view(mean.shape)
+                targets[name].detach().copy_(value)
+            torch.clear_autocast_cache()
+
+        return write
+
+    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Log density of weights, summed over all of them, in float64.
+
+        Args:
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
+
+        Returns:
+            A tensor of the leading axes' shape.
+        """
+        self._check_theta(theta)
+        total = torch.zeros((), dtype=torch.float64)
+        for name, mean in self.mean.items():
+            residual = _matrix(theta[name].double() - mean.double(), mean)
+            far = residual.isinf()
+            residual = rotate(residual.masked_fill(far, 0.0), *self._bases(name))
+            spread = _matrix(self.eigenvalues[name].double(), mean)
+            density = gaussian.log_prob(residual, torch.zeros_like(spread), spread).sum((-2, -1))
+            total = total.to(density.device) + density.masked_fill(far.any(-1).any(-1), -math.inf)
+        return total
+
+    def entropy(self) -> Tensor:
+        """Differential entropy in nats of the weights that are random; 0-d float64."""
+        return sum_all(gaussian.entropy(value) for value in self.eigenvalues.values())
+
+    def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
+        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+
+        From a prior of this kind, or of independent weights, it is the divergence of the marginals in the prior's bases
+        plus the total correlation there, and costs as much as a few rotations.
+
+        Args:
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
+                with the same names and shapes; if it is of yet another kind, ``MAX_WEIGHTS`` weights at most.
+
+        Raises:
+            ValueError: A precision that is not positive, a posterior over other weights, or too many of them for this
+                prior.
+        """
+        self._check_prior(prior)
+        if not isinstance(prior, GaussianPosterior):
+            precise = torch.tensor(1.0 / float(prior), dtype=torch.float64)
+            prior = KroneckerGaussian(
+                {name: mean.new_zeros(()).expand_as(mean) for name, mean in self.mean.items()},
+                {name: precise.to(mean.device).expand_as(mean) for name, mean in self.mean.items()},
+                {},
+                {},
+            )
+        elif isinstance(prior, DiagonalGaussian):
+            prior = KroneckerGaussian(prior.mean, prior.variance, {}, {})
+        if not isinstance(prior, KroneckerGaussian) or any(self._is_mixed_in(prior, name) for name in self.mean):
+            return super().kl_divergence(prior)
+        return sum_all(self._divergence(prior, name) for name in self.mean)
+
+    def _is_mixed_in(self, prior: KroneckerGaussian, name: str) -> bool:
+        """Whether single weights of a tensor are point masses, where those of the prior are correlated."""
+        zero = self.eigenvalues[name] == 0
+        return (name in prior.left or name in prior.right) and bool(zero.any()) and not bool(zero.all())
+
+    def _divergence(self, prior: KroneckerGaussian, name: str) -> Tensor:
+        """The divergence of one tensor."""
+        mean, own = self.mean[name].double(), self.eigenvalues[name].double()
+        left, right = (None if basis is None else basis.to(mean.device) for basis in prior._bases(name))
+        shift = _matrix(mean - prior.mean[name].to(mean.device).double(), mean)
+        marginal = _matrix(self._marginal(name, left, right), mean)
+        there = _matrix(prior.eigenvalues[name].to(mean.device).double(), mean)
+        shift = rotate(shift, left, right)
+        terms = gaussian.kl_divergence(shift, marginal, torch.zeros_like(shift), there).sum()
+        random = own > 0
+        correlation = 0.5 * (marginal.view(mean.shape)[random].log() - own[random].log()).sum()
+        return terms + correlation.clamp_min(0.0)
+
+    def marginal(self) -> DiagonalGaussian:
+        """The same means and marginal variances, without the correlations."""
+        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+
+    def _marginal(self, name: str, left: Tensor | None, right: Tensor | None) -> Tensor:
+        """Marginal variances of a tensor in other bases, of the weights' shape: in float64, or as they are kept."""
+        value = self.eigenvalues[name]
+        own = self._bases(name)
+        turns = [between(other, basis) for other, basis in zip((left, right), own, strict=True)]
+        if turns == [None, None]:
+            return value
+        squares = [None if turn is None else turn.square() for turn in turns]
+        found = rotate(_matrix(value.double(), value), *squares, back=True)
+        return found.view(value.shape)
+
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
+        """See the base class; what are bases still are, and large ones take long to check."""
+        posterior = self.__class__.__new__(self.__class__)
+        posterior.mean, posterior.left, posterior.right = dict(self.mean), dict(self.left), dict(self.right)
+        posterior.eigenvalues = {name: value * factor**2 for name, value in self.eigenvalues.items()}
+        posterior.variance = {name: value * factor**2 for name, value in self.variance.items()}
+        posterior.hyperparameters = dict(hyperparameters)
+        return posterior
+
+    def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
+        """See the base class.
+
+        Raises:
+            ValueError: Always: without some of its weights a tensor's covariance is no Kronecker product any more.
+        """
+        raise ValueError(
+            "posterior must have a covariance that stays of its kind without some weights to be pruned, got a "
+            "KroneckerGaussian (prune its marginal(), or use pruning_curve with samples)"
+        )
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
+        """The same posterior on another device or in another floating dtype."""
+        parts = (
+            {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
+            for part in (self.mean, self.eigenvalues, self.left, self.right)
+        )
+        return KroneckerGaussian(*parts, self.hyperparameters)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """``{"mean/<name>": ..., "eigenvalues/<name>": ..., "left/<name>": ..., "right/<name>": ...}``."""
+        kinds = ("mean", "eigenvalues", "left", "right")
+        return {f"{kind}/{name}": v for kind in kinds for name, v in getattr(self, kind).items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
+        """The inverse of :meth:`tensors`."""
+        parts: dict[str, dict[str, Tensor]] = {"mean": {}, "eigenvalues": {}, "left": {}, "right": {}}
+        for key, value in tensors.items():
+            kind, _, name = key.partition("/")
+            # In memory of its own: alignment decides the order of sums, and so the bits, of samples.
+            parts[kind][name] = value.clone() if kind in ("left", "right") else value
+        return cls(*parts.values(), hyperparameters)
+
+    def _own(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """Left and right basis of a tensor in the dtype in which its noise is computed."""
+        dtype = torch.promote_types(self.eigenvalues[name].dtype, torch.float32)
+        left, right = self.left.get(name), self.right.get(name)
+        return None if left is None else left.to(dtype), None if right is None else right.to(dtype)
+
+    def _bases(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        """Left and right basis of a tensor, in float64."""
+        left, right = self.left.get(name), self.right.get(name)
+        return None if left is None else left.double(), None if right is None else right.double()
+
+
+def _sides(mean: Tensor) -> tuple[int, int]:
+    """Rows and columns of a tensor as a matrix."""
+    return (mean.shape[0], math.prod(mean.shape[1:])) if mean.ndim else (1, 1)
+
+
+def _matrix(value: Tensor, mean: Tensor) -> Tensor:
+    """A tensor of the shape of the mean, with any leading axes, as a matrix."""
+    return value.reshape(*value.shape[: value.ndim - mean.ndim], *_sides(mean))
+
+
+def _check_basis(what: str, basis: Tensor, size: int) -> None:
+    """A basis must be an orthogonal matrix; whether it is, is seen by what it does to one vector."""
+    if basis.shape != (size, size):
+        raise ValueError(f"{what} must be of shape {(size, size)}, got {tuple(basis.shape)}")
+    if not basis.is_floating_point():
+        raise ValueError(f"{what} must be a floating-point tensor, got dtype {basis.dtype}")
+    if not basis.isfinite().all():
+        raise ValueError(f"{what} must be finite, got inf or nan")
+    dtype = torch.promote_types(basis.dtype, torch.float32)
+    probe = torch.arange(1, size + 1, device=basis.device).to(dtype).cos()
+    error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe).item()
+    if error > torch.finfo(basis.dtype).eps ** 0.5 * probe.norm().item():
+        raise ValueError(f"{what} must be orthogonal, got a vector that it moves by {error:.3g} there and back")
