@@ -15,17 +15,23 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
 
 from bayesadam.curvature.hooks import Called, Counts, Entered, Left, Refused
-from bayesadam.curvature.layers import Sink
-from bayesadam.curvature.passes import Call, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
+from bayesadam.curvature.layers import Form, Sink
+from bayesadam.curvature.passes import Call, Method, Pass, Slot, Unit, in_functorch, nodes_of, tensors_in
 from bayesadam.curvature.totals import Scratch, Total, chunks
-from bayesadam.curvature.units import units_of
+from bayesadam.curvature.units import closed_form, units_of
 from bayesadam.functional.curvature import wide
 
 
 class Collector:
     """Collects while its hooks are on; see :class:`PerExampleSquares`.
 
+    Args:
+        root: The model.
+        sums: The loss is a sum over the examples.
+        closed: Gives the method of a layer with a closed form.
+
     Attributes:
+        units: The parts of the model since the last start.
         num_examples: In the backward passes since the start.
         generation: Counts the starts: calls from before the last one are ignored.
         paused: While a module is called again.
@@ -33,8 +39,11 @@ class Collector:
         positions: Of embeddings by name, where it is known: whether their indices are positions.
     """
 
-    def __init__(self, root: nn.Module, *, sums: bool) -> None:
+    def __init__(
+        self, root: nn.Module, *, sums: bool, closed: Callable[[Form, nn.Module], Method] = closed_form
+    ) -> None:
         self.root = root
+        self.closed = closed
         self.sums = sums
         self.num_examples = 0
         self.generation = 0
@@ -43,7 +52,7 @@ class Collector:
         self.positions: dict[str, bool] = {}
         self.after_backward: Callable[[], None] | None = None
         self.slots: list[Slot] = []
-        self._units: list[Unit] = []
+        self.units: list[Unit] = []
         self._totals: dict[str, Total] = {}
         self._scratch = Scratch()
         self._handles: list[RemovableHandle] = []
@@ -119,7 +128,7 @@ class Collector:
         """
         assert self._pass is not None
         self._pass.backwards = backwards
-        trainable = ([s.parameter for s in unit.slots.values() if s.parameter.requires_grad] for unit in self._units)
+        trainable = ([s.parameter for s in unit.slots.values() if s.parameter.requires_grad] for unit in self.units)
         return list(dict.fromkeys(min(own, key=Tensor.numel) for own in trainable if own))
 
     # What hooks call
@@ -227,7 +236,7 @@ class Collector:
 
     def _parts(self) -> tuple[list[Unit], list[Slot]]:
         """The parts of the model; RuntimeError if another collector's hooks are on one."""
-        units, slots = units_of(self.root, self._totals)
+        units, slots = units_of(self.root, self._totals, self.closed)
         if self._has_others(units):
             gc.collect()  # an optimizer that nobody refers to any more is left in a cycle, and its hooks on
             if self._has_others(units):
@@ -240,7 +249,7 @@ class Collector:
     def _follow(self, units: list[Unit], slots: list[Slot]) -> None:
         """Put the hooks on."""
         self.resumable = False
-        self._units, self.slots = units, slots
+        self.units, self.slots = units, slots
         reference = weakref.ref(self)
         for unit in units:
             self._handles.append(

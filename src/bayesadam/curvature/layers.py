@@ -132,6 +132,14 @@ class LinearForm(Chunked):
             ones = sink.scratch.ones(grads.shape[0], grads)
             value.addmv_(squared.t(), ones, alpha=total.alpha, beta=beta)
 
+    def columns(self, module: Any, inputs: Tensor, scratch: Scratch) -> Tensor:
+        """What the weight is multiplied by at all positions of all examples, ``(in, positions)``."""
+        return inputs.reshape(-1, inputs.shape[-1]).mT
+
+    def gradient_columns(self, grads: Tensor) -> Tensor:
+        """The gradients there, ``(out, positions)``."""
+        return grads.reshape(-1, grads.shape[-1]).mT
+
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """See :class:`Form`."""
         return grads.element_size() * grads.shape[-1] * inputs.shape[-1]
@@ -174,6 +182,16 @@ class ConvForm(Chunked):
         if "bias" in names:
             found["bias"] = flat.sum(2)
         return found
+
+    def columns(self, module: Any, inputs: Tensor, scratch: Scratch) -> Tensor:
+        """See :class:`LinearForm`; without groups, ``(channels * kernel size, positions)``."""
+        windows = closed.patches(_pad(module, inputs, scratch), module.kernel_size, module.stride, module.dilation)
+        inner = len(module.kernel_size) + 1
+        return windows.movedim(0, inner).reshape(math.prod(windows.shape[1 : inner + 1]), -1)
+
+    def gradient_columns(self, grads: Tensor) -> Tensor:
+        """See :class:`LinearForm`."""
+        return grads.movedim(1, 0).flatten(1)
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """See :class:`Form`."""

@@ -12,6 +12,7 @@ from bayesadam.curvature import ranks
 from bayesadam.curvature.collector import Collector
 from bayesadam.curvature.passes import Slot
 from bayesadam.curvature.reduction import reduction_of
+from bayesadam.curvature.units import closed_form
 from bayesadam.sharding import is_sharded
 
 
@@ -54,6 +55,9 @@ class PerExampleSquares:
             hooks.
     """
 
+    _closed = staticmethod(closed_form)
+    """Gives the method of a layer with a closed form."""
+
     def __init__(self, model: nn.Module, *, reduction: str = "mean") -> None:
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction must be 'mean' or 'sum', got {reduction!r}")
@@ -64,7 +68,7 @@ class PerExampleSquares:
                 raise ValueError(f"model must be a plain module, got {type(module).__name__} {name!r}")
         self.model = model
         self.reduction = reduction
-        self._collector = Collector(ranks.unwrapped(model), sums=reduction == "sum")
+        self._collector = Collector(ranks.unwrapped(model), sums=reduction == "sum", closed=self._closed)
         self._slots: dict[Tensor, Slot] = {}
 
     @property
@@ -203,7 +207,7 @@ class PerExampleSquares:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Refer to the model that came along."""
         self.model, self.reduction = state["model"], state["reduction"]
-        self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum")
+        self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
         self._slots = {}
         # In a copy of a module that leads here through its own attributes, the module is not complete yet.
         if state["started"] and "_modules" in vars(self.model):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from bayesadam.curvature.closed import ClosedForm
 from bayesadam.curvature.fallback import Replay
-from bayesadam.curvature.passes import Slot, Unit
+from bayesadam.curvature.layers import Form
+from bayesadam.curvature.passes import Method, Slot, Unit
 from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Total
 
@@ -17,12 +18,20 @@ OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.RNNBase)
 """They use their children's parameters without calling the children."""
 
 
-def units_of(root: nn.Module, totals: dict[str, Total]) -> tuple[list[Unit], list[Slot]]:
+def closed_form(form: Form, module: nn.Module) -> Method:
+    """The method of a layer with a closed form: squares."""
+    return ClosedForm(form)
+
+
+def units_of(
+    root: nn.Module, totals: dict[str, Total], closed: Callable[[Form, nn.Module], Method] = closed_form
+) -> tuple[list[Unit], list[Slot]]:
     """The modules that have parameters of their own, and the parameters.
 
     Args:
         root: The model.
         totals: Of earlier times, by parameter name; filled up.
+        closed: Gives the method of a layer with a closed form.
     """
     slots: dict[Tensor, Slot] = {}
     units, inside = [], set[nn.Module]()
@@ -45,7 +54,7 @@ def units_of(root: nn.Module, totals: dict[str, Total]) -> tuple[list[Unit], lis
             slot.uses += 1
         several_names = len(owned) < sum(p is not None for p in module._parameters.values())
         form = None if opaque or several_names else form_of(module)
-        units.append(Unit(name, module, Replay() if form is None else ClosedForm(form), found))
+        units.append(Unit(name, module, Replay() if form is None else closed(form, module), found))
     return units, list(slots.values())
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -18,18 +18,21 @@ from bayesadam.functional.curvature import wide
 from bayesadam.laplace.diagonal import DiagonalSum
 from bayesadam.laplace.evidence import best_prior_precision, log_evidence
 from bayesadam.laplace.full import FullSum
-from bayesadam.laplace.last_layer import LastLayerSum
+from bayesadam.laplace.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
+from bayesadam.laplace.last_layer import LastLayer, LastLayerSum
 from bayesadam.laplace.network import Network
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.predictive.batches import check_weights_are_used
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
 
-STRUCTURES = ("diagonal", "full", "last_layer")
+STRUCTURES = ("diagonal", "kron", "full", "last_layer", "last_layer_kron")
+LAST_LAYER = ("last_layer", "last_layer_kron")
 EVIDENCE = "marginal_likelihood"
 
 
@@ -53,10 +56,22 @@ class Laplace:
         ``"empirical_fisher"`` one (of a sequence of data points, both times its length); nothing is as large as data
         points times weights.
         Modules must be such that :class:`bayesadam.PerExampleSquares` can follow them.
+    ``structure="kron"``
+        Kronecker-factored (K-FAC: Martens and Grosse 2015; Ritter et al. 2018), of a model of any depth. The weight of
+        a linear or convolutional layer, as a matrix of ``O`` rows and ``I`` columns, has the curvature ``B kron A``:
+        ``B = sum_n sum_r g g'`` with the gradients ``g`` of the layer's outputs, ``r`` numbering the columns of the
+        factor of ``H_n``, and ``A`` the mean over the data of ``a a'``, ``a`` being what the weight is multiplied by.
+        Positions, of an image or a sequence, count as data: sums and means are over them, too. The bias has the
+        curvature ``B`` and is independent of the weight. This is what laplace-torch has by default. All other tensors
+        (those of norm layers, embeddings and convolutions with groups, and weights that are shared or used more than
+        once) have the diagonal. As many backward passes as for ``"diagonal"``.
     ``structure="full"``
         The whole matrix in float64, of a small model.
     ``structure="last_layer"``
         The whole matrix over one linear layer; all other weights are fixed.
+    ``structure="last_layer_kron"``
+        The Kronecker factors of one linear layer, with thousands of outputs, too: where they are the model's, a
+        classifier's logits say, no Jacobian and no matrix for a data point is formed.
 
     Args:
         model: Trained. Its trainable parameters are those that a posterior covers; the model may be wrapped in
@@ -66,8 +81,8 @@ class Laplace:
         likelihood: What the outputs mean.
         structure: See above.
         curvature: See above.
-        last_layer: Name of the linear layer for ``structure="last_layer"``; default the last one that the model calls
-            for the first batch.
+        last_layer: Name of the linear layer for ``structure="last_layer"`` and ``"last_layer_kron"``; default the last
+            one that the model calls for the first batch.
         num_data: Number of training data points, if ``data`` is a part of them, or a chosen number: curvature and
             log-likelihood are multiplied by its ratio to the number that ``data`` has. Data points are counted as the
             likelihood does. Default: that number.
@@ -77,21 +92,22 @@ class Laplace:
 
     Attributes:
         mean: The trainable weights by name; copies, float32 or wider.
-        curvature: By name for ``"diagonal"``, else ``(D, D)`` in float64 over the weights of ``random``, numbered
-            tensor by tensor.
+        curvature: By name for ``"diagonal"``; :class:`bayesadam.laplace.kronecker.KroneckerCurvature` for ``"kron"``
+            and ``"last_layer_kron"``; else ``(D, D)`` in float64 over the weights of ``random``, numbered tensor by
+            tensor.
         random: Names of the tensors that posteriors are random over.
         log_likelihood: ``sum_n log p(y_n | x_n, theta)``.
         num_data: As given, or counted.
 
     Raises:
         ValueError: An unknown structure or curvature, something that is no likelihood, or one without second
-            derivatives for ``"ggn"``, a model that is too large for a matrix, has no such layer or merges its weights
-            in eval mode, data that are empty, no pairs, or do not fit, or outputs that are not finite.
+            derivatives for ``"ggn"``, a model that is too large for a matrix or a factor, has no such layer or merges
+            its weights in eval mode, data that are empty, no pairs, or do not fit, or outputs that are not finite.
         TypeError: The model returns no tensor and ``output`` is not given.
     """
 
     mean: dict[str, Tensor]
-    curvature: Tensor | dict[str, Tensor]
+    curvature: Tensor | dict[str, Tensor] | KroneckerCurvature
     random: tuple[str, ...]
     log_likelihood: float
     num_data: float
@@ -112,36 +128,32 @@ class Laplace:
     ) -> None:
         if structure not in STRUCTURES:
             raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}")
-        if last_layer is not None and structure != "last_layer":
-            raise ValueError(f"last_layer must only be given for structure='last_layer', got {last_layer!r}")
+        if last_layer is not None and structure not in LAST_LAYER:
+            raise ValueError(f"last_layer must only be given for a structure in {LAST_LAYER}, got {last_layer!r}")
         if num_data is not None:
             check("num_data", num_data, "a positive, finite number", _is_positive)
         if batch_size is not None:
             check("batch_size", batch_size, "a whole number of at least 1", is_whole)
         network = Network(unwrapped(model), likelihood, output, curvature)
-        total: DiagonalSum | FullSum | LastLayerSum
-        if structure == "diagonal":
-            total = DiagonalSum(network)
-        else:
-            total = FullSum(network) if structure == "full" else LastLayerSum(network, last_layer)
+        total = _sum(network, structure, last_layer)
         self.mean = {
             name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
             for name, p in network.trainable.items()
         }
         try:
             with network.evaluated():
-                check_weights_are_used(network.model, () if isinstance(total, LastLayerSum) else self.mean)
+                check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
                 found = _go_through(network, total, data, batch_size, progress)
                 self.curvature = total.result()
                 _check_curved(network, self.curvature)
         finally:
             total.close()
-        self.random = tuple(total.names) if isinstance(total, LastLayerSum) else tuple(self.mean)
+        self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
         self.num_data = found.count if num_data is None else num_data
         self._rescale(self.num_data / found.count)
         self.log_likelihood = found.log_likelihood * self.num_data / found.count
         self._told = {"structure": structure, "curvature": curvature}
-        if isinstance(total, LastLayerSum):
+        if isinstance(total, LastLayer):
             self._told["last_layer"] = total.name
 
     def posterior(
@@ -156,8 +168,9 @@ class Laplace:
                 curvature: below 1 the posterior is narrower.
 
         Returns:
-            A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.DenseGaussian`, or for one layer a
-            :class:`bayesadam.PartialGaussian`.
+            A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian`, a
+            :class:`bayesadam.DenseGaussian`, or for one layer a :class:`bayesadam.PartialGaussian` of one of these.
+            Of the same fit, Kronecker posteriors share their bases, and cost no more than their eigenvalues.
 
         Raises:
             ValueError: A number out of range, or a precision so much smaller than the curvature that the sum is not
@@ -173,11 +186,16 @@ class Laplace:
         if isinstance(self.curvature, dict):
             variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
             return DiagonalGaussian(self._copies(), variance, told)
-        precision = scale * self.curvature
-        precision.diagonal().add_(prior_precision)
         copies = self._copies()
-        dense = DenseGaussian.from_precision({name: copies.pop(name) for name in self.random}, precision, told)
-        return PartialGaussian(dense, copies, list(self.mean)) if copies else dense
+        mean = {name: copies.pop(name) for name in self.random}
+        random: KroneckerGaussian | DenseGaussian
+        if isinstance(self.curvature, KroneckerCurvature):
+            random = self.curvature.posterior(mean, scale, prior_precision, told)
+        else:
+            precision = scale * self.curvature
+            precision.diagonal().add_(prior_precision)
+            random = DenseGaussian.from_precision(mean, precision, told)
+        return PartialGaussian(random, copies, list(self.mean)) if copies else random
 
     def log_marginal_likelihood(self, prior_precision: float = 1.0) -> float:
         """The logarithm of the evidence ``p(data | lambda)``, approximately (MacKay 1992), in nats.
@@ -206,6 +224,8 @@ class Laplace:
         """Of the curvature, ``(D,)`` in float64, none of them negative."""
         if isinstance(self.curvature, dict):
             return torch.cat([value.double().flatten() for value in self.curvature.values()])
+        if isinstance(self.curvature, KroneckerCurvature):
+            return self.curvature.eigenvalues()
         values: Tensor = torch.linalg.eigvalsh(self.curvature)
         return values.clamp_min_(0.0)
 
@@ -217,7 +237,7 @@ class Laplace:
         return {name: value.clone() for name, value in self.mean.items()}
 
     def _rescale(self, factor: float) -> None:
-        for value in self.curvature.values() if isinstance(self.curvature, dict) else [self.curvature]:
+        for value in _tensors(self.curvature):
             value.mul_(factor)
             if not value.isfinite().all():
                 raise ValueError("the curvature must be finite, got inf or nan")
@@ -248,7 +268,7 @@ def laplace(
         model: Trained.
         data: A pair ``(inputs, targets)``, or a loader of such pairs.
         likelihood: What the outputs mean.
-        structure: ``"diagonal"``, ``"full"`` or ``"last_layer"``.
+        structure: ``"diagonal"``, ``"kron"``, ``"full"``, ``"last_layer"`` or ``"last_layer_kron"``.
         curvature: ``"ggn"`` or ``"empirical_fisher"``.
         prior_precision: Of the prior. Or ``"marginal_likelihood"``: the one with the largest marginal likelihood. Or
             ``"safe"``: 1, and then all standard deviations are multiplied by the largest factor up to 1
@@ -257,7 +277,7 @@ def laplace(
             trained on, and the posterior is then narrower than new rows would have it;
             :func:`bayesadam.tune_posterior` finds the width with such rows.
         temperature: See :meth:`Laplace.posterior`.
-        last_layer: Name of the layer for ``"last_layer"``.
+        last_layer: Name of the layer for ``"last_layer"`` and ``"last_layer_kron"``.
         num_data: Number of training data points, if ``data`` has not all of them.
         output: Takes the output tensor out of what the model returns.
         batch_size: Rows of a pair in one pass.
@@ -292,6 +312,25 @@ def laplace(
     return posterior
 
 
+Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayerKroneckerSum
+
+
+def _sum(network: Network, structure: str, last_layer: str | None) -> Sum:
+    """What adds up the curvature."""
+    if structure == "diagonal":
+        return DiagonalSum(network)
+    if structure == "kron":
+        return KroneckerSum(network)
+    if structure == "full":
+        return FullSum(network)
+    return (LastLayerSum if structure == "last_layer" else LastLayerKroneckerSum)(network, last_layer)
+
+
+def _tensors(curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> list[Tensor]:
+    """What a curvature is linear in."""
+    return [curvature] if isinstance(curvature, Tensor) else list(curvature.values())
+
+
 @dataclass
 class _Found:
     """Number of data points, and the sum of their log-likelihoods."""
@@ -302,7 +341,7 @@ class _Found:
 
 def _go_through(
     network: Network,
-    total: DiagonalSum | FullSum | LastLayerSum,
+    total: Sum,
     data: Data,
     batch_size: int | None,
     progress: bool | None,
@@ -325,11 +364,11 @@ def _go_through(
     return found
 
 
-def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor]) -> None:
+def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> None:
     """Raise if a likelihood's fallback has found no curvature in all the data: the posterior would be the prior."""
     if network.curvature == "fisher" or network.likelihood.defines("fisher_factor"):
         return
-    if not any(value.any() for value in (curvature.values() if isinstance(curvature, dict) else [curvature])):
+    if not any(value.any() for value in _tensors(curvature)):
         raise network.likelihood.missing("fisher_factor, as its log density has no second derivative")
 
 

@@ -1,9 +1,10 @@
-"""The whole curvature of one linear layer, from its inputs and from the curvature of the likelihood at its outputs."""
+"""The curvature of one linear layer, from its inputs and from the curvature of the likelihood at its outputs."""
 
 from __future__ import annotations
 
+import abc
 from contextlib import ExitStack
-from typing import Any, TypeGuard
+from typing import Any, ClassVar, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -14,35 +15,41 @@ from bayesadam.laplace.network import Network, columns
 from bayesadam.predictive.batches import Rows
 
 
-class LastLayerSum:
-    """``sum_n J_n' H_n J_n`` over the weight and the bias of one linear layer, in float64.
+class Call(NamedTuple):
+    """One call of the layer: its inputs, where the gradient of its outputs arrives, and what the layer returned."""
 
-    For an example whose layer had the inputs ``a`` (with a 1 for the bias) and the Hessian ``H`` at the layer's
-    outputs, it is the Kronecker product of ``H`` and ``a a'``; no gradient of a weight is formed. What comes after the
-    layer is differentiated, so that any linear layer may be taken.
+    features: Tensor
+    leaf: Tensor
+    returned: Tensor
+
+
+class LastLayer(abc.ABC):
+    """Follows the passes of a network to one linear layer, and differentiates what comes after it.
+
+    So any linear layer may be taken.
 
     Args:
         network: What is looked at.
         name: Of the layer; default the last ``nn.Linear`` that the model calls, known when data have been added.
 
     Raises:
-        ValueError: There is no such layer, it has too many weights, a parameter of it is frozen or shared.
+        ValueError: There is no such layer, a parameter of it is frozen or shared, or it is too large.
     """
 
+    structure: ClassVar[str]
     name: str
     layer: nn.Linear
     names: list[str]
-    matrix: Tensor
 
     def __init__(self, network: Network, name: str | None) -> None:
         self.network = network
-        self._calls: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._calls: list[Call] = []
         self._handle: RemovableHandle | None = None
         self._layers = {key: module for key, module in network.model.named_modules() if _is_plain(module)}
         if name is not None:
             self._take(name)
         elif not self._layers:
-            raise ValueError("model must have an nn.Linear for structure='last_layer', got none")
+            raise ValueError(f"model must have an nn.Linear for structure={self.structure!r}, got none")
 
     def _take(self, name: str) -> None:
         if name not in self._layers:
@@ -56,9 +63,7 @@ class LastLayerSum:
                 state = "shared with another module" if parameter.requires_grad else "frozen"
                 raise ValueError(f"last_layer must have trainable parameters of its own, got {key!r}, which is {state}")
         self.names = list(own)
-        size = sum(parameter.numel() for parameter in own.values())
-        check_size("last_layer", size, "'diagonal'")
-        self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
+        self._begin()
         self._handle = self.layer.register_forward_hook(self._capture)
 
     @torch.no_grad()
@@ -70,7 +75,7 @@ class LastLayerSum:
                 stack.callback(layer.register_forward_hook(lambda *_, name=name: called.append(name)).remove)
             self.network(inputs)
         if not called:
-            raise ValueError("model must call an nn.Linear for structure='last_layer', got no call")
+            raise ValueError(f"model must call an nn.Linear for structure={self.structure!r}, got no call")
         return called[-1]
 
     def add(self, rows: Rows, target: Tensor) -> Tensor:
@@ -89,28 +94,27 @@ class LastLayerSum:
             raise ValueError(
                 f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
             )
-        features, leaf, returned = self._calls.pop()
-        factor = self.network.factor(output, target)
-        if output is returned and factor.shape[2] == output.shape[-1]:  # a block per position: none meet
-            self._add_products(features.flatten(0, -2).double(), factor.flatten(0, 1).double())
-            return output.detach()
+        self._collect(self._calls.pop(), rows, output, target)
+        return output.detach()
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """The layer is known."""
+
+    @abc.abstractmethod
+    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
+        """Add a batch."""
+
+    def _pulled(self, call: Call, factor: Tensor, output: Tensor) -> Tensor:
+        """The factor of an example's Hessian as one at the layer's outputs, ``(N, ..., K, P R)``, in float64."""
         vectors = columns(factor, output)
         try:
-            pulled = [torch.autograd.grad(output, leaf, vector, retain_graph=True)[0] for vector in vectors]
+            pulled = [torch.autograd.grad(output, call.leaf, vector, retain_graph=True)[0] for vector in vectors]
         except RuntimeError as error:
             if "used in the graph" not in str(error) and "require grad" not in str(error):
                 raise
             raise ValueError(f"last_layer must have a part in the model's outputs, got {self.name!r}") from None
-        factor = torch.stack(pulled, dim=-1).double()
-        if leaf.ndim == 2:
-            self._add_products(features.double(), factor)
-        else:
-            self._add_sums(features.double(), factor)
-        return output.detach()
-
-    def result(self) -> Tensor:
-        """``(D, D)``, the layer's weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
-        return self.matrix
+        return torch.stack(pulled, dim=-1).double()
 
     def close(self) -> None:
         """Take the hook off the layer."""
@@ -121,8 +125,39 @@ class LastLayerSum:
         """Cut the graph behind the layer, so that only what comes after it is differentiated."""
         leaf = output.detach().requires_grad_()
         returned = leaf.clone()  # which may be changed in place, as a leaf may not
-        self._calls.append((args[0].detach(), leaf, returned))
+        self._calls.append(Call(args[0].detach(), leaf, returned))
         return returned
+
+
+class LastLayerSum(LastLayer):
+    """``sum_n J_n' H_n J_n`` over the weight and the bias of one linear layer, in float64.
+
+    For an example whose layer had the inputs ``a`` (with a 1 for the bias) and the Hessian ``H`` at the layer's
+    outputs, it is the Kronecker product of ``H`` and ``a a'``; no gradient of a weight is formed.
+    """
+
+    structure = "last_layer"
+    matrix: Tensor
+
+    def result(self) -> Tensor:
+        """``(D, D)``, the layer's weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
+        return self.matrix
+
+    def _begin(self) -> None:
+        size = sum(parameter.numel() for parameter in self.layer.parameters())
+        check_size(self.structure, size, "'last_layer_kron' or 'diagonal'")
+        self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
+
+    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
+        factor = self.network.factor(output, target)
+        if output is call.returned and factor.shape[2] == output.shape[-1]:  # a block per position: none meet
+            self._add_products(call.features.flatten(0, -2).double(), factor.flatten(0, 1).double())
+            return
+        factor = self._pulled(call, factor, output)
+        if call.leaf.ndim == 2:
+            self._add_products(call.features.double(), factor)
+        else:
+            self._add_sums(call.features.double(), factor)
 
     def _add_products(self, features: Tensor, factor: Tensor) -> None:
         """For features ``(N, F)``, and factors ``(N, K, R)`` of the Hessian at the layer's outputs."""

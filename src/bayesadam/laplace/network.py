@@ -77,6 +77,15 @@ class Network:
             return self.likelihood.score(output, target).reshape(len(output), points, -1, 1)
         return self.likelihood.fisher_factor(output, target)
 
+    @torch.no_grad()
+    def total(self, output: Tensor, target: Tensor) -> Tensor:
+        """The sum of the Hessians of all blocks of all examples, see :meth:`factor`: ``(K, K)`` in float64."""
+        if self.curvature == "empirical_fisher":
+            columns = self.factor(output, target).movedim(2, 0).flatten(1).double()
+            return columns @ columns.mT
+        self.likelihood.check(output, target)
+        return self.likelihood.fisher_sum(output.detach(), target)
+
     @contextmanager
     def evaluated(self) -> Iterator[None]:
         """Eval mode and no ``.grad`` inside; after, modes and ``.grad`` are what they were."""

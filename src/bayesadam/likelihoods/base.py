@@ -43,6 +43,7 @@ class Likelihood(nn.Module):
     ``cdf``                  ``distribution``; without it, quantiles are those of draws by ``sample``
     ``score``                automatic differentiation of ``log_density``
     ``fisher_factor``        second derivatives of ``log_density`` at the targets, likewise
+    ``fisher_sum``           ``fisher_factor``, for some rows at a time
     ``expected_log_density`` quadrature over one output per data point, or by ``element_log_density``
     ``log_expected_density`` likewise
     ``rescaled``             none: estimators do not standardise the targets
@@ -224,6 +225,13 @@ class Likelihood(nn.Module):
             which a Laplace approximation therefore refuses.
         """
         return fallbacks.observed_factor(self, output, target)
+
+    def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
+        """The sum of ``S S'`` over all blocks of all examples, see :meth:`fisher_factor`: ``(K, K)`` in float64.
+
+        A likelihood of many classes defines it where no block of a single example need be formed.
+        """
+        return fallbacks.fisher_sum(self, output, target)
 
     # Moment propagation.
 

@@ -122,6 +122,12 @@ class Categorical(ClassificationLikelihood):
         """Of ``diag(p) - p p'``, see :func:`bayesadam.functional.outputs.softmax_factor`: the second derivative."""
         return softmax_factor(output).reshape(len(output), -1, output.shape[-1], output.shape[-1])
 
+    @torch.no_grad()
+    def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
+        """``diag(sum p) - P' P`` with the probabilities ``P`` of all data points."""
+        probs = output.double().softmax(-1).flatten(0, -2)
+        return torch.addmm(probs.sum(0).diag(), probs.mT, probs, alpha=-1.0)
+
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """A lower bound, see :func:`bayesadam.functional.moments.expected_log_softmax`."""
         return maps.expected_log_softmax(mean, variance, target.long().expand(mean.shape[:-1]))

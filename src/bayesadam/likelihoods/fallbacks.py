@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 NODES = 32
 """Of the quadrature over an output."""
 
+FACTORS = 2**24
+"""Numbers in the factors of the curvature of several rows, about."""
+
 
 def score(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
     """The derivative of the log density by automatic differentiation; see :meth:`Likelihood.score`."""
@@ -45,6 +48,18 @@ def observed_factor(likelihood: Likelihood, output: Tensor, target: Tensor) -> T
     values, vectors = torch.linalg.eigh(0.5 * (hessian + hessian.mT))
     factor: Tensor = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
     return factor
+
+
+def fisher_sum(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
+    """From :meth:`Likelihood.fisher_factor` of a few rows at a time; see :meth:`Likelihood.fisher_sum`."""
+    factor = likelihood.fisher_factor(output[:1], target[:1])
+    total = factor.new_zeros(factor.shape[2], factor.shape[2], dtype=torch.float64)
+    rows = max(1, FACTORS // factor.numel())
+    for start in range(0, len(output), rows):
+        factor = likelihood.fisher_factor(output[start : start + rows], target[start : start + rows])
+        columns = factor.movedim(2, 0).flatten(1).double()
+        total.addmm_(columns, columns.mT)
+    return total
 
 
 def expected_log_density(likelihood: Likelihood, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:

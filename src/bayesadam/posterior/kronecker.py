@@ -85,7 +85,7 @@ class KroneckerGaussian(GaussianPosterior):
                 f"a KroneckerGaussian must have at most {MAX_WEIGHTS:,} weights for the divergence from or to a "
                 f"posterior with other correlations, got {size:,}"
             )
-        return gaussian.cholesky_of_rows(torch.block_diag(*(self._rows(name) for name in names)))
+        return gaussian.cholesky_of_rows(_block_diagonal([self._rows(name) for name in names]))
 
     def _rows(self, name: str) -> Tensor:
         """``F`` with the covariance ``F F'`` of a tensor's weights, square, in float64."""
@@ -229,11 +229,11 @@ class KroneckerGaussian(GaussianPosterior):
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
         """The same posterior on another device or in another floating dtype."""
-        parts = (
+        mean, eigenvalues, left, right = (
             {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
             for part in (self.mean, self.eigenvalues, self.left, self.right)
         )
-        return KroneckerGaussian(*parts, self.hyperparameters)
+        return KroneckerGaussian(mean, eigenvalues, left, right, self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"mean/<name>": ..., "eigenvalues/<name>": ..., "left/<name>": ..., "right/<name>": ...}``."""
@@ -248,7 +248,7 @@ class KroneckerGaussian(GaussianPosterior):
             kind, _, name = key.partition("/")
             # In memory of its own: alignment decides the order of sums, and so the bits, of samples.
             parts[kind][name] = value.clone() if kind in ("left", "right") else value
-        return cls(*parts.values(), hyperparameters)
+        return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters)
 
     def _own(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         """Left and right basis of a tensor in the dtype in which its noise is computed."""
@@ -260,6 +260,11 @@ class KroneckerGaussian(GaussianPosterior):
         """Left and right basis of a tensor, in float64."""
         left, right = self.left.get(name), self.right.get(name)
         return None if left is None else left.double(), None if right is None else right.double()
+
+
+def _block_diagonal(blocks: list[Tensor]) -> Tensor:
+    found: Tensor = torch.block_diag(*blocks)  # type: ignore[no-untyped-call]
+    return found
 
 
 def _sides(mean: Tensor) -> tuple[int, int]:

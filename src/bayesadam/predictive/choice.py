@@ -9,6 +9,9 @@ from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 LOCAL = ("badam", "laplace")
 """Methods whose posteriors have the covariance of a linearised network."""
 
+LAST_LAYER = ("last_layer", "last_layer_kron")
+"""Structures of Laplace posteriors over one layer."""
+
 MOST_OUTPUTS = 128
 """Of a row, up to which ``"auto"`` linearises: their covariance is a matrix for every row."""
 
@@ -47,6 +50,6 @@ def _is_local(posterior: NetworkDistribution) -> bool:
     if not isinstance(posterior, Posterior):
         return False
     told = posterior.hyperparameters
-    if told.get("tuned_for") == "monte_carlo" or told.get("structure") == "last_layer":
+    if told.get("tuned_for") == "monte_carlo" or told.get("structure") in LAST_LAYER:
         return False
     return told.get("method") in LOCAL

@@ -1,0 +1,122 @@
+"""Kronecker factors of the curvature of linear and convolutional layers, collected during backward passes.
+
+Source: Martens and Grosse 2015 (arXiv 1503.05671) for linear layers, Grosse and Martens 2016 (arXiv 1602.01407) for
+convolutions: gradients at different positions are taken as independent ("expand" in Eschenhagen et al. 2023, arXiv
+2311.00636).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from bayesadam.curvature.closed import ClosedForm
+from bayesadam.curvature.layers import ConvForm, Form, LinearForm, Sink
+from bayesadam.curvature.passes import Call, Method
+from bayesadam.curvature.per_example import PerExampleSquares
+from bayesadam.curvature.totals import chunks
+
+CHUNK = 2**26
+"""Bytes of the columns of a convolution's inputs that are made at once."""
+
+
+@dataclass
+class LayerFactors:
+    """The factors of one layer, in float64: of the weight's curvature ``B kron A``, and of the bias' ``B``.
+
+    Attributes:
+        weight: Name of the weight; None if it is not looked at.
+        bias: Name of the bias; None if there is none, or it is not looked at.
+        outputs: ``B``, ``(O, O)``: the sum over all positions of all examples of the outer products of the layer's
+            output gradients.
+        inputs: ``A``, ``(I, I)``: the mean there of the outer products of what the weight is multiplied by. None
+            without a weight.
+    """
+
+    weight: str | None
+    bias: str | None
+    outputs: Tensor
+    inputs: Tensor | None
+
+
+class FactoredForm(ClosedForm):
+    """The method of a layer whose curvature is factored.
+
+    A layer that is called more than once in a forward pass, or shares a parameter, has squares of that instead.
+    """
+
+    form: LinearForm | ConvForm
+    outputs: Tensor | None = None
+    inputs: Tensor | None = None
+    count = 0
+
+    def squares(self, call: Call, sink: Sink) -> None:
+        """Add outer products; see :class:`Method`."""
+        module: Any = call.unit.module
+        inputs, grads = self._whole(call)
+        self.outputs = _added(self.outputs, self.form.gradient_columns(grads))
+        if "weight" not in sink.totals or call.received > 1:
+            return
+        out, *side = module.weight.shape
+        bytes_each = inputs.element_size() * math.prod(side) * (grads[0].numel() // out)
+        for part in chunks(len(inputs), bytes_each, limit=CHUNK):
+            columns = self.form.columns(module, inputs[part], sink.scratch)
+            self.inputs = _added(self.inputs, columns)
+            self.count += columns.shape[1]
+
+    def merges(self, call: Call) -> bool:
+        """Outer products are added pass by pass."""
+        return False
+
+    def _takes_over(self, call: Call, inputs: Tensor, output: Tensor) -> bool:
+        return False
+
+
+class KroneckerFactors(PerExampleSquares):
+    """Kronecker factors of linear and ungrouped convolutional layers, and squares of all other parameters.
+
+    The factors are of the sum over the examples of the outer products of their gradients. See
+    :class:`PerExampleSquares` for how a model is followed, and :class:`LayerFactors` for what is found.
+    """
+
+    @staticmethod
+    def _closed(form: Form, module: nn.Module) -> Method:
+        ungrouped = getattr(module, "groups", 1) == 1
+        return FactoredForm(form) if isinstance(form, LinearForm | ConvForm) and ungrouped else ClosedForm(form)
+
+    def factored(self) -> Iterator[tuple[nn.Module, str]]:
+        """The modules whose curvature is factored, and their names."""
+        for unit in self._collector.units:
+            if isinstance(unit.method, FactoredForm):
+                yield unit.module, unit.name
+
+    def layers(self) -> Iterator[LayerFactors]:
+        """The factors of all layers that have any.
+
+        Raises:
+            RuntimeError: A layer that was called once in some forward passes, and more often in others.
+        """
+        for unit in self._collector.units:
+            method: Any = unit.method
+            if not isinstance(method, FactoredForm) or method.outputs is None:
+                continue
+            names: dict[str, str | None] = {"weight": None, "bias": None}
+            for local, slot in unit.slots.items():
+                if slot.uses == 1 and slot.parameter.requires_grad:
+                    names[local] = slot.name
+                    if not slot.total.empty:
+                        raise RuntimeError(
+                            f"{unit} must be called equally often in all forward passes, got some with one call"
+                        )
+            inputs = None if method.inputs is None else method.inputs / method.count
+            yield LayerFactors(names["weight"], names["bias"], method.outputs, inputs)
+
+
+def _added(total: Tensor | None, columns: Tensor) -> Tensor:
+    """``total + columns columns'`` in float64."""
+    products = (columns @ columns.mT).double()
+    return products if total is None else total.add_(products)
