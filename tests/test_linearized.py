@@ -67,6 +67,18 @@ def low_rank(model, rank=3):
     return LowRankGaussian(q.mean, q.variance, {n: draw(rank, *m.shape, seed=len(n)).to(m) for n, m in q.mean.items()})
 
 
+def kronecker(model):
+    """With bases of both sides, of one, and of none."""
+    q, left, right = diagonal(model), {}, {}
+    for number, (name, mean) in enumerate(q.mean.items()):
+        if mean.ndim and number % 3:
+            left[name] = torch.linalg.qr(draw(len(mean), len(mean), seed=1)).Q.to(mean)
+        if mean.ndim and number % 4 != 2:
+            columns = mean.numel() // len(mean)
+            right[name] = torch.linalg.qr(draw(columns, columns, seed=2)).Q.to(mean)
+    return ba.KroneckerGaussian(q.mean, q.variance, left, right)
+
+
 def split(model):
     """The means, and those of the last third of the tensors."""
     mean = means_of(model)
@@ -93,7 +105,16 @@ def some_point_masses(model):
     return ba.DiagonalGaussian(q.mean, variance)
 
 
-POSTERIORS = (diagonal, some_point_masses, dense, low_rank, partial_dense, partial_diagonal)
+POSTERIORS = (diagonal, some_point_masses, dense, low_rank, kronecker, partial_dense, partial_diagonal)
+
+
+def kronecker_block(q, name):
+    mean = q.mean[name]
+    rows = len(mean) if mean.ndim else 1
+    left = q.left.get(name, torch.eye(rows)).double().contiguous()
+    right = q.right.get(name, torch.eye(mean.numel() // rows)).double().contiguous()
+    basis = torch.kron(left, right)
+    return basis @ q.eigenvalues[name].double().flatten().diag() @ basis.T
 
 
 def full_covariance(q):
@@ -109,6 +130,8 @@ def full_covariance(q):
         rows = torch.cat([index[name] for name in q.random.mean])
         whole[rows[:, None], rows] = full_covariance(q.random)
         return whole
+    if isinstance(q, ba.KroneckerGaussian):
+        return torch.block_diag(*(kronecker_block(q, name) for name in q.mean))
     flat = torch.cat(
         [v.double().flatten() for v in (q.diagonal if isinstance(q, LowRankGaussian) else q.variance).values()]
     )

@@ -178,6 +178,11 @@ class _Pruned(NetworkDistribution):
 @weight_covariance.register
 def _(posterior: _Pruned) -> WeightCovariance:
     whole = weight_covariance(posterior.posterior)
+    if whole.left or whole.right:
+        raise ValueError(
+            "posterior must have independent weights or a covariance with a factor for method='linearized' after "
+            f"pruning (use its marginal(), or 'monte_carlo'), got {type(posterior.posterior).__name__}"
+        )
     variance, factor = (
         {name: posterior.zeroed(name, value) for name, value in part.items()} for part in (whole.variance, whole.factor)
     )

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import singledispatch
 
 import torch
 from torch import Tensor
 
 from bayesadam.curvature.observe import without_autocast
-from bayesadam.posterior import DenseGaussian, DiagonalGaussian, NetworkDistribution
+from bayesadam.functional.kronecker import rotate
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, NetworkDistribution
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
 
 
 @dataclass(frozen=True)
 class WeightCovariance:
-    """``Sigma = diag(variance) + F F'`` over named weight tensors; tensors without variance are left out.
+    """``Sigma = U diag(variance) U' + F F'`` over named weight tensors; tensors without variance are left out.
+
+    ``U`` is orthogonal and has a block ``left kron right`` for every tensor, seen as a matrix whose rows are its first
+    axis; it is the identity where there is no basis.
 
     Attributes:
         variance: By name, of the weights' shapes.
         factor: The rows of ``F`` that belong to a tensor's weights, by name, ``(number of weights, R)``.
+        left: Bases of the rows, by name.
+        right: Bases of the columns, by name.
     """
 
     variance: Mapping[str, Tensor]
     factor: Mapping[str, Tensor]
+    left: Mapping[str, Tensor] = field(default_factory=dict)
+    right: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("variance", "factor"):
@@ -43,8 +51,23 @@ class WeightCovariance:
 
     def placed(self, names: Mapping[str, str], device: torch.device) -> WeightCovariance:
         """The same by other names, and on a device."""
-        parts = ({names[name]: t.to(device) for name, t in part.items()} for part in (self.variance, self.factor))
+        every = (self.variance, self.factor, self.left, self.right)
+        parts = ({names[name]: t.to(device) for name, t in part.items()} for part in every)
         return WeightCovariance(*parts)
+
+    def turned(self, name: str, rows: Tensor) -> Tensor:
+        """Derivatives by a tensor's weights, ``(..., number of weights)``, in the basis of ``variance``."""
+        left, right = self.left.get(name), self.right.get(name)
+        if left is None and right is None:
+            return rows
+        first = len(self.variance[name])
+        matrices = rows.reshape(*rows.shape[:-1], first, rows.shape[-1] // first)
+        return rotate(matrices, as_dtype(left, rows.dtype), as_dtype(right, rows.dtype)).flatten(-2)
+
+
+def as_dtype(basis: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A basis in another dtype."""
+    return None if basis is None else basis.to(dtype)
 
 
 @singledispatch
@@ -69,6 +92,11 @@ def _(posterior: DiagonalGaussian) -> WeightCovariance:
 def _(posterior: DenseGaussian) -> WeightCovariance:
     rows = torch.split(posterior.scale_tril, [mean.numel() for mean in posterior.mean.values()])
     return WeightCovariance({}, dict(zip(posterior.mean, rows, strict=True)))
+
+
+@weight_covariance.register
+def _(posterior: KroneckerGaussian) -> WeightCovariance:
+    return WeightCovariance(posterior.eigenvalues, {}, posterior.left, posterior.right)
 
 
 @weight_covariance.register
@@ -112,7 +140,8 @@ class OutputCovariance:
         if name in self.weights.factor:
             self.projected[part] += rows.to(self.projected.dtype) @ self.weights.factor[name].to(self.projected.dtype)
         if name in self.weights.variance:
-            scaled = rows.to(self.total.dtype) * self.weights.variance[name].sqrt().flatten().to(self.total.dtype)
+            turned = self.weights.turned(name, rows.to(self.total.dtype))
+            scaled = turned * self.weights.variance[name].sqrt().flatten().to(self.total.dtype)
             self.total[part] += scaled @ scaled.mT
 
     def add_layer(self, grads: Tensor, variance: Tensor) -> None:

@@ -5,9 +5,10 @@ with independent weights of variance ``V`` and ``v`` adds to the covariance of o
 
     ``sum_o b_k[o] b_l[o] (sum_i V[o, i] a[i]^2 + v[o])``
 
-so that nothing of the size of its weights is made for a data point; nor for correlated weights, of which each column of
-the factor is taken as a change of the weights. In all other layers the derivatives with respect to their weights are
-made, for some data points at a time.
+so that nothing of the size of its weights is made for a data point; nor for weights that are independent in a basis
+``L kron R``, to which ``b_k`` and ``a`` are turned first (``L' b_k``, ``R' a``); nor for correlated weights, of which each
+column of the factor is taken as a change of the weights. In all other layers the derivatives with respect to their weights
+are made, for some data points at a time.
 """
 
 from __future__ import annotations
@@ -123,13 +124,19 @@ class Layerwise:
             {local: known[name] for local, name in layer.names.items() if name in known}
             for known in (covariance.weights.variance, covariance.weights.factor)
         )
-        if variance:
-            spread = grads.new_zeros(count, width)
-            if "weight" in variance:
-                spread.addmm_(inputs.square(), variance["weight"].to(grads.dtype).mT)
-            if "bias" in variance:
-                spread += variance["bias"]
-            covariance.add_layer(grads, spread)
+        spreads: dict[int, tuple[Tensor | None, Tensor]] = {}  # by the basis: a weight and its bias may have one
+        for local, value in variance.items():
+            left, right = (
+                bases.get(layer.names[local]) for bases in (covariance.weights.left, covariance.weights.right)
+            )
+            spread = spreads.setdefault(id(left), (left, grads.new_zeros(count, width)))[1]
+            if local == "bias":
+                spread += value
+            else:
+                turned = inputs if right is None else inputs @ right.to(inputs.dtype)
+                spread.addmm_(turned.square(), value.to(grads.dtype).mT)
+        for left, spread in spreads.values():
+            covariance.add_layer(grads if left is None else grads @ left.to(grads.dtype), spread)
         if not factor:
             return
         dtype, rank = covariance.projected.dtype, covariance.projected.shape[2]
