@@ -465,9 +465,13 @@ class TestRefusals:
             laplace(model, data, likelihood=plain[3] if likelihood is None else likelihood, **options)
 
     def test_names(self):
-        self.refused(r"^structure must be one of \('diagonal', 'full', 'last_layer'\), got 'kron'$", structure="kron")
+        structures = r"\('diagonal', 'kron', 'full', 'last_layer', 'last_layer_kron'\)"
+        self.refused(rf"^structure must be one of {structures}, got 'block'$", structure="block")
         self.refused(r"^curvature must be one of \('ggn', 'empirical_fisher'\), got 'hessian'$", curvature="hessian")
-        self.refused("^last_layer must only be given for structure='last_layer', got '4'$", last_layer="4")
+        self.refused(
+            r"^last_layer must only be given for a structure in \('last_layer', 'last_layer_kron'\), got '4'$",
+            last_layer="4",
+        )
 
     @pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), "evidence", None])
     def test_prior_precision(self, value):
@@ -515,12 +519,15 @@ class TestRefusals:
     def test_size(self):
         big = nn.Sequential(nn.Linear(3, 2000), nn.Tanh(), nn.Linear(2000, 4)).double()
         message = (
-            "^structure must be 'last_layer' or 'diagonal' where a matrix would have more than 10,000 rows, "
+            "^structure must be 'kron', 'last_layer' or 'diagonal' where a matrix would have more than 10,000 rows, "
             "got 'full' for 16,004 weights, which is 2.0 GB$"
         )
         self.refused(message, model=big, structure="full")
         wide = nn.Sequential(nn.Linear(3, 30_000), nn.Tanh(), nn.Linear(30_000, 4)).double()
-        message = "^structure must be 'diagonal' where .* got 'last_layer' for 120,004 weights, which is 115.2 GB$"
+        message = (
+            "^structure must be 'last_layer_kron' or 'diagonal' where .* got 'last_layer' for 120,004 weights, "
+            "which is 115.2 GB$"
+        )
         self.refused(message, model=wide, structure="last_layer")
 
     @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])

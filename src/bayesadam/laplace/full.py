@@ -28,7 +28,7 @@ class FullSum:
         self.network = network
         self.parameters = network.trainable
         size = sum(p.numel() for p in self.parameters.values())
-        check_size("full", size, "'last_layer' or 'diagonal'")
+        check_size("full", size, "'kron', 'last_layer' or 'diagonal'")
         device = next(iter(self.parameters.values())).device
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 

@@ -6,9 +6,9 @@ with independent weights of variance ``V`` and ``v`` adds to the covariance of o
     ``sum_o b_k[o] b_l[o] (sum_i V[o, i] a[i]^2 + v[o])``
 
 so that nothing of the size of its weights is made for a data point; nor for weights that are independent in a basis
-``L kron R``, to which ``b_k`` and ``a`` are turned first (``L' b_k``, ``R' a``); nor for correlated weights, of which each
-column of the factor is taken as a change of the weights. In all other layers the derivatives with respect to their weights
-are made, for some data points at a time.
+``L kron R``, to which ``b_k`` and ``a`` are turned first (``L' b_k``, ``R' a``); nor for correlated weights, of which
+each column of the factor is taken as a change of the weights. In all other layers the derivatives with respect to their
+weights are made, for some data points at a time.
 """
 
 from __future__ import annotations
