@@ -1,6 +1,7 @@
 """Laplace approximations beside laplace-torch: the same curvatures and predictions, and what they cost.
 
-    python benchmarks/laplace.py       # prints the tables, writes runs/benchmarks/laplace.json
+    python benchmarks/laplace.py             # prints the tables, writes runs/benchmarks/laplace.json
+    python benchmarks/laplace.py --only kron # those whose names have this; the file keeps the results of the others
 
 The peer and what it needs, without their own requirements (some are pinned, and torch is not to be changed)::
 
@@ -8,22 +9,33 @@ The peer and what it needs, without their own requirements (some are pinned, and
         torchmetrics==1.9.0 lightning-utilities==0.15.3 linear_operator==0.6.1 einconv==0.1.0 jaxtyping==0.3.11 \
         backpack-for-pytorch==1.7.1 einops==0.8.2 opt-einsum==3.4.0 unfoldNd==0.2.3
 
-Small: 5-30-30-3, 300 points, for classification and regression (noise 0.3). Large: 784-400-400-10, 512 points. Fits and
-linearised predictions (for classification with the probit approximation) take turns; medians, except of what runs once.
-"difference" is the largest one, relative to the largest value. The peer's backend is its default unless named; for the
-diagonal of the large network that gets batches of 32: the Jacobians of all 512 points take 10 GB, and copies are made.
+Small: 5-30-30-3, 300 points, for classification and regression (noise 0.3). Large: 784-400-400-10, 512 points, of which
+16 are predicted with Kronecker factors. Convolutional: two convolutions of 8 and 16 channels with pooling and a linear
+layer on images of 16 x 16, 256 points, likewise. Fits and linearised predictions (for classification with the probit
+approximation) take turns; medians, except of what runs once. "difference" is the largest one, relative to the largest
+value; of a Kronecker product the rows of the first output are compared. The peer's backend is its default unless named;
+for the diagonal of the large network that gets batches of 32: the Jacobians of all 512 points take 10 GB, and copies
+are made.
+
+Many classes: 64-512-3100, 2,000 points, the last layer's factors with their eigenvalues, and the peak memory of the
+process, without the peer: it forms a matrix of 3,100 x 3,100 numbers for every point of a batch.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import itertools
+import json
+import resource
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import torch
@@ -53,10 +65,18 @@ def network(*widths: int) -> nn.Sequential:
     return nn.Sequential(*[m for i, o in pairs for m in (nn.Linear(i, o), nn.ReLU())][:-1])
 
 
+def convolutional() -> nn.Sequential:
+    """Two convolutions and a linear layer, on one channel of 16 x 16."""
+    torch.manual_seed(0)
+    first = nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)
+    return nn.Sequential(*first, nn.Conv2d(8, 16, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(144, 10))
+
+
 def problem(kind: str, net: nn.Sequential, count: int) -> tuple[Tensor, Tensor, ba.likelihoods.Likelihood]:
     """Inputs, targets that the network fits roughly, and the likelihood."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(count, net[0].in_features, generator=generator)
+    shape = (net[0].in_features,) if isinstance(net[0], nn.Linear) else (1, 16, 16)
+    x = torch.randn(count, *shape, generator=generator)
     with torch.no_grad():
         output = net(x)
     output = output + NOISE * torch.randn(output.shape, generator=generator)
@@ -74,7 +94,9 @@ class Case:
         count: int,
         backend: str | None = None,
         batch_size: int | None = None,
+        predicted: int | None = None,
     ) -> None:
+        self.predicted = predicted
         self.kind, self.structure, self.net, self.backend = kind, structure, net, backend
         self.x, self.y, self.likelihood = problem(kind, net, count)
         self.loader = DataLoader(TensorDataset(self.x, self.y), batch_size=batch_size or count)
@@ -92,8 +114,10 @@ class Case:
         fitted = peer.Laplace(
             copy.deepcopy(self.net),  # it leaves hooks
             self.kind,
-            subset_of_weights="last_layer" if self.structure == "last_layer" else "all",
-            hessian_structure="diag" if self.structure == "diagonal" else "full",
+            subset_of_weights="last_layer" if self.structure.startswith("last_layer") else "all",
+            hessian_structure={"diagonal": "diag", "kron": "kron", "last_layer_kron": "kron"}.get(
+                self.structure, "full"
+            ),
             prior_precision=PRIOR,
             **options,
         )
@@ -103,15 +127,16 @@ class Case:
     def our_prediction(self, fitted: Laplace) -> Tensor:
         """Probabilities, or the variances of the outputs."""
         link = {} if self.kind == "regression" else {"link": "probit"}
-        posterior = fitted.posterior(PRIOR)
-        found = ba.predict(self.net, posterior, self.x, likelihood=self.likelihood, method="linearized", **link)
+        posterior, x = fitted.posterior(PRIOR), self.x[: self.predicted]
+        found = ba.predict(self.net, posterior, x, likelihood=self.likelihood, method="linearized", **link)
         return found.epistemic if self.kind == "regression" else found.probs
 
     def their_prediction(self, fitted: Any) -> Tensor:
         """The same, by the peer."""
+        x = self.x[: self.predicted]
         if self.kind == "regression":
-            return fitted(self.x, pred_type="glm")[1].diagonal(dim1=-2, dim2=-1)
-        return fitted(self.x, pred_type="glm", link_approx="probit")
+            return fitted(x, pred_type="glm")[1].diagonal(dim1=-2, dim2=-1)
+        return fitted(x, pred_type="glm", link_approx="probit")
 
     def compare(self, rounds: int, *, predict: bool = True) -> dict[str, Any]:
         """Times of both in seconds, and differences."""
@@ -130,16 +155,47 @@ class Case:
             if predict:
                 prediction = timed("our prediction", lambda fitted=ours: self.our_prediction(fitted))
                 their_prediction = timed("their prediction", lambda fitted=theirs: self.their_prediction(fitted))
-        curvature = ours.curvature
-        flat = torch.cat([v.flatten() for v in curvature.values()]) if isinstance(curvature, dict) else curvature
         factor = theirs._H_factor if self.kind == "regression" else 1.0
+        curvature = [_difference(own, factor * other) for own, other in _curvatures(ours, theirs)]
         evidence, their_evidence = ours.log_marginal_likelihood(PRIOR), float(theirs.log_marginal_likelihood())
         return {
             "seconds": {name: round(statistics.median(values), 4) for name, values in seconds.items()},
-            "difference of curvature": _difference(flat, factor * theirs.H.detach()),
+            "difference of curvature": max(curvature),
             "difference of evidence": float(f"{abs(evidence / their_evidence - 1):.1e}"),
             **({"difference of prediction": _difference(prediction, their_prediction.detach())} if predict else {}),
         }
+
+
+def _curvatures(ours: Laplace, theirs: Any) -> list[tuple[Tensor, Tensor]]:
+    """The curvatures, and of Kronecker products the rows of the first output; where a bias is, a row of that."""
+    curvature = ours.curvature
+    if isinstance(curvature, Tensor):
+        return [(curvature, theirs.H.detach())]
+    if isinstance(curvature, dict):
+        return [(torch.cat([v.flatten() for v in curvature.values()]), theirs.H.detach())]
+    own = [f for layer in curvature.layers for f in ((layer.outputs, layer.inputs), (layer.outputs,))]
+    return [
+        (functools.reduce(torch.kron, (a[0], *rest)), functools.reduce(torch.kron, (b[0], *others)))
+        for (a, *rest), (b, *others) in zip(own, theirs.H_facs.kfacs, strict=True)
+    ]
+
+
+def many_classes() -> dict[str, Any]:
+    """The factors of a layer of 3,100 outputs, in a process of its own: seconds and peak memory in GiB."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(_many_classes).result()
+
+
+def _many_classes() -> dict[str, Any]:
+    case = Case("classification", "last_layer_kron", network(64, 512, 3100), 2000)
+    begin = time.perf_counter()
+    fitted = case.ours()
+    fitted_at = time.perf_counter()
+    fitted.log_marginal_likelihood(PRIOR)
+    fitted.posterior(PRIOR)
+    seconds = {"our fit": fitted_at - begin, "our eigenvalues and posterior": time.perf_counter() - fitted_at}
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {"seconds": {k: round(v, 2) for k, v in seconds.items()}, "peak GiB": round(peak, 2)}
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
@@ -151,7 +207,7 @@ def cases() -> dict[str, Callable[[], dict[str, Any]]]:
     found: dict[str, Callable[[], dict[str, Any]]] = {}
     for kind in ("classification", "regression"):
         net = network(5, 30, 30, 3)
-        for structure in ("diagonal", "full", "last_layer"):
+        for structure in ("diagonal", "kron", "full", "last_layer", "last_layer_kron"):
             case = Case(kind, structure, net, 300)
             found[f"small {kind}, {structure}"] = lambda case=case: case.compare(ROUNDS)
     net = network(784, 400, 400, 10)
@@ -161,22 +217,35 @@ def cases() -> dict[str, Callable[[], dict[str, Any]]]:
     found["large classification, last_layer"] = lambda: last.compare(1)
     default = Case("classification", "diagonal", net, 512, batch_size=32)
     found["large classification, diagonal"] = lambda: default.compare(1, predict=False)
+    factored = Case("classification", "kron", net, 512, predicted=16)
+    found["large classification, kron"] = lambda: factored.compare(ROUNDS)
+    images = Case("classification", "kron", convolutional(), 256, predicted=16)
+    found["convolutional classification, kron"] = lambda: images.compare(ROUNDS)
+    found["many classes, last_layer_kron"] = many_classes
     return found
 
 
 def main() -> None:
-    options = arguments(__doc__).parse_args()
+    parser = arguments(__doc__)
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose names have this")
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    report: dict[str, Any] = {**conditions(*PACKAGES), "cases": {}}
+    path, now = options.output / "laplace.json", conditions(*PACKAGES)
+    before = json.loads(path.read_text()) if options.only and path.exists() else {"cases": {}}
+    report: dict[str, Any] = {**now, **before}
     columns = ("our fit", "their fit", "our prediction", "their prediction")
     heads = [f"{head:>17}" for head in (*columns, "curvature", "evidence", "prediction")]
     print(f"{'seconds, and relative differences':42}" + "".join(heads))
     for name, compare in cases().items():
+        if options.only not in name:
+            continue
         result = report["cases"][name] = compare()
+        if options.only:
+            result.update(date=now["date"], load_averages=now["load_averages"])
         numbers = [result["seconds"].get(column) for column in columns]
         numbers += [result.get(f"difference of {what}") for what in ("curvature", "evidence", "prediction")]
         print(f"{name:42}" + "".join(f"{'-' if n is None else f'{n:.3g}':>17}" for n in numbers), flush=True)
-        save(options.output / "laplace.json", report)
+        save(path, report)
 
 
 if __name__ == "__main__":
