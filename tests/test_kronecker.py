@@ -190,6 +190,8 @@ class TestDistribution:
         for (name, ours), theirs in zip(q.tensors().items(), r.tensors().values(), strict=True):
             assert ours.dtype == theirs.dtype == torch.float32, name
             assert torch.equal(ours, theirs), name
+        assert r.left["z.weight"] is r.left["z.bias"]
+        assert r.left["z.weight"] is not r.left["conv"]
         a, b = q.sample(3, seed=2), r.sample(3, seed=2)
         assert all(torch.equal(a[name], b[name]) for name in SHAPES)
         for name, value in make().variance.items():

@@ -59,7 +59,7 @@ def same(a, b):
     torch.testing.assert_close(a.variance, b.variance, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("structure", ["diagonal", "full"])
+@pytest.mark.parametrize("structure", ["diagonal", "kron", "full"])
 def test_laplace_posteriors_are_linearized(regression, structure, tmp_path):
     (q, *_) = laplaces(regression, structure)
     same(predict(regression, q), predict(regression, q, method="linearized"))
@@ -80,7 +80,8 @@ def test_all_others_are_sampled(regression):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*initial_precision")
         learned = opt.posterior(models[0])
-    for q in (learned, last_layer, ba.ensemble(models), ba.Mixture([learned, laplaces(regression)[0]])):
+    factored = laplaces(regression, "last_layer_kron")[0]
+    for q in (learned, last_layer, factored, ba.ensemble(models), ba.Mixture([learned, laplaces(regression)[0]])):
         same(predict(regression, q), predict(regression, q, method="monte_carlo"))
 
 

@@ -30,7 +30,7 @@ def one_line(problem, kind, **options):
     return ba.laplace(problem.model, problem.train, likelihood=problem.likelihood, structure=kind, **options)
 
 
-KINDS = ["badam", "badam, with data", "diagonal", "full", "last_layer"]
+KINDS = ["badam", "badam, with data", "diagonal", "kron", "full", "last_layer"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

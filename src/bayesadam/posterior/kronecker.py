@@ -33,7 +33,7 @@ class KroneckerGaussian(GaussianPosterior):
     Args:
         mean: Mean of every weight tensor by name. Kept, not copied.
         eigenvalues: ``v``, by the same names, of the same shapes and devices; finite and not negative.
-        left: ``L`` by name, ``(O, O)``, for any of the tensors.
+        left: ``L`` by name, ``(O, O)``, for any of the tensors. Of equal ones after another, one is kept.
         right: ``R`` by name, ``(I, I)``, likewise.
         hyperparameters: JSON values that say how the posterior was found.
 
@@ -65,8 +65,8 @@ class KroneckerGaussian(GaussianPosterior):
                     raise ValueError(f"eigenvalues of {name!r} must be positive, or all 0, got some that are 0")
         self.mean = checked.mean
         self.eigenvalues = checked.variance
-        self.left = {name: left[name].contiguous() for name in mean if name in left}
-        self.right = {name: right[name].contiguous() for name in mean if name in right}
+        self.left = _kept_once({name: left[name] for name in mean if name in left})
+        self.right = _kept_once({name: right[name] for name in mean if name in right})
         self.variance = {name: self._marginal(name, None, None) for name in mean}
         self.hyperparameters = dict(hyperparameters or {})
 
@@ -260,6 +260,18 @@ class KroneckerGaussian(GaussianPosterior):
         """Left and right basis of a tensor, in float64."""
         left, right = self.left.get(name), self.right.get(name)
         return None if left is None else left.double(), None if right is None else right.double()
+
+
+def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The bases, contiguous; one that equals the one before, as those of a weight and its bias do, is that tensor."""
+    found: dict[str, Tensor] = {}
+    last: Tensor | None = None
+    for name, basis in bases.items():
+        alike = last is not None and (last.dtype, last.device) == (basis.dtype, basis.device)
+        if last is None or not alike or not torch.equal(last, basis):
+            last = basis.contiguous()
+        found[name] = last
+    return found
 
 
 def _block_diagonal(blocks: list[Tensor]) -> Tensor:
