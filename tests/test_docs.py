@@ -33,9 +33,9 @@ PUBLIC = """
     bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
     bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning bayesadam.variational
     bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.empirical
-    bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.moments
-    bayesadam.functional.outputs bayesadam.functional.philox bayesadam.functional.reparameterized
-    bayesadam.functional.special bayesadam.engine.rule bayesadam.integrations
+    bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.kronecker
+    bayesadam.functional.moments bayesadam.functional.outputs bayesadam.functional.philox
+    bayesadam.functional.reparameterized bayesadam.functional.special bayesadam.engine.rule bayesadam.integrations
 """.split()
 
 
