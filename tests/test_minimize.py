@@ -267,7 +267,13 @@ def test_the_step_is_vans(full):
         return
     rule = ba.VAN.rule
     hyper = {"lr": 1.0, "num_data": 1.0, "temperature": 0.0, "prior_mean": 0.0, "prior_precision": 0.0}
-    hyper |= {"initial_precision": 1.0, "betas": (0.0, 0.0), "step": 1, "correction": "elementwise"}
+    hyper |= {
+        "initial_precision": 1.0,
+        "betas": (0.0, 0.0),
+        "step": 1,
+        "correction": "elementwise",
+        "clip_radius": math.inf,
+    }
     mean, state = before_mean.clone(), {"hessian": before_std**-2}
     rule.update_(mean, state, gradient.clone(), change.diagonal() / before_std**2, hyper)
     assert q.mean == pytest.approx(mean, rel=1e-9)
