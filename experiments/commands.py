@@ -14,7 +14,7 @@ from rich.table import Table
 
 from experiments import registry
 from experiments.experiment import Experiment, in_order
-from experiments.results import Store, finished
+from experiments.results import Store, counted, finished
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, help="Published tables and figures: our number beside the paper's."
@@ -41,7 +41,7 @@ def run(
     name: Name,
     jobs: Annotated[int, typer.Option(help="Units at a time; -1: one for each core.", show_default=False)] = -1,
     only: Annotated[
-        list[str] | None, typer.Option(help="Units whose key contains this (and what they need); repeatable.")
+        list[str] | None, typer.Option(help="Units whose key contains this (and what they need; optional ones: begins with this); repeatable.")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The short version: units named quick-.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Redo units that are finished or begun.")] = False,
@@ -97,7 +97,7 @@ def _report(experiment: Experiment) -> None:
 
 def _count(experiment: Experiment) -> tuple[int, int]:
     units = in_order(experiment.units())
-    return len(finished(units, Store.of(experiment))), len(units)
+    return counted(units, finished(units, Store.of(experiment)))
 
 
 @contextmanager

@@ -30,12 +30,14 @@ class Unit:
         cost: Expected time in any scale common to the units: expensive ones start first, and the overall bar is
             weighted by it.
         needs: Keys of the units whose results this one is handed; done anew when one of those results changes.
+        optional: Run only if it is asked for by the beginning of its key; the experiment is finished without it.
     """
 
     key: str
     config: Mapping[str, Any] = field(default_factory=dict)
     cost: float = 1.0
     needs: tuple[str, ...] = ()
+    optional: bool = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", self.key):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from experiments.display import duration
 from experiments.experiment import Experiment, Report, in_order
 from experiments.files import replacing, write_text
-from experiments.results import Result, Store, finished
+from experiments.results import Result, Store, counted, finished
 
 
 def write(experiment: Experiment) -> Report:
@@ -37,12 +37,15 @@ def write(experiment: Experiment) -> Report:
     tables = "\n\n".join(table.markdown() for table in report.tables)
     if tables:
         write_text(folder / "table.md", tables + "\n")
-    write_text(folder / "README.md", _page(experiment, report, tables, results, len(units)))
+    write_text(folder / "README.md", _page(experiment, report, tables, results, counted(units, results)))
     return report
 
 
-def _page(experiment: Experiment, report: Report, tables: str, results: Mapping[str, Result], units: int) -> str:
-    missing = f"**Not finished**: results of {len(results)} of {units} units." if len(results) < units else ""
+def _page(
+    experiment: Experiment, report: Report, tables: str, results: Mapping[str, Result], count: tuple[int, int]
+) -> str:
+    done, units = count
+    missing = f"**Not finished**: results of {done} of {units} units." if done < units else ""
     parts = [
         f"<!-- Written by `python -m experiments report {experiment.name}`; edit the experiment, not this page. -->",
         f"# {experiment.title}",

@@ -136,6 +136,12 @@ def finished(units: Sequence[Unit], store: Store) -> dict[str, Result]:
     return results
 
 
+def counted(units: Sequence[Unit], results: Mapping[str, Result]) -> tuple[int, int]:
+    """How many units are finished, and how many there are: optional ones are not counted."""
+    keys = [unit.key for unit in units if not unit.optional]
+    return sum(key in results for key in keys), len(keys)
+
+
 def dumps(value: Any, indent: int = 0) -> str:
     """Strict JSON that is easy to compare line by line, yet has a list of numbers on one line."""
     start, end = "\n" + " " * (indent + 1), "\n" + " " * indent

@@ -16,7 +16,7 @@ from typing import Any
 
 from experiments.display import Watch, screen
 from experiments.experiment import Experiment, Unit, in_order
-from experiments.results import RUNS, Store, finished
+from experiments.results import RUNS, Store, counted, finished
 from experiments.schedule import Schedule
 from experiments.worker import Outcome, idle, work
 
@@ -52,7 +52,8 @@ def run(
         experiment: Its units are run in worker processes, or in this one if there is one job only.
         jobs: How many at a time; -1: one for each core; ``None``: what ``joblib.parallel_config`` says, else 1. The
             backend is that of ``joblib.parallel_config``, else loky. Backends on other machines need the same files.
-        only: Units whose key contains one of these texts, and what they need; none: all.
+        only: Units whose key contains one of these texts, and what they need; none: all but the optional ones. An
+            optional one is run if its key begins with a text.
         fresh: Redo these units, even if they are finished, and without old checkpoints.
         runs: Folder for checkpoints.
 
@@ -87,7 +88,7 @@ def run(
                                 not_finite[outcome.key] = outcome.not_finite
                 except BrokenProcessPool:
                     schedule.crashed(watch.started())
-    return Summary(len(finished(units, store)), len(units), schedule.failed, not_finite)
+    return Summary(*counted(units, finished(units, store)), schedule.failed, not_finite)
 
 
 def _outcomes(experiment: Experiment, schedule: Schedule, store: Store, name: str, jobs: int) -> Generator[Outcome]:
@@ -149,7 +150,13 @@ def _containing(units: Sequence[Unit], only: Sequence[str]) -> set[str]:
     for text in only:
         if not any(text in unit.key for unit in units):
             raise ValueError(f"--only must be part of the key of a unit, got {text!r}")
-    return {unit.key for unit in units if not only or any(text in unit.key for text in only)}
+    if not only:
+        return {unit.key for unit in units if not unit.optional}
+    return {
+        unit.key
+        for unit in units
+        if any(unit.key.startswith(text) if unit.optional else text in unit.key for text in only)
+    }
 
 
 def _with_needs(units: Sequence[Unit], keys: set[str]) -> list[Unit]:

@@ -1,6 +1,7 @@
-"""Units: one per data set and method. Vadam's precisions are tuned; Vprop takes Vadam's, as published.
+"""Units: one per data set and method. Precisions are tuned by Bayesian optimisation; Vprop takes Vadam's, as published.
 
-Tuned is the mean validation log-likelihood, pointwise; on some sets, once more, the joint one.
+Tuned is the mean validation log-likelihood, pointwise; for Vadam on some sets, once more, the joint one. MC dropout has
+a grid and a validation part of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from bayesadam import population
 from experiments.experiment import Context, Experiment, Report, Unit
 from experiments.results import Result
-from experiments.uci_table1.protocol import Part, Precisions, fit, folds, scores, splits
+from experiments.uci_table1 import dropout, ropd
+from experiments.uci_table1.protocol import OnEpoch, Part, Precisions, fit, folds, scores, splits
 from experiments.uci_table1.report import report
 
 if TYPE_CHECKING:
@@ -51,16 +53,49 @@ PROTOCOL = {
     "seed": 123,
 }
 
+BBVI = {"method": "bbb", "initial_precision": 10.0}
+"""Standard deviations start at 1/sqrt(10), and there are twice Vadam's samples."""
+
+OURS: dict[str, dict[str, Any]] = {
+    "vogn": {"method": "vogn", "initial_hessian": 1.0},
+    "ivon": {"method": "ivon", "initial_hessian": 1.0, "lr": 0.1},
+    "ropd": {"method": "fawn-ropd", "mc_samples": 0, "initial_std": 0.05},
+}
+"""Methods without a published column. Settings are the same for all sets."""
+
+FEWER_ROUNDS = 10
+"""Of these methods."""
+
+
+DROPOUT = {
+    "method": "mc-dropout",
+    "epochs": 400,
+    "batch_size": 128,
+    "lr": 0.001,
+    "length_scale": 0.01,
+    "rates": list(dropout.RATES),
+    "validation_share": 0.2,
+    "validation_samples": 500,
+    "evaluation_samples": 10_000,
+}
+"""Gal's code of 2018 but for the number of epochs, which is a tenth of his, and of samples for validation (10,000)."""
+
+LONG = {"epochs": 4_000}
+"""Those of his stored results; these units run only if ``--only`` names them."""
+
 
 class UCI(Experiment):
-    """All of it. Arguments shorten the protocol for tests."""
+    """All of it. Arguments shorten the protocol for tests; ``grid`` that of MC dropout."""
 
     name = "uci-table1"
     title = "Regression on eight UCI data sets"
     source = "Khan et al. 2018, Table 1 and Fig. 4"
 
-    def __init__(self, datasets: Sequence[str] = tuple(DATASETS), **protocol: Any) -> None:
+    def __init__(
+        self, datasets: Sequence[str] = tuple(DATASETS), grid: Mapping[str, Any] | None = None, **protocol: Any
+    ) -> None:
         self._datasets = tuple(datasets)
+        self._grid = dict(grid or {})
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
@@ -73,11 +108,23 @@ class UCI(Experiment):
             found += [tuned, Unit(f"vprop-{dataset}", {**config, "method": "vprop"}, cost / 120, (tuned.key,))]
             if dataset in TUNED_ON_JOINT:
                 found.append(Unit(f"vadam-joint-{dataset}", {**tuned.config, "tuned_on": "joint_log_likelihood"}, cost))
+            bbvi = {**tuned.config, **BBVI, "mc_samples": 2 * settings["mc_samples"]}
+            found.append(Unit(f"bbvi-{dataset}", bbvi, 1.5 * cost))
+            for method, own in OURS.items():
+                rounds = min(FEWER_ROUNDS, self._protocol["rounds"])
+                found.append(Unit(f"{method}-{dataset}", {**tuned.config, **own, "rounds": rounds}, 0.5 * cost))
+            common = {name: self._protocol[name] for name in ("splits", "hidden", "seed")}
+            precisions = list(dropout.NOISE_PRECISIONS[dataset])
+            gal = {"dataset": dataset, **common, **DROPOUT, "noise_precisions": precisions, **self._grid}
+            found.append(Unit(f"dropout-{dataset}", gal, 0.5 * cost))
+            found.append(Unit(f"4000-epochs-{dataset}", {**gal, **LONG, **self._grid}, 5 * cost, optional=True))
         return found
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
         """Tune if that is asked for, then train on every training split and test."""
         config = dict(unit.config)
+        if config["method"] == "mc-dropout":
+            return dropout.run(config, context)
         if unit.needs:
             tuned = context.results[unit.needs[0]]["splits"]
             best = [Precisions(split["log_noise"], split["log_prior"]) for split in tuned]
@@ -94,6 +141,23 @@ class UCI(Experiment):
 def _seeds(split: int, fold: int) -> int:
     """Of weights, noise and order: the same in every round, so that candidates differ by their precisions only."""
     return 1000 * split + fold
+
+
+def _fit(
+    parts: Sequence[Part],
+    candidates: Sequence[Precisions],
+    seeds: Sequence[int],
+    config: dict[str, Any],
+    on_epoch: OnEpoch | None = None,
+) -> population.Population:
+    train = ropd.fit if config["method"] == "fawn-ropd" else fit
+    return train(parts, candidates, seeds, config, on_epoch)
+
+
+def _scores(nets: population.Population, parts: Sequence[Part], config: dict[str, Any]) -> dict[str, list[float]]:
+    if config["method"] == "fawn-ropd":
+        return ropd.scores(nets, parts)
+    return scores(nets, parts, config["evaluation_samples"], config["seed"])
 
 
 def _tune(config: dict[str, Any], context: Context) -> tuple[list[Precisions], list[float | None]]:
@@ -113,8 +177,7 @@ def _tune(config: dict[str, Any], context: Context) -> tuple[list[Precisions], l
             asked += [Precisions(**candidate.params)] * config["folds"]
             seeds += [_seeds(candidate.study, 1 + fold) for fold in range(config["folds"])]
         context.progress(candidates[0].number, config["rounds"] + 1, f"round {candidates[0].number + 1}")
-        nets = fit(parts, asked, seeds, config)
-        found = scores(nets, parts, config["evaluation_samples"], config["seed"])
+        found = _scores(_fit(parts, asked, seeds, config), parts, config)
         values = found[config.get("tuned_on", "log_likelihood")]
         size = config["folds"]
         return [sum(values[i : i + size]) / size for i in range(0, len(values), size)]
@@ -139,13 +202,13 @@ def _final(config: dict[str, Any], best: list[Precisions], cv: list[float | None
     curves: dict[str, list[list[float]]] = {}
 
     def test(epoch: int, members: list[int], nets: population.Population) -> None:
-        found = scores(nets, [parts[member] for member in members], config["evaluation_samples"], config["seed"])
+        found = _scores(nets, [parts[member] for member in members], config)
         for metric, values in found.items():
             table = curves.setdefault(metric, [[float("nan")] * len(parts) for _ in range(config["epochs"])])
             for member, value in zip(members, values, strict=True):
                 table[epoch][member] = value
 
-    nets = fit(parts, best, [_seeds(split, 0) for split in range(len(parts))], config, test)
+    nets = _fit(parts, best, [_seeds(split, 0) for split in range(len(parts))], config, test)
     return {
         "splits": [
             {

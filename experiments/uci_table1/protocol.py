@@ -78,15 +78,20 @@ def fit(
     config: dict[str, Any],
     on_epoch: OnEpoch | None = None,
 ) -> population.Population:
-    """Train one network per part and candidate."""
-    width, inputs = config["hidden"], parts[0].x.shape[1]
+    """Train one network per part and candidate.
 
-    def network() -> nn.Module:
-        return nn.Sequential(nn.Linear(inputs, width), nn.ReLU(), nn.Linear(width, 1))  # uniform +-1/sqrt(fan_in)
-
+    Args:
+        parts: Their training parts are used.
+        candidates: One per part.
+        seeds: Of weights, noise and order, one per part.
+        config: hidden, method, epochs, batch_size, lr, betas, mc_samples. The posterior starts at the prior; or with
+            ``initial_precision``; or with that of the prior and ``initial_hessian`` of every data point.
+        on_epoch: See :func:`bayesadam.population.train`.
+    """
     prior = [math.exp(candidate.log_prior) for candidate in candidates]
+    hessian, start = config.get("initial_hessian", 0.0), config.get("initial_precision")
     return population.train(
-        population.initialize(network, seeds=seeds),
+        population.initialize(lambda: network(parts[0], config["hidden"]), seeds=seeds),
         [part.train for part in parts],
         likelihood=[ba.Gaussian(math.exp(candidate.log_noise)) for candidate in candidates],
         method=config["method"],
@@ -97,21 +102,42 @@ def fit(
         betas=tuple(config["betas"]),
         mc_samples=config["mc_samples"],
         prior_precision=prior,
-        initial_precision=prior,
+        initial_precision=[
+            own + hessian * len(part.train[0]) if start is None else start for own, part in zip(prior, parts, strict=True)
+        ],
         nonfinite="stop",
         progress=False,
         on_epoch=on_epoch,
     )
 
 
+def network(part: Part, hidden: int) -> nn.Sequential:
+    """One hidden layer of ReLU; weights and biases are uniform in +-1/sqrt(fan_in)."""
+    return nn.Sequential(nn.Linear(part.x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
+
+
 def scores(nets: population.Population, parts: Sequence[Part], samples: int, seed: int) -> dict[str, list[float]]:
-    """Test scores of every member in original units: RMSE, and mean log-likelihood, pointwise and joint."""
-    found: dict[str, list[float]] = {"rmse": [], "log_likelihood": [], "joint_log_likelihood": []}
+    """Test scores of every member: see :func:`score`."""
     predictions = nets.predict([part.x for part in parts], mc_samples=samples, seed=seed)
-    for prediction, part in zip(predictions, parts, strict=True):
-        assert isinstance(prediction, ba.RegressionPredictive)
-        scaled = prediction.rescale(part.scaler.mean, part.scaler.std)
-        found["rmse"].append(float((scaled.mean - part.y).double().square().mean().sqrt()))
-        found["log_likelihood"].append(float(scaled.log_prob(part.y).double().mean()))
-        found["joint_log_likelihood"].append(float(scaled.joint_log_likelihood(part.y)) / len(part.y))
+    return together([score(prediction, part) for prediction, part in zip(predictions, parts, strict=True)])
+
+
+def score(prediction: ba.Predictive, part: Part) -> dict[str, float]:
+    """In original units: RMSE of the mean, and mean log-likelihood, pointwise and joint.
+
+    The joint one is left out for a predictive distribution that does not say how data points depend on each other.
+    """
+    assert isinstance(prediction, ba.RegressionPredictive)
+    scaled = prediction.rescale(part.scaler.mean, part.scaler.std)
+    found = {
+        "rmse": float((scaled.mean - part.y).double().square().mean().sqrt()),
+        "log_likelihood": float(scaled.log_prob(part.y).double().mean()),
+    }
+    if not isinstance(scaled, ba.GaussianPredictive):
+        found["joint_log_likelihood"] = float(scaled.joint_log_likelihood(part.y)) / len(part.y)
     return found
+
+
+def together(found: Sequence[dict[str, float]]) -> dict[str, list[float]]:
+    """Lists by metric, from metrics of every member."""
+    return {metric: [own[metric] for own in found] for metric in found[0]}

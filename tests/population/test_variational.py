@@ -362,6 +362,13 @@ class TestResult:
             train(models_of(), data, noise_of(4.0), method="bbb", epochs=3)
 
 
+def test_the_posterior_may_start_wider_than_the_prior():
+    options = {"prior_precision": 50.0, "initial_precision": 10.0, "lr": 0.0}
+    nets = train(models_of(), regression(), noise_of(4.0), method="bbb", epochs=1, **options)
+    for value in nets.variance.values():
+        torch.testing.assert_close(value, torch.full_like(value, 0.1))
+
+
 REFUSED = {
     "eps must be a finite number of at least 0, got -1e-08": {"eps": -1e-8},
     "eps must be a finite number of at least 0, got inf": {"eps": [0.1, math.inf, 0.1, 0.1]},
@@ -370,9 +377,6 @@ REFUSED = {
     "lr must be a number or a 1-element tensor, finite and at least 0, got -1": {"lr": -1},
     "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)": {"betas": (0.9, 1.0)},
     "prior_precision must be a positive, finite number or 'init', got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
-    "initial_precision must be at least prior_precision=2.0, got 1.0": {
-        "prior_precision": 2.0, "initial_precision": 1.0
-    },
     "temperature must be in [0, 1], got 1.5": {"temperature": 1.5},
     "mc_samples must be even when antithetic=True, got 3": {"mc_samples": 3, "antithetic": True},
 }  # fmt: skip

@@ -70,9 +70,10 @@ class PerturbedOptimizer(Readable):
             equal values count as of variance 1).
         prior: Instead of ``prior_precision``: a posterior to continue from (needs named parameters; the mean starts at
             the prior's), or a number, which is the same as ``prior_precision``.
-        initial_precision: Posterior precision at the start, at least ``prior_precision``; default
-            ``max(num_data, prior_precision)``, or without the bridge ``prior_precision + 0.1 num_data / temperature``.
-            Started at the prior an ordinary network hardly trains.
+        initial_precision: Posterior precision at the start, at least ``prior_precision`` (Bayes by Backprop, which
+            trains the widths like the means, may start wider); default ``max(num_data, prior_precision)``, or without
+            the bridge ``prior_precision + 0.1 num_data / temperature``. Started at the prior an ordinary network
+            hardly trains.
         temperature: Multiplies the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
             variational optimisation (Khan et al. 2018, eq. 22). The default of the recipe ``"learned"`` is higher in
             a training of more than 30 epochs, if ``batch_size`` and ``total_steps`` are given
@@ -175,7 +176,7 @@ class PerturbedOptimizer(Readable):
         """Check a new group's hyper-parameters; a subclass adds its own."""
         check_common(group)
         if self.has_prior:
-            check_prior(group)
+            check_prior(group, start_wider=self.may_start_wider)
         for option in options_of(self.rule):
             option.check(group[option.name])
 

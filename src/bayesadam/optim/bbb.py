@@ -77,6 +77,7 @@ class BayesByBackprop(PerturbedOptimizer):
     """
 
     rule = BayesByBackpropRule()
+    may_start_wider = True
 
     def __init__(
         self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Any

@@ -42,6 +42,7 @@ class Checkpointed(Optimizer):
 
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
+    may_start_wider: ClassVar[bool] = False  # than the prior: where the widths are trained like the means
     _engine: Engine
     _attached: bool
     _source: CurvatureSource | None = None

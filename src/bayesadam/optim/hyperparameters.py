@@ -80,13 +80,13 @@ def check_common(group: Mapping[str, Any]) -> None:
         check("initial_precision", group["initial_precision"], "a positive, finite number", _is_positive)
 
 
-def check_prior(group: Mapping[str, Any]) -> None:
-    """The prior's precision, and that the posterior does not start wider than the prior."""
+def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
+    """The prior's precision, and that the posterior does not start wider than the prior, unless it may."""
     prior, start = group["prior_precision"], group["initial_precision"]
     if prior == INIT:
         return
     check("prior_precision", prior, f"a positive, finite number or {INIT!r}", _is_positive)
-    if start is not None:
+    if start is not None and not start_wider:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
 
 

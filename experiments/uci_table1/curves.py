@@ -1,0 +1,71 @@
+"""Fig. 4: test RMSE by epoch; bands are one standard error, circles are the paper's curves, digitised."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from experiments.results import Result
+from experiments.tables import Published
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LINES = {
+    "vadam": ("Vadam", "tab:blue"),
+    "vprop": ("Vprop", "tab:orange"),
+    "bbvi": ("BBVI", "tab:green"),
+    "vogn": ("VOGN", "tab:red"),
+    "ivon": ("IVON", "tab:purple"),
+    "ropd": ("FAWN-ROPD", "tab:brown"),
+}
+"""Names and colours; the first three are in the paper's figure."""
+
+Numbers = Mapping[tuple[str, str, str], Published]
+
+
+def curves(results: Mapping[str, Result], datasets: Sequence[str], numbers: Numbers) -> Figure:
+    """A panel per data set."""
+    from matplotlib.figure import Figure
+
+    columns = min(4, len(datasets))
+    lines = math.ceil(len(datasets) / columns)
+    figure = Figure(figsize=(3.1 * columns, 2.7 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flatten()
+    for axis in axes[len(datasets) :]:
+        axis.remove()
+    for axis, dataset in zip(axes, datasets, strict=False):
+        _panel(axis, results, dataset, numbers)
+    for axis in axes[-columns:]:
+        axis.set_xlabel("epoch")
+    for axis in axes[::columns]:
+        axis.set_ylabel("test RMSE")
+    shown = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(shown.values(), shown.keys(), fontsize=8, ncols=5, loc="outside upper center", frameon=False)
+    return figure
+
+
+def _panel(axis: Axes, results: Mapping[str, Result], dataset: str, numbers: Numbers) -> None:
+    floor, ceiling = math.inf, 0.0
+    for method, (name, colour) in LINES.items():
+        result = results.get(f"{method}-{dataset}")
+        if result is not None:
+            mean, error = (result.result[key]["rmse"] for key in ("curves", "curves_standard_error"))
+            epochs = range(1, len(mean) + 1)
+            axis.plot(epochs, mean, color=colour, label=f"{name}, ours")
+            low, high = ([m + s * e for m, e in zip(mean, error, strict=True)] for s in (-1, 1))
+            axis.fill_between(epochs, low, high, color=colour, alpha=0.25, linewidth=0)
+            floor, ceiling = min(floor, *low), max(ceiling, high[min(2, len(high) - 1)])
+        points = sorted(
+            (float(metric.partition("@epoch")[2]), number.value.mean)
+            for (data, by, metric), number in numbers.items()
+            if data == dataset and by == name and metric.startswith("test_RMSE@epoch")
+        )
+        if points:
+            style = {"markersize": 3, "mfc": "none"}
+            axis.plot(*zip(*points, strict=True), "o", color=colour, label=f"{name}, paper", **style)
+    axis.set_title(dataset)
+    if ceiling > 0:
+        axis.set_ylim(0.8 * floor, 1.1 * ceiling)

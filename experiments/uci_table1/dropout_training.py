@@ -1,0 +1,110 @@
+"""Networks of one dropout rate, trained side by side by Adam: their weights are stacked along a new first axis."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from experiments.files import replacing
+
+SECONDS = 20.0
+"""Between two checkpoints, at least."""
+_LEVELS = 2**16
+"""Of a random number that drops a unit: dropout rates are rounded to multiples of one over this."""
+
+
+def train(
+    models: Sequence[nn.Sequential],
+    data: Sequence[tuple[Tensor, Tensor]],
+    decay: Sequence[float],
+    config: Mapping[str, Any],
+    checkpoint: Path,
+    progress: Callable[[float], None],
+) -> None:
+    """Minimise the mean squared error, with ``decay`` times the squares of the weights (biases are left out).
+
+    Args:
+        models: Dropout, linear, ReLU, dropout, linear, all of one rate; they get the trained weights.
+        data: Inputs ``(n, d)`` and targets ``(n, 1)`` of every network, of equal sizes.
+        decay: One per network.
+        config: epochs, batch_size, lr, and the seed of order and dropout. Minibatches of an epoch are the same rows for
+            all networks; the last one is smaller.
+        checkpoint: File of a run that goes on where it was; removed by nobody here.
+        progress: Told the share that is done, after every epoch.
+    """
+    rate = next(layer.p for layer in models[0] if isinstance(layer, nn.Dropout))
+    x, y = (torch.stack([pair[i] for pair in data]) for i in (0, 1))
+    linear = [[layer for layer in model if isinstance(layer, nn.Linear)] for model in models]
+    weights = [
+        torch.stack([getattr(own[place], name).detach() for own in linear]).requires_grad_()
+        for place in (0, 1)
+        for name in ("weight", "bias")
+    ]
+    strength = torch.tensor(list(decay))[:, None, None]
+    optimizer = torch.optim.Adam(weights, lr=config["lr"], fused=True)
+    generator = torch.Generator().manual_seed(config["seed"])
+    done = _load(checkpoint, weights, optimizer, generator)
+    saved = time.monotonic()
+    for epoch in range(done, config["epochs"]):
+        for rows in torch.randperm(x.shape[1], generator=generator).split(config["batch_size"]):
+            optimizer.zero_grad()
+            output = forward(weights, x[:, rows], rate, generator)
+            loss = (output - y[:, rows]).square().mean(1).sum()
+            for weight in weights[::2]:
+                loss = loss + (strength * weight.square()).sum()
+            torch.autograd.backward(loss)
+            optimizer.step()
+        progress((epoch + 1) / config["epochs"])
+        if epoch + 1 == config["epochs"] or time.monotonic() > saved + SECONDS:
+            _save(checkpoint, weights, optimizer, generator, epoch + 1)
+            saved = time.monotonic()
+    with torch.no_grad():
+        for row, (first, last) in enumerate(linear):
+            for parameter, weight in zip([*first.parameters(), *last.parameters()], weights, strict=True):
+                parameter.copy_(weight[row])
+
+
+def forward(weights: Sequence[Tensor], x: Tensor, rate: float, generator: torch.Generator) -> Tensor:
+    """Outputs ``(P, M, 1)`` of all networks, each data point with its own units dropped."""
+    first, first_bias, last, last_bias = weights
+    hidden = torch.baddbmm(first_bias.unsqueeze(1), x * mask(x.shape, rate, generator), first.transpose(1, 2)).relu()
+    hidden = hidden * mask(hidden.shape, rate, generator)
+    return torch.baddbmm(last_bias.unsqueeze(1), hidden, last.transpose(1, 2))
+
+
+def mask(shape: torch.Size, rate: float, generator: torch.Generator) -> Tensor:
+    """0 with a probability of ``rate``, else ``1 / (1 - rate)``.
+
+    Sixteen random bits per element, a few times as fast as ``bernoulli_``, which would be most of the training.
+    """
+    words = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    dropped = round(rate * _LEVELS)
+    kept = words.view(torch.int16)[: shape.numel()].view(shape) >= dropped - _LEVELS // 2
+    return kept.float().mul_(_LEVELS / (_LEVELS - dropped))
+
+
+def _save(
+    path: Path, weights: Sequence[Tensor], optimizer: torch.optim.Adam, generator: torch.Generator, epoch: int
+) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"weights": list(weights), "adam": optimizer.state_dict(), "generator": generator.get_state(), "epoch": epoch}
+    with replacing(path) as file:
+        torch.save(state, file)
+
+
+def _load(path: Path, weights: Sequence[Tensor], optimizer: torch.optim.Adam, generator: torch.Generator) -> int:
+    """Put everything back; the number of epochs that are done."""
+    if not path.is_file():
+        return 0
+    state = torch.load(path, weights_only=True)
+    with torch.no_grad():
+        for weight, value in zip(weights, state["weights"], strict=True):
+            weight.copy_(value)
+    optimizer.load_state_dict(state["adam"])
+    generator.set_state(state["generator"])
+    return int(state["epoch"])
