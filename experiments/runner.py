@@ -147,16 +147,15 @@ def _locked(store: Store) -> Iterator[None]:
 
 
 def _containing(units: Sequence[Unit], only: Sequence[str]) -> set[str]:
+    def asked(unit: Unit, text: str) -> bool:
+        return unit.key.startswith(text) if unit.optional else text in unit.key
+
     for text in only:
-        if not any(text in unit.key for unit in units):
+        if not any(asked(unit, text) for unit in units):
             raise ValueError(f"--only must be part of the key of a unit, got {text!r}")
     if not only:
         return {unit.key for unit in units if not unit.optional}
-    return {
-        unit.key
-        for unit in units
-        if any(unit.key.startswith(text) if unit.optional else text in unit.key for text in only)
-    }
+    return {unit.key for unit in units if any(asked(unit, text) for text in only)}
 
 
 def _with_needs(units: Sequence[Unit], keys: set[str]) -> list[Unit]:

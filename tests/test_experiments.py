@@ -350,6 +350,23 @@ class TestRun:
             bench.run(only=["va", "vc"])
         assert bench.executed() == []
 
+    def test_optional_units_run_if_the_beginning_of_their_key_is_asked_for(self, bench, command):
+        bench.units({"key": "a-wine"}, {"key": "long-wine", "optional": True}, {"key": "long-x", "optional": True})
+        summary = bench.run()
+        assert (summary.finished, summary.units) == (1, 1)
+        bench.run(only=["wine"])
+        assert bench.executed() == ["a-wine"]
+        with pytest.raises(ValueError, match="--only must be part of the key of a unit, got '-x'"):
+            bench.run(only=["-x"])
+        summary = bench.run(only=["long-w"])
+        assert bench.executed() == ["long-wine"]
+        assert (summary.finished, summary.units) == (1, 1)
+        assert "1 of 1" in command("list")[1]
+        assert command("report", "toy")[0] == 0
+        page = (bench.toy.folder / "README.md").read_text()
+        assert "Not finished" not in page
+        assert "long-wine" in page
+
     def test_fresh(self, bench):
         units = {"key": "a"}, {"key": "ab", "needs": ["a"]}, {"key": "c", "config": {"do": "fail", "steps": 3}}
         bench.units(*units).run()

@@ -46,7 +46,11 @@ class Member(nn.Module):
                 nn.init.normal_(layer.weight, 0.0, layer.in_features**-0.5, generator)
                 nn.init.zeros_(layer.bias)
         self.net = ba.fawn(
-            model, config["weights"], initial_std=config["initial_std"], covariance=config.get("covariance", False)
+            model,
+            config["weights"],
+            initial_std=config["initial_std"],
+            covariance=config.get("covariance", False),
+            scales=config.get("scales", "outputs"),
         )
         self.likelihood = ba.Gaussian(torch.full((1, outputs), config["noise_sd"] ** -2), learned=True)
         self._fit = {"ropd": ba.moments.log_predictive, "vi": ba.moments.expected_log_likelihood}[config["objective"]]
@@ -72,8 +76,8 @@ def fit(
     Args:
         parts: Of the same shapes.
         seeds: Of the weights and the order of the data, one per part.
-        config: hidden, weights, objective, covariance, initial_std, noise_sd (in standardised units), lr, batch_size,
-            iterations.
+        config: hidden, weights, scales, objective, covariance, initial_std, noise_sd (in standardised units), lr,
+            batch_size, iterations.
         progress: Told now and then.
 
     Returns:

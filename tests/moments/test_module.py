@@ -213,6 +213,40 @@ class TestBernoulli:
             close(found.variance, scale**2 * p * (1.0 - p))
         assert list(net.weights.moments()) == ["0.weight", "2.weight"]  # biases are point masses
 
+    def test_scales_of_inputs(self):
+        model = mlp()
+        before = model[0].weight.detach().clone()
+        net = ba.fawn(model, "bernoulli", scales="inputs")
+        scale, logit = net.weights._of("0.weight")
+        assert scale.shape == (1, before.shape[1])
+        mean = net.weights.moments()["0.weight"].mean
+        close(mean, scale * logit.sigmoid())
+        for old, new in zip(before.T, mean.T, strict=True):
+            assert torch.equal(old.argsort(), new.argsort())
+            assert (new * (1.0 if old.sum() >= 0.0 else -1.0) > 0.0).all()
+        convolution = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
+        net = ba.fawn(convolution, "bernoulli", scales="inputs")
+        assert net.weights._of("0.weight")[0].shape == (1, 2, 1, 1)
+        assert net(draw(3, 2, 4, 4)).variance.min() > 0.0
+        q, moments = net.posterior(), net.weights.moments()["0.weight"]
+        close(q.variance["0.weight"], moments.variance)
+
+    def test_with_scales_of_outputs_the_mean_is_convex_or_concave(self):
+        def bends(scales, seed):
+            torch.manual_seed(seed)
+            model = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1)).double()
+            nn.init.normal_(model[0].bias)
+            mean = ba.fawn(model, "bernoulli", scales=scales)(torch.linspace(-3, 3, 200).double()[:, None]).mean[:, 0]
+            second = mean.diff().diff()
+            return second.max() > 1e-6 and second.min() < -1e-6  # rounded moments are not quite convex
+
+        assert not any(bends("outputs", seed) for seed in range(10))
+        assert any(bends("inputs", seed) for seed in range(10))
+
+    def test_what_scales_belong_to(self):
+        with pytest.raises(ValueError, match=r"^scales must be one of \('outputs', 'inputs'\), got 'layers'$"):
+            made("bernoulli", scales="layers")
+
     def test_about_half_the_parameters(self):
         torch.manual_seed(0)
 

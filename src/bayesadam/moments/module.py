@@ -85,6 +85,7 @@ def fawn(
     initial_std: InitialStd = 0.05,
     covariance: bool = False,
     select: Callable[[str], bool] | None = None,
+    scales: str = "outputs",
 ) -> MomentModule:
     """Fast adaptive weight noise (Bayer et al. 2015): give weights a distribution, and train it without sampling.
 
@@ -97,7 +98,7 @@ def fawn(
             function of itself), put together in any fixed way. It becomes a part of the result and is not copied.
             Parameters that are frozen at this moment never become random.
         weights: ``"gaussian"``: an independent Gaussian around every weight. ``"bernoulli"``: every weight is there or
-            not, and has the value of its output unit when it is; half as many parameters, see
+            not, and when it is it has a value that it shares with others; half as many parameters, see
             :class:`bayesadam.moments.BernoulliWeights`.
         prior: ``None``: one Gaussian for all weights, always the best one for them
             (:class:`bayesadam.priors.EmpiricalGaussian`). Another of :mod:`bayesadam.priors` that has a divergence in
@@ -108,6 +109,8 @@ def fawn(
         covariance: Give the outputs of a data point their full covariance ("Co-FAWN"), by which several targets that
             go together are predicted together. The last layer must be ``nn.Linear``.
         select: Which parameters are random, by name; the others are trained without noise.
+        scales: What the values of Bernoulli weights belong to: ``"outputs"`` or ``"inputs"`` of a layer. With
+            ``"inputs"`` a network with one output approximates any function, with ``"outputs"`` it does not.
 
     Raises:
         ValueError: An option out of its range, no parameter that is random, or a layer or function that moments cannot
@@ -121,4 +124,4 @@ def fawn(
         return MomentModule(GaussianWeights(model, prior, initial_std, select), covariance=covariance)
     if isinstance(prior, nn.Module | DiagonalGaussian):
         raise ValueError(f"prior must be a probability or None for Bernoulli weights, got {type(prior).__name__}")
-    return MomentModule(BernoulliWeights(model, prior, select), covariance=covariance)
+    return MomentModule(BernoulliWeights(model, prior, select, scales), covariance=covariance)

@@ -16,6 +16,10 @@ from bayesadam.priors import EmpiricalGaussian, Prior, as_prior
 from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters, wide
 
 
+SCALES = ("outputs", "inputs")
+"""What the scales of Bernoulli weights belong to, by the axis of a weight."""
+
+
 class GaussianWeights(nn.Module):
     """``w ~ N(mean, exp(log_variance))``, the means being the network's own parameters.
 
@@ -87,9 +91,13 @@ class GaussianWeights(nn.Module):
 class BernoulliWeights(nn.Module):
     """``w = scale * b`` with ``b ~ Bernoulli(sigmoid(logit))`` (Bayer et al. 2015, section 3.2, eqs. 16 and 17).
 
-    There is one scale per output unit (a row of the weight), so that there are about as many parameters as in the
-    network without noise; the paper does not say what the scale is shared by. Vectors (biases) are trained without
-    noise. The prior is ``Bernoulli(p0)`` for all weights; without a given one, ``p0`` is the mean of all probabilities,
+    There is one scale per output unit (``scales="outputs"``, a row of the weight) or one per input unit (``"inputs"``, a
+    column), so that there are about as many parameters as in the network without noise; the paper does not say what the
+    scale is shared by. All weights of a scale have its sign. So with a scale per output unit, the mean of a network
+    with one hidden layer of ReLU is a convex or a concave function of its inputs, whatever is trained: every hidden
+    unit's mean is convex, and the last layer adds them up with one sign. A scale per input unit takes a sign away from
+    the inputs instead, and the network approximates any function. Vectors (biases) are trained without noise. The
+    prior is ``Bernoulli(p0)`` for all weights; without a given one, ``p0`` is the mean of all probabilities,
     where the divergence is smallest.
 
     The network's own random parameters are frozen: other ones take their place.
@@ -98,8 +106,16 @@ class BernoulliWeights(nn.Module):
         ValueError: As :func:`bayesadam.fawn`.
     """
 
-    def __init__(self, model: nn.Module, prior: float | None, select: Callable[[str], bool] | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        prior: float | None,
+        select: Callable[[str], bool] | None,
+        scales: str = "outputs",
+    ) -> None:
         super().__init__()
+        if scales not in SCALES:
+            raise ValueError(f"scales must be one of {SCALES}, got {scales!r}")
         names = random_parameters(model, select)
         if prior is not None and not (isinstance(prior, float) and 0 < prior < 1):
             raise ValueError(f"prior must be a probability in (0, 1) or None for Bernoulli weights, got {prior!r}")
@@ -110,7 +126,7 @@ class BernoulliWeights(nn.Module):
         self.prior = prior
         self.scale, self.logit = nn.Module(), nn.Module()
         for name, parameter in tensors.items():
-            scale, logit = _matched(parameter.detach().to(wide(parameter.dtype)))
+            scale, logit = _matched(parameter.detach().to(wide(parameter.dtype)), SCALES.index(scales))
             self.scale.register_parameter(escaped(name), nn.Parameter(scale))
             self.logit.register_parameter(escaped(name), nn.Parameter(logit))
             parameter.requires_grad_(False)
@@ -154,14 +170,18 @@ class BernoulliWeights(nn.Module):
         return getattr(self.scale, escaped(name)), getattr(self.logit, escaped(name))
 
 
-def _matched(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales ``(out, 1, ...)`` and logits at the start: means in the order and of about the size of the weights.
+def _matched(weight: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Scales, ``(out, 1, ...)`` or ``(1, in, ...)`` by their axis, and logits at the start.
 
-    All weights of a unit have the sign of its scale, which is that of the larger part of them.
+    Means are in the order and of about the size of the weights. All weights of a scale have its sign, which is that of
+    the larger part of them.
     """
-    rows = weight.flatten(1)
+    moved = weight.movedim(axis, 0)
+    rows = moved.flatten(1)
     size = rows.square().mean(1, keepdim=True).sqrt()
     size = torch.where(size > 0, size, rows.shape[1] ** -0.5)
     sign = torch.where(rows.sum(1, keepdim=True) < 0, -1.0, 1.0)
-    logit = sign * rows / size
-    return (2.0 * sign * size).view(-1, *[1] * (weight.ndim - 1)), logit.view_as(weight)
+    logit = (sign * rows / size).view(moved.shape).movedim(0, axis).contiguous()
+    shape = [1] * weight.ndim
+    shape[axis] = -1
+    return (2.0 * sign * size).view(shape), logit
