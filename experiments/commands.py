@@ -41,7 +41,10 @@ def run(
     name: Name,
     jobs: Annotated[int, typer.Option(help="Units at a time; -1: one for each core.", show_default=False)] = -1,
     only: Annotated[
-        list[str] | None, typer.Option(help="Units whose key contains this (and what they need; optional ones: begins with this); repeatable.")
+        list[str] | None,
+        typer.Option(
+            help="Units whose key contains this (and what they need; optional ones: begins with this); repeatable."
+        ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="The short version: units named quick-.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Redo units that are finished or begun.")] = False,

@@ -13,7 +13,7 @@ from experiments import report as pages
 from experiments import runner
 from experiments.fawn.numbers import in_errors, mean_and_sd, standard_error
 from experiments.fawn.scores import predictive, sampled, scores
-from experiments.fawn.training import CURVE, decay, fit, minibatches
+from experiments.fawn.training import CURVE, Member, decay, fit, minibatches
 from experiments.fawn_histogram.comparison import statistics
 from experiments.fawn_histogram.experiment import FawnHistogram
 from experiments.fawn_multioutput.covariance import together
@@ -163,6 +163,14 @@ class TestTraining:
                 scheduler.step()
                 losses.append(loss.item())
         return [*losses, likelihood, net]
+
+    def test_parameters_are_drawn_as_the_paper_says_if_that_is_asked_for(self):
+        options = {"weights": "bernoulli", "scales": "inputs", "hidden": 400, "drawn_std": 0.2}
+        net = Member(20, 1, 3, {**CONFIG, **options}).net
+        for scale, logit in (net.weights._of(name) for name in ("0.weight", "2.weight")):
+            assert scale.shape == (1, logit.shape[1])
+            assert abs(logit.mean().item()) < 4 * 0.2 / logit.numel() ** 0.5
+            assert logit.std().item() == pytest.approx(0.2, rel=4 / (2 * logit.numel()) ** 0.5)
 
     def test_a_minibatch_larger_than_the_data_is_all_of_them(self):
         chosen = next(minibatches(10, 128, [0, 1]))
@@ -344,14 +352,14 @@ class TestStatistics:
 class TestUCI:
     def test_every_method_has_its_scores(self, uci):
         _, results = uci
-        methods = ("vi", "ropd", "bern")
+        methods = ("vi", "ropd", "bern", "bern-inputs")
         assert set(results) == {*(f"{m}-{d}" for m in methods for d in ("wine", "yacht")), "gp-yacht"}
         for key, result in results.items():
             assert len(result.result["splits"]) == 2
             assert all(0 < split["rmse"] < 30 for split in result.result["splits"])
             if not key.startswith("gp"):
                 assert np.shape(result.result["training_loss"]) == (2, CURVE)
-        assert len({json.dumps(results[f"{m}-wine"].result["splits"]) for m in methods}) == 3
+        assert len({json.dumps(results[f"{m}-wine"].result["splits"]) for m in methods}) == 4
         epistemic = {m: results[f"{m}-wine"].result["splits"][0]["epistemic"] for m in methods}
         assert epistemic["vi"] < epistemic["ropd"]
 
@@ -373,10 +381,12 @@ class TestUCI:
 
     def test_protein_has_five_splits(self):
         units = {unit.key: unit.config for unit in FawnUCI().units()}
-        assert len(units) == 31
+        assert len(units) == 40
         assert (units["ropd-protein"]["splits"], units["ropd-naval"]["splits"]) == (5, 10)
         assert units["bern-boston"]["weights"] == "bernoulli"
         assert (units["vi-boston"]["objective"], units["bern-boston"]["objective"]) == ("vi", "ropd")
+        own = {"method": "bern-inputs", "scales": "inputs", "drawn_std": 0.2}
+        assert units["bern-inputs-boston"] == {**units["bern-boston"], **own}
 
 
 @needs_data

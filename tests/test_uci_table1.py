@@ -117,7 +117,9 @@ def test_committed_results_of_the_published_protocol_are_still_valid():
     experiment = UCI()
     units = in_order(experiment.units())
     results = finished(units, Store.of(experiment))
-    assert {f"{method}-{dataset}" for method in ("vadam", "vprop") for dataset in dropout.NOISE_PRECISIONS} <= set(results)
+    assert {f"{method}-{dataset}" for method in ("vadam", "vprop") for dataset in dropout.NOISE_PRECISIONS} <= set(
+        results
+    )
     done, there = counted(units, results)
     assert there == 8 * 7 + 4
     assert done >= 20
@@ -173,13 +175,14 @@ class TestROPD:
             assert found["rmse"][member] == pytest.approx((mean - own.y).square().mean().sqrt().item(), rel=1e-4)
 
 
-class TestDropout:
-    CONFIG = {"hidden": 6, "epochs": 4, "batch_size": 25, "lr": 0.01, "length_scale": 3.0, "seed": 5}
+CONFIG = {"hidden": 6, "epochs": 4, "batch_size": 25, "lr": 0.01, "length_scale": 3.0, "seed": 5}
 
+
+class TestDropout:
     def fit(self, folder, progress=lambda done: None, **options):
         given = [part(seed) for seed in range(3)]
         candidates = [dropout.Candidate(0.05, 1.0), dropout.Candidate(0.1, 2.0), dropout.Candidate(0.05, 0.5)]
-        return dropout.fit(given, candidates, [1, 2, 3], {**self.CONFIG, **options}, folder, progress)
+        return dropout.fit(given, candidates, [1, 2, 3], {**CONFIG, **options}, folder, progress)
 
     def test_without_dropout_it_is_adam_on_the_squared_error_with_decay_of_the_weights(self, tmp_path):
         given = [part(0), part(1)]
@@ -188,9 +191,7 @@ class TestDropout:
         for model, other in zip(models, reference, strict=True):
             other.load_state_dict(model.state_dict())
         decay, batches = [0.01, 0.03], []
-        dropout_training.train(
-            models, [own.train for own in given], decay, self.CONFIG, tmp_path / "x.pt", batches.append
-        )
+        dropout_training.train(models, [own.train for own in given], decay, CONFIG, tmp_path / "x.pt", batches.append)
         assert batches == [0.25, 0.5, 0.75, 1.0]
         for model, other, own, strength in zip(models, reference, given, decay, strict=True):
             generator = torch.Generator().manual_seed(5)

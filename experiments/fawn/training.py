@@ -52,6 +52,9 @@ class Member(nn.Module):
             covariance=config.get("covariance", False),
             scales=config.get("scales", "outputs"),
         )
+        if (drawn := config.get("drawn_std")) is not None:
+            for parameter in self.net.parameters():
+                nn.init.normal_(parameter, 0.0, drawn, generator)
         self.likelihood = ba.Gaussian(torch.full((1, outputs), config["noise_sd"] ** -2), learned=True)
         self._fit = {"ropd": ba.moments.log_predictive, "vi": ba.moments.expected_log_likelihood}[config["objective"]]
 
@@ -77,7 +80,7 @@ def fit(
         parts: Of the same shapes.
         seeds: Of the weights and the order of the data, one per part.
         config: hidden, weights, scales, objective, covariance, initial_std, noise_sd (in standardised units), lr,
-            batch_size, iterations.
+            batch_size, iterations; and drawn_std, if all parameters start with draws of this deviation around 0.
         progress: Told now and then.
 
     Returns:

@@ -28,8 +28,15 @@ PAPER = {
     "wine": "Wine",
     "yacht": "Yacht",
 }
-METHODS = {"ropd": "FAWN-ROPD", "vi": "FAWN-VI", "bern": "FAWN-BERN", "gp": "GP"}
-COLOURS = {"vi": "#0072B2", "ropd": "#D55E00", "bern": "#009E73", "gp": "#555555"}
+METHODS = {
+    "ropd": "FAWN-ROPD",
+    "vi": "FAWN-VI",
+    "bern": "FAWN-BERN",
+    "bern-inputs": "FAWN-BERN, scales of inputs",
+    "gp": "GP",
+}
+FAWN = tuple(method for method in METHODS if method != "gp")
+COLOURS = {"vi": "#0072B2", "ropd": "#D55E00", "bern": "#009E73", "bern-inputs": "#56B4E9", "gp": "#555555"}
 
 Results = Mapping[str, Result]
 Numbers = Mapping[tuple[str, str, str], Published]
@@ -56,7 +63,7 @@ def _values(results: Results, key: str, metric: str) -> list[float] | None:
 
 
 def _theirs(numbers: Numbers, dataset: str, method: str) -> Number | None:
-    found = numbers.get((PAPER[dataset], method, "test_NLL"))
+    found = numbers.get((PAPER[dataset], method.partition(",")[0], "test_NLL"))
     return None if found is None else found.value
 
 
@@ -95,12 +102,11 @@ def _rmse(results: Results, datasets: Sequence[str]) -> Table:
 def _spread(results: Results, datasets: Sequence[str]) -> Table:
     """What the predictive variance is made of."""
     header, rows = ["data"], list[list[Cell]]()
-    methods = ("ropd", "vi", "bern")
-    for method in methods:
+    for method in FAWN:
         header += [f"{METHODS[method]}: noise sd", "predictive sd", "of the weights"]
     for dataset in datasets:
         row: list[Cell] = [dataset]
-        for method in methods:
+        for method in FAWN:
             sd, share = (_values(results, f"{method}-{dataset}", name) for name in ("sd", "epistemic"))
             noise = [split["noise_sd"][0] for split in _splits(results, f"{method}-{dataset}")]
             row += [None if not found else sum(found) / len(found) for found in (noise, sd)]
@@ -116,12 +122,11 @@ def _splits(results: Results, key: str) -> Sequence[Mapping[str, Sequence[float]
 
 def _sampled(results: Results, datasets: Sequence[str]) -> Table:
     header, rows = ["data"], list[list[Cell]]()
-    methods = ("ropd", "vi", "bern")
-    for method in methods:
+    for method in FAWN:
         header += [f"{METHODS[method]}: NLL", "RMSE"]
     for dataset in datasets:
         row: list[Cell] = [dataset]
-        for method in methods:
+        for method in FAWN:
             for name, decimals in (("nll", 3), ("rmse", None)):
                 found = _values(results, f"{method}-{dataset}", f"sampled_{name}")
                 own = _values(results, f"{method}-{dataset}", name)
@@ -140,14 +145,14 @@ def _seconds(results: Results, datasets: Sequence[str]) -> Table:
     rows: list[list[Cell]] = []
     for dataset in datasets:
         row: list[Cell] = [dataset]
-        for method in ("ropd", "vi", "bern"):
+        for method in FAWN:
             found = results.get(f"{method}-{dataset}")
             row.append(None if found is None else Number(found.result["seconds_per_network"], None, 1))
         times = _values(results, f"gp-{dataset}", "seconds")
         row.append(None if times is None else Number(sum(times) / len(times), None, 1))
         if any(cell is not None for cell in row[1:]):
             rows.append(row)
-    header = ["data", *(METHODS[method] for method in ("ropd", "vi", "bern")), "GP"]
+    header = ["data", *METHODS.values()]
     return Table("Seconds of training per split, on one core that others also used", header, rows)
 
 
@@ -161,7 +166,7 @@ def _figure(results: Results, datasets: Sequence[str], numbers: Numbers) -> Figu
     axes = figure.subplots(lines, columns, squeeze=False).flatten()
     for axis in axes[len(datasets) :]:
         axis.remove()
-    methods = ("vi", "ropd", "bern", "gp")
+    methods = ("vi", "ropd", "bern", "bern-inputs", "gp")
     for axis, dataset in zip(axes, datasets, strict=False):
         for place, method in enumerate(methods):
             values = _values(results, f"{method}-{dataset}", "nll")
@@ -174,7 +179,7 @@ def _figure(results: Results, datasets: Sequence[str], numbers: Numbers) -> Figu
         if (pbp := _theirs(numbers, dataset, "PBP")) is not None and pbp.mean is not None:
             axis.axhline(pbp.mean, color="black", linewidth=0.8, linestyle=":", zorder=0)
         axis.set_title(dataset, fontsize=10)
-        axis.set_xticks(range(len(methods)), ["VI", "ROPD", "BERN", "GP"], fontsize=8)
+        axis.set_xticks(range(len(methods)), ["VI", "ROPD", "BERN", "BERN\ninputs", "GP"], fontsize=8)
         axis.set_xlim(-0.6, len(methods) - 0.4)
         axis.tick_params(axis="y", labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)

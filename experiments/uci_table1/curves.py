@@ -64,8 +64,7 @@ def _panel(axis: Axes, results: Mapping[str, Result], dataset: str, numbers: Num
             if data == dataset and by == name and metric.startswith("test_RMSE@epoch")
         )
         if points:
-            style = {"markersize": 3, "mfc": "none"}
-            axis.plot(*zip(*points, strict=True), "o", color=colour, label=f"{name}, paper", **style)
+            axis.plot(*zip(*points, strict=True), "o", color=colour, label=f"{name}, paper", markersize=3, mfc="none")
     axis.set_title(dataset)
     if ceiling > 0:
         axis.set_ylim(0.8 * floor, 1.1 * ceiling)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def fit(
     config: Mapping[str, Any],
     folder: Path,
     progress: Callable[[float], None],
-) -> list[nn.Sequential]:
+) -> list[nn.Module]:
     """Train one network per part and candidate, those of one dropout rate side by side.
 
     Args:
@@ -71,33 +72,27 @@ def fit(
         folder: For checkpoints: a run that was killed goes on there, to the same bits.
         progress: Told the share that is done.
     """
-    trained: dict[int, nn.Sequential] = {}
+    trained: dict[int, nn.Module] = {}
     for rate in RATES:
         rows = [i for i, own in enumerate(candidates) if own.rate == rate]
         if not rows:
             continue
-        models = population.initialize(
-            lambda rate=rate: network(parts[0].x.shape[1], config["hidden"], rate), seeds=[seeds[i] for i in rows]
-        )
-        size = len(parts[0].train[0])
-        decay = [
-            config["length_scale"] ** 2 * (1.0 - rate) / (2.0 * size * candidates[i].noise_precision) for i in rows
-        ]
-        start = len(trained)
-        train(
-            models,
-            [parts[i].train for i in rows],
-            decay,
-            config,
-            folder / f"rate-{rate}.pt",
-            lambda done, start=start, rows=rows: progress((start + done * len(rows)) / len(parts)),
-        )
+        make = partial(network, parts[0].x.shape[1], config["hidden"], rate)
+        models = population.initialize(make, seeds=[seeds[i] for i in rows])
+        strength = config["length_scale"] ** 2 * (1.0 - rate) / (2.0 * len(parts[0].train[0]))
+        decay = [strength / candidates[i].noise_precision for i in rows]
+        already = len(trained)
+
+        def tell(done: float, already: int = already, now: int = len(rows)) -> None:
+            progress((already + done * now) / len(parts))
+
+        train(models, [parts[i].train for i in rows], decay, config, folder / f"rate-{rate}.pt", tell)
         trained |= dict(zip(rows, models, strict=True))
     return [trained[i] for i in range(len(parts))]
 
 
 def scores(
-    models: Sequence[nn.Sequential], parts: Sequence[Part], candidates: Sequence[Candidate], samples: int, seed: int
+    models: Sequence[nn.Module], parts: Sequence[Part], candidates: Sequence[Candidate], samples: int, seed: int
 ) -> list[dict[str, float]]:
     """Test scores of every network."""
     found = []
@@ -128,7 +123,9 @@ def run(config: Mapping[str, Any], context: Context) -> dict[str, Any]:
     some = [part for part, _ in tried]
     seeds = _seeds(config, len(grid), 1)
     folder = context.folder / "grid"
-    models = fit(some, [own for _, own in tried], seeds, config, folder, lambda done: context.progress(done, 1.3, "grid"))
+    models = fit(
+        some, [own for _, own in tried], seeds, config, folder, lambda done: context.progress(done, 1.3, "grid")
+    )
     samples, seed = config["validation_samples"], config["seed"]
     found = scores(models, some, [own for _, own in tried], samples, seed)
     best, values = [], []

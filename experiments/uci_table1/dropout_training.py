@@ -19,7 +19,7 @@ _LEVELS = 2**16
 
 
 def train(
-    models: Sequence[nn.Sequential],
+    models: Sequence[nn.Module],
     data: Sequence[tuple[Tensor, Tensor]],
     decay: Sequence[float],
     config: Mapping[str, Any],
@@ -37,9 +37,9 @@ def train(
         checkpoint: File of a run that goes on where it was; removed by nobody here.
         progress: Told the share that is done, after every epoch.
     """
-    rate = next(layer.p for layer in models[0] if isinstance(layer, nn.Dropout))
+    rate = next(layer.p for layer in models[0].modules() if isinstance(layer, nn.Dropout))
     x, y = (torch.stack([pair[i] for pair in data]) for i in (0, 1))
-    linear = [[layer for layer in model if isinstance(layer, nn.Linear)] for model in models]
+    linear = [[layer for layer in model.modules() if isinstance(layer, nn.Linear)] for model in models]
     weights = [
         torch.stack([getattr(own[place], name).detach() for own in linear]).requires_grad_()
         for place in (0, 1)
@@ -51,7 +51,7 @@ def train(
     done = _load(checkpoint, weights, optimizer, generator)
     saved = time.monotonic()
     for epoch in range(done, config["epochs"]):
-        for rows in torch.randperm(x.shape[1], generator=generator).split(config["batch_size"]):
+        for rows in torch.split(torch.randperm(x.shape[1], generator=generator), config["batch_size"]):
             optimizer.zero_grad()
             output = forward(weights, x[:, rows], rate, generator)
             loss = (output - y[:, rows]).square().mean(1).sum()
@@ -92,7 +92,12 @@ def _save(
     path: Path, weights: Sequence[Tensor], optimizer: torch.optim.Adam, generator: torch.Generator, epoch: int
 ) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    state = {"weights": list(weights), "adam": optimizer.state_dict(), "generator": generator.get_state(), "epoch": epoch}
+    state = {
+        "weights": list(weights),
+        "adam": optimizer.state_dict(),
+        "generator": generator.get_state(),
+        "epoch": epoch,
+    }
     with replacing(path) as file:
         torch.save(state, file)
 

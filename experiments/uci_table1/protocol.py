@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.data import Standardizer
+from bayesadam.predictive.result import Predictive
 
 Pair = tuple[Tensor, Tensor]
 OnEpoch = Callable[[int, list[int], population.Population], None]
@@ -103,7 +104,8 @@ def fit(
         mc_samples=config["mc_samples"],
         prior_precision=prior,
         initial_precision=[
-            own + hessian * len(part.train[0]) if start is None else start for own, part in zip(prior, parts, strict=True)
+            own + hessian * len(part.train[0]) if start is None else start
+            for own, part in zip(prior, parts, strict=True)
         ],
         nonfinite="stop",
         progress=False,
@@ -122,7 +124,7 @@ def scores(nets: population.Population, parts: Sequence[Part], samples: int, see
     return together([score(prediction, part) for prediction, part in zip(predictions, parts, strict=True)])
 
 
-def score(prediction: ba.Predictive, part: Part) -> dict[str, float]:
+def score(prediction: Predictive, part: Part) -> dict[str, float]:
     """In original units: RMSE of the mean, and mean log-likelihood, pointwise and joint.
 
     The joint one is left out for a predictive distribution that does not say how data points depend on each other.

@@ -27,8 +27,13 @@ def report(results: Results, datasets: Sequence[str]) -> Report:
     tables = [_rmse(results, datasets, numbers, "vadam"), _log_likelihood(results, datasets, numbers, "vadam")]
     tables += [_log_likelihood(results, datasets, numbers, "vadam-joint"), _rmse(results, datasets, numbers, "vprop")]
     tables += [_rmse(results, datasets, numbers, "bbvi"), _log_likelihood(results, datasets, numbers, "bbvi")]
-    tables += [_dropout(results, datasets, numbers, key, epochs) for key, epochs in (("dropout", 400), ("4000-epochs", 4000))]
-    tables += [_all(results, datasets, "rmse", "RMSE"), _all(results, datasets, "log_likelihood", "log-likelihood, pointwise")]
+    tables += [
+        _dropout(results, datasets, numbers, key, epochs) for key, epochs in (("dropout", 400), ("4000-epochs", 4000))
+    ]
+    tables += [
+        _all(results, datasets, "rmse", "RMSE"),
+        _all(results, datasets, "log_likelihood", "log-likelihood, pointwise"),
+    ]
     tables += [_all(results, datasets, "joint_log_likelihood", "log-likelihood, joint"), _speed(results, datasets)]
     figures = {"learning-curves": curves(results, datasets, numbers)} if results else {}
     return Report([table for table in tables if table.rows], figures, NOTES)

@@ -38,8 +38,10 @@ class Density(population.Objective):
 
     def penalty(self, model: nn.Module) -> Tensor:
         """The divergence in closed form, per data point."""
+        assert isinstance(model, ba.moments.MomentModule)
         total = torch.zeros((), dtype=torch.float64)
         for weight in model.weights.moments().values():
+            assert weight.variance is not None
             ratio = weight.variance.double() * self.prior
             total = total + 0.5 * (weight.mean.double().square() * self.prior + ratio - 1.0 - ratio.log()).sum()
         return total / self.num_data

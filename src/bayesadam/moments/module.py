@@ -110,7 +110,7 @@ def fawn(
             go together are predicted together. The last layer must be ``nn.Linear``.
         select: Which parameters are random, by name; the others are trained without noise.
         scales: What the values of Bernoulli weights belong to: ``"outputs"`` or ``"inputs"`` of a layer. With
-            ``"inputs"`` a network with one output approximates any function, with ``"outputs"`` it does not.
+            ``"outputs"`` the mean of a network with one hidden layer and one output can only be convex or concave.
 
     Raises:
         ValueError: An option out of its range, no parameter that is random, or a layer or function that moments cannot

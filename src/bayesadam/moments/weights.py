@@ -15,7 +15,6 @@ from bayesadam.posterior import Bernoulli, DiagonalGaussian
 from bayesadam.priors import EmpiricalGaussian, Prior, as_prior
 from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters, wide
 
-
 SCALES = ("outputs", "inputs")
 """What the scales of Bernoulli weights belong to, by the axis of a weight."""
 
@@ -91,14 +90,15 @@ class GaussianWeights(nn.Module):
 class BernoulliWeights(nn.Module):
     """``w = scale * b`` with ``b ~ Bernoulli(sigmoid(logit))`` (Bayer et al. 2015, section 3.2, eqs. 16 and 17).
 
-    There is one scale per output unit (``scales="outputs"``, a row of the weight) or one per input unit (``"inputs"``, a
-    column), so that there are about as many parameters as in the network without noise; the paper does not say what the
-    scale is shared by. All weights of a scale have its sign. So with a scale per output unit, the mean of a network
-    with one hidden layer of ReLU is a convex or a concave function of its inputs, whatever is trained: every hidden
-    unit's mean is convex, and the last layer adds them up with one sign. A scale per input unit takes a sign away from
-    the inputs instead, and the network approximates any function. Vectors (biases) are trained without noise. The
-    prior is ``Bernoulli(p0)`` for all weights; without a given one, ``p0`` is the mean of all probabilities,
-    where the divergence is smallest.
+    There is one scale per output unit of a layer (``scales="outputs"``, a row of the weight) or one per input unit
+    (``"inputs"``, a column), so that there are about as many parameters as in the network without noise; the paper does
+    not say what the scale is shared by. All weights of a scale have its sign. So with a scale per output unit, the mean
+    of a network with one hidden layer of ReLU and one output is a convex or a concave function of its inputs, whatever
+    is trained: every hidden unit's mean is convex, and the last layer adds them up with one sign. With a scale per
+    input unit, hidden units are added with signs of their own.
+
+    Vectors (biases) are trained without noise. The prior is ``Bernoulli(p0)`` for all weights; without a given one,
+    ``p0`` is the mean of all probabilities, where the divergence is smallest.
 
     The network's own random parameters are frozen: other ones take their place.
 
