@@ -14,14 +14,15 @@ paper, which does not say what follows; these settings are ours and the same for
 * the noise is learned, one number per network, and nothing is stopped early.
 
 FAWN-BERN is trained on the predictive density (ROPD's objective); the paper does not say which it took. Its scale is
-shared by the weights of an output unit, or of an input unit; biases have no noise. The Gaussian process has a linear and a squared
-exponential kernel with a length for every input, four starts, and is our own (its likelihood, gradient and predictions
-agree with scikit-learn's to 8 digits), since scikit-learn's gradient takes five times as long on boston.
+shared by the weights of an output unit, or of an input unit; biases have no noise. The Gaussian process has a linear
+and a squared exponential kernel with a length for every input, four starts, and is our own (its likelihood, gradient
+and predictions agree with scikit-learn's to 8 digits), since scikit-learn's gradient takes five times as long on
+boston.
 
-Why FAWN-BERN misses the paper with a scale per output unit: all weights of a scale have its sign, so that the last layer
-adds up hidden units with one sign, each of which has a mean that is convex in the inputs. The mean of such a network is
-convex or concave, whatever is trained. With a scale per input unit each hidden unit is added with a sign of its own. A
-probe on the first three splits, with 3,000 minibatches (standard deviations in brackets):
+Why FAWN-BERN misses the paper with a scale per output unit: all weights of a scale have its sign, so that the last
+layer adds up hidden units with one sign, each of which has a mean that is convex in the inputs. The mean of such a
+network is convex or concave, whatever is trained. With a scale per input unit each hidden unit is added with a sign of
+its own. A probe on the first three splits, with 3,000 minibatches (standard deviations in brackets):
 
 | scale, objective, start | concrete | energy | kin8nm | yacht |
 | --- | ---: | ---: | ---: | ---: |
@@ -36,16 +37,16 @@ probe on the first three splits, with 3,000 minibatches (standard deviations in 
 | one per weight, ROPD, matched | | | -1.13 (0.00) | |
 
 *Matched* starts have means of the size of ordinary weights; N(0, 0.2^2) is the paper's sentence on its initialisation,
-applied to scales and logits. So what is shared matters most, then the number of minibatches; the objective must be ROPD's,
-and a scale for every weight, which does not halve the number of parameters, would be far better than the paper. With
-matched starts and 4,000 minibatches naval has -4.63 (0.33), where the paper has -3.61. The column *scales of inputs* has
-the paper's start and the 8,000 minibatches (16,000 on naval) of FAWN-BERN.
+applied to scales and logits. So what is shared matters most, then the number of minibatches; the objective must be
+ROPD's, and a scale for every weight, which does not halve the number of parameters, would be far better than the paper.
+With matched starts and 4,000 minibatches naval has -4.63 (0.33), where the paper has -3.61. The column *scales of
+inputs* has the paper's start and the 8,000 minibatches (16,000 on naval) of FAWN-BERN.
 
-Wine: FAWN-ROPD's difference is one of splits. On the first five, 500, 1,500, 4,000 and 10,000 minibatches have a test NLL
-of 0.947, 0.944, 0.943 and 0.943, and other starts of the deviations (0.2), or another step size (0.003), 0.944 and 0.943.
-Of the test rows of a split 23% to 32% stand in its training part once more, with the same target; they have 0.89, the
-others 0.97, so that what the network knows of rows it has seen is not much. The paper's mean of ten random splits and ours
-of ten others, both with a deviation of about 0.075, differ by 1.7 standard errors of such a difference.
+Wine: FAWN-ROPD's difference is one of splits. On the first five, 500, 1,500, 4,000 and 10,000 minibatches have a test
+NLL of 0.947, 0.944, 0.943 and 0.943, and other starts of the deviations (0.2), or another step size (0.003), 0.944 and
+0.943. Of the test rows of a split 23% to 32% stand in its training part once more, with the same target; they have
+0.89, the others 0.97, so that what the network knows of rows it has seen is not much. The paper's mean of ten random
+splits and ours of ten others, both with a deviation of about 0.075, differ by 1.7 standard errors of such a difference.
 
 Why the RMSE of FAWN-ROPD is not what the network could have: its objective is the density of the targets, and the
 weights' variance is a free description of their scatter, different at every input. So it is used for that: the learned

@@ -15,13 +15,14 @@ rate 0.9999) and FAWN-ROPD (Adam at 0.01, standard deviations of 0.05 at the sta
 published column: 10 candidates instead of 30, and settings that are the same for all sets, chosen on folds of yacht and
 energy. FAWN-ROPD's predictive distribution is one Gaussian for every data point, so that it has no joint one.
 
-MC dropout is Gal's code of 2018: dropout on inputs and hidden units, four rates and three noise precisions, chosen by the
-pointwise log-likelihood of the last fifth of every training split, then trained on all of it; Adam at 0.001, minibatches
-of 128, weight decay for a length scale of 0.01, 10,000 samples. His stored results are those of 4,000 epochs, against
-which both runs are compared; `--only 4000-epochs` runs as many. His log of 400 epochs is there for one set with this grid:
-concrete, RMSE 5.64 ± 0.10 and log-likelihood -3.132 ± 0.022. Departures: 500 samples for validation in place of 10,000;
-deviations with divisor n - 1 in the standardisation; a sample drops the same units for all test points, as MC dropout is
-defined, which makes no difference pointwise and without which there would be no joint log-likelihood.
+MC dropout is Gal's code of 2018: dropout on inputs and hidden units, four rates and three noise precisions, chosen by
+the pointwise log-likelihood of the last fifth of every training split, then trained on all of it; Adam at 0.001,
+minibatches of 128, weight decay for a length scale of 0.01, 10,000 samples. His stored results are those of 4,000
+epochs, against which both runs are compared; `--only 4000-epochs` runs as many. His log of 400 epochs is there for one
+set with this grid: concrete, RMSE 5.64 ± 0.10 and log-likelihood -3.132 ± 0.022. Departures: 500 samples for validation
+in place of 10,000; deviations with divisor n - 1 in the standardisation; a sample drops the same units for all test
+points, as MC dropout is defined, which makes no difference pointwise and without which there would be no joint
+log-likelihood.
 
 What differs, and why:
 
