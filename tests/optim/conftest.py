@@ -67,6 +67,7 @@ class Method:
         self.options = VARIANTS[name] if variant else {}
         self.cls = OPTIMIZERS[self.name]
         self.has_prior = self.cls.has_prior
+        self.may_start_wider = self.cls.may_start_wider
         self.full = self.options.get("covariance") == "full"
         self.learned = self.options.get("recipe") == "learned"
         self.own_prior = self.learned
