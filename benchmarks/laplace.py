@@ -248,7 +248,7 @@ def main() -> None:
         numbers = [result["seconds"].get(column) for column in columns]
         numbers += [result.get(f"difference of {what}") for what in ("curvature", "evidence", "prediction")]
         print(f"{name:42}" + "".join(f"{'-' if n is None else f'{n:.3g}':>17}" for n in numbers), flush=True)
-        save(path, report)
+        save(options.output / "laplace.json", report)
 
 
 if __name__ == "__main__":
