@@ -52,6 +52,26 @@ class Unit:
             raise ValueError(f"config must be JSON (finite numbers, keys that are str), got {self.config!r}")
 
 
+def seed_by_seed(choice: str, choices: Mapping[str, Any], seeds: int, protocol: Mapping[str, Any]) -> list[Unit]:
+    """Units of all choices and seeds, the first seed of every choice first: a run that is stopped can be compared.
+
+    Args:
+        choice: What is chosen, ``"method"`` say; its name in the config, beside ``"settings"`` and ``"seed"``.
+        choices: Settings by name.
+        seeds: Number of seeds.
+        protocol: What all units have in their config.
+    """
+    return [
+        Unit(
+            f"{name}-seed{seed}",
+            {**protocol, choice: name, "settings": settings, "seed": seed},
+            1.0 + 0.001 * (seeds - seed),
+        )
+        for seed in range(seeds)
+        for name, settings in choices.items()
+    ]
+
+
 def in_order(units: Sequence[Unit]) -> list[Unit]:
     """The units, each after those that it needs, otherwise as given.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,7 +42,7 @@ class Text:
         return cls.divided(torch.cat([data.x_train, data.y_train[-1:]]), data.target_names)
 
 
-class Rows:
+class Rows(ABC):
     """Characters and their successors as two matrices, of which every step takes a block.
 
     Read row by row, a matrix is the text. What does not fill a whole number of blocks is left out at the end.
@@ -56,9 +57,9 @@ class Rows:
     y: Tensor
     steps: int
 
+    @abstractmethod
     def block(self, step: int, order: Tensor | None = None) -> tuple[slice | Tensor, slice]:
         """Rows and columns of a step, counted from 0."""
-        raise NotImplementedError
 
     def order(self, seed: int) -> Tensor | None:
         """The order of an epoch, where there is a choice."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.experiment import Context, Experiment, Report, Unit
+from experiments.experiment import Context, Experiment, Report, Unit, seed_by_seed
 from experiments.results import Result
 
 METHODS: Mapping[str, dict[str, Any]] = {
@@ -47,15 +47,7 @@ class HalfCheetah(Experiment):
 
     def units(self) -> list[Unit]:
         """All methods with the first seed come first, so that a run that is stopped can be compared."""
-        return [
-            Unit(
-                f"{method}-seed{seed}",
-                {**self._protocol, "method": method, "settings": settings, "seed": seed},
-                1.0 + 0.001 * (self._seeds - seed),
-            )
-            for seed in range(self._seeds)
-            for method, settings in METHODS.items()
-        ]
+        return seed_by_seed("method", METHODS, self._seeds, self._protocol)
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
         """Train and evaluate."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.experiment import Context, Experiment, Report, Unit
+from experiments.experiment import Context, Experiment, Report, Unit, seed_by_seed
 from experiments.results import Result
 
 EXPLORATIONS: Mapping[str, dict[str, Any]] = {
@@ -41,15 +41,7 @@ class Pendulum(Experiment):
 
     def units(self) -> list[Unit]:
         """All explorations with the first seed come first."""
-        return [
-            Unit(
-                f"{name}-seed{seed}",
-                {**self._protocol, "exploration": name, "settings": settings, "seed": seed},
-                1.0 + 0.001 * (self._seeds - seed),
-            )
-            for seed in range(self._seeds)
-            for name, settings in EXPLORATIONS.items()
-        ]
+        return seed_by_seed("exploration", EXPLORATIONS, self._seeds, self._protocol)
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
         """Train and evaluate."""

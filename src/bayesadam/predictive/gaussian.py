@@ -23,7 +23,21 @@ BLOCK = 1024
 """Numbers that are drawn together: enough for the cost of a draw, and not many more than a few data points need."""
 
 
-class GaussianPredictive(RegressionPredictive):
+class RowByRow:
+    """A predictive distribution of every data point by itself: how they depend on each other is not known."""
+
+    def joint_log_likelihood(self, target: Tensor) -> Tensor:
+        """Not known.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by itself"
+        )
+
+
+class GaussianPredictive(RowByRow, RegressionPredictive):
     """A Gaussian for every data point; how rows depend on each other is not known.
 
     Args:
@@ -91,14 +105,6 @@ class GaussianPredictive(RegressionPredictive):
         density = maps.gaussian_log_prob((target - self.mean) * units, scaled) - 0.5 * log_variances.sum(-1)
         return density.to(self.mean.dtype)
 
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Not known.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise not_joint()
-
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 
@@ -123,7 +129,7 @@ class GaussianPredictive(RegressionPredictive):
         return GaussianPredictive(shift + scale * self.mean, epistemic, scale.square() * self.aleatoric, log_aleatoric)
 
 
-class GaussianLogitsPredictive(ClassificationPredictive):
+class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
     """Classes of data points whose logits are Gaussian; how rows depend on each other is not known.
 
     Args:
@@ -174,14 +180,6 @@ class GaussianLogitsPredictive(ClassificationPredictive):
         if self.link == "probit":
             raise ValueError("link must be 'monte_carlo' for the mutual information, got 'probit'")
         return super().mutual_information
-
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Not known.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise not_joint()
 
 
 def from_gaussian(
@@ -292,10 +290,3 @@ def _rows(tensor: Tensor) -> Tensor:
 
 def _diagonal(covariance: Tensor, like: Tensor) -> Tensor:
     return covariance.diagonal(dim1=-2, dim2=-1).reshape(like.shape)
-
-
-def not_joint() -> ValueError:
-    """The error for a joint log-likelihood that is not known."""
-    return ValueError(
-        "method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by itself"
-    )

@@ -9,12 +9,12 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive, not_joint
+from bayesadam.predictive.gaussian import GaussianLogitsPredictive, GaussianPredictive, RowByRow
 from bayesadam.predictive.mixture import MixturePredictive
 from bayesadam.predictive.result import ClassificationPredictive, Predictive, RegressionPredictive
 
 
-class GaussianMixturePredictive(RegressionPredictive):
+class GaussianMixturePredictive(RowByRow, RegressionPredictive):
     """An equal mixture of Gaussians for every data point, each with an epistemic variance of its own.
 
     How rows depend on each other is not known.
@@ -43,14 +43,6 @@ class GaussianMixturePredictive(RegressionPredictive):
         """Variance of the noise, averaged over the components: what more data would not remove."""
         return self.noise.mean(0)
 
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Not known.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise not_joint()
-
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianMixturePredictive:
         """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
@@ -60,16 +52,8 @@ class GaussianMixturePredictive(RegressionPredictive):
         )
 
 
-class LogitsMixturePredictive(ClassificationPredictive):
+class LogitsMixturePredictive(RowByRow, ClassificationPredictive):
     """An equal mixture over posteriors with Gaussian logits; how rows depend on each other is not known."""
-
-    def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Not known.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise not_joint()
 
 
 def mixed(parts: Sequence[Predictive]) -> Predictive:
