@@ -34,6 +34,7 @@ benchmark: $(READY)
 		einconv==0.1.0 jaxtyping==0.3.11
 	$(BIN)/python benchmarks/optimizer_step.py
 	$(BIN)/python benchmarks/iteration.py
+	$(BIN)/python benchmarks/training_loops.py
 	$(BIN)/python benchmarks/curvature.py
 	$(BIN)/python benchmarks/variational.py
 	$(BIN)/python benchmarks/laplace.py

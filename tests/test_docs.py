@@ -40,7 +40,7 @@ PUBLIC = """
 
 
 def name_of(path):
-    return str(path.relative_to(DOCS))
+    return str(path.relative_to(DOCS)) if path.is_relative_to(DOCS) else path.name
 
 
 def blocks(page):
@@ -83,7 +83,7 @@ NEEDS = {"guides/trainers.md": ["lightning", "transformers", "accelerate", "peft
 """Packages of an extra that a page's snippets import; other people's, whose warnings are not ours."""
 SNIPPETS = [
     pytest.param(page, marks=[pytest.mark.filterwarnings("ignore")] if name_of(page) in NEEDS else [], id=name_of(page))
-    for page in PAGES
+    for page in [ROOT / "README.md", *PAGES]
 ]
 
 
