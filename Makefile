@@ -5,7 +5,17 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 export BAYESADAM_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared/data))
 
-.PHONY: test demo docs lint types unit benchmark clean
+.PHONY: help test demo docs lint types unit benchmark clean
+
+help:
+	@echo "make demo       what a posterior adds, in a minute"
+	@echo "make test       lint, types and unit: everything that continuous integration runs"
+	@echo "make lint       ruff"
+	@echo "make types      mypy"
+	@echo "make unit       the tests, one process per core"
+	@echo "make docs       the documentation as a site, in site/"
+	@echo "make benchmark  all benchmarks, with their peers, to runs/benchmarks; some hours"
+	@echo "make clean      remove the environment and all caches"
 
 test: lint types unit
 
