@@ -4,10 +4,12 @@ import contextlib
 import importlib
 import inspect
 import io
+import json
 import os
 import re
 import runpy
 import shlex
+import shutil
 import subprocess
 import sys
 import zlib
@@ -26,6 +28,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 FIGURES = sorted((DOCS / "gallery").glob("*.py"))
 FENCE = re.compile(r"^```([\w-]*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+EQUATION = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PUBLIC = """
     bayesadam bayesadam.active bayesadam.bandits bayesadam.calibration bayesadam.curvature bayesadam.data
@@ -162,6 +165,25 @@ def test_every_rule_of_an_optimiser_has_a_page():
     assert rules == {path.rpartition(".")[2] for _, path, _ in RULES}
 
 
+def test_the_site_can_show_every_equation(tmp_path):
+    """The script that turns TeX into mathematics, run by Node where there is one, understands all of them."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("Node is not installed")
+    prose = [re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text())) for page in PAGES]
+    equations = [first or second for text in prose for first, second in EQUATION.findall(text)]
+    assert len(equations) > 40
+    script = tmp_path / "equations.js"
+    script.write_text(
+        (DOCS / "assets" / "temml.min.js").read_text()
+        + "for (const equation of JSON.parse(require('fs').readFileSync(0, 'utf8')))"
+        + "  temml.renderToString(equation, { throwOnError: true });"
+    )
+    command = [node, str(script)]
+    done = subprocess.run(command, input=json.dumps(equations), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("script", FIGURES, ids=name_of)
 def test_figures_are_those_of_their_scripts(script, tmp_path, monkeypatch):
     """Small, on the gallery's page, and about what the script draws: elsewhere lines may be a pixel off."""
@@ -228,6 +250,28 @@ def test_every_public_name_is_in_the_reference(site):
     names = set(public_names())
     assert len(names) > 150
     assert names <= documented, sorted(names - documented)
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("Lightning", "guides/trainers/"),
+        ("Trainer", "guides/trainers/"),
+        ("fine-tune", "guides/trainers/"),
+        ("LoRA", "guides/trainers/"),
+        ("temperature scaling", "guides/trained-network/"),
+        ("deep ensemble", "methods/baselines/"),
+        ("MaxPool", "methods/vogn/"),
+        ("batch normalisation", "guides/training-loop/"),
+        ("weight decay", "scaling/"),
+        ("hyper-parameter", "guides/populations/"),
+        ("checkpoint", "guides/amp-checkpoints-distributed/"),
+    ],
+)
+def test_the_search_finds_what_people_look_for(site, words, page):
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    found = {e["location"].partition("#")[0] for e in entries if words.lower() in f"{e['title']} {e['text']}".lower()}
+    assert page in found
 
 
 def test_pages_ask_no_other_server_for_anything(site):

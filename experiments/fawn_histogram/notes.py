@@ -8,8 +8,9 @@ paper shows histograms of a network with Bernoulli weights and says that there w
 * KS is the largest distance of the distribution functions, at most 0.0096 in 95% of the cases where 20,000 samples come
   from the Gaussian itself. *Rejected* are shares of points (and of blocks of 100 or 1,000 of their samples) where the
   test rejects at the level 0.05; 5% is what a Gaussian would have.
-* With Gaussian weights, one hidden layer and certain inputs, mean and variance are exact, so that what is rejected is
-  the shape alone.
-* With Bernoulli weights mean and variance are approximate, too: what goes into a hidden unit is a sum of no more than
-  13 coins of different sizes, which is taken as Gaussian. Units of which no weight is there have outputs with a spike.
+* With Gaussian weights, one hidden layer and inputs without uncertainty, mean and variance are exact, so that a
+  rejection concerns the shape of the distribution only.
+* With Bernoulli weights, mean and variance are approximate, too: the input of a hidden unit is a sum of at most 13
+  scaled Bernoulli variables, which is treated as Gaussian. If all weights of a unit can be zero at once, the
+  distribution of its output has a spike.
 """

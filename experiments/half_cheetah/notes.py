@@ -4,8 +4,8 @@ NOTES = """\
 Lines are means over seeds, bands and bars one standard error **over seeds**. (The paper's own bands are of another
 kind: its script averages over seeds first and takes the spread of the 20 test episodes.) "Paper, run 1" is what the
 paper shows, "paper, run 2" the authors' own repeat with the same seeds; both are computed from the arrays that they
-published. An interval that leaves out 0 in the table of differences is one of five, and three seeds see large
-differences only.
+published. The table of differences has five intervals, so that one that excludes 0 is weak evidence; with three seeds,
+only large differences can be detected.
 
 The agent is the DDPG of the authors' code, and not that of a library, since it differs in what matters here: target
 networks start independently and follow by 0.001 a step; the actor's gradient is the **sum** over the minibatch of 64
@@ -16,8 +16,9 @@ for each step of the environment and serves that step and its gradient; target n
 * **Vadam**: step 1e-4, `N = 1`, `lambda = 1e-8`; `c = 1e4` is added to the precision for sampling only, so the
   standard deviation of the noise is at most 0.01.
 * **VadaGrad**: step 0.01, `gamma_2 = 0.99`, `s` starts at 1e4.
-* **Adam-Explore, SGD-Explore**: the mean by a step of 1e-4, the precision, from 1e4, by gradient steps of 0.01: at
-  this scale the noise stays what it was. The paper writes the variance; its authors' code has the precision.
+* **Adam-Explore, SGD-Explore**: the step of the mean is 1e-4. The precision starts at 1e4 and follows its gradient
+  with steps of 0.01, which are so small on this scale that the noise does not change. The paper writes that the
+  variance follows its gradient; in the code of its authors it is the precision.
 * **Adam-Plain, SGD-Plain**: no noise of any kind.
 
 Vadam, VadaGrad and the two that follow gradients of the precision are rules of this library's engine
@@ -30,6 +31,6 @@ Departures from the authors' runs:
   and the noise of the start are the same by definition; the simulator is another version, so returns need not be on
   one scale.
 * 151 episodes, the first 5% of their 3,000: `python -m experiments run half-cheetah-full` runs all, with their 5
-  seeds, and resumes where it was stopped. Of Fig. 6 and of premature convergence nothing is said here.
+  seeds, and resumes where it was stopped. These results say nothing about Fig. 6 and about premature convergence.
 * PyTorch's Adam adds its 1e-8 after the correction of the second moment, TensorFlow's before.
 """

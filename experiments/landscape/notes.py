@@ -20,11 +20,11 @@ What to make of it:
 * Its last steps are noisy: before settling `|x| < 0.02` holds for 41%. The others are beside the line, around the
   origin, where the valley is wide and `F` hardly differs; the curvature is 6 there, and 470 where gradient descent
   ends.
-* It is the noise, not the annealing, that does it: Vadam at temperature 1 does nearly as well throughout, and annealing
-  gives a slightly lower `F`. VadaGrad alone, whose noise falls from the beginning, finds the flat minimum from 61% of
-  the starts, at a rate chosen by `F`, which it makes the lowest.
-* Larger rates of gradient descent reach the flat line more often (34% at 0.1) with a mean `F` of only -0.43: they jump
-  about.
+* The noise is what leads to the flat minimum, and not the annealing: Vadam at the constant temperature 1 finds it
+  nearly as often, and annealing gives a slightly lower `F`. VadaGrad, whose noise decreases from the beginning, finds
+  the flat minimum from 61% of the starts; its rate was chosen by `F`, and its mean `F` is the lowest.
+* With larger rates, gradient descent reaches the flat line more often (34% at 0.1), but its mean `F` is only -0.43,
+  because its steps are too large to settle.
 * Narrow holes do not count for `E_q[F]` while `q` is wider than they are. In a problem where the deepest minimum is
   narrow, the same property is the wrong one.
 """

@@ -21,8 +21,8 @@ What to make of it:
   the Hessian, most standard deviations stay at the prior's, and averaging over them washes the digits out; its mean
   network alone is better in error, NLL and ECE. With temperature 0.01 it is close to a point estimate, in its weak
   detection of what is no digit as well.
-* The entropy of IVON's mean network alone detects clothes as well as its average over samples: what helps there is
-  where training with noise leads, more than the averaging. In NLL and ECE the averaging helps.
+* The entropy of IVON's mean network alone detects clothes as well as that of its average over samples. Training with
+  noise therefore helps detection more than averaging. For NLL and ECE, the averaging helps.
 * Bayes by Backprop is not converged after 20 epochs: 2.3% with the Gaussian prior and 1.7% with the scale mixture;
   published, after 600 epochs, are 1.8% and 1.4%. Both are underconfident and in NLL behind IVON and dropout; the scale
   mixture detects clothes as well as IVON does. 600 epochs are out of reach here, and its settings were not searched.

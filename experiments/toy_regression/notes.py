@@ -10,13 +10,13 @@ the wiggle (0.079).
 
 What to make of it:
 
-* Only the Gaussian process covers the truth outside of the data, and only its band opens there as fast as it must.
-* Badam's width is a choice: its number of pseudo-observations is the smallest whose NLL on 200 held-out points **inside
-  of the data** is within 0.02 nats of the best. Data from inside cannot ask for more width outside; the largest of the
-  candidates, which is no uncertainty at all, has the best NLL there.
-* The networks' means go on as straight lines or constants, and all of them are far too sure of it: their bands outside
-  cover the truth on 10 to 20% of the range. For the question that the figure asks, what a method says where there are
-  no data, none of these mean-field posteriors is an answer.
+* Only the band of the Gaussian process widens fast enough outside of the data to contain the truth there.
+* The width of Badam is a choice: its number of pseudo-observations is the smallest whose NLL on 200 held-out points
+  **inside of the range of the data** is within 0.02 nats of the best. Such points cannot determine the width outside of
+  this range; the largest of the candidates, which means almost no uncertainty, has the best NLL on them.
+* Outside of the data, the means of the networks continue as straight lines or constants, and all networks are far too
+  confident: their bands contain the truth on 10 to 20% of the range. The figure asks how uncertain a method is where
+  there are no data, and none of these mean-field posteriors gives a good answer.
 * The published Badam figure, whose code divides by the number of data twice, has bands that open; with the paper's
   formula they do so for a number of pseudo-observations that the data inside reject.
 """
