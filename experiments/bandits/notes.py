@@ -16,15 +16,15 @@ Departures from the paper:
   5).
 * Weights start as `torch.nn.Linear` does, not uniformly in +-0.3.
 * Mushroom has as many rounds as mushrooms, drawn with replacement. Covertype's 10,000 rows are drawn from a 16%
-  sample of the data. Adult has 92 features of the published 94. Census is not here: its data are not to be had.
+  sample of the data. Adult has 92 features of the published 94. Census is omitted, as its data are not available.
 * Jester: the published reward of uniform play has no spread over the runs, so that the arms must have been the same
   eight jokes, but which is not known. Ours are the first random choice with the same reward of uniform play; other
   choices differ by up to 0.2, so that this column compares less strictly than the others.
 * Bayes by Backprop shares one weight sample in a minibatch; its widths are trained at the same rate as its means.
 
-Settings: Vadam and Badam count every observation 512 times, as the paper does (`N_t = t * 512`). That the settings be
-chosen on one data set alone was the plan; it was **not kept**. Runs of one to three seeds over the first 2,000 rounds
-were looked at: Vadam with observations counted 1, 30 and 200 times on Covertype, 30 times on all six problems, 128
+Settings: Vadam and Badam count every observation 512 times, as the paper does (`N_t = t * 512`). We had planned to
+choose the settings on one data set alone, but this plan was **not kept**. Runs of one to three seeds over the first
+2,000 rounds were looked at: Vadam with observations counted 1, 30 and 200 times on Covertype, 30 times on all six problems, 128
 times on Statlog, Adult, Financial and Jester, and 150 and 512 times on Mushroom; the prior precisions 10 and 100 on
 Statlog, Mushroom and Adult, and 1 on Statlog. 512 was taken because it is the published value and was best on
 Mushroom; a prior precision of 10 because it was best on Statlog (100 earns more on Mushroom and less on Statlog).

@@ -42,14 +42,14 @@ ROPD's, and a scale for every weight, which does not halve the number of paramet
 With matched starts and 4,000 minibatches naval has -4.63 (0.33), where the paper has -3.61. The column *scales of
 inputs* has the paper's start and the 8,000 minibatches (16,000 on naval) of FAWN-BERN.
 
-Wine: FAWN-ROPD's difference is one of splits. On the first five, 500, 1,500, 4,000 and 10,000 minibatches have a test
+Wine: the difference of FAWN-ROPD from the paper comes from the splits. On the first five, 500, 1,500, 4,000 and 10,000 minibatches have a test
 NLL of 0.947, 0.944, 0.943 and 0.943, and other starts of the deviations (0.2), or another step size (0.003), 0.944 and
 0.943. Of the test rows of a split 23% to 32% stand in its training part once more, with the same target; they have
-0.89, the others 0.97, so that what the network knows of rows it has seen is not much. The paper's mean of ten random
+0.89, the other rows 0.97, so that the network gains little from rows that it has seen. The paper's mean of ten random
 splits and ours of ten others, both with a deviation of about 0.075, differ by 1.7 standard errors of such a difference.
 
 Why the RMSE of FAWN-ROPD is not what the network could have: its objective is the density of the targets, and the
-weights' variance is a free description of their scatter, different at every input. So it is used for that: the learned
+weights' variance can describe their scatter, which differs at every input. Training uses this freedom: the learned
 noise goes to zero (0.009 on boston, where targets have a standard deviation of 9), and the weights become all of the
 predictive variance, against a part of it for FAWN-VI, whose objective punishes every bit of their variance. The mean
 is a by-product: an error costs little where the variance beside it can grow. Hence a density on boston that is as good
