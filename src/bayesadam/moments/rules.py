@@ -272,8 +272,8 @@ def _max_pooling(axes: int, plain: Callable[..., Any]) -> Callable[..., Moments]
         numbers = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
         if x.variance is None:
             return Moments(plain(x.mean, *numbers, ceil_mode=ceil_mode))
-        each = (number if isinstance(number, tuple | list) else (number,) * axes for number in numbers)
-        return Moments(*maps.max_pool(x.mean, x.variance, *each, ceil_mode=ceil_mode))
+        kernel, *rest = (number if isinstance(number, tuple | list) else (number,) * axes for number in numbers)
+        return Moments(*maps.max_pool(x.mean, x.variance, kernel, rest[0], rest[1], rest[2], ceil_mode))
 
     return pool
 
