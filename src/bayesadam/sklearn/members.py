@@ -27,7 +27,7 @@ LARGE = 1_000
 """Weights above which it is over the last layer alone. Between the two it is of low rank or Kronecker-factored."""
 
 RANK = 32
-"""Directions that are kept beside a diagonal: from 16 to 40 the score of left-out rows is the same within its error."""
+"""Directions kept beside a diagonal: from 16 to 40 the NLL is the same within its error on four UCI sets."""
 
 LAPLACE_ROWS = 20_000
 """Rows that the curvature is summed over at most; the sum is scaled to all rows."""
