@@ -302,6 +302,54 @@ class TestPruning:
         assert flat(q.mean)[gone].abs().max() < flat(q.mean)[~gone].abs().min()
 
 
+class TestFromPrecision:
+    """The widest directions of a covariance beside the variances of weights given all others."""
+
+    def precision(self):
+        half = draw(SIZE, SIZE, seed=7)
+        return half @ half.T + 0.1 * torch.eye(SIZE, **F64)
+
+    def expected(self, precision, rank):
+        """A loop over the eigenvectors of the precision's correlations."""
+        spread = [1.0 / math.sqrt(precision[i, i]) for i in range(SIZE)]
+        scaled = torch.tensor([[spread[i] * precision[i, j] * spread[j] for j in range(SIZE)] for i in range(SIZE)])
+        values, vectors = torch.linalg.eigh(scaled.double())
+        found = torch.eye(SIZE, **F64)
+        for value, vector in list(zip(values, vectors.T, strict=True))[:rank]:
+            if value < 1.0:
+                found += (1.0 / value - 1.0) * torch.outer(vector, vector)
+        return found * torch.tensor(spread, **F64) * torch.tensor(spread, **F64)[:, None]
+
+    @pytest.mark.parametrize("rank", [0, 3, SIZE])
+    def test_against_a_loop(self, rank):
+        precision, mean = self.precision(), make().mean
+        q = LowRankGaussian.from_precision(mean, precision, rank, {"lr": 0.1})
+        torch.testing.assert_close(covariance(q), self.expected(precision, rank), rtol=1e-6, atol=1e-6)
+        assert q.rank == (rank if rank < SIZE else int((self.correlations(precision) < 1.0).sum()))
+        assert_same(q.mean, mean)
+        assert q.hyperparameters == {"lr": 0.1}
+
+    def correlations(self, precision):
+        spread = precision.diagonal().rsqrt()
+        return torch.linalg.eigvalsh(precision * spread * spread[:, None])
+
+    def test_narrow_means_have_narrow_factors(self):
+        q = LowRankGaussian.from_precision(make(dtype=torch.float32).mean, self.precision(), 3)
+        assert {t.dtype for t in q.tensors().values()} == {torch.float32}
+
+    def test_what_makes_no_gaussian_is_refused(self):
+        mean, precision = make().mean, self.precision()
+        with pytest.raises(ValueError, match=r"^rank must be a whole number of at least 0, got -1"):
+            LowRankGaussian.from_precision(mean, precision, -1)
+        with pytest.raises(ValueError, match=r"^precision must be of shape \(24, 24\), got \(23, 23\)"):
+            LowRankGaussian.from_precision(mean, precision[1:, 1:], 2)
+        with pytest.raises(ValueError, match=r"^precision must be finite with a positive diagonal, got other numbers"):
+            LowRankGaussian.from_precision(mean, -precision, 2)
+        indefinite = precision - 2.0 * torch.linalg.eigvalsh(precision)[0] * torch.eye(SIZE, **F64)
+        with pytest.raises(ValueError, match=r"^precision must be positive definite, got -.* as the smallest"):
+            LowRankGaussian.from_precision(mean, indefinite, 2)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_file(tmp_path, dtype):
     q = make(dtype=dtype, lr=0.1)

@@ -267,6 +267,25 @@ def test_dropout_is_refused(module):
     check(model.eval(), inputs(6, 4, 6))
 
 
+def test_a_transformer_layer_keeps_its_dropout_beside_attention():
+    """As the page of VOGN says: without the dropout of attention, the squares are those of the masks drawn."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.TransformerEncoderLayer(6, 2, 8, batch_first=True), nn.Flatten()).double().train()
+    model[0].self_attn.dropout = 0.0
+    x, t = inputs(5, 4, 6).double(), torch.ones(5, 24, dtype=torch.float64)
+    torch.manual_seed(1)
+    found, _ = collected(model, x, t)
+    torch.manual_seed(1)
+    output, named = model(x), dict(model.named_parameters())
+    assert not torch.equal(output, model(x))  # another mask
+    expected = {name: torch.zeros_like(p) for name, p in named.items()}
+    for own, target in zip(output, t, strict=True):
+        loss = by_example("mean")(own[None], target[None])
+        for name, grad in zip(named, torch.autograd.grad(loss, named.values(), retain_graph=True), strict=True):
+            expected[name] += grad.square() / len(x)
+    assert_near(found, expected, 1e-10)
+
+
 @pytest.mark.parametrize("kind", ["random", "mixing"])
 def test_another_output_for_an_example_alone_is_an_error(kind):
     class Odd(nn.Module):

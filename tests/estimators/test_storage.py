@@ -48,6 +48,14 @@ def test_several_targets_noise_and_conformal_scores(curve, tmp_path):
     np.testing.assert_array_equal(read.predict_interval(x, conformal=True), model.predict_interval(x, conformal=True))
 
 
+def test_history_is_kept_to_six_digits(curve, tmp_path):
+    model = BayesianMLPRegressor(**TINY).fit(*curve)
+    model.save(tmp_path)
+    for name, values in load_estimator(tmp_path).history_.items():
+        np.testing.assert_allclose(values, model.history_[name], rtol=5.1e-6)
+    assert (tmp_path / "model.json").stat().st_size < 6_000
+
+
 def test_it_goes_on_learning(curve, tmp_path):
     x, y = curve
     model = BayesianMLPRegressor("vadam", **TINY).fit(x, y)

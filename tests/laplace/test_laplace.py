@@ -652,3 +652,17 @@ def test_progress(capsys):
     model, x, y, likelihood = case("gaussian")
     laplace(model, (x, y), likelihood=likelihood, progress=True)
     assert "fitting the curvature" in capsys.readouterr().err
+
+
+def test_full_curvature_of_low_rank():
+    """``rank=`` keeps the widest directions of the same precision; other structures have none to keep."""
+    x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
+    model = nn.Linear(2, 1)
+    found = ba.Laplace(model, (x, x[:, :1]), likelihood=ba.Gaussian(4.0), structure="full")
+    q = found.posterior(0.5, rank=1)
+    precision = found.curvature + 0.5 * torch.eye(3, dtype=torch.float64)
+    expected = ba.posterior.low_rank.LowRankGaussian.from_precision(found.mean, precision, 1)
+    torch.testing.assert_close(q.tensors(), expected.tensors(), rtol=0, atol=0)
+    assert (q.hyperparameters["rank"], q.hyperparameters["method"]) == (1, "laplace")
+    with pytest.raises(ValueError, match=r"^rank must be None for structure='kron', got 2"):
+        ba.Laplace(model, (x, x[:, :1]), likelihood=ba.Gaussian(4.0), structure="kron").posterior(rank=2)

@@ -521,7 +521,9 @@ def test_refusals(arguments, message):
 
 def test_a_refused_model_is_left_alone():
     model = nn.Sequential(nn.Linear(2, 2), nn.Softmax(-1))
-    with pytest.raises(ValueError, match=r"got the layer '1' \(Softmax\)$"):
+    with pytest.raises(
+        ValueError, match=r"got the layer '1' \(Softmax\); use logits, without it: bayesadam\.Categorical"
+    ):
         ba.fawn(model, "bernoulli")
     assert all(p.requires_grad for p in model.parameters())
 

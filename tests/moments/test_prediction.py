@@ -406,7 +406,7 @@ class TestRefusals:
     def test_a_model_without_rules(self):
         model = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1)).double()
         before = [m.training for m in model.modules()]
-        with pytest.raises(ValueError, match=r"\(else use 'monte_carlo'\), got the layer '1' \(Softmax\)$"):
+        with pytest.raises(ValueError, match=r"\(else use 'monte_carlo'\), got the layer '1' \(Softmax\); use logits"):
             propagate(model, diagonal(model), data()[0])
         assert [m.training for m in model.modules()] == before
 

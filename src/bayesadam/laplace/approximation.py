@@ -26,6 +26,7 @@ from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.kronecker import KroneckerGaussian
+from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
 from bayesadam.predictive.batches import check_weights_are_used
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
@@ -157,7 +158,12 @@ class Laplace:
             self._told["last_layer"] = total.name
 
     def posterior(
-        self, prior_precision: float = 1.0, *, num_data: float | None = None, temperature: float = 1.0
+        self,
+        prior_precision: float = 1.0,
+        *,
+        num_data: float | None = None,
+        temperature: float = 1.0,
+        rank: int | None = None,
     ) -> GaussianPosterior:
         """The Gaussian around the weights with precision ``curvature / temperature + prior_precision``.
 
@@ -166,6 +172,9 @@ class Laplace:
             num_data: Another number of data points than ``self.num_data``, by whose ratio the curvature is multiplied.
             temperature: Multiplies the KL divergence (the prior's share) in the objective, so it divides the
                 curvature: below 1 the posterior is narrower.
+            rank: For ``structure="full"``: keep only so many directions of the covariance, the widest ones, beside a
+                diagonal, in a :class:`bayesadam.posterior.low_rank.LowRankGaussian` of the weights' dtype (see its
+                ``from_precision``). It takes ``D (rank + 2)`` numbers in place of ``D^2``. Default: all.
 
         Returns:
             A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian`, a
@@ -173,9 +182,11 @@ class Laplace:
             Of the same fit, Kronecker posteriors share their bases, and cost no more than their eigenvalues.
 
         Raises:
-            ValueError: A number out of range, or a precision so much smaller than the curvature that the sum is not
-                positive definite.
+            ValueError: A number out of range, a rank for another structure, or a precision so much smaller than the
+                curvature that the sum is not positive definite.
         """
+        if rank is not None and self._told["structure"] != "full":
+            raise ValueError(f"rank must be None for structure={self._told['structure']!r}, got {rank!r}")
         check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
         check("temperature", temperature, "a positive, finite number", _is_positive)
         num_data = self.num_data if num_data is None else num_data
@@ -194,6 +205,8 @@ class Laplace:
         else:
             precision = scale * self.curvature
             precision.diagonal().add_(prior_precision)
+            if rank is not None:
+                return LowRankGaussian.from_precision(mean, precision, rank, {**told, "rank": rank})
             random = DenseGaussian.from_precision(mean, precision, told)
         return PartialGaussian(random, copies, list(self.mean)) if copies else random
 

@@ -93,9 +93,10 @@ def fawn(
     ``net.posterior()`` then goes with ``model`` into :func:`bayesadam.predict`.
 
     Args:
-        model: Linear and convolution layers, element-wise functions, average pooling, dropout, batch normalisation in
-            eval mode, sums and products (of what counts as independent, as in a residual network; not of a value and a
-            function of itself), put together in any fixed way. It becomes a part of the result and is not copied.
+        model: Linear and convolution layers, embeddings, element-wise functions, average and max pooling, dropout,
+            batch normalisation in eval mode, sums and products (of what counts as independent, as in a residual
+            network; not of a value and a function of itself), put together in any fixed way. It becomes a part of the
+            result and is not copied.
             Parameters that are frozen at this moment never become random.
         weights: ``"gaussian"``: an independent Gaussian around every weight. ``"bernoulli"``: every weight is there or
             not, and when it is it has a value that it shares with others; half as many parameters, see

@@ -86,6 +86,24 @@ def _adaptive_avg_pool(module: nn.AdaptiveAvgPool2d, x: Moments, weights: Weight
     return Moments(*maps.adaptive_avg_pool2d(x.mean, x.variance, module.output_size))
 
 
+@register(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)
+def _max_pool(module: nn.MaxPool2d, x: Moments, weights: Weights) -> Moments:
+    rule = FUNCTIONS[getattr(functional, f"max_pool{type(module).__name__[-2:].lower()}")]
+    options = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    found: Moments = rule(x, **{option: getattr(module, option) for option in options})
+    return found
+
+
+@register(nn.Embedding)
+def _embedding(module: nn.Embedding, x: Moments, weights: Weights) -> Moments:
+    """Means and variances of rows; rows that are looked up several times are taken as independent of each other."""
+    weight = weights("weight")
+    assert weight is not None
+    if module.max_norm is not None:
+        raise ValueError(f"max_norm must be None to propagate moments through an embedding, got {module.max_norm!r}")
+    return weight.moved(partial(functional.embedding, x.mean))
+
+
 @register(nn.Dropout, elementwise=True)
 def _dropout(module: nn.Dropout, x: Moments, weights: Weights) -> Moments:
     return Moments(*maps.dropout(x.mean, x.variance, module.p)) if module.training else x
@@ -95,8 +113,8 @@ def _dropout(module: nn.Dropout, x: Moments, weights: Weights) -> Moments:
 def _batch_norm(module: nn.BatchNorm2d, x: Moments, weights: Weights) -> Moments:
     if module.running_mean is None or module.running_var is None or module.training:
         raise RuntimeError(
-            f"{type(module).__name__} must have running statistics and be in eval mode to propagate moments, "
-            f"got training={module.training}"
+            f"{type(module).__name__} must have running statistics and be in eval mode to propagate moments (call "
+            f".eval() of this layer after train() of the network), got training={module.training}"
         )
 
     def along(vector: Tensor) -> Tensor:
@@ -237,6 +255,29 @@ def _map(call: Callable[..., Any], x: Moments, weight: Moments | None, bias: Mom
     return Moments(*call(x.mean, x.variance, weight.mean, weight.variance, b.mean, b.variance))
 
 
+def _max_pooling(axes: int, plain: Callable[..., Any]) -> Callable[..., Moments]:
+    """The rule of ``functional.max_pool1d``, ``2d`` or ``3d``."""
+
+    def pool(
+        x: Moments,
+        kernel_size: Any,
+        stride: Any = None,
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+        return_indices: bool = False,
+    ) -> Moments:
+        if return_indices:
+            raise ValueError("return_indices must be False to propagate moments through max pooling, got True")
+        numbers = (kernel_size, kernel_size if stride is None else stride, padding, dilation)
+        if x.variance is None:
+            return Moments(plain(x.mean, *numbers, ceil_mode=ceil_mode))
+        kernel, *rest = (number if isinstance(number, tuple | list) else (number,) * axes for number in numbers)
+        return Moments(*maps.max_pool(x.mean, x.variance, kernel, rest[0], rest[1], rest[2], ceil_mode))
+
+    return pool
+
+
 def _moments(value: Any) -> Moments:
     return value if isinstance(value, Moments) else Moments(torch.as_tensor(value))
 
@@ -272,5 +313,9 @@ FUNCTIONS.update(dict.fromkeys((functional.relu, torch.relu), relu))
 FUNCTIONS.update(dict.fromkeys((functional.sigmoid, torch.sigmoid), sigmoid))
 FUNCTIONS.update(dict.fromkeys((functional.tanh, torch.tanh), tanh))
 FUNCTIONS.update({functional.leaky_relu: leaky_relu, functional.gelu: gelu, functional.silu: silu})
+_POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
+FUNCTIONS.update({plain: _max_pooling(axes, plain) for axes, plain in enumerate(_POOLS, start=1)})
+MIXING = (linear, *(FUNCTIONS[plain] for plain in _POOLS))
+"""Rules of functions whose units are other ones than those of their inputs."""
 COMBINING = (add, subtract, multiply)
 """Rules of two values that must be independent of each other."""

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from torch import fx, nn
 
-from bayesadam.moments.rules import COMBINING, ELEMENTWISE, FUNCTIONS, METHODS, MODULES, SHAPES, linear
+from bayesadam.moments.replacements import replacement
+from bayesadam.moments.rules import COMBINING, ELEMENTWISE, FUNCTIONS, METHODS, MIXING, MODULES, SHAPES
 from bayesadam.posterior.sharded import has_hooks, kind_of
 
 
@@ -109,7 +110,7 @@ def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, n
         tuple(numbers[used] for used in inputs),
         tuple(numbers[used] for used in inputs if list(used.users)[-1] is node),
         tuple(places) if rule in COMBINING and len(places) == 2 else (),
-        rule is linear or (layer is not None and layer not in ELEMENTWISE),
+        rule in MIXING or (layer is not None and layer not in ELEMENTWISE),
         str(node.args[1]) if node.target is operator.getitem else None,
     )
 
@@ -139,7 +140,7 @@ def _check(node: fx.Node, modules: Mapping[str, nn.Module], plain: set[fx.Node])
     if node.op == "call_module":
         kind = kind_of(modules[str(node.target)])
         if kind not in MODULES:
-            raise _unsupported(f"the layer {str(node.target)!r} ({kind.__name__})")
+            raise _unsupported(f"the layer {str(node.target)!r} ({kind.__name__}); use {replacement(kind)}")
         if len(node.all_input_nodes) != 1:
             raise _unsupported(f"the layer {str(node.target)!r} with {len(node.all_input_nodes)} inputs")
     elif node.op == "placeholder":

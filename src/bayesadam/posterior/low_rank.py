@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
+from bayesadam.checks import check, is_whole
 from bayesadam.functional import gaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
@@ -65,6 +66,58 @@ class LowRankGaussian(GaussianPosterior):
         self.factors = dict(factors)
         self.variance = {n: d.double() + factors[n].double().square().sum(0) for n, d in diagonal.items()}
         self.hyperparameters = dict(hyperparameters or {})
+
+    @classmethod
+    def from_precision(
+        cls,
+        mean: Mapping[str, Tensor],
+        precision: Tensor,
+        rank: int,
+        hyperparameters: Mapping[str, Any] | None = None,
+    ) -> LowRankGaussian:
+        """An approximation of the Gaussian with a full precision matrix, from the directions that it leaves widest.
+
+        With the standard deviations ``s`` that every weight has given all others, ``s_i^2 = 1 / P_ii``, and the
+        eigenvectors ``v`` and eigenvalues ``e`` of the matrix ``s_i P_ij s_j``, whose diagonal is 1, the covariance is
+        exactly ``S (I + sum_k (1 / e_k - 1) v_k v_k') S`` over all eigenvectors. The sum is taken over the smallest
+        ``e_k``, at most ``rank`` of them and only those below 1. With rank 0 this is the diagonal Gaussian that has the
+        smallest divergence ``KL(q || p)`` from the full one.
+
+        Args:
+            mean: Mean of every weight tensor by name, all on one device.
+            precision: ``(D, D)``, symmetric to rounding and positive definite; the weights are numbered tensor by
+                tensor, as in :class:`bayesadam.DenseGaussian`.
+            rank: ``R`` at most.
+            hyperparameters: JSON values that say how the posterior was found.
+
+        Raises:
+            ValueError: A rank below 0, a matrix of another shape, or one that is not finite and positive definite.
+        """
+        check("rank", rank, "a whole number of at least 0", lambda value: is_whole(value, 0))
+        size = sum(value.numel() for value in mean.values())
+        if precision.shape != (size, size):
+            raise ValueError(f"precision must be of shape {(size, size)}, got {tuple(precision.shape)}")
+        matrix = precision.detach().double()
+        if not matrix.isfinite().all() or not (matrix.diagonal() > 0).all():
+            raise ValueError("precision must be finite with a positive diagonal, got other numbers")
+        spread = matrix.diagonal().rsqrt()
+        values, vectors = torch.linalg.eigh(torch.lerp(matrix, matrix.T, 0.5) * spread * spread.unsqueeze(1))
+        if not values[0] > size * torch.finfo(torch.float64).eps:
+            raise ValueError(
+                f"precision must be positive definite, got {values[0].item():.3g} as the smallest eigenvalue of its "
+                "correlations"
+            )
+        kept = values[:rank]
+        kept = kept[kept < 1.0]
+        rows = (vectors[:, : len(kept)] * (1.0 / kept - 1.0).sqrt()).T * spread
+        sizes = [value.numel() for value in mean.values()]
+        diagonal, factors = {}, {}
+        for (name, value), own, part in zip(
+            mean.items(), torch.split(spread.square(), sizes), torch.split(rows, sizes, 1), strict=True
+        ):
+            diagonal[name] = own.view(value.shape).to(value.dtype)
+            factors[name] = part.reshape(len(rows), *value.shape).to(value.dtype)
+        return cls(mean, diagonal, factors, hyperparameters)
 
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Cholesky factor of the covariance of a small network's weights; see the base class.

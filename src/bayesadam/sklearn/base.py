@@ -28,6 +28,7 @@ from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_objective import MomentObjective
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
+from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.training import Training, TrainingStatus
 
 Array = NDArray[Any]
@@ -261,6 +262,13 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             mc_samples=self.mc_samples,
             seed=member,
         )
+
+    def _all_predictions(self, X: Tensor) -> list[Predictive]:
+        """Of every member, all at once where that is possible."""
+        found = stacked_predictions(
+            self._method.predict, self.network_, self.posterior_, self._likelihoods, X, mc_samples=self.mc_samples
+        )
+        return found or [self._predictions(X, member) for member in range(len(self.posterior_.components))]
 
     def _in_parts(self, X: ArrayLike) -> list[Tensor]:
         """New inputs, checked and standardised, a few thousand rows at a time."""

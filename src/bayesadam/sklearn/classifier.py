@@ -124,7 +124,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
         Its labels are numbers of classes, in the order of ``classes_``.
         """
-        parts = [self._log_probs(part) for part in self._in_parts(X)]
+        parts = [torch.cat([*map(_log_probs, self._all_predictions(part))]) for part in self._in_parts(X)]
         return ClassificationPredictive(tempered(torch.cat(parts, dim=1), self.calibration_["temperature"]))
 
     @available_if(continues)  # type: ignore[untyped-decorator]
@@ -231,10 +231,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
         """Of posterior samples of a member, ``(S, N, C)`` float64, before the calibration."""
-        pred = self._predictions(X, member)
-        assert isinstance(pred, ClassificationPredictive)
-        return pred.log_probs.double().cpu()
+        return _log_probs(self._predictions(X, member))
 
-    def _log_probs(self, X: Tensor) -> Tensor:
-        members = range(len(self.posterior_.components))
-        return torch.cat([self._member_log_probs(X, member) for member in members])
+
+def _log_probs(pred: Predictive) -> Tensor:
+    assert isinstance(pred, ClassificationPredictive)
+    return pred.log_probs.double().cpu()

@@ -20,8 +20,14 @@ from bayesadam.predictive import predict
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.methods import Method
 
-FULL_LAPLACE = 1_000
-"""Weights up to which a Laplace approximation has all covariances; above that those of the last layer."""
+DENSE = 128
+"""Weights up to which a Laplace approximation keeps the covariance of every two of them."""
+
+LARGE = 1_000
+"""Weights above which it is over the last layer alone. Between the two it is of low rank or Kronecker-factored."""
+
+RANK = 32
+"""Directions kept beside a diagonal: from 16 to 40 the NLL is the same within its error on four UCI sets."""
 
 LAPLACE_ROWS = 20_000
 """Rows that the curvature is summed over at most; the sum is scaled to all rows."""
@@ -98,13 +104,21 @@ def _badam(nets: Population, number: int, num_data: int, precision: float, steps
 
 
 def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precision: float) -> GaussianPosterior:
+    """The curvature around a trained member, in a few hundred kilobytes at most.
+
+    Of Gaussian targets the widest directions are kept beside a diagonal: the variance then grows away from the data as
+    with all covariances, more than with Kronecker factors. It is too wide within the data, which a classifier's
+    temperature cannot mend but the calibrated factor of a Gaussian's epistemic variance does.
+    """
     weights = sum(p.numel() for p in network.parameters())
     rows = torch.linspace(0, len(x) - 1, min(len(x), LAPLACE_ROWS), dtype=torch.float64, device=x.device).long()
-    return Laplace(
+    low_rank = DENSE < weights <= LARGE and likelihood.defines("mean_and_log_variance")
+    found = Laplace(
         network,
         (x[rows], y[rows]),
         likelihood=likelihood,
-        structure="full" if weights <= FULL_LAPLACE else "last_layer",
+        structure="full" if weights <= DENSE or low_rank else "kron" if weights <= LARGE else "last_layer",
         num_data=len(x),
         progress=False,
-    ).posterior(precision)
+    )
+    return found.posterior(precision, rank=RANK if low_rank else None)

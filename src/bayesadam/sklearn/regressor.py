@@ -345,7 +345,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """Of all members' samples, in the units of the targets and float64."""
         parts = []
         for rows in self._in_parts(X):
-            found: Any = [self._predictions(rows, member) for member in range(len(self.posterior_.components))]
+            found: Any = self._all_predictions(rows)
             parts.append(torch.cat([pred.outputs for pred in found]).double())
         outputs = torch.cat(parts, dim=1)
         outputs = outputs if self._several else outputs[..., 0]
@@ -358,14 +358,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
         """Mean, epistemic and aleatoric variance of the ensemble before the calibration, each ``(N, K)``."""
-        parts = np.stack([self._member(X, member) for member in range(len(self.posterior_.components))], axis=1)
+        parts = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
         return self._moments(parts, np.ones((parts.shape[1], 1, 1), dtype=bool))
 
     def _member(self, X: Tensor, member: int) -> Array:
         """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
-        pred = self._predictions(X, member)
-        assert isinstance(pred, RegressionPredictive)
-        return np.stack([_numpy(pred.mean), _numpy(pred.epistemic), _numpy(pred.aleatoric)])
+        return _parts(self._predictions(X, member))
 
     def _moments(self, parts: Array, there: Array) -> tuple[Array, Array, Array]:
         """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
@@ -375,6 +373,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if self._method.predict == "mean":
             within = ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
         return center, within, noise
+
+
+def _parts(pred: Predictive) -> Array:
+    """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
+    assert isinstance(pred, RegressionPredictive)
+    return _numpy(torch.stack([pred.mean, pred.epistemic, pred.aleatoric]))
 
 
 def _numpy(tensor: Tensor) -> Array:

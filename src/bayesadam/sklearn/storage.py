@@ -54,7 +54,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
         "calibration": {name: np.asarray(value).tolist() for name, value in estimator.calibration_.items()},
         "epochs": estimator.epochs_,
         "stopped": estimator.stopped_,
-        "history": {name: _with_none(values) for name, values in estimator.history_.items()},
+        "history": {name: _rounded(values) for name, values in estimator.history_.items()},
     }
     if isinstance(estimator, BayesianMLPClassifier):
         told["classes"] = {"values": estimator.classes_.tolist(), "dtype": estimator.classes_.dtype.str}
@@ -248,5 +248,6 @@ def _number(value: Any) -> Any:
     return value.item()
 
 
-def _with_none(values: np.ndarray[Any, Any]) -> list[Any]:
-    return [[None if math.isnan(value) else value for value in row] for row in values.tolist()]
+def _rounded(values: np.ndarray[Any, Any]) -> list[Any]:
+    """To six digits, without which the history of a long training is a third of all that is saved; NaN as None."""
+    return [[None if math.isnan(value) else float(f"{value:.6g}") for value in row] for row in values.tolist()]

@@ -18,6 +18,8 @@ from bayesadam.functional.moments.logistic import expected_sigmoid as expected_s
 from bayesadam.functional.moments.logistic import expected_softplus as expected_softplus
 from bayesadam.functional.moments.logistic import sigmoid as sigmoid
 from bayesadam.functional.moments.logistic import tanh as tanh
+from bayesadam.functional.moments.maximum import max_pool as max_pool
+from bayesadam.functional.moments.maximum import maximum as maximum
 from bayesadam.functional.moments.noise import add as add
 from bayesadam.functional.moments.noise import dropout as dropout
 from bayesadam.functional.moments.noise import multiply as multiply

@@ -1,0 +1,211 @@
+"""All members of an ensemble of perceptrons at once: a row costs a few products of matrices and no call per member.
+
+The numbers are those of :func:`bayesadam.predict` member by member, to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.likelihoods import Likelihood
+from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
+from bayesadam.posterior import Mixture
+from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.predictive.covariance import weight_covariance
+from bayesadam.predictive.gaussian import from_gaussian, uncertain_part
+from bayesadam.predictive.result import Predictive, from_outputs
+
+LARGEST = 2**24
+"""Numbers that a stack may keep; larger ensembles are evaluated member by member, which costs them little."""
+
+AT_ONCE = 2**22
+"""Numbers of an intermediate result, to which the rows that are evaluated together are limited."""
+
+_STACKS: WeakKeyDictionary[Mixture, dict[tuple[str, int], Stack]] = WeakKeyDictionary()
+"""By the posterior that they are made of, apart from the estimator: they are neither copied nor pickled with it."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """The members' weights and their covariance ``U diag(variance) U' + F F'``, stacked.
+
+    See :class:`bayesadam.predictive.covariance.WeightCovariance`.
+
+    Attributes:
+        layers: Of the perceptron that the members are.
+        weights: Means by name, ``(M, *shape)``; for sampling, draws ``(M, S, *shape)``.
+        variance: Of weights that have one, by name, ``(M, *shape)``.
+        factor: Rows of ``F`` by name, ``(M, *shape, R)``.
+        left: Bases of the outputs of layers in ``U``, by the names of weights and biases, ``(M, out, out)``.
+        right: Bases of their inputs, by the names of weights, ``(M, in, in)``.
+    """
+
+    layers: Layers
+    weights: dict[str, Tensor]
+    variance: dict[str, Tensor]
+    factor: dict[str, Tensor]
+    left: dict[str, Tensor]
+    right: dict[str, Tensor]
+
+    @torch.no_grad()
+    def outputs(self, x: Tensor) -> Tensor:
+        """Outputs at the draws for inputs ``(N, D)``: ``(M, S, N, K)``."""
+        first = next(iter(self.weights.values()))
+        widest = max(layer.out_features for _, layer in self.layers if isinstance(layer, nn.Linear))
+        run = Perceptron(self.layers)
+        parts = torch.split(x, int(max(1, AT_ONCE // (len(first) * first.shape[1] * widest))))
+        return torch.cat([run(self.weights, part.expand(len(first), -1, -1)) for part in parts], dim=2)
+
+    def linearized(self, x: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """Outputs at the means, ``(M, N, K)``, and the covariance of what is uncertain of them, ``(M, N, K', K')``.
+
+        Args:
+            x: ``(N, D)``.
+            likelihood: Says which of the outputs are uncertain.
+        """
+        members = len(next(iter(self.weights.values())))
+        widths = [layer.out_features for _, layer in self.layers if isinstance(layer, nn.Linear)]
+        ranks = [value.shape[-1] for value in self.factor.values()]
+        each = members * max(widths) * max([widths[-1], *ranks])
+        found = [self._linearized(part, likelihood) for part in torch.split(x, int(max(1, AT_ONCE // each)))]
+        outputs, covariance = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        return outputs, covariance
+
+    @torch.no_grad()
+    def _linearized(self, x: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
+        """Of some rows: a forward pass, and one backward pass for each uncertain output."""
+        hidden = x.unsqueeze(0)
+        passed: list[tuple[str, Tensor]] = []  # what a linear layer was given, or the slopes of other layers
+        for prefix, layer in self.layers:
+            if isinstance(layer, nn.Linear):
+                passed.append((prefix, hidden))
+                weight, bias = self.weights[f"{prefix}weight"], self.weights[f"{prefix}bias"]
+                hidden = bias.unsqueeze(1) + hidden @ weight.mT
+            else:
+                with torch.enable_grad():
+                    before = hidden.detach().requires_grad_()
+                    after = layer(before)
+                passed.append(("", torch.autograd.grad(after, before, torch.ones_like(after))[0].unsqueeze(2)))
+                hidden = after.detach()
+        selected = uncertain_part(likelihood, torch.eye(hidden.shape[-1], dtype=hidden.dtype, device=hidden.device))
+        signal = selected.mT.expand(*hidden.shape[:2], *selected.mT.shape)
+        total = signal.new_zeros(*signal.shape[:3], signal.shape[2])
+        projected: Tensor | None = None
+        for prefix, value in reversed(passed):
+            if not prefix:
+                signal = signal * value
+                continue
+            for left, spread in self._spreads(prefix, value):
+                turned = signal if left is None else signal @ left.unsqueeze(1)
+                total = total + (turned * spread.unsqueeze(2)) @ turned.mT
+            moved = self._moved(prefix, value)
+            if moved is not None:
+                own = signal.to(moved.dtype) @ moved
+                projected = own if projected is None else projected + own
+            signal = signal @ self.weights[f"{prefix}weight"].unsqueeze(1)
+        return hidden, total if projected is None else total + projected @ projected.mT
+
+    def _spreads(self, prefix: str, inputs: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
+        """Variances of a layer's outputs, given its inputs, ``(M, N, out)``, each with the basis that it is in."""
+        weight, bias = f"{prefix}weight", f"{prefix}bias"
+        if weight in self.variance:
+            turned = inputs @ self.right[weight] if weight in self.right else inputs
+            yield self.left.get(weight), turned.square() @ self.variance[weight].mT
+        if bias in self.variance:
+            yield self.left.get(bias), self.variance[bias].unsqueeze(1)
+
+    def _moved(self, prefix: str, inputs: Tensor) -> Tensor | None:
+        """What the columns of ``F``, taken as changes of a layer's weights, do to its outputs: ``(M, N, out, R)``."""
+        weight, bias = (self.factor.get(f"{prefix}{local}") for local in ("weight", "bias"))
+        found = None
+        if weight is not None:
+            members, width, _, rank = weight.shape
+            changes = weight.transpose(1, 2).flatten(2)
+            found = (inputs.to(weight.dtype) @ changes).view(members, inputs.shape[1], width, rank)
+        if bias is None:
+            return found
+        return bias.unsqueeze(1) if found is None else found + bias.unsqueeze(1)
+
+
+def stacked_predictions(
+    method: str,
+    network: nn.Module,
+    posterior: Mixture,
+    likelihoods: Sequence[Likelihood],
+    x: Tensor,
+    *,
+    mc_samples: int,
+) -> list[Predictive] | None:
+    """The predictive distribution of every member, with its number as the seed; see :func:`bayesadam.predict`.
+
+    Args:
+        method: As of :func:`bayesadam.predict`.
+        network: What the members are the weights of.
+        posterior: Of the members.
+        likelihoods: Of the members.
+        x: Inputs ``(N, D)``.
+        mc_samples: As of :func:`bayesadam.predict`.
+
+    Returns:
+        ``None`` for another method or network than are evaluated together, and for an ensemble that is too large.
+    """
+    known = _STACKS.setdefault(posterior, {})
+    stack = known.get((method, mc_samples)) or _stack(method, network, posterior, mc_samples)
+    if stack is None:
+        return None
+    known[method, mc_samples] = stack
+    if method == "linearized":
+        outputs, covariance = stack.linearized(x, likelihoods[0])
+        with torch.no_grad():
+            return [
+                from_gaussian(mean, own, likelihood, link="monte_carlo", mc_samples=mc_samples, seed=number)
+                for number, (mean, own, likelihood) in enumerate(zip(outputs, covariance, likelihoods, strict=True))
+            ]
+    draws = stack.outputs(x)
+    with torch.no_grad():
+        return [from_outputs(own, likelihood) for own, likelihood in zip(draws, likelihoods, strict=True)]
+
+
+def _stack(method: str, network: nn.Module, posterior: Mixture, mc_samples: int) -> Stack | None:
+    layers = plain_layers(network)
+    if layers is None or method not in ("linearized", "monte_carlo", "mean"):
+        return None
+    device = next(network.parameters()).device
+    components = cast("tuple[GaussianPosterior, ...]", posterior.components)
+    weights = sum(mean.numel() for mean in components[0].mean.values())
+    if method != "linearized":
+        if len(components) * weights * (mc_samples if method == "monte_carlo" else 1) > LARGEST:
+            return None
+        if method == "mean":
+            draws = [{name: mean.unsqueeze(0) for name, mean in q.mean.items()} for q in components]
+        else:
+            draws = [q.sample(mc_samples, seed=number) for number, q in enumerate(components)]
+        return Stack(layers, _stacked(draws, device), {}, {}, {}, {})
+    covariances = [weight_covariance(q) for q in components]
+    shapes = {name: mean.shape for name, mean in components[0].mean.items()}
+    parts: list[list[dict[str, Tensor]]] = [
+        [dict(q.mean) for q in components],
+        [dict(own.variance) for own in covariances],
+        [{name: f.reshape(*shapes[name], f.shape[1]) for name, f in own.factor.items()} for own in covariances],
+        [dict(own.left) for own in covariances],
+        [dict(own.right) for own in covariances],
+    ]
+    alike = all(_shapes(member) == _shapes(part[0]) for part in parts for member in part)
+    size = len(components) * sum(value.numel() for part in parts for value in part[0].values())
+    if not alike or size > LARGEST:
+        return None
+    return Stack(layers, *(_stacked(part, device) for part in parts))
+
+
+def _shapes(tensors: dict[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: value.shape for name, value in tensors.items()}
+
+
+def _stacked(parts: Sequence[dict[str, Tensor]], device: torch.device) -> dict[str, Tensor]:
+    return {name: torch.stack([part[name].to(device) for part in parts]) for name in parts[0]}

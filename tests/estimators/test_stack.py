@@ -1,0 +1,155 @@
+"""All members at once, against :func:`bayesadam.predict` member by member."""
+
+import gc
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bayesadam as ba
+from bayesadam.posterior import DenseGaussian, Mixture
+from bayesadam.posterior.kronecker import KroneckerGaussian
+from bayesadam.posterior.low_rank import LowRankGaussian
+from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator, stack
+from bayesadam.sklearn.stack import stacked_predictions
+
+OLD = Path(__file__).parents[1] / "files" / "tables" / "laplace"
+"""``BayesianMLPRegressor(hidden=(3,), members=2, epochs=40)``, saved when members kept all covariances."""
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    """No stack of another test's estimator."""
+    gc.collect()
+    stack._STACKS.clear()
+
+
+def fit(kind, method, data, hidden=(6, 5), **options):
+    return kind(method, hidden=hidden, members=3, epochs=3, mc_samples=4, random_state=0, **options).fit(*data)
+
+
+def assert_all_at_once(model, x, possible=True):
+    inputs = model._in_parts(x)[0]
+    options = {"mc_samples": model.mc_samples}
+    args = (model._method.predict, model.network_, model.posterior_, model._likelihoods, inputs)
+    found = stacked_predictions(*args, **options)
+    assert (found is not None) == possible
+    for member, own in enumerate(found or []):
+        alone = model._predictions(inputs, member)
+        assert type(own) is type(alone)
+        if isinstance(own, ba.ClassificationPredictive):
+            torch.testing.assert_close(own.log_probs, alone.log_probs, rtol=1e-4, atol=1e-5)
+            continue
+        if isinstance(own, ba.MixturePredictive):  # outputs are logarithms, of rates that may be huge
+            torch.testing.assert_close(own.outputs, alone.outputs, rtol=1e-4, atol=1e-4)
+            continue
+        torch.testing.assert_close(own.mean, alone.mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(own.variance, alone.variance, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(own.epistemic, alone.epistemic, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", [BayesianMLPRegressor, BayesianMLPClassifier])
+def test_all_at_once_is_member_by_member(kind, method, curve, blobs):
+    data = curve if kind is BayesianMLPRegressor else blobs
+    assert_all_at_once(fit(kind, method, data), data[0], possible="fawn" not in method)
+
+
+@pytest.mark.parametrize("activation", ["relu", "silu", "gelu"])
+def test_other_activations_and_depths(activation, curve):
+    for hidden in ((), (7,), (4, 3, 2)):
+        assert_all_at_once(fit(BayesianMLPRegressor, "laplace", curve, hidden, activation=activation), curve[0])
+
+
+def test_several_targets_noise_by_the_network_and_other_likelihoods(curve):
+    x, y = curve
+    both = np.stack([y, 2.0 * y + x[:, 0]], 1)
+    assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, both), heteroscedastic=True), x)
+    assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, both), hidden=(40,)), x)
+    assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, np.rint(y**2)), likelihood="poisson"), x)
+    assert_all_at_once(fit(BayesianMLPRegressor, "vadam", (x, np.rint(y**2)), likelihood="poisson"), x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "expected"),
+    [
+        (BayesianMLPRegressor, (10,), DenseGaussian),
+        (BayesianMLPRegressor, (40,), LowRankGaussian),
+        (BayesianMLPClassifier, (40,), KroneckerGaussian),
+        (BayesianMLPRegressor, (400,), PartialGaussian),
+    ],
+)
+def test_kinds_of_laplace_posteriors(kind, hidden, expected, curve, blobs):
+    data = curve if kind is BayesianMLPRegressor else blobs
+    model = fit(kind, "laplace", data, hidden)
+    assert {type(q) for q in model.posterior_.components} == {expected}
+    assert_all_at_once(model, data[0])
+
+
+def test_rows_in_parts(curve, monkeypatch):
+    """Rows that do not fit together are evaluated one after another, with the same result."""
+    for method in ("laplace", "vadam"):
+        model = fit(BayesianMLPRegressor, method, curve, hidden=(40,))
+        whole = model.predict(curve[0], return_std=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(stack, "AT_ONCE", 1)
+            parts = model.predict(curve[0], return_std=True)
+        np.testing.assert_allclose(parts, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_too_large_is_evaluated_member_by_member(curve, monkeypatch):
+    for method in ("laplace", "vadam"):
+        model = fit(BayesianMLPRegressor, method, curve)
+        before = model.predict(curve[0], return_std=True)
+        stack._STACKS.clear()
+        monkeypatch.setattr(stack, "LARGEST", 10)
+        assert_all_at_once(model, curve[0], possible=False)
+        np.testing.assert_allclose(model.predict(curve[0], return_std=True), before, rtol=1e-4, atol=1e-5)
+        monkeypatch.undo()
+
+
+def test_another_fit_has_another_stack(curve):
+    """The stack belongs to the posterior: it is not pickled, and a new fit or number of samples makes another."""
+    x, y = curve
+    model = fit(BayesianMLPRegressor, "vadam", (x, y))
+    size = len(pickle.dumps(model))
+    model.predict(x)
+    assert len(pickle.dumps(model)) == size
+    model.set_params(mc_samples=7)
+    assert_all_at_once(model, x)
+    model.fit(x, -y)
+    assert_all_at_once(model, x)
+    assert len(stack._STACKS) == 1
+
+
+def test_stack_of_components_that_differ(curve):
+    """Members with factors of other ranks, or none, cannot be stacked."""
+    model = fit(BayesianMLPRegressor, "laplace", curve, hidden=(40,))
+    first, second, third = model.posterior_.components
+    fewer = LowRankGaussian(second.mean, second.diagonal, {name: f[:2] for name, f in second.factors.items()})
+    model.posterior_ = Mixture([first, fewer, third])
+    assert_all_at_once(model, curve[0], possible=False)
+
+
+def test_a_model_that_was_saved_with_all_covariances_predicts_the_same():
+    model = load_estimator(OLD)
+    assert {type(q) for q in model.posterior_.components} == {DenseGaussian}
+    probe = np.array([[0.0, 0.0], [1.0, -1.0], [30.0, 5.0]])
+    assert_all_at_once(model, probe)
+    mean, std = model.predict(probe, return_std=True)
+    np.testing.assert_allclose(mean, [0.00588261, 0.07649005, 0.37852156], rtol=1e-4)
+    np.testing.assert_allclose(std, [0.63901337, 0.6602048, 1.19440242], rtol=1e-4)
+
+
+def test_a_small_file_and_growth_away_from_the_data(tmp_path):
+    """At 14 columns members are below 150 kB, and the standard deviation grows with the distance."""
+    x = np.random.default_rng(0).standard_normal((120, 14))
+    model = BayesianMLPRegressor(members=2, epochs=60, random_state=0).fit(x, np.sin(x[:, 0]) + 0.1 * x[:, 1])
+    model.save(tmp_path)
+    assert (tmp_path / "posterior.safetensors").stat().st_size < 2 * 150_000
+    stds = [np.median(model.predict(distance * x, return_std=True)[1]) for distance in (1, 3, 10)]
+    assert stds[0] * 1.5 < stds[1]
+    assert stds[1] * 1.2 < stds[2]

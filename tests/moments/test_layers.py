@@ -1,0 +1,263 @@
+"""Max pooling, embeddings, and what is named in place of layers without a rule."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate
+from scipy.stats import norm
+from torch import nn
+from torch.nn import functional as F
+
+import bayesadam as ba
+from bayesadam.functional import moments as maps
+from bayesadam.moments import Graph, Moments
+from bayesadam.moments.replacements import _REPLACEMENTS, replacement
+from moments.references import BOUND, close, draw, spread
+
+
+def by_integrals(first, second):
+    """Mean and variance of the larger of two independent Gaussians, each a mean and a standard deviation."""
+    (m, s), (n, t) = first, second
+
+    def density(x):
+        return norm.pdf(x, m, s) * norm.cdf(x, n, t) + norm.pdf(x, n, t) * norm.cdf(x, m, s)
+
+    ends = (min(m - 9 * s, n - 9 * t), max(m + 9 * s, n + 9 * t))
+    options = {"points": sorted([m, n]), "limit": 500, "epsabs": 1e-13, "epsrel": 1e-12}
+    mean = integrate.quad(lambda x: x * density(x), *ends, **options)[0]
+    return mean, integrate.quad(lambda x: (x - mean) ** 2 * density(x), *ends, **options)[0]
+
+
+def clark(m, v, n, w):
+    """Equations (2) to (4) of Clark 1961, without a correlation, as they stand there."""
+    a = math.sqrt(v + w)
+    alpha = (m - n) / a
+    first = m * norm.cdf(alpha) + n * norm.cdf(-alpha) + a * norm.pdf(alpha)
+    second = (m**2 + v) * norm.cdf(alpha) + (n**2 + w) * norm.cdf(-alpha) + (m + n) * a * norm.pdf(alpha)
+    return first, second - first**2
+
+
+class TestMaximum:
+    @pytest.mark.parametrize("pair", [((0, 1), (0, 1)), ((1, 2), (0.5, 0.3)), ((-3, 0.5), (1, 2)), ((2, 1), (-1, 1))])
+    def test_of_two_is_exact(self, pair):
+        (m, s), (n, t) = pair
+        args = [torch.tensor(float(value), dtype=torch.float64) for value in (m, s**2, n, t**2)]
+        for ours in (maps.maximum(*args), maps.maximum(*args[2:], *args[:2])):
+            np.testing.assert_allclose([float(part) for part in ours], clark(m, s**2, n, t**2), rtol=1e-11)
+            np.testing.assert_allclose([float(part) for part in ours], by_integrals(*pair), rtol=1e-8)
+
+    def test_single_precision_keeps_small_variances(self):
+        """The variance of Clark's equations is a difference of second moments; here none of them is formed."""
+        args = (1000.0, 1e-4, 1000.005, 4e-4)
+        _, variance = maps.maximum(*(torch.tensor(value) for value in args))
+        exact = clark(0.0, 1e-4, 0.005, 4e-4)[1]
+        assert abs(float(variance) / exact - 1.0) < 0.05  # the means themselves are rounded to 6e-5
+        assert (float(clark(*map(np.float32, args))[1]) / exact - 1.0) ** 2 > 1.0
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_without_variance_and_far_apart(self, dtype):
+        """The larger one as it is, with gradients 1 and 0."""
+        m, n = (torch.tensor(values, dtype=dtype, requires_grad=True) for values in ((3.0, -1.0, 2.0), (1.0, 5.0, 2.0)))
+        for tiny in (0.0, 1e-40, 1e-30):
+            v = torch.full((3,), tiny, dtype=dtype, requires_grad=True)
+            mean, variance = maps.maximum(m, v, n, v.detach())
+            close(mean[:2], torch.tensor([3.0, 5.0], dtype=dtype))
+            assert (variance <= tiny * 1.0001).all()
+            grads = torch.autograd.grad(mean.sum() + variance.sum(), [m, n, v])
+            assert all(grad.isfinite().all() for grad in grads)
+            close(grads[0][:2], torch.tensor([1.0, 0.0], dtype=dtype))
+            close(grads[1][:2], torch.tensor([0.0, 1.0], dtype=dtype))
+
+    def test_gradients(self):
+        args = [draw(6, seed=1), spread(6, seed=2) + 0.1, draw(6, seed=3), spread(6, seed=4) + 0.1]
+        assert torch.autograd.gradcheck(maps.maximum, [value.requires_grad_() for value in args])
+
+    def test_other_shapes(self):
+        with pytest.raises(ValueError, match="^variance must be of the mean's shape"):
+            maps.max_pool(torch.zeros(1, 4), torch.zeros(1, 5), (2,))
+
+
+def loop(mean, variance, kernel, stride, padding, dilation, ceil_mode):
+    """Windows of a row, one after another, two values at a time by Clark's equations."""
+    size, reach, found = len(mean), dilation * (kernel - 1) + 1, []
+    start = -padding
+    beyond = stride - 1 if ceil_mode else 0  # a window may end so much later, if it begins within the row
+    while start + reach <= size + padding + beyond and start < size:
+        slots = [(mean[i], variance[i]) if 0 <= i < size else None for i in range(start, start + reach, dilation)]
+        while len(slots) > 1:
+            pairs = []
+            for a, b in zip(slots[::2], slots[1::2], strict=False):
+                pairs.append(clark(*a, *b) if a and b else a or b)
+            slots = pairs + ([slots[-1]] if len(slots) % 2 else [])
+        found.append(slots[0])
+        start += stride
+    return torch.tensor(found, dtype=torch.float64).T
+
+
+class TestMaxPooling:
+    @pytest.mark.parametrize("ceil_mode", [False, True])
+    @pytest.mark.parametrize(
+        ("kernel", "stride", "padding", "dilation"),
+        [(2, 2, 0, 1), (3, 2, 1, 1), (4, 3, 2, 1), (3, 1, 1, 2), (2, 5, 0, 3)],
+    )
+    def test_of_a_row_is_a_loop(self, kernel, stride, padding, dilation, ceil_mode):
+        model = nn.MaxPool1d(kernel, stride, padding, dilation, ceil_mode=ceil_mode)
+        mean, variance = draw(1, 1, 11, seed=kernel), spread(1, 1, 11, seed=stride) + 0.01
+        ours = Graph(nn.Sequential(model)).run(nn.Sequential(model), {}, (Moments(mean, variance),), {})
+        assert ours.mean.shape == model(mean).shape
+        expected = loop(
+            mean.flatten().tolist(), variance.flatten().tolist(), kernel, stride, padding, dilation, ceil_mode
+        )
+        close(ours.mean.flatten(), expected[0], rtol=1e-9, atol=1e-9)
+        close(ours.variance.flatten(), expected[1], rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize("axes", [1, 2, 3])
+    def test_a_small_variance_is_the_plain_maximum(self, axes):
+        """Shapes and places of the windows, in all dimensions, by a layer and by the function."""
+        options = {"kernel_size": 3, "stride": 2, "padding": 1, "ceil_mode": True}
+        layer, function = getattr(nn, f"MaxPool{axes}d")(**options), getattr(F, f"max_pool{axes}d")
+
+        class Functional(nn.Module):
+            def forward(self, x):
+                return function(x, **options)
+
+        x = draw(2, 3, *(6, 7, 8)[:axes])
+        for model in (nn.Sequential(layer), Functional()):
+            graph = Graph(model)
+            close(graph.run(model, {}, (x,), {}).mean, layer(x), rtol=0.0, atol=0.0)
+            assert graph.run(model, {}, (x,), {}).variance is None
+            ours = graph.run(model, {}, (Moments(x, torch.full_like(x, 1e-16)),), {})
+            close(ours.mean, layer(x), rtol=0.0, atol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("window", "mean_error", "std_error"), [(2, 0.002, 0.022), (3, 0.013, 0.054), (4, 0.036, 0.081)]
+    )
+    def test_accuracy_for_equal_units_is_the_stated_one(self, window, mean_error, std_error):
+        """Against an integral over the density of the largest of ``n`` standard normals."""
+        n = window**2
+        density = lambda x: n * norm.pdf(x) * norm.cdf(x) ** (n - 1)  # noqa: E731
+        mean = integrate.quad(lambda x: x * density(x), -9, 9)[0]
+        variance = integrate.quad(lambda x: (x - mean) ** 2 * density(x), -9, 9)[0]
+        zero = torch.zeros(1, 1, window, window, dtype=torch.float64)
+        ours = maps.max_pool(zero, zero + 1.0, (window, window))
+        assert abs(float(ours[0]) - mean) < mean_error
+        assert -std_error < float(ours[1].sqrt()) - math.sqrt(variance) < 0.0
+
+    def test_accuracy_for_random_units_by_monte_carlo(self):
+        """Windows of 2 x 2 with unlike means and variances: within .06 and .14 of the largest deviation."""
+        mean, std = draw(1, 50, 2, 2, seed=1), (0.7 * draw(1, 50, 2, 2, seed=2)).exp()
+        samples = (mean + std * draw(40_000, 50, 2, 2, seed=3)).amax((-2, -1))
+        ours = maps.max_pool(mean, std.square(), (2, 2))
+        largest = std.amax((-2, -1))[0]
+        noise = BOUND * samples.std(0) / 200.0
+        assert ((ours[0][0, :, 0, 0] - samples.mean(0)).abs() < 0.06 * largest + noise).all()
+        assert ((ours[1][0, :, 0, 0].sqrt() - samples.std(0)).abs() < 0.14 * largest + noise).all()
+        plain = (mean.amax((-2, -1))[0] - samples.mean(0)).abs()
+        assert (plain > 0.06 * largest + noise).float().mean() > 0.5  # the maximum of the means is no such thing
+
+    def test_a_network_with_pooling_is_trained_and_predicted_with(self):
+        torch.manual_seed(0)
+        x = torch.randn(40, 1, 8, 8)
+        y = (x[:, 0, :, :4].amax((1, 2)) > x[:, 0, :, 4:].amax((1, 2))).long()
+        model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 2))
+        net, likelihood = ba.fawn(model, initial_std=0.02), ba.Categorical()
+        optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+        losses = []
+        for _ in range(40):
+            optimizer.zero_grad()
+            loss = ba.fawn_loss(net, x, y, likelihood=likelihood, num_data=4000)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.7 * losses[0]
+        pred = ba.predict(model, net.posterior(), x, likelihood=likelihood, method="moments")
+        sampled = ba.predict(model, net.posterior(), x, likelihood=likelihood, method="monte_carlo", mc_samples=200)
+        assert (pred.probs - sampled.probs).abs().max() < 0.2
+
+    def test_indices_are_refused(self):
+        model = nn.Sequential(nn.MaxPool1d(2, return_indices=True))
+        for x in (torch.zeros(1, 1, 4), Moments(torch.zeros(1, 1, 4), torch.ones(1, 1, 4))):
+            with pytest.raises(ValueError, match="^return_indices must be False to propagate moments"):
+                Graph(model).run(model, {}, (x,), {})
+
+
+class TestEmbedding:
+    def test_means_and_variances_of_rows(self):
+        model = nn.Sequential(nn.Embedding(5, 3), nn.Flatten(), nn.Linear(6, 2)).double()
+        weights = {
+            name: Moments(p.detach(), spread(*p.shape, seed=i)) for i, (name, p) in enumerate(model.named_parameters())
+        }
+        tokens = torch.tensor([[0, 4], [2, 1], [3, 3]])
+        ours = Graph(model).run(model, weights, (tokens,), {})
+        for row, own in enumerate(tokens.tolist()):
+            parts = [(weights["0.weight"].mean[i], weights["0.weight"].variance[i]) for i in own]
+            mean, variance = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+            w, b = weights["2.weight"], weights["2.bias"]
+            close(ours.mean[row], w.mean @ mean + b.mean)
+            second = w.variance @ (mean**2 + variance) + w.mean**2 @ variance + b.variance
+            close(ours.variance[row], second)
+
+    def test_samples(self):
+        """Distinct tokens: exact with the one linear layer after it."""
+        model = nn.Sequential(nn.Embedding(4, 2), nn.Flatten(), nn.Linear(4, 1)).double()
+        q = ba.DiagonalGaussian(
+            {n: p.detach() for n, p in model.named_parameters()},
+            {n: spread(*p.shape, seed=3) for n, p in model.named_parameters()},
+        )
+        tokens = torch.tensor([[0, 3], [2, 1]])
+        pred = ba.predict(model, q, tokens, likelihood=ba.Gaussian(4.0), method="moments")
+        draws = ba.predict(model, q, tokens, likelihood=ba.Gaussian(4.0), method="monte_carlo", mc_samples=20_000)
+        error = (pred.mean - draws.mean).abs() / (draws.epistemic / 20_000).sqrt()
+        assert error.max() < BOUND
+        assert (pred.epistemic / draws.epistemic - 1.0).abs().max() < 0.06
+
+    def test_a_norm_that_is_bounded_is_refused(self):
+        model = nn.Sequential(nn.Embedding(4, 2, max_norm=1.0))
+        with pytest.raises(
+            ValueError, match="^max_norm must be None to propagate moments through an embedding, got 1.0"
+        ):
+            Graph(model).run(model, {}, (torch.tensor([1]),), {})
+
+
+def test_replacements_exist():
+    """Every name that a message gives is there, and every layer that it gives in place of another has a rule."""
+    from bayesadam.moments.rules import MODULES
+
+    assert replacement(nn.LSTM).startswith("bayesadam.variational(model)")
+    assert replacement(nn.Dropout2d) == "nn.Dropout"
+    for types, instead in _REPLACEMENTS.items():
+        assert not set(types) & set(MODULES)
+        for word in instead.replace(",", " ").replace(":", " ").split():
+            if word.startswith("nn."):
+                assert getattr(nn, word.removeprefix("nn.")) in MODULES
+    assert callable(ba.variational)
+    assert callable(ba.Categorical)
+
+
+def test_what_is_named_for_recurrent_networks_works():
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm, self.out = nn.LSTM(2, 3, batch_first=True), nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.out(self.lstm(x)[0][:, -1])
+
+    model, x = Recurrent(), draw(6, 5, 2, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"got the layer 'lstm' \(LSTM\); use bayesadam\.variational\(model\)"):
+        ba.fawn(model)
+    net = ba.variational(model)
+    assert net(x).shape == (6, 1)
+    assert not torch.equal(net(x), net(x))
+
+
+def test_batch_norm_after_training_mode():
+    """What its message says: a network in training mode with the layer itself in eval mode."""
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
+    net = ba.fawn(model).train()
+    with pytest.raises(RuntimeError, match=r"call \.eval\(\) of this layer after train\(\) of the network"):
+        net(torch.zeros(4, 2))
+    model[1].eval()
+    assert net(torch.zeros(4, 2)).variance.gt(0).all()
