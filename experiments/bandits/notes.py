@@ -24,7 +24,8 @@ Departures from the paper:
 
 Settings: Vadam and Badam count every observation 512 times, as the paper does (`N_t = t * 512`). We had planned to
 choose the settings on one data set alone, but this plan was **not kept**. Runs of one to three seeds over the first
-2,000 rounds were looked at: Vadam with observations counted 1, 30 and 200 times on Covertype, 30 times on all six problems, 128
+2,000 rounds were looked at: Vadam with observations counted 1, 30 and 200 times on Covertype, 30 times on all six
+problems, 128
 times on Statlog, Adult, Financial and Jester, and 150 and 512 times on Mushroom; the prior precisions 10 and 100 on
 Statlog, Mushroom and Adult, and 1 on Statlog. 512 was taken because it is the published value and was best on
 Mushroom; a prior precision of 10 because it was best on Statlog (100 earns more on Mushroom and less on Statlog).

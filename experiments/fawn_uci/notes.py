@@ -42,7 +42,8 @@ ROPD's, and a scale for every weight, which does not halve the number of paramet
 With matched starts and 4,000 minibatches naval has -4.63 (0.33), where the paper has -3.61. The column *scales of
 inputs* has the paper's start and the 8,000 minibatches (16,000 on naval) of FAWN-BERN.
 
-Wine: the difference of FAWN-ROPD from the paper comes from the splits. On the first five, 500, 1,500, 4,000 and 10,000 minibatches have a test
+Wine: the difference of FAWN-ROPD from the paper comes from the splits. On the first five, 500, 1,500, 4,000 and
+10,000 minibatches have a test
 NLL of 0.947, 0.944, 0.943 and 0.943, and other starts of the deviations (0.2), or another step size (0.003), 0.944 and
 0.943. Of the test rows of a split 23% to 32% stand in its training part once more, with the same target; they have
 0.89, the other rows 0.97, so that the network gains little from rows that it has seen. The paper's mean of ten random
