@@ -1,4 +1,4 @@
-"""Weight-perturbed optimisers. ``OPTIMIZERS`` registers every one: the contract suite tests what stands there."""
+"""Weight-perturbed optimisers. ``OPTIMIZERS`` maps names to classes; the contract tests cover every class in it."""
 
 from bayesadam.optim.base import PerturbedOptimizer as PerturbedOptimizer
 from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop

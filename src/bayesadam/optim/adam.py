@@ -1,4 +1,4 @@
-"""Plain Adam as a rule: for deep ensembles, and for what else is trained by gradients."""
+"""Plain Adam as a rule, used for deep ensembles and for other networks that are trained without weight noise."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class AdamRule:
         return torch.full_like(state["exp_avg_sq"], torch.inf)
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> None:
-        """None: what is squared is the gradient with the weight decay in it."""
+        """None, because :meth:`update_` squares the gradient itself, after it has added the weight decay."""
         return None
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
@@ -47,7 +47,7 @@ class AdamRule:
 
 
 def adam_(values: Tensor, grad: Tensor, average: Tensor, average_sq: Tensor, hp: Hyper) -> None:
-    """Adam's step on ``values`` and both averages in place; ``grad`` is used up as scratch."""
+    """Make Adam's step on ``values`` and update both averages in place; ``grad`` is overwritten."""
     blend_(average, grad, 1.0 - hp["betas"][0])
     blend_(average_sq, grad.square_(), 1.0 - hp["betas"][1])
     denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], values), out=grad).sqrt_()

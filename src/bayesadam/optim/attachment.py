@@ -1,4 +1,4 @@
-"""Tying an optimiser to the module whose parameters it holds: names, and state dicts that give the mean."""
+"""Attaching an optimiser to its model: parameter names, and hooks by which state dicts hold the posterior mean."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Attached(Protocol):
 
 
 def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
-    """The model's name of each of the optimiser's parameters; wrappers (DDP, ``torch.compile``) are looked through.
+    """Look up the name of each of the optimiser's parameters in the model, without prefixes of DDP or torch.compile.
 
-    Parameters without noise may be others', a likelihood's say: those have no name here.
+    Parameters without noise may belong to another module, such as a likelihood; they are left out.
 
     Raises:
-        ValueError: A perturbed parameter that is not the model's.
+        ValueError: A perturbed parameter does not belong to the model.
     """
     *_, inner = unwrapping(model)
     spread(inner)
@@ -46,7 +46,7 @@ def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
 
 
 def add_hooks(optimizer: Attached, model: nn.Module) -> None:
-    """Make state dicts of the model, its parts and its wrappers give and take the mean while weights hold a sample."""
+    """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module in model.modules():
         if not own.isdisjoint(module.parameters()):
@@ -55,7 +55,7 @@ def add_hooks(optimizer: Attached, model: nn.Module) -> None:
 
 
 def warn_of_other_values(name: str) -> None:
-    """Say that weights are taken as the mean that others wrote over a sample."""
+    """Warn that weights modified externally while they held a sample are now taken as the mean."""
     warnings.warn(
         f"parameter {name} did not hold the sample that train() drew; its values are taken as the mean: call "
         "eval() before changing weights, or attach(model) once to load a mean into the model",
@@ -65,7 +65,7 @@ def warn_of_other_values(name: str) -> None:
 
 
 def warn_of_sample() -> None:
-    """Say that saving the model now would save a sample."""
+    """Warn that saving the model now would save a posterior sample."""
     warnings.warn(
         "the weights hold a posterior sample, which model.state_dict() would save as if it were the mean: "
         "call optimizer.attach(model) once, or optimizer.eval() before saving",
@@ -75,7 +75,7 @@ def warn_of_sample() -> None:
 
 
 def warn_of_other_plan(planned: float | None, found: float | None) -> None:
-    """Say that a state dict brought another number of planned steps, which is now in force."""
+    """Warn that a loaded state dict has replaced the planned number of steps by another one."""
     warnings.warn(
         f"total_steps is {found} in the state_dict, and replaces {planned}: set it in the groups to go on with another",
         UserWarning,
@@ -84,7 +84,7 @@ def warn_of_other_plan(planned: float | None, found: float | None) -> None:
 
 
 class _Hook:
-    """Refers weakly to the optimiser; a copy or a pickle of the model carries a hook that does nothing."""
+    """A hook with a weak reference to the optimiser; in a copy or a pickle of the model it does nothing."""
 
     def __init__(self, optimizer: Attached | None = None) -> None:
         self.optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)

@@ -1,8 +1,8 @@
-"""The perturbed optimiser: three ways to train, the posterior, checkpoints and copies, once for all methods.
+"""The base class of all weight-perturbed optimisers, with the three ways to train, the posterior and checkpoints.
 
-A subclass is a rule (:mod:`bayesadam.engine.rule`) and its argument checks. Everything that must survive a copy or a
-checkpoint is in ``param_groups`` or ``state``: the hyper-parameters, the number of the next noise draw, whether the
-weights hold the mean or a sample, and the mean itself. What belongs to one unfinished step is in the engine.
+A subclass adds a rule (:mod:`bayesadam.engine.rule`) and the checks of its own arguments. Everything that must survive
+a copy or a checkpoint is in ``param_groups`` or ``state``: the hyper-parameters, the number of the next noise draw,
+whether the weights hold the mean or a sample, and the mean itself. The engine holds the data of an unfinished step.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from bayesadam.sharding import is_sharded
 
 
 class PerturbedOptimizer(Readable):
-    """Optimises the mean and the precision of a Gaussian posterior over the weights.
+    """Base class of the optimisers that learn the mean and the precision of a Gaussian posterior over the weights.
 
-    The loss that is backpropagated is the *mean* negative log-likelihood over the minibatch; the prior enters through
-    the rule, never through the loss. There are three ways to train, with the same result for the same seed::
+    The loss is the *mean* negative log-likelihood over the minibatch. The update rule adds the prior, so the loss must
+    not contain it. There are three ways to train; for the same seed they give the same result::
 
         for _ in range(mc_samples):                       # 1. explicit blocks
             with opt.sampled_params():                    #    inside, the weights are one posterior sample
@@ -54,72 +54,77 @@ class PerturbedOptimizer(Readable):
         ...                                               #    and any training loop runs unchanged
         opt.eval()                                        #    the weights hold the mean again
 
-    All ranks of a data-parallel job draw the same noise, and a sharded parameter draws its slice of the full tensor's,
-    so gradients are averaged at one and the same sample; but see ``rank_samples``.
+    In a data-parallel job all ranks draw the same noise, and each shard of a parameter draws its slice of the full
+    tensor's noise, so gradients are averaged at one and the same sample. ``rank_samples`` changes this.
 
     Args:
         params: Parameters, named parameters, or groups of either. A group may set any of the hyper-parameters below,
             and ``perturb=False`` for parameters that are trained without noise (norm layers, a learned noise level):
             those keep the prior of their group and have posterior variance 0.
-        lr: Learning rate, a number or a 1-element tensor. Where it, ``betas``, ``prior_precision``, ``temperature`` or
-            an option of the rule is not given, it is the recipe's.
+        lr: Learning rate, a number or a 1-element tensor. The recipe gives the default, as it does for ``betas``,
+            ``prior_precision``, ``temperature`` and the options of the rule.
         num_data: Number of training examples ``N``, or a chosen effective number.
-        betas: Decay rates of the gradient's and of the curvature's running averages, in [0, 1).
-        prior_precision: Of the prior ``N(0, 1 / prior_precision)``: a number, or ``"init"``, where each parameter
-            gets a prior of its own, with ten times the variance of its values at the start (rounded to a power of two;
-            equal values count as of variance 1).
-        prior: Instead of ``prior_precision``: a posterior to continue from (needs named parameters; the mean starts at
-            the prior's), or a number, which is the same as ``prior_precision``.
-        initial_precision: Posterior precision at the start, at least ``prior_precision`` (Bayes by Backprop, which
-            trains the widths like the means, may start wider); default ``max(num_data, prior_precision)``, or without
-            the bridge ``prior_precision + 0.1 num_data / temperature``. Started at the prior an ordinary network
-            hardly trains.
-        temperature: Multiplies the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
-            variational optimisation (Khan et al. 2018, eq. 22). The default of the recipe ``"learned"`` is higher in
-            a training of more than 30 epochs, if ``batch_size`` and ``total_steps`` are given
+        betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
+        prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``. With ``"init"`` each parameter tensor
+            has its own prior, with ten times the variance of its initial values (rounded to a power of two; if the
+            values are all equal, their variance is taken as 1).
+        prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
+            at its mean. It needs named parameters. A number is the same as ``prior_precision``.
+        initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop,
+            which trains the widths like the means, it may be smaller). The default is
+            ``max(num_data, prior_precision)``, or with ``bridge=False``
+            ``prior_precision + 0.1 num_data / temperature``. A network that starts at the prior's precision hardly
+            trains.
+        temperature: Factor of the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
+            variational optimisation (Khan et al. 2018, eq. 22). With the recipe ``"learned"``, if ``batch_size`` and
+            ``total_steps`` are given, the default is higher for a training of more than 30 epochs
             (``longer_training`` in :mod:`bayesadam.optim.recipes`).
-        mc_samples: Posterior samples per step. The same in all groups.
-        antithetic: Draw samples in pairs ``+eps, -eps``; ``mc_samples`` must be even.
-        rank_samples: Every rank of a data-parallel job draws a sample of its own, so that ``world_size`` ranks make a
-            step of ``world_size * mc_samples`` samples for the price of ``mc_samples``: the same, up to rounding, as in
-            one process in which each sample has the data of its rank. Gradients are averaged by
-            ``DistributedDataParallel``, and what a rule reads off the gradient of one sample is averaged beside
-            them, which takes 8 more bytes per parameter. Not for sharded parameters, whose gradients are never those of
-            one rank, nor with ``hessian="exact"`` or a full covariance. The same in all groups.
-        low_memory: Keep no copy of the mean while the weights hold a sample: it is made of the sample and its noise, so
-            that the state takes 4 bytes less per parameter (Vadam's is Adam's 8). Each time costs a rounding error of
-            the weights, about ``1e-7 |theta|`` in float32, of no preferred sign; parameters of fewer bits keep their
-            mean in float32. Writing to the weights while they hold a sample, other than by loading a state dict into an
-            attached model, is seen by a few of their elements only. The same in all groups; a run that is loaded goes
-            on with its own choice.
-        seed: Of the noise; it depends on nothing else but the step, the sample and the position of the parameter.
-        maximize: The loss is to be maximised (a mean log-likelihood).
-        nonfinite: ``"raise"`` a ``FloatingPointError`` that names the parameter on a gradient that is not finite, and
-            change nothing; or ``"skip"`` the step and count it in the groups' ``skipped_steps``.
-        compile: Sample and update by one compiled kernel for all parameters on a CPU, several times faster and the
-            same up to rounding. It takes a C++ compiler, and a second once on a machine for every kernel. ``None``,
-            the default: wherever that can be had. ``True``: the same, with a warning where it cannot. ``False``:
-            never.
-        recipe: Which settings are taken where none are given: ``"learned"``, the default of Vadam, Vprop, IVON and
-            VOGN, or ``"paper"``; :mod:`bayesadam.optim.recipes` says how they differ.
-        **options: Those that the rule declares. Of the four that have the recipe ``"learned"``: ``batch_size``, the
-            number of examples in the loss of one step, in the unit of ``num_data`` (groups may be given another for a
-            smaller last batch; VOGN counts them, and needs it for the default of the temperature alone),
-            ``total_steps``, over which the learning rate falls to a hundredth of itself by half a cosine if no
-            scheduler does it, ``initial_steps``, the number of steps that the start counts as, and ``bridge``, which
-            ties the forgetting of the start to the temperature.
+        mc_samples: Number of posterior samples per step. It must be the same in all groups.
+        antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
+        rank_samples: Whether every rank of a data-parallel job draws its own sample. ``world_size`` ranks then make a
+            step of ``world_size * mc_samples`` samples at the cost of ``mc_samples``. Up to rounding, the result is
+            that of one process in which each sample sees the data of its rank. ``DistributedDataParallel`` averages
+            the gradients; curvature that is estimated from the gradient of one sample is averaged with them, which
+            takes 8 more bytes per parameter. It cannot be used with sharded parameters, whose gradients are always
+            averaged over ranks, nor with ``hessian="exact"`` or a full covariance. It must be the same in all groups.
+        low_memory: Whether to keep no copy of the mean while the weights hold a sample. The mean is then recomputed
+            from the sample and its noise, and the state takes 4 bytes less per parameter (Vadam then needs 8, as Adam
+            does). Each recomputation adds a rounding error of about ``1e-7 |theta|`` in float32, without bias;
+            parameters with fewer bits keep their mean in float32. If the weights are modified while they hold a
+            sample, other than by loading a state dict into an attached model, only a few elements are checked, so the
+            change may go unnoticed. It must be the same in all groups; loading a checkpoint does not change it.
+        seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
+            parameter.
+        maximize: Whether the loss is to be maximised (a mean log-likelihood).
+        nonfinite: What to do when a gradient is not finite: ``"raise"`` a ``FloatingPointError`` that names the
+            parameter and change nothing, or ``"skip"`` the step and count it in the groups' ``skipped_steps``.
+        compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
+            faster and gives the same result up to rounding. It needs a C++ compiler; each kernel is compiled once per
+            machine, in about a second. ``None``, the default, compiles where that is possible; ``True`` does the
+            same and warns where it is not; ``False`` never compiles.
+        recipe: Name of the default settings: ``"learned"``, the default of Vadam, Vprop, IVON and VOGN, or
+            ``"paper"``. :mod:`bayesadam.optim.recipes` says how they differ.
+        **options: Options that the rule declares. The methods that have the recipe ``"learned"`` share four:
+            ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (it may be
+            changed in the groups for a smaller last batch; VOGN counts the examples itself and uses it only for the
+            default temperature); ``total_steps``, the number of steps over which the learning rate falls to a
+            hundredth by half a cosine, if no scheduler changes it; ``initial_steps``, the number of steps that the
+            initial precision counts as; and ``bridge``, which ties the rate at which the initial precision is
+            forgotten to the temperature.
 
     Raises:
-        ValueError: A hyper-parameter out of its range, a recipe that the method does not have, both ``prior`` and
-            ``prior_precision``, a trainable complex parameter, or a set of parameters, which has no order.
-        TypeError: An option that the method does not have; for the names of other libraries, how it is given here.
+        ValueError: A hyper-parameter is out of its range, the method does not have the recipe, both ``prior`` and
+            ``prior_precision`` are given, a trainable parameter is complex, or the parameters are a set, which has no
+            order.
+        TypeError: The method does not have an option. For names from other libraries the message says what to use
+            here.
     """
 
     recipes: ClassVar[Recipes] = {"paper": PAPER}
     _shared: ClassVar[tuple[str, ...]] = SHARED
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Show every argument by name, those of this class and of the rule among them."""
+        """Give the subclass a signature that names every argument, with those of its bases and of its rule."""
         super().__init_subclass__(**kwargs)
         show_signature(cls)
 
@@ -173,7 +178,7 @@ class PerturbedOptimizer(Readable):
             start_from(self._engine.store, prior)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Check a new group's hyper-parameters; a subclass adds its own."""
+        """Check the hyper-parameters of a new group; subclasses add checks of their own."""
         check_common(group)
         if self.has_prior:
             check_prior(group, start_wider=self.may_start_wider)
@@ -181,13 +186,15 @@ class PerturbedOptimizer(Readable):
             option.check(group[option.name])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters, at any time but inside a block; they get the noise indices that follow the last ones.
+        """Add a group of parameters, at any time except inside a sampling block.
+
+        The noise indices of the new parameters follow those of the parameters that the optimiser already has.
 
         Raises:
-            ValueError: A hyper-parameter out of range, one that must be the same in all groups and is not, or a
-                trainable complex parameter, or a set of parameters, which has no order.
-            TypeError: A hyper-parameter of another library, such as ``weight_decay``.
-            RuntimeError: Called inside a sampling block.
+            ValueError: A hyper-parameter is out of its range or differs from the other groups though it must not, a
+                trainable parameter is complex, or the parameters are a set, which has no order.
+            TypeError: The group has a hyper-parameter of another library, such as ``weight_decay``.
+            RuntimeError: The method was called inside a sampling block.
         """
         self._engine.refuse_inside("add_param_group")
         check_ordered(param_group["params"])
@@ -216,27 +223,27 @@ class PerturbedOptimizer(Readable):
 
     @uncompiled
     def sampled_params(self) -> AbstractContextManager[None]:
-        """Inside, the weights are the next posterior sample; outside they are the mean, whatever happens inside.
+        """Return a context in which the weights hold the next posterior sample; afterwards they hold the mean again.
 
-        Gradients from before are hidden inside; after the block ``p.grad`` is the mean gradient over this step's
-        samples so far. An exception inside leaves no trace: the sample does not count.
+        Earlier gradients are hidden inside the block. After it, ``p.grad`` is the mean gradient over the samples of
+        this step so far. If an exception is raised inside, the mean is restored and the sample does not count.
 
         Raises:
-            RuntimeError: A block inside a block, more blocks than ``mc_samples`` before a step, or a block while the
-                weights already hold a sample (after :meth:`train`). At its end: a loss that was backwarded though the
-                method takes second derivatives.
+            RuntimeError: Blocks are nested, there are more than ``mc_samples`` blocks before a step, or the weights
+                already hold a sample (after :meth:`train`). At the end of the block: ``loss.backward()`` was called
+                though the method takes second derivatives.
         """
         return self._engine.block()
 
     @uncompiled
     def train(self, mode: bool = True) -> None:
-        """Drop-in training: from now on the weights hold a posterior sample, a new one after every step.
+        """Start drop-in training: from now on the weights hold a posterior sample, a new one after every step.
 
-        Calling it again changes nothing, but after a checkpoint was loaded it rebuilds the sample if need be.
+        Calling it again changes nothing, except that it rebuilds the sample if a checkpoint was loaded in between.
 
         Raises:
-            RuntimeError: ``mc_samples`` is not 1; called inside a block or between a block and its step; or the
-                weights were modified externally while they held a sample.
+            RuntimeError: ``mc_samples`` is not 1, the method was called inside a block or between a block and its
+                step, or the weights were modified externally while they held a sample.
         """
         if mode:
             self._engine.train()
@@ -245,58 +252,61 @@ class PerturbedOptimizer(Readable):
 
     @uncompiled
     def eval(self) -> None:
-        """End of drop-in training: the weights hold the mean. Calling it again changes nothing.
+        """End drop-in training, so that the weights hold the mean. Calling it again changes nothing.
 
         Raises:
-            RuntimeError: Called inside a sampling block.
+            RuntimeError: The method was called inside a sampling block.
 
         Warns:
-            UserWarning: Weights were modified externally while they held a sample: what they are now is the mean.
+            UserWarning: Weights were modified externally while they held a sample; their present values become the
+                mean.
         """
         others = self._engine.eval()
         if others:
             attachment.warn_of_other_values(self._engine.store.name_of(others[0]))
 
     def follow(self, model: nn.Module) -> None:
-        """For loops that call ``model.train()`` and ``model.eval()`` and nothing of the optimiser but ``step``.
+        """Switch between sample and mean whenever the model is set to training or evaluation mode.
 
-        It is :meth:`attach`, and from now on ``model.train()`` calls :meth:`train` of this optimiser, too, and
-        ``model.eval()`` calls :meth:`eval`: evaluation and prediction are at the mean. The end of the training loop is
-        an ``eval()`` of either. Until the model is next set to training mode, nothing changes.
+        This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
+        else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
+        optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
+        ``eval()`` of either at the end of the training. The weights first change when the model is next set to
+        training mode.
 
         Args:
-            model: Whose parameters these are; wrappers (``DistributedDataParallel``, ``torch.compile``) may be put
-                around it before or after.
+            model: The module that has the parameters. It may be wrapped (``DistributedDataParallel``,
+                ``torch.compile``) before or after this call.
 
         Raises:
             RuntimeError: ``mc_samples`` is not 1.
-            ValueError: A perturbed parameter of this optimiser that is not the model's.
+            ValueError: A perturbed parameter of this optimiser does not belong to the model.
         """
         self._engine.check_drop_in()
         self.attach(model)
         modes.follow(self, model)
 
     def follow_mode(self, training: bool) -> None:
-        """Called when a model that is followed changes its mode. Inside a sampling block it is left to the block."""
+        """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""
         if not self._engine.open:
             self.train(training)
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear gradients. Outside a block this also discards the samples collected for the next step."""
+        """Clear the gradients. Outside a block this also discards the samples collected for the next step."""
         super().zero_grad(set_to_none)
         self._engine.cleared()
 
     def backward(self, loss: Tensor) -> None:
-        """Inside a block: ``loss.backward()``, and whatever else the method wants to know of a mean loss.
+        """Backpropagate a loss inside a sampling block, with the second derivatives that the method needs.
 
-        Methods that take second derivatives need it in place of ``loss.backward()``, and give gradients to this
-        optimiser's parameters only; for all others it is the same, and where the examples' gradients are squared it
-        checks the loss.
+        Methods that take second derivatives need this call in place of ``loss.backward()``; they then give gradients
+        to the parameters of this optimiser only. For all other methods it is the same as ``loss.backward()``. VOGN
+        also checks that the loss is a mean or a sum over examples, as its ``curvature`` was told.
 
         Raises:
-            RuntimeError: Called while the weights hold the mean; or the loss was backwarded before, and must not have
-                been.
+            RuntimeError: The weights hold the mean, or ``loss.backward()`` was called before though the method takes
+                second derivatives.
             ValueError: The loss is a sum where a mean was announced, or the reverse.
         """
         if self._engine.weights.held == MEAN:
@@ -313,24 +323,25 @@ class PerturbedOptimizer(Readable):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior from the gradients at its samples.
 
-        Once the update has begun it is completed: an exception that comes between (an interrupt, say) is passed on
-        when it is done. Before that nothing has changed. Not covered is a second interrupt before the first is passed
-        on: it may leave some parameters a step ahead of others, or a block's sample in the weights until the next call.
+        An update that has begun is completed: an exception in between, such as an interrupt, is raised again when the
+        update is done. An exception before the update changes nothing. The exception to this is a second interrupt
+        before the first is raised again: some parameters may then be one step ahead of others, or the weights may hold
+        a block's sample until the next call.
 
         Args:
-            closure: Clears the gradients, computes the mean loss, calls ``backward`` and returns the loss. It is
-                called once for each of ``mc_samples`` samples (once at the current sample after :meth:`train`). For
-                methods that take second derivatives it does not call ``backward``. A closure that does not clear
-                the gradients adds to those that were there before.
+            closure: Function that clears the gradients, computes the mean loss, calls ``backward`` and returns the
+                loss. It is called once for each of ``mc_samples`` samples (after :meth:`train`, once at the current
+                sample). For methods that take second derivatives it must not call ``backward``. If it does not clear
+                the gradients, new gradients are added to the old ones.
 
         Returns:
-            The closure's loss, for several samples their mean; ``None`` without a closure.
+            The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
 
         Raises:
-            RuntimeError: No sample was drawn, or not exactly ``mc_samples``; a sparse gradient; a gradient without the
-                curvature that the method needs.
-            FloatingPointError: A gradient or a curvature that is not finite, or a precision that would not stay
-                positive, with ``nonfinite="raise"``; nothing has changed. Samples from blocks are discarded.
+            RuntimeError: The number of samples drawn is not ``mc_samples``, a gradient is sparse, or a gradient comes
+                without the curvature that the method needs.
+            FloatingPointError: With ``nonfinite="raise"``, a gradient or a curvature is not finite or a precision would
+                not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
             TypeError: The closure returned no loss to a method that differentiates it.
         """

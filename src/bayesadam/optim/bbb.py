@@ -36,7 +36,7 @@ class BayesByBackpropRule:
     options = (Option("eps", 1e-8, "a finite number of at least 0", lambda v: 0 <= v < math.inf),)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Averages 0, and ``rho`` where ``1 / sigma^2`` is the initial precision."""
+        """Averages of 0, and the ``rho`` for which ``1 / sigma^2`` is the initial precision."""
         sigma = torch.zeros_like(mean).add_(factor(_root(hp["initial_precision"]), mean)).reciprocal_()
         return {"rho": inverse_softplus(sigma), **{name: torch.zeros_like(mean) for name in self.state[1:]}}
 
@@ -45,7 +45,7 @@ class BayesByBackpropRule:
         return _sigma(state["rho"]).square_().reciprocal_()
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """No curvature but what is known from a sample alone: ``g eps``; ``None`` without noise."""
+        """``g eps``, the gradient by ``sigma``, which must be averaged over samples; ``None`` without noise."""
         return None if eps is None else torch.mul(grad, eps)
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
@@ -63,17 +63,17 @@ class BayesByBackpropRule:
 
 
 class BayesByBackprop(PerturbedOptimizer):
-    """Bayes by Backprop with a Gaussian prior, a divergence in closed form, and Adam.
+    """Bayes by Backprop with a Gaussian prior, the KL divergence in closed form, and Adam.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`; ``betas`` and ``eps`` are Adam's, for means
-    and scales alike. A weight's noise is shared by the minibatch.
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`. ``betas`` and ``eps`` are Adam's, for means
+    and scales alike. All examples of a minibatch share the noise of a weight.
 
     Args:
-        params: As every optimiser's.
-        lr: Learning rate; not negative.
+        params: Parameters, as in :class:`PerturbedOptimizer`.
+        lr: Learning rate, not negative.
         num_data: Number of training examples, or a chosen effective number.
-        eps: Added to the root of the average of squares; finite and not negative.
-        **options: As :class:`PerturbedOptimizer`'s.
+        eps: Term added to the root of the averaged squared gradient; finite and not negative.
+        **options: Further arguments of :class:`PerturbedOptimizer`.
     """
 
     rule = BayesByBackpropRule()
@@ -85,11 +85,11 @@ class BayesByBackprop(PerturbedOptimizer):
         super().__init__(params, lr, num_data=num_data, eps=eps, **options)
 
     def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> None:
-        """Not known: the widths are trained like the means."""
+        """None, because widths that are trained like the means have no known share of the start."""
 
 
 def _sigma(rho: Tensor) -> Tensor:
-    """``log(1 + e^rho)``, a new tensor; positive even where that underflows."""
+    """``log(1 + e^rho)`` as a new tensor; positive even where the exact value underflows."""
     return F.softplus(rho, threshold=40.0).clamp_min_(torch.finfo(rho.dtype).tiny)  # linear only where exact
 
 

@@ -1,4 +1,4 @@
-"""Saving, loading and copying an optimiser: foreign state dicts are refused before anything changes."""
+"""Saving, loading and copying an optimiser; a state dict that does not fit is refused before anything changes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ EARLIER = {
     "low_memory": False,
     **{option.name: option.default for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)},
 }
-"""What was in force when files were written that do not say it, whatever the defaults are today."""
+"""Values of settings that were in force when older files were written, which do not name these settings."""
 _OPTIONAL = {option.name for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)}
 
 
 class Checkpointed(Optimizer):
-    """An optimiser on an engine, as far as it is saved, loaded, copied and tied to a model's state dicts."""
+    """The part of an optimiser that saves, loads and copies it, and ties it to the state dicts of a model."""
 
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
@@ -48,7 +48,7 @@ class Checkpointed(Optimizer):
     _source: CurvatureSource | None = None
 
     def _reset(self, attached: bool = False) -> None:
-        """A fresh engine, which knows nothing of an unfinished step."""
+        """Make a new engine; the data of an unfinished step are discarded."""
         self._attached = attached
         self._engine = self._make_engine()
         if self._source is not None:
@@ -66,13 +66,14 @@ class Checkpointed(Optimizer):
         return Engine(store, weights, gradients, source)
 
     def attach(self, model: nn.Module) -> None:
-        """From now on ``model.state_dict()`` always gives the mean, and the parameters' names are known.
+        """Make ``model.state_dict()`` always return the mean, and take the parameters' names from the model.
 
-        So do the state dicts of its parts, of what it wraps (``ddp.module``) and of what wraps it. Loading a state dict
-        into any of them then sets the mean, and rebuilds the sample if the weights hold one.
+        The same holds for the state dicts of its submodules, of a module that it wraps (``ddp.module``) and of modules
+        that wrap it. Loading a state dict into any of them sets the mean and rebuilds the sample if the weights hold
+        one.
 
         Raises:
-            ValueError: A perturbed parameter of this optimiser that is not the model's; nothing is attached.
+            ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
         """
         names = attachment.names_of(self._engine.store, model)
         for group in self.param_groups:
@@ -86,16 +87,16 @@ class Checkpointed(Optimizer):
         return self._engine.weights.holds_sample(parameter)
 
     def mean_of(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter that has a state, whatever the weights hold at this moment."""
+        """The mean of a parameter that has a state, whether the weights hold the mean or a sample."""
         return self._engine.weights.mean_of(parameter)
 
     def take_loaded_weights(self, module: nn.Module) -> None:
-        """Called when a part of an attached model has loaded a state dict: what it loaded is the mean."""
+        """Take weights that a part of an attached model has loaded from a state dict as the mean."""
         engine, among = self._engine, list(module.parameters())
         engine.weights.reconcile(engine.gradients.collected, allow_mean=True, adopt=True, among=among)
 
     def state_dict(self) -> dict[str, Any]:
-        """As every optimiser's; it holds the mean whatever the weights hold.
+        """Return the state as a dict, as in ``torch.optim``; it holds the mean whether or not weights hold a sample.
 
         Warns:
             UserWarning: The weights hold a sample and no model is attached, so ``model.state_dict()`` at this moment
@@ -112,14 +113,17 @@ class Checkpointed(Optimizer):
 
     @torch.inference_mode(False)
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resume bit-identically, in whatever order model and optimiser are loaded.
+        """Load a state dict; the training then continues bit-identically, whether model or optimiser is loaded first.
 
-        What is checked and taken is what hooks (``register_load_state_dict_pre_hook``) make of the state dict. If
-        anything fails or is interrupted, groups, state and weights are put back as they were.
+        Hooks (``register_load_state_dict_pre_hook``) run first, and their result is checked and loaded. If loading
+        fails or is interrupted, groups, state and weights are restored.
 
         Raises:
-            ValueError: A state dict of another optimiser or of other parameters; nothing has changed.
-            RuntimeError: Called inside a sampling block.
+            ValueError: The state dict is of another optimiser or of other parameters; nothing has changed.
+            RuntimeError: The method was called inside a sampling block.
+
+        Warns:
+            UserWarning: The state dict has another ``total_steps`` than this optimiser, and replaces it.
         """
         self._engine.refuse_inside("load_state_dict()")
         seen: dict[str, Any] = {}
@@ -156,7 +160,10 @@ class Checkpointed(Optimizer):
                 handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Also which parameters hold a sample, which a parameter that was frozen meanwhile does not tell."""
+        """The state for copies and pickles, with a record of the parameters that hold a sample.
+
+        A parameter that was frozen in between does not show whether it holds one.
+        """
         found = {**super().__getstate__(), "_written": self._engine.weights.written}
         means = self._engine.weights.unkept_means()
         if means:
@@ -165,7 +172,7 @@ class Checkpointed(Optimizer):
         return found
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Rebuild what a copy or a pickle does not carry."""
+        """Restore a copy or a pickle, and rebuild the engine, which is not part of it."""
         written = state.get("_written")
         super().__setstate__({name: value for name, value in state.items() if name != "_written"})
         for group in self.param_groups:
@@ -181,10 +188,10 @@ class Checkpointed(Optimizer):
 
 
 def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapping[str, Any]) -> None:
-    """See that a state dict is of an optimiser of this kind over parameters like these.
+    """Check that a state dict is of the same method, with parameters of the same shapes.
 
     Raises:
-        ValueError: It is of another one.
+        ValueError: The state dict is of another method or of other parameters.
     """
     method = defaults["method"]
     for group in state_dict["param_groups"]:
@@ -216,7 +223,7 @@ def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapp
 
 
 def take_tensors(store: Store, state_dict: Mapping[str, Any]) -> None:
-    """Copy the saved tensors: torch casts them to the parameter's dtype, and shares them with the state dict."""
+    """Copy the saved tensors once more, since torch casts them to the parameter's dtype and shares their memory."""
     for identity, parameter in pairs(store, state_dict):
         for name, value in state_dict["state"].get(identity, {}).items():
             if isinstance(value, Tensor) and name not in COUNTERS:
@@ -224,7 +231,7 @@ def take_tensors(store: Store, state_dict: Mapping[str, Any]) -> None:
 
 
 def pairs(store: Store, state_dict: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
-    """What the state dict calls each parameter (a number or a name), and the parameter."""
+    """Pairs of a parameter's identity in the state dict (a number or a name) and the parameter."""
     saved = [identity for group in state_dict["param_groups"] for identity in group["params"]]
     own = [parameter for group in store.owner.param_groups for parameter in group["params"]]
     return list(zip(saved, own, strict=True))

@@ -10,14 +10,14 @@ from bayesadam.sharding import like, local
 
 
 def start_from(store: Store, prior: DiagonalGaussian) -> None:
-    """Set weights, means and priors to those of a posterior, by name; checked before anything changes.
+    """Set weights, means and priors to those of a posterior, matched by name; everything is checked first.
 
-    Parameters without noise (``perturb=False``, or frozen) start at the posterior's mean if it has them, and keep the
-    prior of their group.
+    Parameters without noise (``perturb=False``, or frozen) start at the posterior's mean if it covers them, and keep
+    the prior of their group.
 
     Raises:
-        ValueError: A perturbed parameter without a name, missing in the posterior, of another shape or with a variance
-            of 0; an initial precision below the posterior's.
+        ValueError: A perturbed parameter has no name, is missing in the posterior, or has another shape or a variance
+            of 0 there; or the initial precision is below the posterior's.
     """
     names = store.names()
     for slot in store.slots():

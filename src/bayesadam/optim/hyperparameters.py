@@ -1,4 +1,4 @@
-"""The hyper-parameters that every optimiser has: their defaults, their checks, and how they are given."""
+"""The hyper-parameters that every optimiser has, with their defaults and checks."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian
 
 DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
-"""Entries of groups that are no arguments of the constructor."""
+"""Entries of parameter groups that are not arguments of the constructor."""
 SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples", "low_memory")
-"""What must be the same in all groups."""
+"""Hyper-parameters that must be the same in all groups."""
 
 
 def settled(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters without numpy's types and as schedulers want them."""
+    """Convert NumPy scalars to Python numbers and ``betas`` to the tuple that PyTorch's schedulers need."""
     return {name: plain(name, value) for name, value in given.items()}
 
 
 def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[DiagonalGaussian | None, Any]:
-    """The posterior to continue from, if that is what was given, and the prior's precision.
+    """Split the arguments into a posterior to continue from, if ``prior`` is one, and a prior precision.
 
     Raises:
-        ValueError: Both were given, or a prior that is neither a number nor a posterior.
+        ValueError: Both arguments were given, or the prior is neither a number nor a posterior.
     """
     if prior is not None and prior_precision is not None:
         raise ValueError(
@@ -45,7 +45,7 @@ def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[DiagonalGa
 
 
 def check_ordered(params: Any) -> None:
-    """Refuse a set of parameters: the order decides which noise each gets, and that of a set is by chance."""
+    """Refuse a set of parameters, since their order decides which noise each one gets and a set has no fixed order."""
     if isinstance(params, set | frozenset):
         raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
 
@@ -60,7 +60,7 @@ def check_options(called: str, rule: Rule, given: Mapping[str, Any]) -> None:
 
 
 def check_common(group: Mapping[str, Any]) -> None:
-    """The hyper-parameters that every perturbed optimiser has."""
+    """Check the hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
     check("betas", group["betas"], "a pair of numbers in [0, 1)", _is_betas)
     check("num_data", group["num_data"], "a positive, finite number", _is_positive)
@@ -81,7 +81,7 @@ def check_common(group: Mapping[str, Any]) -> None:
 
 
 def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
-    """The prior's precision, and that the posterior does not start wider than the prior, unless it may."""
+    """Check the prior precision, and unless ``start_wider``, that the posterior does not start wider than the prior."""
     prior, start = group["prior_precision"], group["initial_precision"]
     if prior == INIT:
         return

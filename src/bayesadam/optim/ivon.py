@@ -34,11 +34,11 @@ from bayesadam.optim.newton import (
 from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 
 SQUARES = 0.9
-"""Share of the squared mean gradient in the curvature, where the batch size is known."""
+"""Weight of the estimate from squared mean gradients in the curvature, used where the batch size is known."""
 
 
 class IVONRule:
-    """Newton's method with a Hessian diagonal read off the noise (Shen et al. 2024, Algorithm 1), ``d = lt``::
+    """Newton's method with a Hessian diagonal estimated from the noise (Shen et al. 2024, Algorithm 1), ``d = lt``::
 
         h  = g eps / sigma                                    Price's estimator of the Hessian diagonal
         m  <- b1 m + (1 - b1) g                               m_hat = m / (1 - b1^t)
@@ -58,11 +58,11 @@ class IVONRule:
 
         h  = 0.1 g eps / sigma + 0.9 M g (g - m_hat)          m_hat from before this step; g eps / sigma in the first
 
-    Both estimate the Gauss-Newton diagonal. The first is unbiased for the Hessian, and so noisy (its standard
-    deviation is ``sqrt(N / (M tau))`` times its mean) that, squared by the positive correction, it inflates ``s`` by
-    about half of ``3 / (tau epochs)``; the second, ``M`` times the variance of a mean of ``M`` gradients,
-    has a standard deviation of 1.4 times its mean. The learning rate is then rescaled by ``s0`` alone, so that a step
-    is ``0.1 lr`` of Newton's also where a sharp posterior is the prior.
+    Both terms estimate the Gauss-Newton diagonal. The first is unbiased for the Hessian, but its standard deviation is
+    ``sqrt(N / (M tau))`` times its mean, and the correction, which squares it, inflates ``s`` by about half of
+    ``3 / (tau epochs)``. The second, ``M`` times the variance of a mean of ``M`` gradients, has a standard deviation
+    of 1.4 times its mean. The learning rate is then rescaled by ``s0`` alone, so that a step is ``0.1 lr`` of a Newton
+    step even where the prior is a sharp posterior.
     """
 
     state = ("exp_avg", "hessian")
@@ -122,10 +122,10 @@ class IVON(PerturbedOptimizer):
     """Improved variational online Newton.
 
     Arguments and ways to train are those of :class:`PerturbedOptimizer`. Good learning rates are near those of
-    gradient descent (0.1), far above Adam's, and ``betas[1]`` is near 1: the curvature estimate is noisy and wants a
-    long average.
+    gradient descent (0.1), far above Adam's, and ``betas[1]`` should be near 1, because the curvature estimate is noisy
+    and needs a long average.
 
-    Its own options are
+    IVON's own options are
 
     - ``rescale_lr``: multiply the learning rate by ``initial_precision / num_data``, so that the first steps are those
       of gradient descent with this learning rate; ``True`` by default.
@@ -142,7 +142,7 @@ class IVON(PerturbedOptimizer):
     }
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Also: the initial Hessian must be positive, since it scales the learning rate."""
+        """Also check that the initial Hessian is positive, since it scales the learning rate."""
         super().check_group(group)
         start, prior = group["initial_precision"], group["prior_precision"]
         if prior == INIT:

@@ -1,4 +1,4 @@
-"""Natural momentum: a heavy ball whose distance is a KL divergence (Khan et al. 2018, appendix E, eqs. 82-87)."""
+"""Natural momentum: the heavy-ball method with a KL divergence as distance (Khan et al. 2018, app. E, eqs. 82-87)."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class NaturalVONRule(VONRule):
         mu <- mu - lr (g + tau lt (mu - mu0)) / (s' + lt) + c (s + lt) / (s' + lt) (mu - mu_prev)
         1 / sigma^2 = N (s' + lt)
 
-    The paper derives one rate for both, ``1 - b2 = lr``, and then takes two, as here. A heavy ball with ``c`` goes
-    ``1 / (1 - c)`` times as far as without.
+    The paper derives a single rate, ``1 - b2 = lr``, and then uses two rates, as here. In the long run momentum ``c``
+    makes steps ``1 / (1 - c)`` times as long.
     """
 
     state = ("displacement", "hessian")
@@ -42,7 +42,7 @@ class NaturalVONRule(VONRule):
 
 
 class NaturalVadamRule:
-    """Vadam as its derivation has it, before Adam's form of momentum (Khan et al. 2018, eqs. 86-87), ``c = b1``::
+    """Vadam with natural momentum, from which Khan et al. 2018 derive Vadam (eqs. 86-87), ``c = b1``::
 
         s' = (1 - tau (1 - b2)) s + (1 - b2) g^2
         mu <- mu - lr (g + tau lt (mu - mu0)) / (sqrt(s') + lt)
@@ -66,7 +66,7 @@ class NaturalVadamRule:
         return posterior_precision(state["exp_avg_sq"], hp)
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
-        """The gradient's magnitude, ``g^2``."""
+        """The squared gradient ``g^2``."""
         return grad.square()
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
@@ -80,7 +80,7 @@ class NaturalVadamRule:
 
 
 def _heavy_ball_(mean: Tensor, displacement: Tensor, grad: Tensor, before: Tensor, after: Tensor, hp: Hyper) -> None:
-    """``displacement <- (c before displacement - lr (g + prior's)) / after``, and ``mean`` moves by it."""
+    """``displacement <- (c before displacement - lr (g + prior gradient)) / after``; ``mean`` moves by it."""
     add_prior_gradient_(grad, mean, hp)
     displacement.mul_(before).mul_(factor(hp["betas"][0], mean))
     add_scaled_(displacement, grad, -hp["lr"])
@@ -90,7 +90,7 @@ def _heavy_ball_(mean: Tensor, displacement: Tensor, grad: Tensor, before: Tenso
 class NaturalVON(SecondOrderOptimizer):
     """VON with natural momentum.
 
-    Arguments are those of :class:`VON`; ``betas[0]`` is the weight of the momentum. The covariance is diagonal.
+    The arguments are those of :class:`VON`, except that ``betas[0]`` is the momentum and the covariance is diagonal.
     """
 
     rule = NaturalVONRule()
@@ -115,9 +115,9 @@ class NaturalVON(SecondOrderOptimizer):
 class NaturalVadam(PerturbedOptimizer):
     """Vadam with natural momentum.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`; ``betas[0]`` is the weight of the momentum. As
-    ``s`` is not bias-corrected, it must start well: with the default ``initial_precision`` the first steps are as long
-    as those of gradient descent.
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`; ``betas[0]`` is the momentum. ``s`` is not
+    bias-corrected, so its initial value matters: with the default ``initial_precision`` the first steps are as long as
+    those of gradient descent.
     """
 
     rule = NaturalVadamRule()

@@ -1,6 +1,7 @@
-"""What the rules with a running Hessian have in common: ``state["hessian"]`` is ``s``, the precision ``N (s + d)``.
+"""Functions shared by the rules with a running Hessian ``s``, kept in ``state["hessian"]``; the precision is
+``N (s + d)``.
 
-``d = lt`` is the prior's share, 0 in variational optimisation (``tau = 0``).
+``d = lt`` is the contribution of the prior; it is 0 in variational optimisation (``tau = 0``).
 """
 
 from __future__ import annotations
@@ -38,17 +39,21 @@ def posterior_precision(hessian: Tensor, hp: Hyper) -> Tensor:
 
 
 def reparameterized_hessian(grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-    """``g eps / sigma``, whose expectation is the Hessian diagonal of the mean loss (Price); ``None`` without noise."""
+    """``g eps / sigma``, whose expectation is the Hessian diagonal of the mean loss by Price's theorem.
+
+    It is ``None`` without noise.
+    """
     if eps is None:
         return None
     return torch.mul(grad, eps).mul_(posterior_precision(state["hessian"], hp).sqrt_())
 
 
 def follow_curvature_(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) -> None:
-    """``s <- s - r e``, ``e = tau s - h``, ``r`` of :func:`curvature_rate`; ``curvature`` is used up.
+    """``s <- s - r e`` in place, with ``e = tau s - h`` and ``r`` of :func:`curvature_rate`.
 
-    Corrected, ``+ 0.5 r^2 e^2 / (s + d)`` keeps ``s + d`` positive whatever ``h`` (Lin et al. 2020; Shen et al. 2024,
-    Algorithm 1, line 5): it is then ``((s + d - r e)^2 + (s + d)^2) / (2 (s + d))``.
+    With ``corrected``, the term ``0.5 r^2 e^2 / (s + d)`` is added, which keeps ``s + d`` positive for every ``h`` (Lin
+    et al. 2020; Shen et al. 2024, Algorithm 1, line 5): it is then ``((s + d - r e)^2 + (s + d)^2) / (2 (s + d))``.
+    ``curvature`` is overwritten.
     """
     rate = curvature_rate(hp, hp["step"])
     error = curvature.neg_()
@@ -62,15 +67,15 @@ def follow_curvature_(hessian: Tensor, curvature: Tensor, hp: Hyper, *, correcte
 
 
 def damped(hessian: Tensor, hp: Hyper) -> Tensor:
-    """``s + lt``, what a Newton step divides by; the prior's share stays at ``tau = 0``."""
+    """``s + lt``, the denominator of a Newton step; the prior contributes to it even at ``tau = 0``."""
     return hessian + factor(hp["prior_precision"] / hp["num_data"], hessian)
 
 
 def largest_rate(hessian: Tensor, curvature: Tensor, hp: Hyper) -> Tensor:
-    """The largest ``r`` for which ``s - r (tau s - h) + d`` is not negative at any weight; 0-d, infinite if all are.
-    NaN if ``h`` is somewhere.
+    """The largest ``r`` for which ``s - r (tau s - h) + d`` is not negative at any weight, as a 0-d tensor.
 
-    K18 eq. 63 for our update: ``min of (s + d) / (tau s - h)`` over ``h < tau s``.
+    It is the minimum of ``(s + d) / (tau s - h)`` over the weights with ``h < tau s`` (Khan et al. 2018, eq. 63, for
+    this update), infinite if there are none, and NaN if any ``h`` is.
     """
     error = hessian * factor(hp["temperature"], hessian) - curvature
     shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], hessian)

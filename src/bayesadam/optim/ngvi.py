@@ -21,10 +21,10 @@ class NGVIRule:
         eta    <- (1 - tau rho) eta + rho (tau lambda mu0 + N h mu - N g)
         mu      = eta / Lambda
 
-    ``h`` is a Hessian diagonal of the mean loss, as in VON, of which this is the case ``lr = 1 - b2``: the prior and
+    ``h`` is a Hessian diagonal of the mean loss, as in VON, and the rule is VON with ``lr = 1 - b2``: the prior and
     every minibatch are Gaussian factors whose natural parameters are averaged. ``betas`` are not used, and ``lr = 0``
-    changes nothing. With the element-wise correction VON's term is added to ``Lambda``, and ``mu`` times it to ``eta``.
-    The mean is moved by ``-rho N (g + tau lt (mu - mu0)) / Lambda``, which is the same and loses no digits.
+    changes nothing. The element-wise correction adds VON's term to ``Lambda``, and ``mu`` times this term to ``eta``.
+    The code moves the mean by ``-rho N (g + tau lt (mu - mu0)) / Lambda``, which is equivalent and loses no digits.
     """
 
     state = ("precision",)
@@ -62,15 +62,15 @@ class NGVIRule:
         add_scaled_(mean, grad.mul_(num_data).div_(precision), -rate)
 
     def rate(self, hp: Hyper) -> Any:
-        """How far one step moves the precision towards its target."""
+        """How far one step moves the precision towards its target, as a fraction."""
         return hp["lr"]
 
     def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
-        """The same hyper-parameters with another such rate."""
+        """The same hyper-parameters with another rate."""
         return {**hp, "lr": rate}
 
     def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
-        """The rate at which the first precision would be 0; 0-d, infinite if none would."""
+        """The smallest rate at which a precision would become 0, as a 0-d tensor; infinite if there is none."""
         share = hp["prior_precision"] * (hp["temperature"] > 0)
         return largest_rate((state["precision"] - factor(share, curvature)) / hp["num_data"], curvature, hp)
 
@@ -78,14 +78,14 @@ class NGVIRule:
 class NGVI(SecondOrderOptimizer):
     """Natural-gradient variational inference: a step of fixed size on the natural parameters of the posterior.
 
-    Arguments are those of :class:`VON`, but ``lr`` is the one step size of both natural parameters, in [0, 1]: at 1
-    the posterior is that of the last minibatch alone. ``betas`` are not used. The covariance is diagonal.
+    The arguments are those of :class:`VON`, except that ``lr`` is the step size of both natural parameters, in [0, 1];
+    at 1 the posterior is that of the last minibatch alone. ``betas`` are not used. The covariance is diagonal.
     """
 
     rule = NGVIRule()
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Also: the step may go as far as the target and no farther."""
+        """Also check that the step does not go beyond its target."""
         super().check_group(group)
         check("lr", group["lr"], "at most 1", lambda v: float(v) <= 1)
 
@@ -105,4 +105,4 @@ class NGVI(SecondOrderOptimizer):
         )
 
     def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> None:
-        """Not known: the start is forgotten at the learning rate."""
+        """None, because the start is forgotten at the learning rate and its share is not tracked."""

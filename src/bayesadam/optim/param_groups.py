@@ -1,4 +1,4 @@
-"""Groups of parameters as an optimiser wants them: what is perturbed, what is not, and priors for weight decays."""
+"""Sorting a model's parameters into groups with and without noise, with priors in place of weight decays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bayesadam.posterior.wrappers import unwrapping
 Named: TypeAlias = tuple[str, nn.Parameter]
 
 _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)
-"""Batch and instance norm of any number of dimensions have one base class."""
+"""PyTorch's norm layers; batch and instance norm of any number of dimensions share a base class."""
 _NORM_NAME = re.compile(r"norm(\d+d)?$", re.IGNORECASE)
 _EPS = 1e-8
 
@@ -34,49 +34,50 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Sort a model's parameters into groups for any optimiser of this library, with priors in place of weight decays.
 
-    Norm layers get a group with ``perturb=False``: their few gains and shifts are scales that all examples share, and
-    noise on them is noise on a whole channel. They are batch, layer, group, instance and RMS norm, and every layer
-    whose class has a name that ends in ``Norm`` or ``Norm2d``, say. Biases are perturbed unless it is asked otherwise:
-    their uncertainty is cheap, and the data usually determine it well. ::
+    Norm layers get a group with ``perturb=False``, since noise on one of their few gains and shifts is noise on a whole
+    channel. Norm layers are batch, layer, group, instance and RMS norm, and every layer whose class name ends in
+    ``Norm``, or in ``Norm2d`` and the like. Biases are perturbed unless ``perturb_biases=False``: their uncertainty is
+    cheap, and the data usually determine it well. ::
 
         groups = ba.param_groups(model, weight_decay=1e-4, num_data=len(train_set), temperature=0.03)
         opt = ba.IVON(groups, num_data=len(train_set), temperature=0.03)
 
     A weight decay, as the ``weight_decay`` of ``torch.optim.SGD`` and ``Adam`` (not the decoupled one of ``AdamW``),
     adds ``weight_decay * w`` to the gradient of the mean loss. A Gaussian prior adds
-    ``temperature * prior_precision / num_data * w``, so that they are the same for
-    ``prior_precision = weight_decay * num_data / temperature``. A posterior needs a prior, so a weight decay of 0
-    leaves perturbed parameters with ``prior_precision``, or the optimiser's own; those without noise get one that is
-    negligible, ``1e-8 * num_data / temperature``.
+    ``temperature * prior_precision / num_data * w``, so the two are the same for
+    ``prior_precision = weight_decay * num_data / temperature``. A posterior needs a prior, so perturbed parameters
+    with a weight decay of 0 have ``prior_precision``, or the optimiser's default; parameters without noise get a
+    negligible prior precision of ``1e-8 * num_data / temperature``.
 
     Parameters keep the names that they have in the model (inside ``DistributedDataParallel`` or ``torch.compile``), so
-    that ``optimizer.posterior()`` needs no model. Tied parameters appear once, under their first name. Frozen ones
-    stay in their group: no optimiser here moves or perturbs them while they are frozen.
+    that ``optimizer.posterior()`` needs no model. Tied parameters appear once, under their first name. Frozen
+    parameters stay in their group; the optimisers of this library neither move nor perturb them while they are frozen.
 
     Args:
         model: The network; it is only read.
         groups: Parameter groups to translate one by one, as ``torch.optim`` takes them: each has ``"params"``
             (parameters, or pairs of name and parameter) and any other entries, which are kept. ``"weight_decay"``
             becomes ``"prior_precision"``, with the group's own ``"num_data"`` and ``"temperature"`` if it has them. A
-            group that says ``"perturb"`` is not divided. Default: all parameters of the model in one group.
-        weight_decay: Of groups that have none of their own; 0 or more.
-        prior_precision: Of groups that have neither a weight decay nor a prior precision of their own, as the
-            optimisers' argument of this name; default is theirs.
-        num_data: As the optimiser's; what weight decays are converted with. It is not written into the groups.
-        temperature: As the optimiser's, likewise; in (0, 1]. A weight decay cannot be converted without it: the
-            recipes of the optimisers have different ones.
+            group that has the entry ``"perturb"`` is not divided. Default: all parameters of the model in one group.
+        weight_decay: Weight decay of groups that have none of their own; 0 or more.
+        prior_precision: Prior precision of groups that have neither a weight decay nor a prior precision of their own,
+            as in the optimisers. Default: the optimiser's.
+        num_data: Number of training examples, as given to the optimiser. It is used to convert weight decays and is not
+            written into the groups.
+        temperature: Temperature, as given to the optimiser; in (0, 1]. It is needed to convert weight decays, since
+            the default differs between recipes, and is not written into the groups.
         perturb_norms: Whether the parameters of norm layers are perturbed like all others.
-        perturb_biases: Whether biases are: one-dimensional parameters with ``bias`` in their own name.
+        perturb_biases: Whether biases (one-dimensional parameters with ``bias`` in their own name) are perturbed.
 
     Returns:
-        New groups in the order of those given, ``"params"`` as lists of pairs of name and parameter. A group without
-        noise follows the one that it was a part of.
+        New groups in the order of those given, with ``"params"`` as lists of pairs of name and parameter. If a group is
+        divided, its part without noise follows the part with noise.
 
     Raises:
-        ValueError: A number out of its range; both a weight decay and a prior precision for the same parameters; a
-            weight decay without ``num_data``; a group with parameters in a set, which has no order, or with a parameter
-            that neither is the model's nor comes with a name.
-        TypeError: A group that is no mapping, or has no ``"params"``.
+        ValueError: A number is out of its range; the same parameters have both a weight decay and a prior precision; a
+            weight decay is given without ``num_data`` or ``temperature``; or a group has its parameters in a set, which
+            has no order, or a parameter that neither belongs to the model nor comes with a name.
+        TypeError: A group is not a mapping, or has no ``"params"``.
     """
     if weight_decay is not None and prior_precision is not None:
         _refuse_both(weight_decay, prior_precision)
@@ -99,7 +100,7 @@ def param_groups(
 def _with_prior(
     own: Mapping[str, Any], shared: Mapping[str, Any], prior_precision: Any, perturb: bool
 ) -> dict[str, Any]:
-    """A group's entries with a prior precision in place of the weight decay, and ``perturb`` where it is False."""
+    """A group's entries, with a prior precision in place of the weight decay and ``perturb=False`` where it applies."""
     entries = {name: value for name, value in own.items() if name != "weight_decay"}
     if not perturb:
         entries["perturb"] = False
@@ -124,7 +125,7 @@ def _refuse_both(weight_decay: Any, prior_precision: Any) -> None:
 
 
 def _names_of(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The innermost model's name of each of its parameters, every one once."""
+    """Names of the parameters in the innermost model, without wrappers; each parameter appears once."""
     *_, inner = unwrapping(model)
     return {parameter: name for name, parameter in inner.named_parameters()}
 
@@ -140,7 +141,7 @@ def _unperturbed(model: nn.Module, *, norms: bool, biases: bool) -> set[Tensor]:
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module is a norm layer: one of PyTorch's, or one with a class name like theirs."""
+    """Whether a module is a norm layer of PyTorch, or has a class name that ends as theirs do."""
     return isinstance(module, _NORMS) or _NORM_NAME.search(type(module).__name__) is not None
 
 
@@ -161,7 +162,7 @@ def _named(params: Any, names: Mapping[nn.Parameter, str]) -> list[Named]:
 
 
 def _divided(members: list[Named], perturb: bool | None, quiet: set[Tensor]) -> Iterator[tuple[list[Named], bool]]:
-    """The parameters with noise and those without, as far as there are any; whether they have noise."""
+    """Divide parameters into those with noise and those without; yield each part that is not empty, with that flag."""
     if perturb is not None:
         yield members, perturb
         return

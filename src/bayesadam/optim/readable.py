@@ -1,4 +1,4 @@
-"""Reading the posterior off an optimiser, and saying how much of it was learned."""
+"""Methods that return an optimiser's posterior and report how much of it was learned from the data."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from bayesadam.sharding import full
 
 
 class Readable(Checkpointed):
-    """An optimiser, as far as its posterior can be read."""
+    """The part of an optimiser that returns its posterior and a report on it."""
 
     _warned = False
 
     @torch.no_grad()
     def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
-        """The posterior as it stands: copies of means and variances, float32 or wider, of the full tensors.
+        """Return the current posterior, with copies of means and variances of the full tensors in float32 or wider.
 
         Args:
-            model: Gives the names, if neither ``named_parameters()`` nor :meth:`attach` did. Parameters that are
-                not the model's are left out; only ``perturb=False`` groups (a learned noise level) may have such.
+            model: Module from which the parameters' names are taken. It is needed only if the optimiser was not
+                constructed from ``named_parameters()`` and :meth:`attach` was not called. Parameters that do not belong
+                to it are left out; only groups with ``perturb=False`` may have them (a learned noise level).
 
         Returns:
-            The posterior; of methods with ``covariance="full"`` a :class:`DenseGaussian`.
+            The posterior; with ``covariance="full"`` a :class:`DenseGaussian`.
 
         Raises:
-            RuntimeError: The names are not known.
-            ValueError: A perturbed parameter that is not the model's.
+            RuntimeError: The names of the parameters are not known.
+            ValueError: A perturbed parameter does not belong to the model.
 
         Warns:
-            UserWarning: After 100 steps or more, more than half of the precision is still the initial one's, or the
-                width needs a ``batch_size`` and has none; once for every optimiser. :meth:`report` has the numbers.
+            UserWarning: After 100 steps or more, more than half of the precision still comes from the initial
+                precision, or the width depends on a ``batch_size`` that was not given. It is issued once for every
+                optimiser; :meth:`report` has the numbers.
         """
         q, share, steps = self._posterior(model)
         if steps >= start.ENOUGH and not self._warned:
@@ -55,16 +57,17 @@ class Readable(Checkpointed):
 
     @torch.no_grad()
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
-        """What the posterior knows by now: widths, the share of the start, and what the data determined, by tensor.
+        """Report what the posterior has learned, for each tensor.
 
-        It is ``posterior(model).report()`` with the number of steps that were made. Arguments and errors are those of
-        :meth:`posterior`.
+        The report has the widths, the share of the precision that still comes from the start, and the number of weights
+        that the data determined. It is ``posterior(model).report()`` with the number of steps made so far; arguments
+        and errors are those of :meth:`posterior`.
         """
         q, _, steps = self._posterior(model)
         return replace(q.report(), steps=steps)
 
     def _posterior(self, model: nn.Module | None) -> tuple[DiagonalGaussian, float | None, int]:
-        """The posterior, the share of its precision that is the start's (None: not known), and the steps made."""
+        """The posterior, the share of its precision that comes from the start (None if unknown), and the steps made."""
         covered = list(self._covered(model))
         q = self._gaussian(covered)
         random = {name: (slot, state, q.variance[name]) for name, slot, state in covered if slot.group["perturb"]}
@@ -76,7 +79,7 @@ class Readable(Checkpointed):
         return q, share, max((int(state["step"]) for _, _, state in covered), default=0)
 
     def _gaussian(self, covered: Sequence[tuple[str, Slot, dict[str, Any]]]) -> DiagonalGaussian:
-        """The posterior of what :meth:`_covered` gives."""
+        """The posterior over the parameters that :meth:`_covered` yields."""
         mean, variance = {}, {}
         for name, slot, state in covered:
             mean[name] = self._center(slot, state)
@@ -84,11 +87,11 @@ class Readable(Checkpointed):
         return DiagonalGaussian(mean, variance, self._hyperparameters())
 
     def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> float | None:
-        """Share of a tensor's posterior precision that is still the initial one's; None where it is not known."""
+        """Share of a tensor's posterior precision that still comes from the initial precision; None if unknown."""
         return start.share_of_start(slot, state, variance)
 
     def _covered(self, model: nn.Module | None) -> Iterator[tuple[str, Slot, dict[str, Any]]]:
-        """What a posterior covers: name, slot and state of every parameter."""
+        """Name, slot and state of every parameter that the posterior covers."""
         store = self._engine.store
         names = store.names() if model is None else attachment.names_of(store, model)
         for slot in store.slots():

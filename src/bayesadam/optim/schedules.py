@@ -1,4 +1,4 @@
-"""Schedules for what PyTorch's own schedulers do not reach: the decay rate of the curvature."""
+"""Schedules for the decay rate of the curvature, which PyTorch's own schedulers do not change."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from torch.optim import Optimizer
 
 
 def polynomial_decay(power: float = 0.55) -> Callable[[int], float]:
-    """``t -> 1 / (1 + t**power)``: the decay of Khan et al. 2018, eq. 104, for learning rate and ``1 - b2`` alike.
+    """Return the function ``t -> 1 / (1 + t**power)``, a decay for learning rate and ``1 - b2`` (Khan et al. 2018,
+    eq. 104).
 
     Use it with ``torch.optim.lr_scheduler.LambdaLR`` and with :class:`BetaScheduler`.
 
     Raises:
-        ValueError: A power that is not positive.
+        ValueError: The power is not positive.
     """
     if not power > 0:
         raise ValueError(f"power must be positive, got {power!r}")
@@ -22,15 +23,17 @@ def polynomial_decay(power: float = 0.55) -> Callable[[int], float]:
 
 
 class BetaScheduler:
-    """Sets ``betas[1]`` to ``1 - (1 - b2) * factor(t)``, ``t`` the number of calls of :meth:`step` (eq. 104).
+    """Scheduler that sets ``betas[1]`` to ``1 - (1 - b2) * factor(t)`` after ``t`` calls of :meth:`step`.
+
+    Khan et al. 2018, eq. 104, is the case ``factor=polynomial_decay()``.
 
     Args:
-        optimizer: Its groups' ``betas`` when the first scheduler is made, or when a group is added later, are the
-            initial ones (kept in the groups as ``initial_betas``).
-        factor: From ``t`` to a number in [0, 1 / (1 - b2)].
+        optimizer: Optimiser whose ``betas`` are changed. The initial ``betas`` are those at the time the first
+            scheduler is made, or a group is added later; the groups keep them as ``initial_betas``.
+        factor: Function from ``t`` to a number in [0, 1 / (1 - b2)].
 
     Raises:
-        ValueError: The optimiser has no ``betas``, or a factor takes ``b2`` out of [0, 1).
+        ValueError: The optimiser has no ``betas``, or a factor takes ``betas[1]`` out of [0, 1).
     """
 
     def __init__(self, optimizer: Optimizer, factor: Callable[[int], float]) -> None:
@@ -43,7 +46,7 @@ class BetaScheduler:
         self._apply()
 
     def step(self) -> None:
-        """Once after every ``optimizer.step()``."""
+        """Advance by one step; call it once after every ``optimizer.step()``."""
         self.last_step += 1
         self._apply()
 
@@ -57,10 +60,10 @@ class BetaScheduler:
             group["betas"] = (first, second)
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of steps so far."""
+        """Return the number of steps so far as a dict."""
         return {"last_step": self.last_step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from where the other scheduler was."""
+        """Continue from the step in a state dict."""
         self.last_step = state_dict["last_step"]
         self._apply()

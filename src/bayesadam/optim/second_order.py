@@ -1,4 +1,4 @@
-"""What optimisers with a Hessian add to the perturbed optimiser: their options, and where the Hessian comes from."""
+"""The base class of optimisers with a Hessian, with the options that choose where the Hessian comes from."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _SHARED_BY_A_MATRIX = ("num_data", "betas", "temperature", "maximize")
 
 
 class SecondOrderOptimizer(PerturbedOptimizer):
-    """A perturbed optimiser whose curvature is a Hessian of the loss; :class:`VON` explains the options.
+    """Base class of optimisers whose curvature is a Hessian of the loss; :class:`VON` explains the options.
 
     Attributes:
-        covariances: Those that the method knows; the step with a full one is VON's.
+        covariances: Covariances that the method supports. With ``"full"`` the step is VON's.
     """
 
     _shared: ClassVar[tuple[str, ...]] = (
@@ -62,7 +62,7 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         self._made = True
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Also the options of the Hessian."""
+        """Also check the options of the Hessian."""
         for name in ("hessian", "covariance"):
             if group[name] != self.defaults[name]:
                 raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
@@ -80,11 +80,12 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             raise ValueError("correction must be 'elementwise' or None when covariance='full', got 'backtracking'")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; with a full covariance only while the optimiser is made.
+        """Add parameters, as in the base class. With a full covariance this is possible only during construction.
 
         Raises:
-            ValueError: Also: sharded parameters with second derivatives or a full covariance, or too many weights.
-            RuntimeError: Also: a full covariance, whose matrix is made for the parameters that there are.
+            ValueError: As in the base class; or parameters are sharded with second derivatives or a full covariance, or
+                there are too many weights for a full covariance.
+            RuntimeError: As in the base class; or the covariance is full, and its matrix already has its size.
         """
         full = self.defaults["covariance"] == "full"
         if full and self._made and not self._engine.open:
@@ -114,10 +115,10 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             raise
 
     def train(self, mode: bool = True) -> None:
-        """Drop-in training; see the base class.
+        """Start drop-in training, as in the base class.
 
         Raises:
-            RuntimeError: Also: the Hessian is exact or Hutchinson's, which need the loss.
+            RuntimeError: As in the base class; or the Hessian is ``"exact"`` or ``"hutchinson"``, which need the loss.
         """
         if mode and self.defaults["hessian"] != "reparameterized":
             raise RuntimeError(
@@ -127,7 +128,7 @@ class SecondOrderOptimizer(PerturbedOptimizer):
         super().train(mode)
 
     def _gaussian(self, covered: Sequence[tuple[str, Slot, dict[str, Any]]]) -> DiagonalGaussian:
-        """See the base class; with a full covariance a :class:`DenseGaussian`."""
+        """The posterior, as in the base class; with a full covariance a :class:`DenseGaussian`."""
         store = self._engine.store
         if not isinstance(store, DenseStore):
             return super()._gaussian(covered)

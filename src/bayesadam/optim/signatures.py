@@ -1,4 +1,4 @@
-"""Signatures that name every argument, where constructors pass some of them on as ``**options``."""
+"""Constructor signatures that name every argument, including those that are passed on as ``**options``."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from bayesadam.optim.recipes import recipe_of
 def show_signature(cls: Any) -> None:
     """Let ``help`` and ``inspect.signature`` show all arguments of an optimiser's constructor.
 
-    They are its own, those that its bases' constructors take in place of ``**options``, and the rule's options; with
-    the values of the recipe that is taken where none is named.
+    These are the arguments of the class itself, those of its bases that replace ``**options``, and the options of the
+    rule. Default values are those of the default recipe.
     """
     shown: dict[str, Parameter] = {}
     for base in cls.__mro__:
@@ -38,5 +38,5 @@ def show_signature(cls: Any) -> None:
 
 
 def _is_of_recipe(parameter: Parameter) -> bool:
-    """Whether a recipe gives the value where the caller gives none: it is an option, or None is the default."""
+    """Whether the default value comes from the recipe: the argument is an option, or its default is None."""
     return parameter.default is None or parameter.annotation is Parameter.empty

@@ -1,4 +1,4 @@
-"""How much of a posterior is still what its training started with, and what to do about it."""
+"""How much of a posterior's precision still comes from the initial precision, and warnings about it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bayesadam.engine.store import INIT, Slot, hyper
 from bayesadam.sharding import full
 
 DOMINATES = 0.5
-"""The share of the start above which a posterior's width is not what the data say."""
+"""Share of the initial precision above which the posterior's width counts as not learned."""
 ENOUGH = 100
-"""Steps after which a width should be learned; who asks after fewer looks at a training that has hardly begun."""
+"""Number of steps after which the width should be learned; no warning is issued before."""
 
 
 def _told(slot: Slot, state: Mapping[str, Any]) -> dict[str, Any]:
-    """What the rule is told, of the full tensors; the prior's precision is 0 where there is no prior, or is off."""
+    """The rule's hyper-parameters for the full tensor; the prior precision is 0 if there is no prior or tau is 0."""
     views = {name: full(state[name]) for name in PER_WEIGHT if isinstance(state.get(name), Tensor)}
     hp = hyper(slot.group, state, views)
     hp["prior_precision"] = hp.get("prior_precision", 0.0) * (hp["temperature"] > 0)
@@ -28,7 +28,7 @@ def _told(slot: Slot, state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def share_of_start(slot: Slot, state: Mapping[str, Any], variance: Tensor) -> float:
-    """Share of the posterior's precision that is still the initial one's, the mean over a tensor's weights.
+    """Share of the posterior precision that still comes from the initial precision, averaged over a tensor's weights.
 
     It is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running curvature.
     """
@@ -38,9 +38,9 @@ def share_of_start(slot: Slot, state: Mapping[str, Any], variance: Tensor) -> fl
 
 
 def prior_of(slot: Slot, state: Mapping[str, Any], variance: Tensor) -> float:
-    """The precision of a tensor's prior: where weights have their own, the mean weighted by the posterior's variances.
+    """Prior precision of a tensor; if it differs by weight, the mean weighted by the posterior variances.
 
-    With it the sum of ``1 - lambda sigma^2`` is the same as with every weight's own.
+    With this mean the sum of ``1 - lambda sigma^2`` is the same as with the precision of each weight.
     """
     precision = _told(slot, state)["prior_precision"]
     if isinstance(precision, Tensor):
@@ -49,7 +49,7 @@ def prior_of(slot: Slot, state: Mapping[str, Any], variance: Tensor) -> float:
 
 
 def warn_of_start(share: float, group: Mapping[str, Any], steps: int, stacklevel: int) -> None:
-    """Say that the start dominates, and which setting would forget it."""
+    """Warn that the initial precision dominates, and name a setting that would forget it."""
     warnings.warn(
         f"{share:.0%} of the posterior's precision is still initial_precision after {steps:,} steps, so its width is "
         f"not learned: {_remedy(group, steps)}; optimizer.report() has the numbers",
@@ -59,14 +59,14 @@ def warn_of_start(share: float, group: Mapping[str, Any], steps: int, stacklevel
 
 
 def lacks_batch_size(rule: Rule, group: Mapping[str, Any]) -> bool:
-    """Whether curvature is read off the square of a mean gradient alone, without knowing of how many examples."""
+    """Whether curvature is estimated from the squared mean gradient of an unknown number of examples."""
     if "hessian" in group:  # of the squared gradients of single examples
         return False
     return rule.power == 2 and not group.get("bridge", True) and "batch_size" in group and group["batch_size"] is None
 
 
 def warn_of_batch_size(stacklevel: int) -> None:
-    """Say that the width is that of steps on single examples."""
+    """Warn that without a batch size the width is that of a training on single examples."""
     warnings.warn(
         "batch_size is not known, so the posterior is as wide as if every step had seen one example: give "
         "batch_size, the number of examples in the loss of a step",
@@ -76,7 +76,7 @@ def warn_of_batch_size(stacklevel: int) -> None:
 
 
 def _remedy(group: Mapping[str, Any], steps: int) -> str:
-    """A setting with which at most a tenth would be left after as many steps, whatever the curvature."""
+    """Name a setting with which at most a tenth of the start would remain after as many steps, for any curvature."""
     if not group.get("bridge", True):
         return f"train for more steps, or give a smaller initial_steps than {group['initial_steps']:g}"
     temperature, (first, second) = group["temperature"], group["betas"]
@@ -99,6 +99,6 @@ def _remedy(group: Mapping[str, Any], steps: int) -> str:
 
 
 def _below_one(rate: float) -> str:
-    """``1 - rate``, with two digits of the rate."""
+    """``1 - rate`` as text, with two significant digits of the rate."""
     rounded = float(f"{rate:.1e}")
     return f"{1.0 - rounded:.{max(0, 1 - math.floor(math.log10(rounded)))}f}".rstrip("0")

@@ -1,4 +1,4 @@
-"""What other optimisers call their hyper-parameters, and what stands for each of them here."""
+"""Names of hyper-parameters in other libraries, and their equivalents in this one."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ TRANSLATIONS = {
     "foreach": _SPEED,
     "fused": _SPEED,
 }
-"""What must be done with each, as messages say it. The names are those of ``torch.optim``, of the ``ivon`` package and
-of the code of Khan et al. 2018, and frequent misspellings."""
+"""Advice for each foreign name, as it appears in error messages. The names are those of ``torch.optim``, of the
+``ivon`` package and of the code of Khan et al. 2018, and frequent misspellings."""
 
 
 def check_foreign(given: Mapping[str, Any], known: Container[str]) -> None:
-    """Refuse hyper-parameters of other optimisers, and say what stands for them here.
+    """Refuse hyper-parameters of other libraries, and name their equivalents here.
 
     Args:
         given: Arguments of a constructor, or a parameter group.
-        known: Names that the method has itself: Bayes by Backprop has an ``eps``, for example.
+        known: Names that the method itself has; Bayes by Backprop has an ``eps``, for example.
 
     Raises:
-        TypeError: There is one that the method does not have.
+        TypeError: A name belongs to another library and not to the method.
     """
     for name, value in given.items():
         if name in TRANSLATIONS and name not in known:

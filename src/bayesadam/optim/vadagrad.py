@@ -13,7 +13,7 @@ from bayesadam.optim.base import PerturbedOptimizer
 
 
 class VadaGradRule:
-    """AdaGrad at sampled weights: the objective ``E_q[F]`` alone, no prior and no entropy (Khan et al. 2018, eq. 22
+    """AdaGrad at sampled weights, for the objective ``E_q[F]`` without prior and entropy (Khan et al. 2018, eq. 22
     with ``tau = 0``, and the update below it)::
 
         v  <- v + (1 - b2) (N g)^2                            s = v + initial_precision
@@ -30,7 +30,7 @@ class VadaGradRule:
     options = ()
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Zeros: the initial precision is not stored."""
+        """Zeros; the initial precision is a hyper-parameter and is not stored."""
         return {"sum": torch.zeros_like(mean)}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
@@ -50,17 +50,17 @@ class VadaGradRule:
 
 
 class VadaGrad(PerturbedOptimizer):
-    """Variational AdaGrad: anneals its noise as AdaGrad anneals its learning rate.
+    """Variational AdaGrad, which anneals its noise as AdaGrad anneals its learning rate.
 
     Arguments and ways to train are those of :class:`PerturbedOptimizer`, without ``prior_precision``, ``prior`` and
-    ``temperature``: there is no prior.
+    ``temperature``, since there is no prior.
 
     Args:
-        params: As every optimiser's.
-        lr: Learning rate; not negative.
-        num_data: ``F``, the objective, is this many times the mean loss; 1 takes the loss as it is.
-        initial_precision: The precision at the start, which has no default here.
-        **options: As :class:`PerturbedOptimizer`'s.
+        params: Parameters, as in :class:`PerturbedOptimizer`.
+        lr: Learning rate, not negative.
+        num_data: Factor between the mean loss and the objective ``F``; with 1 the objective is the loss.
+        initial_precision: Precision at the start; it has no default here.
+        **options: Further arguments of :class:`PerturbedOptimizer`.
     """
 
     rule = VadaGradRule()
@@ -81,6 +81,6 @@ class VadaGrad(PerturbedOptimizer):
         super().__init__(params, lr, num_data=num_data, initial_precision=initial_precision, temperature=0.0, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:
-        """Also that there is an initial precision."""
+        """Also check that there is an initial precision."""
         super().check_group(group)
         check("initial_precision", group["initial_precision"], "a positive, finite number", lambda v: v is not None)

@@ -35,15 +35,15 @@ class VadamRule:
         mu    <- mu - lr m_hat / (sqrt(v_hat) + lt)           m_hat = m / (1 - b1^t), v_hat = v / (1 - b2^t)
         1 / sigma^2 = N (s + lt)
 
-    ``s0 = (initial_precision - lambda) / N`` and ``B`` is the weight that it still has, so that only what was
-    accumulated is bias-corrected and ``s0`` is not inflated (the authors' code divides it too, which stalls the first
-    steps). The noise uses the uncorrected ``s``, as in the paper. The prior's gradient is not squared into ``s``.
-    The products ``b1^t`` and ``b2^t`` are running ones, right under schedules. At a temperature below 1 the
-    correction stays Adam's own: the first step has Adam's length whatever the temperature, and ``v_hat`` then
-    approaches ``h / tau``; at 0 it is VadaGrad with momentum.
+    ``s0 = (initial_precision - lambda) / N``, and ``B`` is the weight that it still has. The bias correction divides
+    ``v`` only, so that ``s0`` is not inflated (the authors' code divides ``s0`` too, which stalls the first steps). The
+    noise uses the uncorrected ``s``, as in the paper. The prior's gradient does not enter the squares in ``s``. The
+    powers ``b1^t`` and ``b2^t`` are running products, so they are correct under schedules. At a temperature below 1 the
+    correction is still Adam's: the first step has Adam's length at every temperature, and ``v_hat`` then approaches
+    ``h / tau``. At temperature 0 the rule is VadaGrad with momentum.
 
-    With ``bridge=False`` ``v`` is Adam's own, whatever the temperature, and the posterior reads it off bias-corrected,
-    with the number ``M`` of examples that a gradient is the mean of (``batch_size``)::
+    With ``bridge=False``, ``v`` is Adam's at every temperature. The posterior uses its bias-corrected value and
+    ``M = batch_size``, the number of examples over which a gradient is averaged::
 
         v     <- b2 v + (1 - b2) h
         mu    <- mu - lr m_hat / (sqrt(v_hat) + tau lt + 1e-8)
@@ -60,11 +60,11 @@ class VadamRule:
     options: tuple[Option, ...] = (*LEARNING, BATCH_SIZE)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Zeros: ``s0`` is not stored, but follows from the hyper-parameters."""
+        """Zeros; ``s0`` follows from the hyper-parameters and is not stored."""
         return {name: torch.zeros_like(mean) for name in self.state}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
-        """``N (v + B s0 + lt)``, written ``N v + B initial_precision + (1 - B) lambda`` so that nothing cancels."""
+        """``N (v + B s0 + lt)``, computed as ``N v + B initial_precision + (1 - B) lambda`` to avoid cancellation."""
         weight = hp["initial_weight"]
         floor = weight * hp["initial_precision"] + (1.0 - weight) * active_prior_precision(hp)
         scale = hp["num_data"]
@@ -75,7 +75,7 @@ class VadamRule:
         return torch.mul(running, factor(scale, running)).add_(factor(floor, running))
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
-        """The gradient's magnitude, ``g^2``; over several samples it is the mean of squares (the authors' code)."""
+        """The squared gradient ``g^2``; for several samples the mean of their squares, as in the authors' code."""
         return grad.square()
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
@@ -91,7 +91,7 @@ class VadamRule:
         add_scaled_(mean, grad, -hp["lr"] / (1.0 - hp["beta1_product"]))
 
     def follow_(self, average_sq: Tensor, curvature: Tensor, hp: Hyper) -> None:
-        """The running average of squares: tempered with the bridge, else Adam's."""
+        """Update the running average of squares: with the bridge the tempered one, otherwise Adam's."""
         if hp["bridge"]:
             tempered_decay_(average_sq, curvature, hp)
         else:
@@ -99,16 +99,16 @@ class VadamRule:
             add_scaled_(average_sq, curvature, 1.0 - hp["betas"][1])
 
     def damping(self, hp: Hyper) -> Scalar:
-        """What a step's denominator never falls below."""
+        """Lower bound of the denominator of a step."""
         damping: Scalar = hp["prior_precision"] / hp["num_data"]
         return damping if hp["bridge"] else hp["temperature"] * damping + 1e-8
 
 
 class Vadam(PerturbedOptimizer):
-    """Variational Adam: as cheap as Adam, its second moment is the posterior's precision.
+    """Variational Adam, which costs as much as Adam and turns its second moment into the posterior's precision.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`. With a negligible prior and the noise off
-    it is ``torch.optim.Adam(eps=prior_precision / num_data)``.
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`. With the recipe ``"paper"``, a negligible
+    prior and no noise it is ``torch.optim.Adam(eps=prior_precision / num_data)``.
     """
 
     rule = VadamRule()

@@ -10,15 +10,15 @@ from bayesadam.optim.von import VON
 
 
 class VAN(VON):
-    """Variational optimisation with second derivatives, and the bridge from it to inference.
+    """Variational adaptive Newton: variational optimisation with second derivatives.
 
-    The rule is VON's, which has the factor ``tau`` on the KL divergence: ``temperature=0``, the default here, minimises
-    the expected loss ``E_q[F]`` with noise that is annealed as curvature is summed up, ``s <- s + (1 - b2) h`` with
-    ``1 / sigma^2 = N s``, as VadaGrad does with squared gradients; ``temperature=1`` is VON. Between them the precision
-    tends to ``N h / tau + lambda``, the optimum of eq. 22 (eq. 24 misses it). ``prior_precision / num_data``
-    damps the Newton step at every temperature.
+    The rule is VON's, with the factor ``tau`` on the KL divergence. ``temperature=0``, the default here, minimises the
+    expected loss ``E_q[F]``; the noise is annealed as curvature adds up, ``s <- s + (1 - b2) h`` with
+    ``1 / sigma^2 = N s``, as VadaGrad does with squared gradients. ``temperature=1`` is VON. For temperatures between
+    them the precision tends to ``N h / tau + lambda``, the optimum of eq. 22 (eq. 24 does not reach it). The term
+    ``prior_precision / num_data`` damps the Newton step at every temperature.
 
-    Arguments are those of :class:`VON`.
+    The arguments are those of :class:`VON`.
     """
 
     def __init__(

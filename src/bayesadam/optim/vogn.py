@@ -28,9 +28,9 @@ class VOGNRule(VONRule):
 
     With ``b1 = 0`` there is no momentum, as in Khan et al. 2018. ``s`` is not bias-corrected (all sources agree).
 
-    With ``bridge=False`` the weight of a step's curvature is that of a running average over the whole training, as
-    :class:`IVONRule` has it, and the step is divided by ``tau``: ``s`` is ``h / tau``, so that ``lr`` is the share of
-    a Newton step whatever the temperature.
+    With ``bridge=False`` the weight of a step's curvature is that of a running average over the whole training, as in
+    :class:`IVONRule`, and the step is divided by ``tau``. Since ``s`` approaches ``h / tau``, ``lr`` is then the
+    fraction of a Newton step at every temperature.
     """
 
     state = ("exp_avg", "hessian")
@@ -47,7 +47,7 @@ class VOGNRule(VONRule):
         return {"exp_avg": torch.zeros_like(mean), "hessian": initial_hessian(mean, hp)}
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """None: it needs the gradients of the examples."""
+        """None, because the curvature needs the gradients of single examples and is collected by hooks."""
         return None
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
@@ -63,27 +63,29 @@ class VOGNRule(VONRule):
 
 
 class VOGN(PerturbedOptimizer):
-    """Variational online Gauss-Newton: the curvature is the mean of the examples' squared gradients.
+    """Variational online Gauss-Newton, whose curvature is the mean of the squared gradients of single examples.
 
-    Unlike Vadam's squared mean gradient it does not shrink with the size of the minibatch, so the posterior's width is
-    right whatever the batch. The module is given once, and any of the three ways to train works::
+    Unlike the squared mean gradient of Vadam, this curvature does not shrink as the minibatch grows, so the width of
+    the posterior is right for every batch size. The module is given once, and all three ways to train work::
 
         opt = ba.VOGN(model.parameters(), num_data=len(train_set), curvature=ba.PerExampleSquares(model))
 
     Args:
-        params: As every optimiser's. In groups with ``perturb=False`` there may be parameters that are not the
-            module's (a learned noise level): their curvature is not known, and they follow their gradient's average.
-        lr: Learning rate; not negative.
+        params: Parameters, as in :class:`PerturbedOptimizer`. Groups with ``perturb=False`` may have parameters that do
+            not belong to the module (a learned noise level): their curvature is not known, and they follow the running
+            average of their gradient.
+        lr: Learning rate, not negative.
         num_data: Number of training examples, or a chosen effective number.
-        curvature: Of the module that the parameters are part of. It says whether the loss is a mean or a sum over the
-            examples of a minibatch. With a sum, ``p.grad`` is the mean's gradient after a block; in drop-in training it
-            stays the sum, and the step divides it. All backward passes of a step must go through the module, and
-            gradients must be cleared by the optimiser's ``zero_grad``, which forgets the squares too.
-        **options: As :class:`PerturbedOptimizer`'s.
+        curvature: The :class:`PerExampleSquares` of the module that has the parameters. It knows whether the loss is a
+            mean or a sum over the examples of a minibatch. With a sum, ``p.grad`` is the gradient of the mean after a
+            sampling block; in drop-in training it is the gradient of the sum, and the step divides it. All backward
+            passes of a step must go through the module, and gradients must be cleared by the optimiser's
+            ``zero_grad``, which clears the squares too.
+        **options: Further arguments of :class:`PerturbedOptimizer`.
 
     Raises:
-        ValueError: A hyper-parameter out of its range, or no :class:`PerExampleSquares`.
-        RuntimeError: From ``step()``, if a parameter has a gradient that did not come through the module.
+        ValueError: A hyper-parameter is out of its range, or ``curvature`` is not a :class:`PerExampleSquares`.
+        RuntimeError: Raised by ``step()`` if a parameter has a gradient that did not come through the module.
     """
 
     rule = VOGNRule()
@@ -108,10 +110,11 @@ class VOGN(PerturbedOptimizer):
         super().__init__(params, lr, num_data=num_data, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters of the model.
+        """Add parameters of the model, as in the base class.
 
         Raises:
-            ValueError: Also: a perturbed parameter that is not of the model that ``curvature`` was made for.
+            ValueError: As in the base class; or a perturbed parameter does not belong to the model that ``curvature``
+                was made for.
         """
         params = param_group["params"]
         check_ordered(params)
@@ -126,5 +129,5 @@ class VOGN(PerturbedOptimizer):
         super().add_param_group({**param_group, "params": params})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Also the curvature: a copy of model and optimiser together refers to the copied model."""
+        """The state with the curvature, so that a copy of model and optimiser together refers to the copied model."""
         return {**super().__getstate__(), "_source": self._source}

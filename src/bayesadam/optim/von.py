@@ -29,9 +29,10 @@ class VONRule:
         mu <- mu - lr clip((g + tau lt (mu - mu0)) / (s + lt), +-clip_radius)
         1 / sigma^2 = N (s + lt)
 
-    ``h`` is a Hessian diagonal of the mean loss: from outside, or ``g eps / sigma``. ``betas[0]`` is not used. With
-    the element-wise correction ``0.5 (1 - b2)^2 (tau s - h)^2 / (s + lt)`` is added to ``s`` too, which keeps the
-    precision positive whatever ``h``. Without a curvature (no noise to read it off) ``s`` stays.
+    ``h`` is a Hessian diagonal of the mean loss, either computed from second derivatives or estimated by
+    ``g eps / sigma``. ``betas[0]`` is not used. The element-wise correction also adds
+    ``0.5 (1 - b2)^2 (tau s - h)^2 / (s + lt)`` to ``s``, which keeps the precision positive for every ``h``. Without
+    noise there is no estimate of the curvature, and ``s`` does not change.
     """
 
     state: tuple[str, ...] = ("hessian",)
@@ -40,11 +41,11 @@ class VONRule:
     options: tuple[Option, ...] = (*HESSIAN_OPTIONS, CLIP_RADIUS)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Hessian ``s0 = (initial_precision - lambda) / N``."""
+        """The initial Hessian ``s0 = (initial_precision - lambda) / N``."""
         return {"hessian": initial_hessian(mean, hp)}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
-        """``N (s + lt)``; at ``tau = 0`` there is no prior: ``N s``."""
+        """``N (s + lt)``, or ``N s`` at ``tau = 0``, where there is no prior."""
         return posterior_precision(state["hessian"], hp)
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
@@ -61,22 +62,22 @@ class VONRule:
         add_scaled_(mean, step, -hp["lr"])
 
     def rate(self, hp: Hyper) -> Any:
-        """How far one step moves the precision towards its target."""
+        """How far one step moves the precision towards its target, as a fraction."""
         return 1.0 - hp["betas"][1]
 
     def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
-        """The same hyper-parameters with another such rate."""
+        """The same hyper-parameters with another rate."""
         return {**hp, "betas": (hp["betas"][0], 1.0 - rate)}
 
     def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
-        """The rate at which the first precision would be 0; 0-d, infinite if none would."""
+        """The smallest rate at which a precision would become 0, as a 0-d tensor; infinite if there is none."""
         return largest_rate(state["hessian"], curvature, hp)
 
 
 class VON(SecondOrderOptimizer):
-    """Variational online Newton: the exact method, of which Vadam is the cheap approximation.
+    """Variational online Newton, the exact method that Vadam approximates cheaply.
 
-    Second derivatives are taken by the optimiser itself, from a loss that has *not* been backwarded::
+    The optimiser takes the second derivatives itself, from a loss on which ``backward()`` has *not* been called::
 
         opt.step(closure)                                 # the closure returns the mean loss, without backward()
 
@@ -84,34 +85,35 @@ class VON(SecondOrderOptimizer):
             opt.backward(loss_fn(model(x), y))            # in place of loss.backward()
         opt.step()
 
-    With ``hessian="reparameterized"`` nothing is differentiated twice and all three ways to train work as with every
+    With ``hessian="reparameterized"`` there are no second derivatives, and all three ways to train work as with every
     other optimiser.
 
     Args:
-        params: As every optimiser's.
-        lr: Learning rate, 1 is Newton's; not negative.
+        params: Parameters, as in :class:`PerturbedOptimizer`.
+        lr: Learning rate, not negative; 1 makes full Newton steps.
         num_data: Number of training examples, or a chosen effective number.
-        betas: ``betas[0]`` is not used.
-        hessian: ``"exact"``: one backward pass per weight, for small models; ``"hutchinson"``: ``probes`` passes;
-            ``"reparameterized"``: read off the noise at no cost, with a high variance (wants ``betas[1]`` near 1).
-        covariance: ``"diagonal"``; or ``"full"``: one matrix over all weights, for up to a few thousand of them. Then
-            :meth:`posterior` is a :class:`DenseGaussian`, and parameters cannot be added or sharded. Weights that are
-            frozen later are held at their means while others are drawn, and stay random in the posterior. With
-            ``"reparameterized"`` a sample's estimate has rank 2 and a size that grows with the gradient: it is stable
-            only where ``1 - betas[1]`` is small against ``1 / sqrt(num_data)``.
-        probes: Random vectors of ``"hutchinson"`` per sample.
-        correction: How the precision is kept positive where curvature is negative: ``"elementwise"``, a term of second
-            order (Lin et al. 2020); ``"backtracking"``, a smaller ``1 - betas[1]`` for all weights in that step (Khan
-            et al. 2018, eq. 63); ``None``: not, and a step that would make a precision negative raises. By default
-            None for ``"exact"``, else element-wise.
-        clip_radius: Largest absolute value of a weight's Newton step, before the learning rate; infinite by default.
-            Where curvature was small so far and a gradient is large, as at the start from a trained network, a limit of
-            0.1 to 1 keeps the training from diverging.
-        **options: As :class:`PerturbedOptimizer`'s.
+        betas: Decay rates; ``betas[1]`` is that of the Hessian, and ``betas[0]`` is not used.
+        hessian: Estimate of the Hessian. ``"exact"`` takes one backward pass per weight, for small models;
+            ``"hutchinson"`` takes ``probes`` passes with random vectors; ``"reparameterized"`` estimates it from the
+            noise and the gradient at no cost, with a high variance, and needs ``betas[1]`` near 1.
+        covariance: ``"diagonal"``, or ``"full"`` for one matrix over all weights, of which there may be a few thousand.
+            With ``"full"``, :meth:`posterior` returns a :class:`DenseGaussian`, and parameters cannot be added or
+            sharded. Weights that are frozen later are held at their means while others are drawn, and stay random in
+            the posterior. With ``"reparameterized"`` the estimate from one sample has rank 2 and a size that grows with
+            the gradient, so it is stable only if ``1 - betas[1]`` is small against ``1 / sqrt(num_data)``.
+        probes: Number of random vectors per sample for ``"hutchinson"``.
+        correction: How the precision is kept positive where curvature is negative. ``"elementwise"`` adds a term of
+            second order (Lin et al. 2020); ``"backtracking"`` reduces ``1 - betas[1]`` for all weights in that step
+            (Khan et al. 2018, eq. 63); with ``None`` a step that would make a precision negative raises an error. The
+            default is None for ``"exact"`` and ``"elementwise"`` otherwise.
+        clip_radius: Largest absolute value of the Newton step of a weight, before the learning rate; infinite by
+            default. A limit of 0.1 to 1 keeps the training from diverging where the curvature has been small and a
+            gradient is large, as at the start from a trained network.
+        **options: Further arguments of :class:`PerturbedOptimizer`.
 
     Raises:
-        ValueError: A hyper-parameter out of its range, or options that do not go together.
-        FloatingPointError: From ``step()``, if a precision would not stay positive; nothing has changed.
+        ValueError: A hyper-parameter is out of its range, or options exclude each other.
+        FloatingPointError: Raised by ``step()`` if a precision would not stay positive; nothing has changed.
     """
 
     rule = VONRule()

@@ -28,7 +28,7 @@ class VpropRule(VadamRule):
         mu <- mu - lr (g + tau lt (mu - mu0)) / (sqrt(s) + lt)
         1 / sigma^2 = N (s + lt)
 
-    ``betas[0]`` is not used. Vadam's docstring explains ``s0`` and ``B``, and ``bridge=False``, with which the step
+    ``betas[0]`` is not used. :class:`VadamRule` explains ``s0``, ``B`` and ``bridge=False``; with the latter the step
     divides by ``sqrt(v_hat) + tau lt + 1e-8``.
     """
 
@@ -52,9 +52,9 @@ class VpropRule(VadamRule):
 class Vprop(PerturbedOptimizer):
     """Variational RMSprop.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`; ``betas[0]`` is not used. With the noise off
-    and ``initial_precision = prior_precision`` it is ``torch.optim.RMSprop(alpha=b2, eps=prior_precision / num_data)``
-    where the prior is negligible.
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`; ``betas[0]`` is not used. With the recipe
+    ``"paper"``, a negligible prior, no noise and ``initial_precision = prior_precision`` it is
+    ``torch.optim.RMSprop(alpha=b2, eps=prior_precision / num_data)``.
     """
 
     rule = VpropRule()
