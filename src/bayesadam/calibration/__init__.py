@@ -1,4 +1,6 @@
-"""The width of a posterior and the temperature of its predictions, after training, by how well they predict data."""
+"""Calibration after training: the width of a posterior and the temperature of its predictions, found on held-out
+data.
+"""
 
 from bayesadam.calibration.temperature import calibrate as calibrate
 from bayesadam.calibration.tuning import PosteriorTuning as PosteriorTuning

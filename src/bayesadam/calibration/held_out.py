@@ -1,4 +1,4 @@
-"""Rows by which predictions are scored, and what shows that a network was trained on them."""
+"""Scoring predictions of held-out rows, and signs that a network was trained on them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from bayesadam.predictive.predict import How, Run, network_outputs
 from bayesadam.predictive.result import Predictive
 
 STEPS = 20
-"""Of the search for a temperature, which is then known to 0.1%."""
+"""Number of steps of the search for a temperature, which is then known to 0.1%."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """Predictions of rows with targets.
+    """Predictions of rows with targets, which can be scored by several likelihoods.
 
     Attributes:
-        run: The network, which has been run for the inputs.
-        target: The targets.
+        run: The network after it was run on the inputs.
+        target: Targets of the rows.
     """
 
     run: Run
@@ -40,29 +40,29 @@ class Scored:
         """``-log p`` of every row in nats, in float64.
 
         Args:
-            likelihood: Of the kind that the network was run for.
-            scale: Linearised, ``scale=`` multiplies the posterior's standard deviations.
+            likelihood: Likelihood of the kind that the network was run for.
+            scale: With the linearised method, ``scale=`` multiplies the posterior's standard deviations.
         """
         found: Predictive = self.run(likelihood, **scale)
         return -found.log_prob(self.target.to(found.device)).double()
 
     @property
     def takes_scale(self) -> bool:
-        """Whether the posterior's width can be changed without running the network anew."""
+        """Whether the posterior's width can be changed without running the network again."""
         return self.run.method == "linearized"
 
 
 class HeldOut:
-    """Rows with targets, and how the network is run for them.
+    """Rows with targets, and the settings with which the network is run on them.
 
     Args:
-        model: As for :func:`bayesadam.predict`.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs, which is gone through once and kept.
-        likelihood: What the outputs mean.
+        model: The network, as for :func:`bayesadam.predict`.
+        data: A pair ``(inputs, targets)``, or a loader of such pairs, which is iterated over once and kept in memory.
+        likelihood: Likelihood of the targets given the network's outputs.
         options: Further arguments of :func:`bayesadam.predict`.
 
     Raises:
-        ValueError: No data, or data that are no pairs.
+        ValueError: There are no data, or the data are not pairs.
     """
 
     def __init__(self, model: nn.Module, data: Data, likelihood: Likelihood, **options: Any) -> None:
@@ -77,11 +77,11 @@ class HeldOut:
         self._batches = [batch for batch, _ in pairs]
 
     def scored(self, posterior: NetworkDistribution, **options: Any) -> Scored:
-        """Run the network; what is returned scores it by a likelihood, again and again.
+        """Run the network once; the result scores the predictions by any number of likelihoods.
 
         Args:
-            posterior: As for :func:`bayesadam.predict`.
-            options: In place of those of the class.
+            posterior: Posterior, as for :func:`bayesadam.predict`.
+            options: Arguments that replace those of the class.
         """
         given = {"likelihood": self.likelihood, "progress": False, **self.options, **options}
         return Scored(network_outputs(self.model, posterior, self.inputs, How(**given)), self.target)
@@ -99,23 +99,23 @@ class HeldOut:
 
 
 def mean(values: Tensor) -> float:
-    """Of all rows; infinite where it is not a number."""
+    """Mean over all rows; infinite where it would be NaN."""
     value = values.mean().item()
     return math.inf if math.isnan(value) else value
 
 
 def temperatures(likelihood: Likelihood) -> tuple[float, float]:
-    """Where a temperature is searched: of the noise of regression, whose scale may be anything, farther than else."""
+    """Range in which a temperature is searched; it is wider for regression, whose noise may have any scale."""
     return (0.1, 10.0) if likelihood.defines("log_probs") else (1e-4, 1e4)
 
 
 def best_temperature(score: Callable[..., Tensor], likelihood: Likelihood) -> tuple[float, float]:
-    """The temperature with the least mean score, and that score."""
+    """Find the temperature with the lowest mean score, and that score."""
     return least(lambda value: mean(score(likelihood.tempered(value))), *temperatures(likelihood), STEPS)
 
 
 def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
-    """Whether every lower temperature would be better: warn then, as no temperature is known."""
+    """Whether the score falls down to the lowest temperature, so that none can be found; a warning is then issued."""
     low, _ = temperatures(likelihood)
     if temperature > 1.01 * low:
         return False
@@ -129,7 +129,7 @@ def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
 
 
 def check_apart(held_out: HeldOut, train: Data | None) -> None:
-    """Warn of rows that are among those of the training data."""
+    """Warn if rows also occur in the training data."""
     if train is None:
         return
     own = held_out.rows()
@@ -144,19 +144,20 @@ def check_apart(held_out: HeldOut, train: Data | None) -> None:
 
 
 def check_surer(likelihood: Likelihood, temperature: float, gain: float, rows: int, width: float = 0.0) -> None:
-    """Warn where classes of held-out rows ask for surer predictions and no width, as those of training rows do.
+    """Warn if held-out rows of a classification look as if the network had been trained on them.
 
-    A network that has been trained by maximum likelihood is too sure of new rows: they ask for a temperature above 1,
-    or some width. On the rows that it was trained on it is at its optimum or on its way there: they ask for a
-    temperature of 1 or below, and no width. So the sign is a temperature below 0.9 that is no chance, while a width
-    gains nothing. Other likelihoods have a noise whose scale may be anything, and no such sign.
+    A network that was trained by maximum likelihood is overconfident on new rows: their best temperature is above 1, or
+    some posterior width improves the score. On its training rows the network is at or near its optimum: their best
+    temperature is 1 or below, and width does not help. The sign is therefore a temperature below 0.9, with a gain that
+    is not due to chance, together with no gain from the width. Other likelihoods have a noise of arbitrary scale and no
+    such sign.
 
     Args:
-        likelihood: What the outputs mean.
-        temperature: The best one for the network itself.
-        gain: By which the mean score is better than at temperature 1, in nats.
+        likelihood: Likelihood of the targets given the network's outputs.
+        temperature: Best temperature for the network itself.
+        gain: Improvement of the mean score by this temperature over temperature 1, in nats.
         rows: Number of rows.
-        width: By which it is better with the best width, in nats.
+        width: Improvement of the mean score by the best width, in nats.
     """
     # A gain of 2 nats in all is a log-likelihood ratio at two standard errors.
     if likelihood.defines("log_probs") and temperature < 0.9 and rows * gain > 2.0 > rows * width:

@@ -1,4 +1,4 @@
-"""The width with which a posterior does not make its network worse, and a warning where it does."""
+"""Widths at which a posterior does not predict worse than its network, and a warning about posteriors that do."""
 
 from __future__ import annotations
 
@@ -15,39 +15,41 @@ from bayesadam.posterior.gaussian import Self
 from bayesadam.predictive.pairs import Data, Remembered, evenly
 
 SAFE = "safe"
-"""In the place of a prior precision: 1, and then the largest width that does no harm."""
+"""Value of ``prior_precision`` that stands for 1, followed by a reduction to the largest harmless width."""
 
 ROWS = 512
-"""Of the data, by which that is found."""
+"""Number of rows of the data by which the harmless width is found."""
 
 SAMPLES = 16
-"""Of the posterior, likewise: with few, the predictive density is a little lower, which is on the safe side."""
+"""Number of posterior samples in that search; with few samples the predictive density is slightly low, which is
+safe.
+"""
 
 RISE = 0.002
-"""Of the mean score above the best one, in nats, that is no harm yet."""
+"""Largest rise of the mean score above the best score, in nats, that counts as harmless."""
 
 SMALLEST = 2.0**-10
 """Factor of the width that is tried first."""
 
 HARM = 0.1
-"""Rise above the network's own score, in nats, that is warned of."""
+"""Rise of the mean score above the network's own score, in nats, above which a warning is issued."""
 
 SHARE = 0.05
-"""Of the weights' size: that of the noise which is taken to be harmless where there are no data."""
+"""Size of the noise relative to the weights that counts as harmless where there are no data."""
 
 
 class Watched:
-    """Some rows of data, by which a posterior around a trained network is compared with the network itself.
+    """Rows of data on which a posterior around a trained network is compared with the network itself.
 
     Args:
-        model: Trained.
-        data: As given to a function of this library.
-        likelihood: What the outputs mean.
-        output: Of :func:`bayesadam.predict`.
-        batch_size: Of :func:`bayesadam.predict`.
+        model: The trained network.
+        data: Data as given to a function of this library.
+        likelihood: Likelihood of the targets given the network's outputs.
+        output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
+        batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
 
     Attributes:
-        data: To be gone through in the place of those given: of a loader, the rows that come first are kept.
+        data: Data to iterate over instead of those given; the first rows of a loader are kept in passing.
     """
 
     def __init__(
@@ -64,12 +66,12 @@ class Watched:
         self._options = {"output": output, "batch_size": batch_size, "mc_samples": SAMPLES}
 
     def harmless(self, posterior: Self) -> Self:
-        """The posterior, its standard deviations multiplied by the largest factor up to 1 that does no harm.
+        """Multiply the posterior's standard deviations by the largest factor up to 1 that does no harm.
 
-        Harm is a mean ``-log p`` of the rows, under the predictive distribution, of more than ``RISE`` nats above the
-        least: that of the network itself or with a smaller factor. On rows that the network was trained on, hardly any
-        noise makes it less, so that the factor is smaller than on others: too small for the best predictions, but
-        harmless.
+        A factor does harm if the mean ``-log p`` of the rows under the predictive distribution is more than ``RISE``
+        nats above the lowest one, that of the network itself or of a smaller factor. On rows that the network was
+        trained on, noise hardly ever lowers the score, so the factor is smaller than on held-out rows: too small for
+        the best predictions, but harmless.
         """
         rows = self._rows()
         least = mean(rows.scored(posterior, method="mean")(self._likelihood))
@@ -95,7 +97,7 @@ class Watched:
         return posterior if factor == 1.0 else posterior.scaled(factor)
 
     def warn_of_harm(self, posterior: Self) -> None:
-        """Warn where the posterior's score of the rows is clearly worse than the network's."""
+        """Warn if the posterior's score of the rows is clearly worse than the network's."""
         rows = self._rows()
         own = rows.scored(posterior, method="mean")(self._likelihood)
         wide = rows.scored(posterior)(self._likelihood)
@@ -111,15 +113,16 @@ class Watched:
             )
 
     def _rows(self) -> HeldOut:
-        """A part of the data; of a loader, what was kept of it."""
+        """Some rows of the data; for a loader, the rows that were kept."""
         data = self.data.first() if isinstance(self.data, Remembered) else evenly(self.data, ROWS)
         return HeldOut(self._model, data, self._likelihood, **self._options)
 
 
 def harmless_share(posterior: Self) -> Self:
-    """Without data: widths times the largest factor up to 1 for which noise is 5% of the weights in every matrix.
+    """Without data, scale the widths by the largest factor up to 1 for which the noise is 5% of the weights in every
+    matrix.
 
-    Root mean squares are compared; those of tensors with one axis, biases and the weights of norm layers, only if there
+    Root mean squares are compared. Tensors with one axis (biases and the weights of norm layers) are used only if there
     are no others.
     """
     names = [name for name, value in posterior.mean.items() if value.ndim > 1] or list(posterior.mean)

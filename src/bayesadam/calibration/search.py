@@ -1,4 +1,4 @@
-"""Where a function of a positive number is least."""
+"""Minimisation of a function of one positive number."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ RATIO = (math.sqrt(5.0) - 1.0) / 2.0
 
 
 def least(function: Callable[[float], float], low: float, high: float, steps: int) -> tuple[float, float]:
-    """The number in ``[low, high]`` at which a function is least, and its value there, by golden section.
+    """Minimise a function over ``[low, high]`` by golden section; return the minimiser and the minimum.
 
-    The logarithm of the number is searched. Of a function with one minimum the bracket is ``0.618**steps`` of its width
-    in the end; a function that is flat has its end at ``low``.
+    The search uses the logarithm of the number. If the function has one minimum, the final bracket is ``0.618**steps``
+    of the initial one; for a flat function the search ends at ``low``.
 
     Args:
-        function: Of a positive number; called ``steps + 2`` times.
-        low: Positive.
-        high: Larger.
-        steps: Times that the bracket is narrowed.
+        function: Function of a positive number; it is called ``steps + 2`` times.
+        low: Lower end, positive.
+        high: Upper end, above ``low``.
+        steps: Number of times that the bracket is narrowed.
     """
 
     def at(place: float) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Temperature scaling: how sure predictions should be, by held-out data."""
+"""Temperature scaling of predictions by held-out data."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from bayesadam.predictive.pairs import Data
 
 
 class AsItIs(NetworkDistribution):
-    """The network with its own weights."""
+    """The network with its own weights, as a distribution without uncertainty."""
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
-        """Nothing is put into the network."""
+        """Return a context whose function leaves the network unchanged."""
         yield lambda _: None
 
 
@@ -38,39 +38,40 @@ def calibrate(
     batch_size: int | None = None,
     batch_norm: Any = None,
 ) -> Likelihood:
-    """The likelihood at the temperature that gives held-out targets the largest density: temperature scaling.
+    """Find the temperature that gives held-out targets the highest density, and return the likelihood at it.
 
-    Of classes, logits are divided by the temperature (Guo et al. 2017); of Gaussian targets, the variance of the noise
-    is multiplied by it. The network stays as it is, and so do its most probable classes; what is returned goes to
-    :func:`bayesadam.predict`, whatever the method there::
+    This is temperature scaling. For classes the logits are divided by the temperature (Guo et al. 2017); for Gaussian
+    targets the variance of the noise is multiplied by it. The network and its most probable classes do not change. The
+    result is passed to :func:`bayesadam.predict`, with any method::
 
         likelihood = ba.calibrate(model, (x_val, y_val), likelihood=ba.Categorical())
         ba.predict(model, q, x_new, likelihood=likelihood)
 
-    It is what every posterior around a trained network has to be compared with; :func:`bayesadam.tune_posterior` finds
-    width and temperature together. A warning says where rows look like such that the network was trained on: they are
-    in ``train``, or they ask for clearly surer predictions.
+    Every posterior around a trained network should be compared with this baseline. :func:`bayesadam.tune_posterior`
+    finds width and temperature together. A warning is issued if the network seems to have been trained on the held-out
+    rows: they occur in ``train``, or the best temperature is clearly below 1.
 
     Args:
-        model: Trained.
+        model: The trained network.
         held_out: Rows that the network was *not* trained on: a pair ``(inputs, targets)``, or a loader of such pairs.
-        likelihood: What the outputs mean.
-        posterior: Whose predictive distribution is calibrated; default none: the network itself.
-        train: The training data, to be compared with: rows that are in both are warned of.
-        method: Of :func:`bayesadam.predict`, with a posterior.
-        mc_samples: Of :func:`bayesadam.predict`, with a posterior.
-        seed: Of :func:`bayesadam.predict`, with a posterior.
-        output: Of :func:`bayesadam.predict`.
-        batch_size: Of :func:`bayesadam.predict`.
-        batch_norm: Of :func:`bayesadam.predict`.
+        likelihood: Likelihood of the targets given the network's outputs.
+        posterior: Posterior whose predictive distribution is calibrated; by default the network itself is calibrated.
+        train: Training data. Held-out rows that also occur in them are reported in a warning.
+        method: Method of prediction, as in :func:`bayesadam.predict`; used with a posterior only.
+        mc_samples: Number of samples, as in :func:`bayesadam.predict`; used with a posterior only.
+        seed: Seed of the samples, as in :func:`bayesadam.predict`; used with a posterior only.
+        output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
+        batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
+        batch_norm: Inputs for batch norm statistics, as in :func:`bayesadam.predict`.
 
     Returns:
-        ``likelihood.tempered(temperature)``: of classes a temperature in [0.1, 10], of noise in [1e-4, 1e4]. Where
-        every lower one is better (all rows are predicted right), 1, with a warning.
+        ``likelihood.tempered(temperature)``, with a temperature in [0.1, 10] for classes and in [1e-4, 1e4] for noise.
+        If every lower temperature is better (all rows are predicted correctly), the temperature is 1 and a warning is
+        issued.
 
     Raises:
-        MissingCapabilityError: A likelihood that cannot be ``tempered``.
-        ValueError: As for :func:`bayesadam.predict`, no data, or predictions that are not finite.
+        MissingCapabilityError: The likelihood cannot be ``tempered``.
+        ValueError: There are no data, predictions are not finite, or :func:`bayesadam.predict` raises it.
     """
     check_likelihood(likelihood)
     likelihood.tempered(1.0)  # raises before the network is run

@@ -1,4 +1,4 @@
-"""The width of any posterior, and with it the temperature of its predictions, by held-out data."""
+"""Tuning the width of a posterior together with the temperature of its predictions, by held-out data."""
 
 from __future__ import annotations
 
@@ -28,33 +28,35 @@ from bayesadam.predictive.pairs import Data
 from bayesadam.progress import progress_bar
 
 PRECISIONS = tuple(10.0**power for power in range(-4, 5))
-"""Candidates for the prior precision, where nothing else is tuned."""
+"""Candidates for the prior precision if nothing else is tuned."""
 
 FEW_PRECISIONS = (1e-2, 1.0, 1e2, 1e4)
-"""Likewise, where the width is."""
+"""Candidates for the prior precision if the width is tuned, too."""
 
 SCALES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-"""Of the standard deviations, tried first; the search goes on between the neighbours of the best."""
+"""Factors of the standard deviations that are tried first; the search continues between the neighbours of the best."""
 
 STEPS = 5
-"""Of that search."""
+"""Number of steps of that search."""
 
 
 @dataclass(frozen=True)
 class PosteriorTuning:
-    """What :func:`tune_posterior` has found; scores are mean negative log predictive densities, in nats.
+    """Result of :func:`tune_posterior`; scores are mean negative log predictive densities, in nats.
 
     Attributes:
-        posterior: The best one, its standard deviations multiplied by ``scale``.
-        likelihood: At the ``temperature``: for :func:`bayesadam.predict`.
-        scale: Of the standard deviations.
-        temperature: Of the predictions; see :func:`bayesadam.calibrate`.
-        chosen: What the posterior was made with, by name; empty if it was given.
-        before: Score of the network itself, with the mean of the weights (of a mixture: of the mixture as it was).
-        calibrated: Likewise at its own best temperature: temperature scaling, which the posterior has to beat.
-        score: Score of what was found.
-        table: Every candidate's numbers by name with ``"scale"``, ``"temperature"`` and ``"score"``, in the order in
-            which they were tried; infinite where it was not a number.
+        posterior: The best posterior, with its standard deviations multiplied by ``scale``.
+        likelihood: The likelihood at the ``temperature``, for :func:`bayesadam.predict`.
+        scale: Factor of the standard deviations.
+        temperature: Temperature of the predictions; see :func:`bayesadam.calibrate`.
+        chosen: Arguments by name with which the posterior was made; empty if a posterior was given.
+        before: Score of the network itself, at the mean of the weights (for a mixture, the score of the mixture as
+            given).
+        calibrated: Score of the network itself at its own best temperature. This is temperature scaling, the baseline
+            of the posterior.
+        score: Score of the posterior and temperature that were found.
+        table: Numbers of every candidate by name with ``"scale"``, ``"temperature"`` and ``"score"``, in the order in
+            which they were tried; a score that is NaN is given as infinite.
         edges: Names of numbers whose chosen value is the smallest or the largest of several candidates.
     """
 
@@ -71,7 +73,9 @@ class PosteriorTuning:
 
     @property
     def message(self) -> str:
-        """What was chosen, beside the network itself, and a warning if it is at the edge of the candidates."""
+        """The choice in words, compared with the network itself, and a warning if it is at the edge of the
+        candidates.
+        """
         found = {**self.chosen, "scale": self.scale, "temperature": self.temperature}
         numbers = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if v != 1.0 or k in self.chosen) or "nothing"
         text = f"{numbers}: {self.score:.4f} nats per data point, the network {self.before:.4f}"
@@ -97,54 +101,59 @@ def tune_posterior(
     batch_norm: Any = None,
     progress: bool | None = None,
 ) -> PosteriorTuning:
-    """The width of a posterior and the temperature of its predictions that suit held-out data best.
+    """Find the width of a posterior and the temperature of its predictions that are best on held-out data.
 
     The score is the pointwise ``-log p(y | x)`` of the predictive distribution, averaged over data points. For every
     factor of the standard deviations (:meth:`bayesadam.Posterior.scaled`) the best temperature is found
-    (:func:`bayesadam.calibrate`), so that both are searched together; all candidates have the same noise::
+    (:func:`bayesadam.calibrate`), so that both are tuned together. All candidates use the same noise::
 
         tuned = ba.tune_posterior(q, model, (x_val, y_val), likelihood=ba.Categorical())
         ba.predict(model, tuned.posterior, x_new, likelihood=tuned.likelihood)
 
-    In the place of a posterior, a function makes one of other numbers, which are tuned as well::
+    Instead of a posterior, a function may be given that makes one from other numbers, which are then tuned as well::
 
         make = partial(ba.badam, adam, model, num_data=50_000)
         tuned = ba.tune_posterior(make, model, (x_val, y_val), likelihood=ba.Categorical())
         make = ba.Laplace(model, train, likelihood=ba.Categorical()).posterior
         tuned = ba.tune_posterior(make, ..., candidates={"prior_precision": [1, 10, 100]})
 
-    Look at ``tuned.calibrated``, too: where a temperature alone is as good, the posterior's width adds nothing to the
-    probabilities (what it says of foreign inputs, and of weights, is another matter).
+    Compare the score with ``tuned.calibrated``. If a temperature alone is as good, the width of the posterior does not
+    improve the probabilities; it may still be useful for outliers and for the uncertainty of weights.
 
     Args:
-        posterior: To be tuned; or a function that makes one from the keyword arguments in ``candidates``.
-        model: That the posterior is of.
+        posterior: Posterior to tune, or a function that makes one from the keyword arguments in ``candidates``.
+        model: The network that the posterior belongs to.
         held_out: Rows that the network was *not* trained on, on any device: a pair ``(inputs, targets)``, or a loader
-            of such pairs, which is gone through once and kept. Rows that it was trained on make the width too small.
-        likelihood: What the outputs mean.
-        candidates: Numbers by name, every combination of which is tried, if the posterior is made. Default: the
-            prior precisions 0.01, 1, 100, 10,000.
-        scale: Factors of the standard deviations to try; ``[1]`` leaves the width alone. Default: searched from
-            0.01 to 10 in half decades, and then by golden section between the neighbours of the best.
-        temperature: Temperatures to try; ``[1]`` leaves it alone. Default: golden section, for a likelihood that can
-            be ``tempered``.
-        train: The training data, to be compared with: rows that are in both are warned of. Without, a warning says
-            where classes ask for clearly surer predictions and no width, as on training rows.
-        method: Of :func:`bayesadam.predict`, and to be used there. Linearised, the network is run once for each
-            posterior that is made.
-        mc_samples: Of :func:`bayesadam.predict`.
-        seed: Of :func:`bayesadam.predict`.
-        output: Of :func:`bayesadam.predict`.
-        batch_size: Of :func:`bayesadam.predict`.
-        batch_norm: Of :func:`bayesadam.predict`.
-        progress: Show a progress bar; default in a terminal.
+            of such pairs, which is iterated over once and kept in memory. With training rows the width becomes too
+            small.
+        likelihood: Likelihood of the targets given the network's outputs.
+        candidates: Numbers by argument name, all combinations of which are tried, if ``posterior`` is a function.
+            Default: the prior precisions 0.01, 1, 100, 10,000.
+        scale: Factors of the standard deviations to try; ``[1]`` does not change the width. By default the search goes
+            from 0.01 to 10 in half decades, and then by golden section between the neighbours of the best.
+        temperature: Temperatures to try; ``[1]`` leaves the predictions as they are. By default the temperature is
+            found by golden section if the likelihood can be ``tempered``.
+        train: Training data. Held-out rows that also occur in them are reported in a warning. Without them, a warning
+            is issued if held-out rows of a classification look like training rows: the best temperature is clearly
+            below 1 and no width is better than none.
+        method: Method of prediction, as in :func:`bayesadam.predict`; use the same one there. With the linearised
+            method the network is run once for each posterior that is made.
+        mc_samples: Number of samples, as in :func:`bayesadam.predict`.
+        seed: Seed of the samples, as in :func:`bayesadam.predict`.
+        output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
+        batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
+        batch_norm: Inputs for batch norm statistics, as in :func:`bayesadam.predict`.
+        progress: Whether to show a progress bar; by default it is shown in a terminal.
+
+    Returns:
+        The best posterior and likelihood, with the scores of all candidates.
 
     Raises:
-        ValueError: No candidates, or candidates for a posterior that is given; no data; and what the function and
-            ``predict`` raise.
-        TypeError: Something that is neither a posterior nor a function (for others than posteriors over weights,
-            :class:`bayesadam.MCDropout`, there is :func:`bayesadam.calibrate`).
-        MissingCapabilityError: Temperatures for a likelihood that cannot be ``tempered``.
+        ValueError: There are no candidates, candidates are given for a finished posterior, there are no data, or the
+            function or ``predict`` raises it.
+        TypeError: ``posterior`` is neither a posterior over weights nor a function. For :class:`bayesadam.MCDropout`
+            use :func:`bayesadam.calibrate`.
+        MissingCapabilityError: Temperatures are given for a likelihood that cannot be ``tempered``.
         RuntimeError: No candidate has a finite score.
     """
     check_likelihood(likelihood)
@@ -202,15 +211,15 @@ def tune_posterior(
 
 
 class _Search:
-    """Scores candidates one by one, and keeps the best.
+    """Scores candidates one by one and keeps the best.
 
     Attributes:
-        table: What was tried.
-        posterior: The best one, before it is scaled.
-        best: Its row of the table.
+        table: Numbers of the candidates that were tried.
+        posterior: The best posterior, before it is scaled.
+        best: The row of the table that belongs to it.
         before: Score of the network itself.
-        calibrated: Likewise at its best temperature.
-        network_temperature: Which that is.
+        calibrated: Score of the network itself at its best temperature.
+        network_temperature: The best temperature of the network itself.
         count: Number of held-out data points.
     """
 
@@ -226,11 +235,11 @@ class _Search:
 
     @property
     def score(self) -> float:
-        """The best so far."""
+        """The best score so far."""
         return self.best["score"]
 
     def look_at_network(self, posterior: Posterior) -> None:
-        """Score the network itself, once; where no temperature is best for it, none is searched."""
+        """Score the network itself, once; if it has no best temperature, no temperature is searched."""
         if self.count:
             return
         mixture = isinstance(posterior, Mixture)  # the mean of whose weights is no network
@@ -244,7 +253,7 @@ class _Search:
             self.network_temperature, self.calibrated = 1.0, self.before
 
     def scorer(self, posterior: Posterior, numbers: Mapping[str, float]) -> Callable[[float], float]:
-        """A function from a width to the score of the posterior, which was made with these numbers."""
+        """Return a function from a width to the score of the posterior, which was made with these numbers."""
         unscaled = self.rows.scored(posterior)
 
         def score_at(scale: float) -> float:
@@ -262,7 +271,7 @@ class _Search:
         return score_at
 
     def _tempered(self, score: Callable[..., Tensor]) -> tuple[float, float]:
-        """The best temperature, and the mean score there."""
+        """Find the best temperature, and the mean score at it."""
         if self.temperature is None:
             return best_temperature(score, self.rows.likelihood)
         tried = [
@@ -274,7 +283,7 @@ class _Search:
 
 
 def _grid(posterior: object, candidates: Mapping[str, Sequence[float]] | None, *, few: bool) -> dict[str, list[float]]:
-    """Candidates by name for a function; none for a posterior."""
+    """Candidates by name for a function that makes posteriors; none for a finished posterior."""
     if isinstance(posterior, Posterior):
         if candidates is not None:
             raise ValueError(f"candidates must be given for a function that makes posteriors only, got {candidates!r}")

@@ -1,4 +1,4 @@
-"""Posteriors over the weights of a network: values that know nothing of how they were found."""
+"""Posterior distributions over the weights of a network, independent of the method that found them."""
 
 from bayesadam.posterior.base import Posterior as Posterior
 from bayesadam.posterior.base import load_posterior as load_posterior

@@ -1,4 +1,4 @@
-"""What every posterior can do: be matched with a network, put a sample into it, and be saved."""
+"""The base class of posteriors: matching them with a network, drawing samples, saving and loading."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ Self = TypeVar("Self", bound="Posterior")
 
 
 class Posterior(NetworkDistribution):
-    """A distribution over named weights; buffers, a batch norm's statistics say, may be among them.
+    """Base class of distributions over named weights.
 
-    The tensors that it is made of are kept, not copied. They may be those of a network, which predictions and
-    :meth:`applied` leave as it was; but training it further changes the posterior.
+    The weights may include buffers, such as the statistics of a batch norm layer. A posterior keeps the tensors that it
+    is made of and does not copy them. They may be those of a network: predictions and :meth:`applied` leave them
+    unchanged, but training the network further changes the posterior.
 
     Attributes:
-        mean: The mean of every weight tensor, by the name that ``named_parameters()`` gives it.
-        hyperparameters: How the posterior was found, as plain JSON values; for people, and for reports.
+        mean: Mean of every weight tensor, by the name that ``named_parameters()`` gives it.
+        hyperparameters: How the posterior was found, as plain JSON values, for people and for reports.
     """
 
     mean: dict[str, Tensor]
     hyperparameters: dict[str, Any]
 
     def sample(self, count: int, *, seed: int = 0, first: int = 0) -> dict[str, Tensor]:
-        """Samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
+        """Draw samples number ``first`` to ``first + count - 1``; each tensor has a leading axis of ``count``.
 
-        Sample ``i`` depends on ``(seed, i)`` only: not on ``count``, nor on what was drawn before, nor on any global
+        Sample ``i`` depends on ``(seed, i)`` only. It does not depend on ``count``, on earlier draws or on a global
         generator.
 
         Raises:
-            ValueError: ``count`` below 1, or a seed or number out of the range of :func:`bayesadam.noise.normal`.
+            ValueError: ``count`` is below 1, or a seed or number is out of the range of :func:`bayesadam.noise.normal`.
         """
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count!r}")
@@ -59,49 +60,51 @@ class Posterior(NetworkDistribution):
 
     @abc.abstractmethod
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function ``write(targets, number)`` that writes sample ``number``, or the mean for ``None``, in place.
+        """Return a function ``write(targets, number)`` that writes sample ``number``, or the mean for ``None``, in
+        place.
 
-        ``targets`` are tensors by name, as parameters are. What the function needs again and again it keeps.
+        ``targets`` are tensors by name, such as parameters. The function caches what it needs for every sample.
         """
 
     def scaled(self: Self, factor: float) -> Self:
-        """A copy with the same means and every standard deviation multiplied by ``factor``.
+        """Return a copy with the same means and every standard deviation multiplied by ``factor``.
 
-        Variances and covariances are multiplied by ``factor**2``, so that correlations stay. The components of a
-        mixture are scaled one by one, and stay as far apart as they are. Weights that are there or not
-        (:class:`bayesadam.posterior.Bernoulli`) stay such: their probabilities and values change. The
-        hyper-parameters are kept, with the product of all such factors as ``"scaled"``.
+        Variances and covariances are multiplied by ``factor**2``, so correlations do not change. The components of a
+        mixture are scaled one by one, and the distances between their means do not change. Bernoulli weights
+        (:class:`bayesadam.posterior.Bernoulli`) remain Bernoulli weights with other probabilities and values. The
+        hyper-parameters are copied, and ``"scaled"`` is set to the product of all factors so far.
 
         Args:
-            factor: A finite number of at least 0, which makes point masses.
+            factor: A finite number of at least 0; 0 makes point masses.
 
         Raises:
-            ValueError: Another factor.
-            TypeError: A class of posteriors that does not define how it is scaled.
+            ValueError: The factor is negative or not finite.
+            TypeError: The class of the posterior does not define how it is scaled.
         """
         check("factor", factor, "a finite number of at least 0", lambda value: 0 <= value < math.inf)
         told = {**self.hyperparameters, "scaled": self.hyperparameters.get("scaled", 1.0) * float(factor)}
         return self._scaled(float(factor), told)
 
     def _scaled(self: Self, factor: float, hyperparameters: Mapping[str, Any]) -> Self:
-        """What :meth:`scaled` returns, with these hyper-parameters."""
+        """The result of :meth:`scaled`, with the given hyper-parameters."""
         raise TypeError(f"posterior must be of a kind that defines how it is scaled, got {type(self).__name__}")
 
     @abc.abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:
-        """What is saved: ``{"mean/<name>": ..., ...}``."""
+        """The tensors that are saved, ``{"mean/<name>": ..., ...}``."""
 
     @classmethod
     @abc.abstractmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Posterior:
-        """The inverse of ``tensors``; ``KeyError`` or ``ValueError`` where they do not make a posterior."""
+        """Make a posterior from the result of ``tensors``; ``KeyError`` or ``ValueError`` if they do not fit."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file: no pickle, with a digest, completely or not at all.
+        """Write the posterior to one safetensors file, without pickle and with a digest. The file is written whole or
+        not at all.
 
         Raises:
-            TypeError: A hyper-parameter that is no JSON value; it is named.
-            OSError: The folder does not exist or cannot be written to; a file that was there is left as it was.
+            TypeError: A hyper-parameter is not a JSON value; the message names it.
+            OSError: The folder does not exist or cannot be written to. An existing file is left unchanged.
         """
         try:
             with files.whole_file(path) as temporary, temporary.open("rb+") as file:
@@ -113,16 +116,18 @@ class Posterior(NetworkDistribution):
             ) from None
 
     def _dump(self, file: BinaryIO) -> str:
-        """Write to an open file; its digest."""
+        """Write to an open file, and return the digest."""
         return files.dump_tensors(file, type(self).__name__, self.tensors(), self.hyperparameters)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's parameters and buffers that this posterior covers, by the posterior's names.
+        """Return the model's parameters and buffers that this posterior covers, by the posterior's names.
 
-        These are the model's, or those of what it wraps (``DistributedDataParallel``, ``torch.compile``).
+        If the model is a wrapper (``DistributedDataParallel``, ``torch.compile``), the module that it wraps may be
+        matched.
 
         Raises:
-            ValueError: The model's trainable parameters have other names or shapes; the first difference is named.
+            ValueError: The model's trainable parameters have other names or shapes; the message names the first
+                difference.
         """
         for inner in unwrapping(model):
             parameters = dict(inner.named_parameters())
@@ -146,7 +151,9 @@ class Posterior(NetworkDistribution):
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
-        """See the base class; the weights are written in place. Those of a sharded network are whole inside.
+        """Return a context whose function writes samples into the model, as in the base class.
+
+        The weights are written in place. Inside the context those of a sharded network are whole.
 
         Raises:
             ValueError: The model's trainable parameters are not those of the posterior.
@@ -164,7 +171,7 @@ class Posterior(NetworkDistribution):
                 torch.clear_autocast_cache()
 
     def _apart_from(self, targets: Iterable[Tensor]) -> Posterior:
-        """A posterior that stays as it is when the targets are written to: itself, if it shares no memory with them."""
+        """A posterior that does not change when the targets are written to; it is this one if they share no memory."""
         written = {_address(target) for target in targets} - {0}
         tensors = self.tensors()
         shared = [name for name, tensor in tensors.items() if _address(tensor) in written]
@@ -174,7 +181,7 @@ class Posterior(NetworkDistribution):
         return self.from_tensors({**tensors, **copies}, self.hyperparameters)
 
     def _check_theta(self, theta: Mapping[str, Tensor]) -> None:
-        """Weights by name must be those of the posterior, with any leading axes."""
+        """Check that weights by name are those of the posterior, with any leading axes."""
         self._check_names(theta, "theta")
         for name, mean in self.mean.items():
             value = theta[name]
@@ -182,7 +189,7 @@ class Posterior(NetworkDistribution):
                 raise ValueError(f"theta[{name!r}] must end in the shape {tuple(mean.shape)}, got {tuple(value.shape)}")
 
     def _check_weights(self, other: Posterior, what: str = "prior") -> None:
-        """Another posterior, as a prior say, must be over the same weights."""
+        """Check that another posterior, such as a prior, is over the same weights."""
         self._check_names(other.mean, what)
         for name, mean in self.mean.items():
             if other.mean[name].shape != mean.shape:
@@ -200,15 +207,16 @@ class Posterior(NetworkDistribution):
 
 
 def load_posterior(path: str | os.PathLike[str]) -> Posterior:
-    """Read a posterior of any kind from the file that its ``save`` wrote; tensors are on the CPU.
+    """Load a posterior of any kind from a file that its ``save`` wrote; its tensors are on the CPU.
 
     Raises:
-        FileNotFoundError: No such file.
-        bayesadam.files.DamagedFile: A file that is truncated, foreign, damaged, or written by a newer version of the
-            library; a ``ValueError``.
+        FileNotFoundError: There is no such file.
+        bayesadam.files.DamagedFile: The file is truncated, damaged, of another format, or written by a newer version of
+            the library. It is a ``ValueError``.
 
     Warns:
-        bayesadam.files.NoDigestWarning: A file of an earlier version, in which damage may not be noticed.
+        bayesadam.files.NoDigestWarning: The file was written by an earlier version without a digest, so damage may go
+            unnoticed.
     """
     posterior, digest = read_posterior(path)
     if digest is None:
@@ -217,7 +225,9 @@ def load_posterior(path: str | os.PathLike[str]) -> Posterior:
 
 
 def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str | None]:
-    """As :func:`load_posterior`, without the warning: the posterior, and the digest of its file if it has one."""
+    """Load a posterior and the digest of its file, or None without a digest; it is :func:`load_posterior` without the
+    warning.
+    """
     found = files.read_tensors(path, "the posterior file")
     kinds = posterior_kinds()
     if not isinstance(found.kind, str) or found.kind not in kinds:
@@ -230,13 +240,13 @@ def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str | None]
 
 
 def _address(tensor: Tensor) -> int:
-    """Of the memory that a tensor, or this process's part of it, is in; 0 without any."""
+    """Address of the memory of a tensor, or of this process's part of it; 0 if it has none."""
     own: Tensor = tensor.detach().to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return own.untyped_storage().data_ptr()
 
 
 def posterior_kinds() -> dict[str, type[Posterior]]:
-    """Every kind of posterior that can be loaded, by the name that its files have."""
+    """Every class of posterior that can be loaded, by the name that is written to files."""
     classes = Posterior.__subclasses__()
     for cls in classes:
         classes += cls.__subclasses__()

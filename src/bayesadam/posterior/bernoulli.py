@@ -1,4 +1,4 @@
-"""Weights that are there or not: an independent Bernoulli variable for every weight."""
+"""A posterior in which every weight is 0 or a given value: an independent Bernoulli variable for every weight."""
 
 from __future__ import annotations
 
@@ -15,26 +15,27 @@ from bayesadam.posterior.diagonal import sum_all
 
 
 class Bernoulli(Posterior):
-    """Every weight is ``scale * b`` with ``b ~ Bernoulli(probability)``, independent of the others.
+    """Independent Bernoulli weights: every weight is ``scale * b`` with ``b ~ Bernoulli(probability)``.
 
-    Bayer et al. 2015, section 3.2, eqs. 16 and 17: the mean is ``scale * p`` and the variance ``scale^2 p (1 - p)``. A
-    scale may be shared by weights, by those of an output unit say. A weight of probability 0 or 1, or of scale 0, is a
-    point mass: a weight that was trained without noise has the probability 1 and its value for a scale.
+    The mean is ``scale * p`` and the variance ``scale^2 p (1 - p)`` (Bayer et al. 2015, section 3.2, eqs. 16 and 17).
+    Several weights may share a scale, for example those of an output unit. A weight of probability 0 or 1, or of scale
+    0, is a point mass; a weight that was trained without noise has probability 1 and its value as scale.
 
-    It is ``bayesadam.posterior.Bernoulli``; ``bayesadam.Bernoulli`` is the likelihood.
+    The class is ``bayesadam.posterior.Bernoulli``; ``bayesadam.Bernoulli`` is the likelihood.
 
     Args:
-        probability: That a weight is not 0, for every weight of every tensor, by name; in [0, 1]. Kept, not copied.
-        scale: Values of the weights that are not 0, same names and dtypes, finite, of shapes that broadcast to those
-            of the weights. Kept, not copied.
+        probability: Probability that a weight is not 0, in [0, 1], for every weight of every tensor, by name. The
+            tensors are kept, not copied.
+        scale: Values of the weights that are not 0, finite, with the same names and dtypes, and of shapes that
+            broadcast to those of the weights. The tensors are kept, not copied.
         hyperparameters: JSON values that say how the posterior was found.
 
     Attributes:
-        probability: As given.
-        scale: As given.
+        probability: The probabilities given.
+        scale: The scales given.
 
     Raises:
-        ValueError: Names, dtypes or shapes that do not match, or values out of their range.
+        ValueError: Names, dtypes or shapes do not match, or values are out of their range.
     """
 
     def __init__(
@@ -60,12 +61,12 @@ class Bernoulli(Posterior):
 
     @property
     def num_weights(self) -> int:
-        """Number of weights, point masses included."""
+        """Number of weights, including point masses."""
         return sum(mean.numel() for mean in self.mean.values())
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:
-        """Variance of every weight by name, 0 for a point mass; formed when first asked for."""
+        """Variance of every weight by name, 0 for a point mass. It is computed at the first access."""
         with torch.no_grad():
             # As a product of two, no infinite square meets a 0.
             return {
@@ -73,10 +74,10 @@ class Bernoulli(Posterior):
             }
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes samples in place; see the base class.
+        """Return a function that writes samples in place, as in the base class.
 
-        A weight is there where the standard normal that a Gaussian posterior would draw for it is below the
-        ``probability`` quantile. For tensors of point masses only, nothing is drawn.
+        A weight is not 0 where the standard normal that a Gaussian posterior would draw for it is below the
+        ``probability`` quantile. Nothing is drawn for tensors of point masses only.
         """
         scratch = noise.Scratch()
         # Noise is float32 whatever the weights are.
@@ -108,14 +109,14 @@ class Bernoulli(Posterior):
         """Log probability of weights, summed over all of them, in float64; minus infinity if they cannot occur.
 
         Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names). A weight
-                can be 0 or its scale, to the bit in the dtype of ``theta``.
+            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names). A
+                possible weight is exactly 0 or exactly its scale in the dtype of ``theta``.
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
 
         Raises:
-            ValueError: Other names or shapes.
+            ValueError: The names or shapes are not those of the posterior.
         """
         self._check_theta(theta)
         total = torch.zeros((), dtype=torch.float64)
@@ -126,7 +127,7 @@ class Bernoulli(Posterior):
         return total
 
     def entropy(self) -> Tensor:
-        """Entropy in nats, summed over the weights that are random; 0-d float64."""
+        """Entropy in nats, summed over the random weights; 0-d float64."""
         entr = torch.special.entr
         return sum_all(
             torch.where(self._random(name), entr(p.double()) + entr(1.0 - p.double()), 0.0)
@@ -134,17 +135,17 @@ class Bernoulli(Posterior):
         )
 
     def kl_divergence(self, prior: float | Bernoulli) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
-        As for a :class:`DiagonalGaussian`, a point mass adds nothing where it can occur under the prior.
+        As for a :class:`DiagonalGaussian`, a point mass adds nothing if it can occur under the prior.
 
         Args:
-            prior: A probability, the same for all weights, whose scales are then the same too; or another Bernoulli
-                posterior with the same names and shapes. Infinite where a weight has a value with positive
-                probability that it cannot have under the prior: there its scale, say, is another.
+            prior: A probability for all weights, with the same scales as the posterior; or another Bernoulli posterior
+                with the same names and shapes. The divergence is infinite if a weight has, with positive probability, a
+                value that is impossible under the prior, for example because the scales differ.
 
         Raises:
-            ValueError: A number that is not in (0, 1), or a posterior over other weights.
+            ValueError: The number is not in (0, 1), or the prior is over other weights.
         """
         self._check_prior(prior)
         terms = []
@@ -162,10 +163,11 @@ class Bernoulli(Posterior):
         return sum_all(terms)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Bernoulli:
-        """See the base class.
+        """The scaled posterior, as in the base class.
 
-        With ``r = p + factor^2 (1 - p)`` the weight is ``scale r`` with probability ``p / r``: the only Bernoulli
-        variable of mean ``scale p`` and variance ``factor^2 scale^2 p (1 - p)``. Every weight then has its own scale.
+        With ``r = p + factor^2 (1 - p)`` the weight is ``scale r`` with probability ``p / r``. This is the only
+        Bernoulli variable with mean ``scale p`` and variance ``factor^2 scale^2 p (1 - p)``. Every weight then has its
+        own scale.
         """
         probability, scale = {}, {}
         for name, p in self.probability.items():
@@ -175,7 +177,7 @@ class Bernoulli(Posterior):
         return Bernoulli(probability, scale, hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bernoulli:
-        """The same posterior on another device or in another floating dtype."""
+        """Return the same posterior on another device or in another floating dtype."""
         return Bernoulli(
             {name: value.to(device=device, dtype=dtype) for name, value in self.probability.items()},
             {name: value.to(device=device, dtype=dtype) for name, value in self.scale.items()},
@@ -196,7 +198,7 @@ class Bernoulli(Posterior):
         return cls(parts["probability"], parts["scale"], hyperparameters)
 
     def _random(self, name: str) -> Tensor:
-        """Which weights of a tensor are no point masses, in its shape."""
+        """Mask of the weights of a tensor that are not point masses, in its shape."""
         p = self.probability[name]
         return (p > 0) & (p < 1) & (self.scale[name] != 0)
 
@@ -215,7 +217,7 @@ def _log_mass(value: Tensor, p: Tensor, scale: Tensor) -> Tensor:
 
 
 def _check(name: str, p: Tensor, scale: Tensor) -> None:
-    """The probabilities and scales of one tensor must be such."""
+    """Check the probabilities and scales of one tensor."""
     if not p.is_floating_point():
         raise ValueError(f"probability of {name!r} must be a floating-point tensor, got dtype {p.dtype}")
     bad = p.detach()[~((p >= 0) & (p <= 1))]

@@ -15,24 +15,26 @@ from bayesadam.posterior.diagonal import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
 
 MAX_WEIGHTS = 10_000
-"""A float64 matrix of 0.8 GB, of which some copies are needed, and ten seconds or more for its factor."""
+"""Largest number of weights. A float64 matrix then has 0.8 GB, several copies are needed, and its factor takes ten
+seconds or more.
+"""
 
 
 class DenseGaussian(GaussianPosterior):
     """A Gaussian over all ``D`` weights of a small network together, with any covariance.
 
-    The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. What is kept, and
-    saved, is the covariance's Cholesky factor in float64, whatever the dtype of the means: a factor that is rounded
-    still belongs to a covariance, but a rounded covariance may be indefinite.
+    The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. The posterior keeps
+    and saves the Cholesky factor of the covariance in float64, whatever the dtype of the means: a rounded factor still
+    belongs to a covariance, whereas a rounded covariance may be indefinite.
 
     A variance of zero is a point mass (a pruned weight, or a parameter that was trained without noise), and then the
-    whole row and column are zero: it is never moved by sampling, ``log_prob`` is minus infinity unless it is at its
-    mean, and it adds nothing to the entropy and the KL divergence.
+    whole row and column are zero. Samples never move it, ``log_prob`` is minus infinity unless it is at its mean, and
+    it adds nothing to the entropy and the KL divergence.
 
     Args:
-        mean: Mean of every weight tensor by name, on one device. Kept, not copied.
-        covariance: ``(D, D)``, at most ``MAX_WEIGHTS`` squared; symmetric to rounding, and positive definite over the
-            weights whose variance is not zero.
+        mean: Mean of every weight tensor by name, on one device. The tensors are kept, not copied.
+        covariance: Matrix of shape ``(D, D)`` with ``D`` at most ``MAX_WEIGHTS``; symmetric up to rounding, and
+            positive definite over the weights whose variance is not zero.
         hyperparameters: JSON values that say how the posterior was found.
 
     Attributes:
@@ -41,7 +43,7 @@ class DenseGaussian(GaussianPosterior):
             float64; zero in rows and columns of point masses.
 
     Raises:
-        ValueError: Too many weights, another shape, or values that make no Gaussian.
+        ValueError: There are too many weights, the matrix has another shape, or the values are not those of a Gaussian.
     """
 
     def __init__(
@@ -56,12 +58,13 @@ class DenseGaussian(GaussianPosterior):
     def from_scale_tril(
         cls, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None = None
     ) -> DenseGaussian:
-        """From the Cholesky factor of the covariance.
+        """Make a posterior from the Cholesky factor of the covariance.
 
         Args:
-            mean: As for the class.
-            scale_tril: ``(D, D)``, lower triangular, its diagonal positive, or zero with the whole row and column.
-            hyperparameters: As for the class.
+            mean: Mean of every weight tensor by name, as for the class.
+            scale_tril: Lower triangular matrix of shape ``(D, D)`` with a positive diagonal; where the diagonal is
+                zero, the whole row and column are zero.
+            hyperparameters: JSON values, as for the class.
 
         Raises:
             ValueError: As for the class.
@@ -84,17 +87,19 @@ class DenseGaussian(GaussianPosterior):
         *,
         random: Tensor | None = None,
     ) -> DenseGaussian:
-        """From the inverse of the covariance, which is never formed: its factor is inverted instead.
+        """Make a posterior from the inverse of the covariance; the covariance itself is not formed.
 
         Args:
-            mean: As for the class.
-            precision: ``(D, D)``, symmetric to rounding and positive definite over the random weights.
-            hyperparameters: As for the class.
-            random: ``(D,)``, boolean: which weights are random; the others are point masses, and their rows and
-                columns of the precision are not used (they only must be finite). Default: all.
+            mean: Mean of every weight tensor by name, as for the class.
+            precision: Matrix of shape ``(D, D)``, symmetric up to rounding and positive definite over the random
+                weights.
+            hyperparameters: JSON values, as for the class.
+            random: Boolean mask of shape ``(D,)`` of the random weights. The others are point masses, and their rows
+                and columns of the precision are not used (they only have to be finite). Default: all weights are
+                random.
 
         Raises:
-            ValueError: As for the class, or a mask of another shape or dtype.
+            ValueError: As for the class, or the mask has another shape or dtype.
         """
         matrix = _checked(mean, precision, "precision")
         if random is None:
@@ -124,19 +129,21 @@ class DenseGaussian(GaussianPosterior):
 
     @cached_property
     def covariance(self) -> Tensor:
-        """``(D, D)`` in float64; of the one that was given, equal to rounding. Formed when first asked for."""
+        """Covariance matrix, ``(D, D)`` in float64; equal up to rounding to the one given. It is computed at the first
+        access.
+        """
         lower = (self.scale_tril @ self.scale_tril.T).tril()
         return lower + lower.tril(-1).T
 
     def correlation(self) -> Tensor:
-        """``(D, D)`` in float64; rows and columns of point masses are 0."""
+        """Correlation matrix, ``(D, D)`` in float64; rows and columns of point masses are 0."""
         spread = self.scale_tril.square().sum(1).sqrt()
         rows = self.scale_tril / torch.where(spread == 0, 1.0, spread).unsqueeze(1)
         lower = (rows @ rows.T).tril(-1)
         return lower + lower.T + (spread > 0).double().diag()
 
     def _scale(self, names: Iterable[str]) -> Tensor:
-        """Cholesky factor of the covariance of the named tensors' weights, in this order; see the base class."""
+        """Cholesky factor of the covariance of the named tensors' weights, in this order, as in the base class."""
         names = list(names)
         if names == list(self.mean):
             return self.scale_tril
@@ -144,9 +151,10 @@ class DenseGaussian(GaussianPosterior):
         return gaussian.cholesky_of_rows(self.scale_tril[torch.cat([numbers[name].flatten() for name in names])])
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes ``mean + L eps`` in place; see the base class.
+        """Return a function that writes ``mean + L eps`` in place, as in the base class.
 
-        ``eps`` is what :class:`DiagonalGaussian` draws, so the samples are the same where the covariance is diagonal.
+        ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where the covariance is
+        diagonal.
         """
         scratch = noise.Scratch()
         center = self._flat(self.mean)
@@ -166,33 +174,33 @@ class DenseGaussian(GaussianPosterior):
         return write
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log density of weights, of all of them together, in float64.
+        """Joint log density of all weights, in float64.
 
         Args:
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
         """
         self._check_theta(theta)
         return gaussian.dense_log_prob(self._flat(theta), self._flat(self.mean), self.scale_tril)
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats of the weights that are random; 0-d float64."""
+        """Differential entropy of the random weights in nats; 0-d float64."""
         return gaussian.dense_entropy(self.scale_tril).cpu()
 
     def marginal(self) -> DiagonalGaussian:
-        """The same means and marginal variances, without the correlations."""
+        """Return the diagonal Gaussian with the same means and marginal variances."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DenseGaussian:
-        """See the base class; what makes a factor of a covariance still does, and large ones take long to check."""
+        """The scaled posterior, as in the base class; the slow check of the factor is skipped, since it stays valid."""
         posterior = self.__class__.__new__(self.__class__)
         posterior._keep(self.mean, self.scale_tril * factor, hyperparameters)
         return posterior
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DenseGaussian:
-        """See the base class; mean, row and column of the other weights become 0."""
+        """The pruned posterior, as in the base class; mean, row and column of the other weights become 0."""
         rows = torch.cat([kept[name].flatten() for name in self.mean]).unsqueeze(1)
         return self.from_scale_tril(
             {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()},
@@ -201,7 +209,9 @@ class DenseGaussian(GaussianPosterior):
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseGaussian:
-        """The same posterior on another device, or with means in another floating dtype; the factor stays float64."""
+        """Return the same posterior on another device, or with means in another floating dtype; the factor stays
+        float64.
+        """
         return self.from_scale_tril(
             {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
             self.scale_tril.to(device=device),
@@ -226,7 +236,7 @@ class DenseGaussian(GaussianPosterior):
 
 
 def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:
-    """The matrix in float64 on the device of the means, if both are finite and of the right shape."""
+    """Check that means and matrix are finite and of the right shape; return the matrix in float64."""
     if not mean:
         raise ValueError("mean must have at least one weight tensor, got none")
     device = next(iter(mean.values())).device
@@ -247,7 +257,7 @@ def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:
 
 
 def _check_diagonal(matrix: Tensor, what: str) -> None:
-    """Not negative; and where it is 0, so are row and column."""
+    """Check that the diagonal is not negative, and that rows and columns with a zero on it are zero."""
     diagonal = matrix.diagonal()
     if (diagonal < 0).any():
         raise ValueError(f"{what} must have a diagonal that is not negative, got {diagonal.min().item()!r}")
@@ -258,7 +268,7 @@ def _check_diagonal(matrix: Tensor, what: str) -> None:
 
 
 def _symmetric(matrix: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    """The mean of the matrix and its transpose, which differ by less than half of the digits of its former dtype."""
+    """Mean of the matrix and its transpose, which may differ only in the lower half of their digits."""
     spread = matrix.diagonal().sqrt()
     difference = (matrix - matrix.T).abs()
     difference[difference <= torch.finfo(dtype).eps ** 0.5 * spread * spread.unsqueeze(1)] = 0.0
@@ -271,7 +281,7 @@ def _symmetric(matrix: Tensor, dtype: torch.dtype, what: str) -> Tensor:
 
 
 def _embedded(function: Callable[[Tensor, str], Tensor], matrix: Tensor, what: str) -> Tensor:
-    """A function of the matrix of the random weights, with zeros for point masses."""
+    """Apply a function to the matrix of the random weights, with zeros for point masses."""
     random = matrix.diagonal() > 0
     if random.all():
         return function(matrix, what)
@@ -280,7 +290,7 @@ def _embedded(function: Callable[[Tensor, str], Tensor], matrix: Tensor, what: s
 
 
 def _cholesky(matrix: Tensor, what: str) -> Tensor:
-    """The lower factor; refused where a pivot is not above the rounding errors that it is made of."""
+    """The lower factor; a matrix is refused if a pivot is not above the rounding errors it consists of."""
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     diagonal = matrix.diagonal()
@@ -296,7 +306,7 @@ def _cholesky(matrix: Tensor, what: str) -> Tensor:
 
 
 def _inverse_cholesky(precision: Tensor, what: str) -> Tensor:
-    """Lower factor of the inverse: with ``P = U U'`` for an upper triangular ``U`` it is the inverse of ``U'``."""
+    """Lower factor of the inverse: if ``P = U U'`` for an upper triangular ``U``, it is the inverse of ``U'``."""
     upper = _cholesky(precision.flip(0, 1), what).flip(0, 1)
     eye = torch.eye(len(upper), dtype=upper.dtype, device=upper.device)
     factor: Tensor = torch.linalg.solve_triangular(upper.T, eye, upper=False)
@@ -304,6 +314,6 @@ def _inverse_cholesky(precision: Tensor, what: str) -> Tensor:
 
 
 def _first(matrix: Tensor) -> str:
-    """The first entry that is not zero, and where."""
+    """The first entry that is not zero, and its position, as text."""
     i, j = matrix.nonzero()[0].tolist()
     return f"{matrix[i, j].item()!r} at {(i, j)}"

@@ -1,4 +1,4 @@
-"""The mean-field Gaussian: an independent normal for every weight."""
+"""The mean-field Gaussian: an independent normal distribution for every weight."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
 
 
 class DiagonalGaussian(GaussianPosterior):
-    """Independent Gaussians over named weights.
+    """Independent Gaussians over named weights (a mean-field posterior).
 
-    A variance of zero is a point mass (a pruned weight, or a parameter that was trained without noise): it is never
-    moved by sampling, its ``log_prob`` is 0 at the mean and minus infinity elsewhere, and it adds nothing to the
-    entropy and the KL divergence.
+    A variance of zero is a point mass (a pruned weight, or a parameter that was trained without noise). Samples never
+    move it, its ``log_prob`` is 0 at the mean and minus infinity elsewhere, and it adds nothing to the entropy and the
+    KL divergence.
 
     Args:
-        mean: Mean of every weight tensor by name. Kept, not copied.
-        variance: Variances, same names, shapes and devices; finite and not negative.
+        mean: Mean of every weight tensor by name. The tensors are kept, not copied.
+        variance: Variance of every weight, with the same names, shapes and devices; finite and not negative.
         hyperparameters: JSON values that say how the posterior was found.
 
     Raises:
-        ValueError: Names or shapes that differ, or values that are not finite.
+        ValueError: Names or shapes differ, or values are not finite.
     """
 
     def __init__(
@@ -57,15 +57,14 @@ class DiagonalGaussian(GaussianPosterior):
     def point_mass(
         cls, weights: nn.Module | Mapping[str, Tensor], hyperparameters: Mapping[str, Any] | None = None
     ) -> DiagonalGaussian:
-        """Weights without uncertainty: a trained network as a posterior. Its variances are zeros that take no memory.
+        """Make a posterior without uncertainty from a trained network; its variances are zeros that take no memory.
 
         Args:
-            weights: A network, whose trainable parameters are copied as they are now; or weights by name, which are
-                kept, not copied.
-            hyperparameters: As for the class.
+            weights: A network, whose trainable parameters are copied; or weights by name, which are kept, not copied.
+            hyperparameters: JSON values, as for the class.
 
         Raises:
-            ValueError: No weights, or values that are not finite.
+            ValueError: There are no weights, or values are not finite.
         """
         if isinstance(weights, nn.Module):
             weights = {name: p.detach().clone() for name, p in weights.named_parameters() if p.requires_grad}
@@ -77,10 +76,10 @@ class DiagonalGaussian(GaussianPosterior):
         return torch.cat([self.variance[name].double().flatten() for name in names]).sqrt()
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes samples in place; see the base class.
+        """Return a function that writes samples in place, as in the base class.
 
-        The noise is drawn where the sample will be: no memory of its size is needed, but for targets of another dtype
-        or device, or that are not contiguous.
+        The noise is drawn into the memory of the sample, so no further memory of its size is needed unless the targets
+        have another dtype or device or are not contiguous.
         """
         scratch = noise.Scratch()
         std = {name: variance.sqrt() for name, variance in self.variance.items() if variance.any()}
@@ -110,7 +109,7 @@ class DiagonalGaussian(GaussianPosterior):
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
         """
         self._check_theta(theta)
         total = torch.zeros((), dtype=torch.float64)
@@ -121,18 +120,18 @@ class DiagonalGaussian(GaussianPosterior):
         return total
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats, summed over the weights that are random; 0-d float64."""
+        """Differential entropy in nats, summed over the random weights; 0-d float64."""
         return sum_all(gaussian.entropy(v) for v in self.variance.values())
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
         Args:
-            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
-                with the same names and shapes, whatever its covariance.
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
+                posterior with the same names and shapes and any covariance.
 
         Raises:
-            ValueError: A precision that is not positive, or a posterior over other weights.
+            ValueError: The precision is not positive, or the prior is over other weights.
         """
         if isinstance(prior, DiagonalGaussian):
             self._check_prior(prior)
@@ -148,12 +147,12 @@ class DiagonalGaussian(GaussianPosterior):
         )
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
-        """See the base class; zeros stay as they are, for they may take no memory."""
+        """The scaled posterior, as in the base class; zero variances are not copied, since they may take no memory."""
         variance = {name: value * factor**2 if value.any() else value for name, value in self.variance.items()}
         return DiagonalGaussian(self.mean, variance, hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
-        """See the base class."""
+        """The pruned posterior, as in the base class."""
         mean, variance = (
             {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
             for part in (self.mean, self.variance)
@@ -161,7 +160,7 @@ class DiagonalGaussian(GaussianPosterior):
         return DiagonalGaussian(mean, variance, hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DiagonalGaussian:
-        """The same posterior on another device or in another floating dtype."""
+        """Return the same posterior on another device or in another floating dtype."""
         return DiagonalGaussian(
             {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
             {name: value.to(device=device, dtype=dtype) for name, value in self.variance.items()},
@@ -183,7 +182,7 @@ class DiagonalGaussian(GaussianPosterior):
 
 
 def _room(target: Tensor, mean: Tensor) -> Tensor:
-    """Where a sample is computed: in its target, if that is a contiguous tensor like the mean."""
+    """The tensor in which a sample is computed: the target, if it is contiguous and like the mean."""
     fits = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
     return target if fits else torch.empty_like(mean, memory_format=torch.contiguous_format)
 

@@ -1,4 +1,4 @@
-"""What the Gaussian posteriors have in common, whatever their covariance."""
+"""The base class of the Gaussian posteriors, whatever their covariance."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bayesadam.posterior.report import PosteriorReport, report_of
 Self = TypeVar("Self", bound="GaussianPosterior")
 
 PRUNING = ("signal_to_noise", "magnitude")
-"""What weights can be ranked by."""
+"""Criteria by which weights can be ranked for pruning."""
 
 
 class GaussianPosterior(Posterior):
-    """A Gaussian over named weights; a weight of variance 0 is a point mass.
+    """Base class of Gaussians over named weights; a weight of variance 0 is a point mass.
 
     Attributes:
         variance: Marginal variance of every weight, by the names of ``mean``.
@@ -34,41 +34,41 @@ class GaussianPosterior(Posterior):
 
     @property
     def num_weights(self) -> int:
-        """Number of weights, point masses included."""
+        """Number of weights, including point masses."""
         return sum(mean.numel() for mean in self.mean.values())
 
     @abc.abstractmethod
     def _scale(self, names: Iterable[str]) -> Tensor:
-        """The covariance of the named tensors' weights, in this order, as its Cholesky factor ``(D, D)``.
+        """Cholesky factor ``(D, D)`` of the covariance of the named tensors' weights, in this order, in float64.
 
-        Where the weights are independent, its diagonal ``(D,)``: the standard deviations. In float64.
+        If the weights are independent, it is the diagonal of that factor, ``(D,)``: the standard deviations.
         """
 
     @abc.abstractmethod
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log density of weights, of all of them together, in float64.
+        """Joint log density of all weights, in float64.
 
         Args:
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
         """
 
     @abc.abstractmethod
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GaussianPosterior:
-        """The same posterior on another device, or with means in another floating dtype."""
+        """Return the same posterior on another device, or with means in another floating dtype."""
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
         Args:
-            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
-                with the same names and shapes. Where its weights are correlated and some of them are point masses
-                here, it is the marginal prior of the others.
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
+                posterior with the same names and shapes. If the prior's weights are correlated and some of them are
+                point masses in this posterior, the marginal prior of the other weights is used.
 
         Raises:
-            ValueError: A precision that is not positive, or a posterior over other weights.
+            ValueError: The precision is not positive, or the prior is over other weights.
         """
         self._check_prior(prior)
         mean = self._flat(self.mean)
@@ -82,26 +82,26 @@ class GaussianPosterior(Posterior):
         ).cpu()
 
     def signal_to_noise(self) -> dict[str, Tensor]:
-        """``|mean| / standard deviation`` of every weight; 0 for a pruned one, infinite for any other point mass."""
+        """``|mean| / standard deviation`` of every weight; 0 for a pruned weight, infinite for any other point mass."""
         return {
             name: torch.where(mean == 0, 0.0, mean.abs() / self.variance[name].sqrt())
             for name, mean in self.mean.items()
         }
 
     def report(self) -> PosteriorReport:
-        """What the posterior knows, tensor by tensor: widths, signal-to-noise ratios, and where the widths come from.
+        """Report widths, signal-to-noise ratios and the origin of the precision for every tensor.
 
-        Correlations do not matter here, only marginal variances. The share of the start is known of posteriors that
-        come from an optimiser, which keep it as ``hyperparameters["tensors"]``; the number of weights that the data
-        determine, of all whose prior precision is among the hyper-parameters.
+        The report uses marginal variances and ignores correlations. The share of the precision that comes from the
+        start is known for posteriors from an optimiser, which keep it in ``hyperparameters["tensors"]``. The number of
+        weights that the data determine is known where the hyper-parameters include the prior precision.
         """
         return report_of(self.mean, self.variance, self.hyperparameters)
 
     def pruning_order(self, by: str = "signal_to_noise") -> Tensor:
-        """Numbers of all weights in the order in which pruning takes them, the weakest first; ``(D,)``.
+        """Return the numbers of all weights in the order in which pruning removes them, the weakest first; ``(D,)``.
 
-        The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row; of equally weak
-        ones the first goes first.
+        The weights are numbered tensor by tensor, in the order of ``mean``, each flattened row by row. Of equally weak
+        weights the one with the lower number comes first.
 
         Args:
             by: ``"signal_to_noise"`` or ``"magnitude"``, the absolute value of the mean.
@@ -115,19 +115,20 @@ class GaussianPosterior(Posterior):
         return torch.cat([score.flatten() for score in scores.values()]).argsort(stable=True)
 
     def prune(self: Self, fraction: float, *, by: str = "signal_to_noise") -> Self:
-        """A copy in which the given fraction of all weights, the weakest, is exactly zero.
+        """Return a copy in which the given fraction of all weights, the weakest, is exactly zero.
 
-        The threshold is global, over all tensors together, and on the marginal standard deviations. Mean and variance
-        of a pruned weight become 0. Nothing is conditioned on that: the others keep their means and their covariance,
-        also where they are correlated with a pruned weight. Weights pruned before count among the fraction. By their
-        signal-to-noise ratio, weights that are fixed at another value than 0 are the last to go.
+        The threshold is global, over all tensors together, and uses the marginal standard deviations. Mean and variance
+        of a pruned weight become 0. The posterior is not conditioned on this: the other weights keep their means and
+        their covariance, even where they are correlated with a pruned weight. Weights that were pruned before count
+        towards the fraction. Weights that are fixed at a value other than 0 have an infinite signal-to-noise ratio and
+        are pruned last by this criterion.
 
         Args:
-            fraction: ``round(fraction * num_weights)`` go.
-            by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
+            fraction: Fraction of the weights in [0, 1]; ``round(fraction * num_weights)`` weights are pruned.
+            by: Criterion of weakness: a small ``"signal_to_noise"`` ratio, or a small ``"magnitude"`` of the mean.
 
         Raises:
-            ValueError: ``fraction`` outside [0, 1], or another ``by``.
+            ValueError: ``fraction`` is outside [0, 1], or ``by`` is not a criterion.
         """
         check_fraction("fraction", fraction)
         kept = self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])
@@ -135,16 +136,18 @@ class GaussianPosterior(Posterior):
 
     @abc.abstractmethod
     def _keeping(self: Self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Self:
-        """A copy with other hyper-parameters, and at zero what is not kept: masks of the weights' shapes, by name."""
+        """A copy with other hyper-parameters in which weights outside the masks ``kept`` (by name, in their shapes) are
+        zero.
+        """
 
     def mask(self, numbers: Tensor) -> dict[str, Tensor]:
-        """Where the weights of these numbers are, by name; they are numbered as in :meth:`pruning_order`."""
+        """Masks by name of the weights with these numbers; they are numbered as in :meth:`pruning_order`."""
         flat = torch.zeros(self.num_weights, dtype=torch.bool, device=numbers.device)
         flat[numbers] = True
         return self._split(flat)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
-        """The parts of a flat tensor of all weights, by name and in their shapes."""
+        """Split a flat tensor of all weights into tensors by name, in their shapes."""
         parts = torch.split(flat, [mean.numel() for mean in self.mean.values()])
         return {name: part.view(mean.shape) for (name, mean), part in zip(self.mean.items(), parts, strict=True)}
 
@@ -171,7 +174,7 @@ class GaussianPosterior(Posterior):
 
 
 def check_mean(name: str, value: Tensor) -> None:
-    """A mean must be floating-point and finite."""
+    """Check that a mean is floating-point and finite."""
     if not value.is_floating_point():
         raise ValueError(f"mean of {name!r} must be a floating-point tensor, got dtype {value.dtype}")
     if not value.isfinite().all():
@@ -179,6 +182,6 @@ def check_mean(name: str, value: Tensor) -> None:
 
 
 def check_fraction(name: str, value: float) -> None:
-    """A share of the weights."""
+    """Check that a fraction of the weights is in [0, 1]."""
     if not 0 <= value <= 1:
         raise ValueError(f"{name} must be in [0, 1], got {value!r}")

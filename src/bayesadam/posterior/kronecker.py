@@ -1,4 +1,4 @@
-"""The Gaussian whose covariance is diagonal in Kronecker-factored bases, tensor by tensor."""
+"""The Gaussian whose covariance is diagonal in a Kronecker-factored basis, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from bayesadam.posterior.gaussian import GaussianPosterior
 class KroneckerGaussian(GaussianPosterior):
     """Independent Gaussians over weight tensors, each with covariance ``(L kron R) diag(v) (L kron R)'``.
 
-    A tensor is seen as a matrix: its first axis has the ``O`` rows, all others together the ``I`` columns, and its
-    weights are numbered row by row. ``L`` and ``R`` are orthogonal matrices, so that ``v`` are the eigenvalues of the
-    covariance; a sample is ``mean + L (sqrt(v) * eps) R'``. This is the posterior of a Kronecker-factored curvature
-    ``B kron A`` and a prior precision ``lambda``: ``v = 1 / (b a' + lambda)`` for the eigenvalues ``b`` and ``a`` of
-    the factors, and ``L`` and ``R`` are their eigenvectors. Nothing of the size of the covariance is formed.
+    A tensor is treated as a matrix: its first axis gives the ``O`` rows, all other axes together the ``I`` columns, and
+    its weights are numbered row by row. ``L`` and ``R`` are orthogonal matrices, so ``v`` are the eigenvalues of the
+    covariance, and a sample is ``mean + L (sqrt(v) * eps) R'``. This is the posterior of a Kronecker-factored curvature
+    ``B kron A`` with prior precision ``lambda``: ``v = 1 / (b a' + lambda)`` for the eigenvalues ``b`` and ``a`` of the
+    factors, and ``L`` and ``R`` are their eigenvectors. No matrix of the size of the covariance is formed.
 
-    A tensor without ``L`` or ``R`` has the identity in its place; without both, its weights are independent, and a
-    variance of 0 is a point mass as in :class:`DiagonalGaussian`. Eigenvalues of a tensor that has one of them are
-    positive, or all of them are 0, and then the tensor is a point mass.
+    If a tensor has no ``L`` or no ``R``, the identity takes its place. If it has neither, its weights are independent,
+    and a variance of 0 is a point mass as in :class:`DiagonalGaussian`. If it has one of them, the eigenvalues are
+    either all positive, or all 0 and the tensor is a point mass.
 
     Args:
-        mean: Mean of every weight tensor by name. Kept, not copied.
-        eigenvalues: ``v``, by the same names, of the same shapes and devices; finite and not negative.
-        left: ``L`` by name, ``(O, O)``, for any of the tensors. Of equal ones after another, one is kept.
-        right: ``R`` by name, ``(I, I)``, likewise.
+        mean: Mean of every weight tensor by name. The tensors are kept, not copied.
+        eigenvalues: Eigenvalues ``v``, of the same names, shapes and devices; finite and not negative.
+        left: Matrices ``L`` by name, ``(O, O)``, for any of the tensors. Equal matrices in succession are kept once.
+        right: Matrices ``R`` by name, ``(I, I)``, for any of the tensors.
         hyperparameters: JSON values that say how the posterior was found.
 
     Attributes:
         variance: Marginal variance of every weight by name, ``(L * L) v (R * R)'``.
 
     Raises:
-        ValueError: Names or shapes that differ, or values that make no Gaussian.
+        ValueError: Names or shapes differ, or the values are not those of a Gaussian.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class KroneckerGaussian(GaussianPosterior):
         self.hyperparameters = dict(hyperparameters or {})
 
     def _scale(self, names: Iterable[str]) -> Tensor:
-        """Cholesky factor of the covariance of a small network's weights; see the base class.
+        """Cholesky factor of the covariance of a small network's weights, as in the base class.
 
         Raises:
-            ValueError: More than ``MAX_WEIGHTS`` weights with correlations.
+            ValueError: There are more than ``MAX_WEIGHTS`` weights with correlations.
         """
         names = list(names)
         if not any(name in self.left or name in self.right for name in names):
@@ -88,16 +88,16 @@ class KroneckerGaussian(GaussianPosterior):
         return gaussian.cholesky_of_rows(_block_diagonal([self._rows(name) for name in names]))
 
     def _rows(self, name: str) -> Tensor:
-        """``F`` with the covariance ``F F'`` of a tensor's weights, square, in float64."""
+        """The square matrix ``F`` with ``F F'`` as the covariance of a tensor's weights, in float64."""
         rows, columns = _sides(self.mean[name])
         spread = self.eigenvalues[name].double().flatten().sqrt()
         eye = torch.eye(rows * columns, dtype=torch.float64, device=spread.device).view(rows * columns, rows, columns)
         return rotate(eye, *self._bases(name)).flatten(1) * spread
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes ``mean + L (sqrt(v) * eps) R'`` in place; see the base class.
+        """Return a function that writes ``mean + L (sqrt(v) * eps) R'`` in place, as in the base class.
 
-        ``eps`` is what :class:`DiagonalGaussian` draws, so the samples are the same where there are no bases.
+        ``eps`` is the noise that :class:`DiagonalGaussian` draws, so the samples agree where there are no bases.
         """
         scratch = noise.Scratch()
         std = {name: value.sqrt() for name, value in self.eigenvalues.items() if value.any()}
@@ -128,7 +128,7 @@ class KroneckerGaussian(GaussianPosterior):
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
         """
         self._check_theta(theta)
         total = torch.zeros((), dtype=torch.float64)
@@ -142,22 +142,22 @@ class KroneckerGaussian(GaussianPosterior):
         return total
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats of the weights that are random; 0-d float64."""
+        """Differential entropy of the random weights in nats; 0-d float64."""
         return sum_all(gaussian.entropy(value) for value in self.eigenvalues.values())
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
-        From a prior of this kind, or of independent weights, it is the divergence of the marginals in the prior's bases
-        plus the total correlation there, and costs as much as a few rotations.
+        If the prior is also a :class:`KroneckerGaussian`, or its weights are independent, the divergence is that of the
+        marginals in the prior's bases plus the total correlation there, and costs as much as a few rotations.
 
         Args:
-            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
-                with the same names and shapes; if it is of yet another kind, ``MAX_WEIGHTS`` weights at most.
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
+                posterior with the same names and shapes; for other kinds there may be at most ``MAX_WEIGHTS`` weights.
 
         Raises:
-            ValueError: A precision that is not positive, a posterior over other weights, or too many of them for this
-                prior.
+            ValueError: The precision is not positive, the prior is over other weights, or there are too many weights
+                for this prior.
         """
         self._check_prior(prior)
         if not isinstance(prior, GaussianPosterior):
@@ -175,12 +175,12 @@ class KroneckerGaussian(GaussianPosterior):
         return sum_all(self._divergence(prior, name) for name in self.mean)
 
     def _is_mixed_in(self, prior: KroneckerGaussian, name: str) -> bool:
-        """Whether single weights of a tensor are point masses, where those of the prior are correlated."""
+        """Whether single weights of a tensor are point masses while those of the prior are correlated."""
         zero = self.eigenvalues[name] == 0
         return (name in prior.left or name in prior.right) and bool(zero.any()) and not bool(zero.all())
 
     def _divergence(self, prior: KroneckerGaussian, name: str) -> Tensor:
-        """The divergence of one tensor."""
+        """The KL divergence of one tensor."""
         mean, own = self.mean[name].double(), self.eigenvalues[name].double()
         left, right = (None if basis is None else basis.to(mean.device) for basis in prior._bases(name))
         shift = _matrix(mean - prior.mean[name].to(mean.device).double(), mean)
@@ -193,11 +193,11 @@ class KroneckerGaussian(GaussianPosterior):
         return terms + correlation.clamp_min(0.0)
 
     def marginal(self) -> DiagonalGaussian:
-        """The same means and marginal variances, without the correlations."""
+        """Return the diagonal Gaussian with the same means and marginal variances."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
     def _marginal(self, name: str, left: Tensor | None, right: Tensor | None) -> Tensor:
-        """Marginal variances of a tensor in other bases, of the weights' shape: in float64, or as they are kept."""
+        """Marginal variances of a tensor in other bases, in the weights' shape; in float64, or as they are kept."""
         value = self.eigenvalues[name]
         own = self._bases(name)
         turns = [between(other, basis) for other, basis in zip((left, right), own, strict=True)]
@@ -208,7 +208,7 @@ class KroneckerGaussian(GaussianPosterior):
         return found.view(value.shape)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
-        """See the base class; what are bases still are, and large ones take long to check."""
+        """The scaled posterior, as in the base class; the slow check of the bases is skipped."""
         posterior = self.__class__.__new__(self.__class__)
         posterior.mean, posterior.left, posterior.right = dict(self.mean), dict(self.left), dict(self.right)
         posterior.eigenvalues = {name: value * factor**2 for name, value in self.eigenvalues.items()}
@@ -217,10 +217,10 @@ class KroneckerGaussian(GaussianPosterior):
         return posterior
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> KroneckerGaussian:
-        """See the base class.
+        """Refuse to prune.
 
         Raises:
-            ValueError: Always: without some of its weights a tensor's covariance is no Kronecker product any more.
+            ValueError: Always, since without some of its weights the covariance of a tensor is not a Kronecker product.
         """
         raise ValueError(
             "posterior must have a covariance that stays of its kind without some weights to be pruned, got a "
@@ -228,7 +228,7 @@ class KroneckerGaussian(GaussianPosterior):
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
-        """The same posterior on another device or in another floating dtype."""
+        """Return the same posterior on another device or in another floating dtype."""
         mean, eigenvalues, left, right = (
             {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
             for part in (self.mean, self.eigenvalues, self.left, self.right)
@@ -263,7 +263,7 @@ class KroneckerGaussian(GaussianPosterior):
 
 
 def _kept_once(bases: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The bases, contiguous; one that equals the one before, as those of a weight and its bias do, is that tensor."""
+    """The bases, contiguous; a basis that equals the previous one, as for a weight and its bias, shares its tensor."""
     found: dict[str, Tensor] = {}
     last: Tensor | None = None
     for name, basis in bases.items():
@@ -280,7 +280,7 @@ def _block_diagonal(blocks: list[Tensor]) -> Tensor:
 
 
 def _sides(mean: Tensor) -> tuple[int, int]:
-    """Rows and columns of a tensor as a matrix."""
+    """Number of rows and columns of a tensor as a matrix."""
     return (mean.shape[0], math.prod(mean.shape[1:])) if mean.ndim else (1, 1)
 
 
@@ -290,7 +290,7 @@ def _matrix(value: Tensor, mean: Tensor) -> Tensor:
 
 
 def _check_basis(what: str, basis: Tensor, size: int) -> None:
-    """A basis must be an orthogonal matrix; whether it is, is seen by what it does to one vector."""
+    """Check that a basis is an orthogonal matrix, by its effect on one vector."""
     if basis.shape != (size, size):
         raise ValueError(f"{what} must be of shape {(size, size)}, got {tuple(basis.shape)}")
     if not basis.is_floating_point():

@@ -16,29 +16,30 @@ from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
 from bayesadam.posterior.gaussian import GaussianPosterior
 
 _STEP = 1
-"""Of the factors' noise; 0 is the weights'."""
+"""Step number of the noise of the factors; the noise of the weights has step 0."""
 
 
 class LowRankGaussian(GaussianPosterior):
     """A Gaussian over all weights together, with covariance ``diag(d) + sum_r f_r f_r'``.
 
-    Nothing of the size of the covariance is formed, so that it serves networks of any size. A weight whose ``d`` and
-    factors are all 0 is a point mass, as in :class:`DiagonalGaussian`. Where only ``d`` is 0, the weight moves with the
-    factors alone: it is sampled like any other, but the distribution may then lie in a subspace, where it has no
-    density. So ``log_prob``, ``entropy`` and ``kl_divergence`` are refused.
+    No matrix of the size of the covariance is formed, so it can be used for networks of any size. A weight whose ``d``
+    and factors are all 0 is a point mass, as in :class:`DiagonalGaussian`. A weight with ``d = 0`` moves with the
+    factors only: it is sampled like any other, but the distribution may then lie in a subspace and have no density, so
+    ``log_prob``, ``entropy`` and ``kl_divergence`` raise an error.
 
     Args:
-        mean: Mean of every weight tensor by name. Kept, not copied.
-        diagonal: ``d``, by the same names, of the same shapes and devices; finite and not negative.
-        factors: ``f``, by the same names: finite, ``(R, *shape)`` with the same ``R`` for all. 0 is possible.
+        mean: Mean of every weight tensor by name. The tensors are kept, not copied.
+        diagonal: Diagonal ``d``, of the same names, shapes and devices; finite and not negative.
+        factors: Factors ``f`` by the same names, finite, of shape ``(R, *shape)`` with the same rank ``R`` for all
+            names; ``R`` may be 0.
         hyperparameters: JSON values that say how the posterior was found.
 
     Attributes:
-        rank: ``R``.
+        rank: Number of factors ``R``.
         variance: Marginal variance of every weight by name, ``d + sum_r f_r^2``, in float64.
 
     Raises:
-        ValueError: Names or shapes that differ, or values that make no Gaussian.
+        ValueError: Names or shapes differ, or the values are not those of a Gaussian.
     """
 
     def __init__(
@@ -120,10 +121,10 @@ class LowRankGaussian(GaussianPosterior):
         return cls(mean, diagonal, factors, hyperparameters)
 
     def _scale(self, names: Iterable[str]) -> Tensor:
-        """Cholesky factor of the covariance of a small network's weights; see the base class.
+        """Cholesky factor of the covariance of a small network's weights, as in the base class.
 
         Raises:
-            ValueError: More than ``MAX_WEIGHTS`` weights, or no density.
+            ValueError: There are more than ``MAX_WEIGHTS`` weights, or there is no density.
         """
         if self.num_weights > MAX_WEIGHTS:
             raise ValueError(
@@ -137,9 +138,9 @@ class LowRankGaussian(GaussianPosterior):
         return gaussian.cholesky_of_rows(torch.cat([spread.diag(), factors.T], 1))
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes ``mean + sum_r f_r z_r + sqrt(d) eps`` in place; see the base class.
+        """Return a function that writes ``mean + sum_r f_r z_r + sqrt(d) eps`` in place, as in the base class.
 
-        ``eps`` is what :class:`DiagonalGaussian` draws. One buffer of the weights' size is kept.
+        ``eps`` is the noise that :class:`DiagonalGaussian` draws. The function keeps one buffer of the weights' size.
         """
         center = {name: mean.clone(memory_format=torch.contiguous_format) for name, mean in self.mean.items()}
         factors = {name: self._matrix(name) for name in self.factors}
@@ -159,18 +160,18 @@ class LowRankGaussian(GaussianPosterior):
         return write
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log density of weights, of all of them together, in float64; ``O(D R^2)`` for ``D`` weights.
+        """Joint log density of all weights, in float64; the cost is ``O(D R^2)`` for ``D`` weights.
 
-        By the Woodbury identity and the matrix determinant lemma, from a QR decomposition (see :meth:`_whitened`).
+        It uses the Woodbury identity and the matrix determinant lemma, by a QR decomposition (see :meth:`_whitened`).
 
         Args:
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
 
         Raises:
-            ValueError: Other names or shapes, or a weight that only moves with the factors.
+            ValueError: The names or shapes are not those of the posterior, or a weight moves with the factors only.
         """
         self._check_theta(theta)
         spread, q, r = self._whitened()
@@ -187,44 +188,45 @@ class LowRankGaussian(GaussianPosterior):
         return torch.where(far.any(0), -torch.inf, density).view(leading)
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats of the weights that are random; 0-d float64.
+        """Differential entropy of the random weights in nats; 0-d float64.
 
         Raises:
-            ValueError: A weight only moves with the factors.
+            ValueError: A weight moves with the factors only.
         """
         _, _, r = self._whitened()
         return sum_all(gaussian.entropy(d) for d in self.diagonal.values()) + r.diagonal().abs().log().sum().cpu()
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
-        From a prior of independent weights it is that of the marginals plus the total correlation
-        ``0.5 (sum_i log variance_i - log det covariance)``, and costs ``O(D R^2)``.
+        If the prior's weights are independent, it is the divergence of the marginals plus the total correlation ``0.5
+        (sum_i log variance_i - log det covariance)``, at a cost of ``O(D R^2)``.
 
         Args:
-            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
-                with the same names and shapes; if its weights are correlated, ``MAX_WEIGHTS`` of them at most.
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
+                posterior with the same names and shapes; if its weights are correlated, there may be at most
+                ``MAX_WEIGHTS`` of them.
 
         Raises:
-            ValueError: A precision that is not positive, a posterior over other weights, too many of them for this
-                prior, or a weight that only moves with the factors.
+            ValueError: The precision is not positive, the prior is over other weights, there are too many weights for
+                this prior, or a weight moves with the factors only.
         """
         if isinstance(prior, GaussianPosterior) and not isinstance(prior, DiagonalGaussian):
             return super().kl_divergence(prior)
         return self.marginal().kl_divergence(prior) + self._total_correlation()
 
     def marginal(self) -> DiagonalGaussian:
-        """The same means and marginal variances, without the correlations."""
+        """Return the diagonal Gaussian with the same means and marginal variances."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
-        """See the base class."""
+        """The scaled posterior, as in the base class."""
         diagonal = {name: value * factor**2 for name, value in self.diagonal.items()}
         factors = {name: value * factor for name, value in self.factors.items()}
         return LowRankGaussian(self.mean, diagonal, factors, hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
-        """See the base class; mean, diagonal and factors of the other weights become 0."""
+        """The pruned posterior, as in the base class; mean, diagonal and factors of the other weights become 0."""
         mean, diagonal, factors = (
             {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
             for part in (self.mean, self.diagonal, self.factors)
@@ -232,7 +234,7 @@ class LowRankGaussian(GaussianPosterior):
         return LowRankGaussian(mean, diagonal, factors, hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRankGaussian:
-        """The same posterior on another device or in another floating dtype."""
+        """Return the same posterior on another device or in another floating dtype."""
         mean, diagonal, factors = (
             {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
             for part in (self.mean, self.diagonal, self.factors)
@@ -255,15 +257,15 @@ class LowRankGaussian(GaussianPosterior):
         return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters)
 
     def _matrix(self, name: str) -> Tensor:
-        """One tensor's factors as ``(R, weights)``."""
+        """The factors of one tensor as a matrix ``(R, weights)``."""
         return self.factors[name].reshape(self.rank, self.mean[name].numel())
 
     def _whitened(self) -> tuple[Tensor, Tensor, Tensor]:
-        """``sqrt(d)``, ``(D,)``, and ``Q R``, the QR decomposition of ``F' / sqrt(d)`` above the identity.
+        """``sqrt(d)``, ``(D,)``, and ``Q``, ``R`` of the QR decomposition of ``F' / sqrt(d)`` stacked on the identity.
 
-        With ``b`` the residual divided by ``sqrt(d)`` above zeros, ``b' (I - Q Q') b`` is the quadratic form of the
-        inverse covariance, without the difference of large numbers in Woodbury's; and
-        ``log det covariance = sum log d + 2 sum log |R_rr|``.
+        If ``b`` is the residual divided by ``sqrt(d)``, stacked on zeros, then ``b' (I - Q Q') b`` is the quadratic
+        form of the inverse covariance, without the difference of large numbers in Woodbury's identity; and ``log det
+        covariance = sum log d + 2 sum log |R_rr|``.
         """
         self._check_density()
         spread = self._flat(self.diagonal).sqrt()

@@ -1,4 +1,4 @@
-"""Posteriors of several trainings made into one: the product of their Gaussians."""
+"""Merging the posteriors of several trainings into the product of their Gaussians."""
 
 from __future__ import annotations
 
@@ -13,30 +13,32 @@ from bayesadam.posterior.diagonal import DiagonalGaussian
 
 
 def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | None = None) -> DiagonalGaussian:
-    """The weighted product of Gaussians over the same weights, normalised: ``prod_i N(mean_i, variance_i)^(w_i)``.
+    """Merge Gaussians over the same weights into their normalised weighted product, ``prod_i N(mean_i,
+    variance_i)^(w_i)``.
 
-    Precisions are added, and the mean is the mean of the means by precision::
+    Precisions are added, and the mean is the average of the means, weighted by precision::
 
         1 / variance = sum_i w_i / variance_i          mean = variance * sum_i w_i mean_i / variance_i
 
-    so that each weight is taken from the training that determined it best. Adapters (LoRA) that were trained on several
-    tasks or by several people from the same start are merged in this way; so are posteriors of parts of a data set.
-    Each of these has its own copy of the prior: with ``weights`` of ``1 / n`` each the product has one prior, and the
-    precision of one training.
+    so that the training that determined a weight best counts most for it. This can merge adapters (LoRA) that were
+    trained on several tasks or by several people from the same start, and posteriors of parts of a data set. Each
+    posterior contains the prior once; with ``weights`` of ``1 / n`` each, the product contains it once, too, and has
+    the precision of one training.
 
-    Where a variance is 0 (a parameter that was trained without noise) the product is a point mass, at the mean by
-    ``weights`` of those that are point masses there.
+    Where a variance is 0 (a parameter that was trained without noise), the product is a point mass, at the average of
+    those means that are point masses there, weighted by ``weights``.
 
     Args:
-        posteriors: At least one, with the same names and shapes; dtype and device of the result are the first's.
+        posteriors: At least one posterior; all have the same names and shapes. The result has the dtype and device of
+            the first.
         weights: Exponents, positive and finite, one for each posterior; default 1 each.
 
     Returns:
-        A new posterior. Its hyper-parameters say that it was merged, from how many and with which weights.
+        A new posterior. Its hyper-parameters say that it was merged, from how many posteriors and with which weights.
 
     Raises:
-        ValueError: No posterior, one that is no :class:`DiagonalGaussian` (a ``marginal()`` is one), other names or
-            shapes, or weights that are not positive or not as many.
+        ValueError: There is no posterior, one is not a :class:`DiagonalGaussian` (call ``marginal()`` of other
+            classes), names or shapes differ, or the weights are not positive or not one per posterior.
     """
     posteriors = list(posteriors)
     if not posteriors:
@@ -61,7 +63,7 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
 
 
 def _product(means: list[Tensor], variances: list[Tensor], exponents: list[float]) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the product, in float64; ``1 / variance`` is taken relative to the least variance."""
+    """Mean and variance of the product, in float64; ``1 / variance`` is computed relative to the smallest variance."""
     least = torch.stack([variance.double() for variance in variances]).amin(0)
     total = center = torch.zeros_like(least)
     for mean, variance, exponent in zip(means, variances, exponents, strict=True):

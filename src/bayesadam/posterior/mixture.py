@@ -18,24 +18,25 @@ _WORD = 2**64 - 1
 
 
 class Mixture(Posterior):
-    """An equal mixture of posteriors over the same weights.
+    """An equally weighted mixture of posteriors over the same weights.
 
-    Sample number ``i`` is a sample of component ``i % K``, that component's number ``i // K``: so ``K`` samples of an
-    ensemble are its members, each once, and of a multiple of ``K`` samples each component has its share. Every
-    component draws from a seed of its own, a hash of the mixture's seed and the component's number: no two share noise,
-    not those of mixtures within a mixture either.
+    Sample number ``i`` is sample number ``i // K`` of component ``i % K``. So ``K`` samples of an ensemble are its
+    members, each once, and a multiple of ``K`` samples has equally many from each component. Every component has its
+    own seed, a hash of the mixture's seed and the component's number, so that no two components share noise, even in
+    mixtures of mixtures.
 
-    The mean is one of weights, of networks that may have nothing in common but their architecture (hidden units in
-    another order are another member): it may be looked at, but is not put into a network, not by
-    ``predict(method="mean")`` either.
+    The mean averages weights of networks that may have nothing in common except their architecture (the order of hidden
+    units, for example, differs between members). It can be inspected but is never put into a network, not even by
+    ``predict(method="mean")``.
 
     Args:
-        components: Gaussian posteriors, or mixtures, over weights of the same names and shapes. Kept, not copied.
+        components: Gaussian posteriors or mixtures, over weights of the same names and shapes. They are kept, not
+            copied.
         hyperparameters: JSON values that say how the mixture was found; those of the components are added as
             ``"components"``.
 
     Raises:
-        ValueError: No components, ones of another kind, or over different weights.
+        ValueError: There are no components, or components of another kind or over different weights.
     """
 
     def __init__(
@@ -64,12 +65,12 @@ class Mixture(Posterior):
 
     @cached_property
     def mean(self) -> dict[str, Tensor]:  # type: ignore[override]
-        """Average of the components' means, by name; formed when first asked for."""
+        """Average of the components' means, by name. It is computed at the first access."""
         return _average([q.mean for q in self.components])
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:
-        """Total variance of every weight, by name: the average variance, plus the variance of the means."""
+        """Total variance of every weight, by name: the average variance plus the variance of the means."""
         within = _average([q.variance for q in self.components])
         for name, value in within.items():
             means = torch.stack([q.mean[name].double().to(value.device) for q in self.components])
@@ -77,14 +78,14 @@ class Mixture(Posterior):
         return within
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """The model's parameters and buffers that the components cover, by name; see the base class."""
+        """Return the model's parameters and buffers that the components cover, by name, as in the base class."""
         return self.components[0].match(model)
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes samples in place; see the base class.
+        """Return a function that writes samples in place, as in the base class.
 
         Raises:
-            ValueError: A seed out of range; in the function, a number below 0, or none.
+            ValueError: The seed is out of range; raised by the function if the number is negative or None.
         """
         if not 0 <= seed <= _WORD:
             raise ValueError(f"seed must be an integer in [0, 2**64), got {seed!r}")
@@ -104,20 +105,21 @@ class Mixture(Posterior):
         return write
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Mixture:
-        """See the base class; the variance between the components stays."""
+        """The scaled mixture, as in the base class; the variance between the components does not change."""
         return Mixture([q.scaled(factor) for q in self.components], hyperparameters)
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """``log (1/K sum_k q_k(theta))`` of all weights together, in float64.
+        """Joint log density ``log (1/K sum_k q_k(theta))`` of all weights, in float64.
 
         Args:
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
 
         Raises:
-            ValueError: The components differ in which weights are random: their densities then have no common measure.
+            ValueError: Different weights are random in different components, so that their densities have no common
+                measure.
         """
         point = {name: value == 0 for name, value in self.components[0].variance.items()}
         for number, q in enumerate(self.components):
@@ -131,11 +133,11 @@ class Mixture(Posterior):
         return torch.stack([term.to(terms[0].device) for term in terms]).logsumexp(0) - math.log(len(terms))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Mixture:
-        """The same mixture on another device or in another floating dtype; see the components' ``to``."""
+        """Return the same mixture on another device or in another floating dtype, as the components' ``to`` does."""
         return Mixture([q.to(device, dtype) for q in self.components], self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
-        """``{"<number>/<kind>/<key>": ...}`` with the keys of every component's own tensors."""
+        """``{"<number>/<kind>/<key>": ...}``, with the keys of each component's own tensors."""
         return {
             f"{number}/{type(q).__name__}/{key}": value
             for number, q in enumerate(self.components)
@@ -159,21 +161,23 @@ class Mixture(Posterior):
 
 
 def ensemble(models: Iterable[nn.Module], hyperparameters: Mapping[str, Any] | None = None) -> Mixture:
-    """A deep ensemble (Lakshminarayanan et al. 2017): trained networks as an equal mixture of point masses.
+    """Make a deep ensemble (Lakshminarayanan et al. 2017) of trained networks: an equal mixture of point masses.
 
-    ``predict`` with ``mc_samples`` of the number of networks, or a multiple, is exactly the average of the networks'
-    predictive distributions (section 2.4 there); with other numbers the first ones count once more.
+    With ``mc_samples`` equal to the number of networks, or to a multiple of it, ``predict`` returns exactly the average
+    of the networks' predictive distributions (section 2.4 of the paper); with other numbers the first networks count
+    once more.
 
     Args:
-        models: Of one architecture, trained from different initial values. What is trainable in any is copied, and so
-            is what else differs: frozen parameters, and floating-point buffers as a batch norm's running statistics.
-            What is equal in all is left to the model that is given to ``predict``. All are moved to the first one's
-            device; their modes do not matter.
+        models: Networks of one architecture, trained from different initial values. Parameters that are trainable in
+            any of them are copied, and so is everything else that differs: frozen parameters, and floating-point
+            buffers such as the running statistics of batch norm. Tensors that are equal in all networks are taken from
+            the model given to ``predict``. All tensors are moved to the device of the first network; the modes of the
+            networks do not matter.
         hyperparameters: JSON values that say how the networks were trained.
 
     Raises:
-        ValueError: No models, ones whose parameters or buffers have other names, shapes or dtypes, buffers of whole
-            numbers that differ (except ``num_batches_tracked``), or weights that are not finite.
+        ValueError: There are no models; their parameters or buffers have other names, shapes or dtypes; integer buffers
+            differ (except ``num_batches_tracked``); or weights are not finite.
     """
     models = list(models)
     if not models:
@@ -207,7 +211,7 @@ def _shapes(posterior: GaussianPosterior | Mixture) -> dict[str, tuple[int, ...]
 
 
 def _average(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Of tensors by name, computed in float64, in the first one's dtype and device."""
+    """Average of tensors by name, computed in float64, in the dtype and on the device of the first."""
     average = {}
     for name, first in parts[0].items():
         total = torch.zeros_like(first, dtype=torch.float64)
@@ -218,7 +222,9 @@ def _average(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def component_seed(seed: int, number: int) -> int:
-    """By SplitMix64 (Steele, Lea and Flood 2014), every step of which is a bijection: of one seed, no two are equal."""
+    """Seed of a component by SplitMix64 (Steele, Lea and Flood 2014); each step is a bijection, so no two seeds are
+    equal.
+    """
     word = (seed + (number + 1) * 0x9E3779B97F4A7C15) & _WORD
     word = ((word ^ word >> 30) * 0xBF58476D1CE4E5B9) & _WORD
     word = ((word ^ word >> 27) * 0x94D049BB133111EB) & _WORD

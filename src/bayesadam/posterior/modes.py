@@ -1,4 +1,4 @@
-"""A module whose ``train()`` and ``eval()`` are followed: by an optimiser, which puts a sample or the mean into it."""
+"""Following the ``train()`` and ``eval()`` of a module, by which an optimiser puts a sample or the mean into it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bayesadam.posterior.wrappers import unwrapping
 
 
 class Follower(Protocol):
-    """What is told of a module's mode."""
+    """An object that is told of a module's mode."""
 
     def follow_mode(self, training: bool) -> None:
-        """The module goes into training mode, or into eval mode."""
+        """The module changes to training mode, or to evaluation mode."""
 
 
 class FollowedTrain:
-    """Takes the place of a module's ``train``, which ``eval`` calls as well, and tells others of the mode.
+    """Replacement of a module's ``train``, which ``eval`` calls as well, that tells followers of the mode.
 
-    It refers weakly to the followers. A copy or a pickle of the module has one that tells nobody.
+    It has weak references to the followers; in a copy or a pickle of the module it has no followers.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -32,7 +32,9 @@ class FollowedTrain:
         self.__func__ = type(module).train  # as a bound method has it: what the module itself does with its mode
 
     def __call__(self, mode: bool = True) -> nn.Module:
-        """The mean is there before a module merges weights for evaluation, and a sample after it has split them."""
+        """Change the mode, so that a module merges weights for evaluation at the mean, and gets a sample after it split
+        them.
+        """
         if not mode:
             self.tell(mode)
         self.__func__(self.module, mode)
@@ -41,7 +43,7 @@ class FollowedTrain:
         return self.module
 
     def tell(self, mode: bool) -> None:
-        """Tell the followers, unless the mode is changed for other reasons than training."""
+        """Tell the followers of the mode, unless it is changed for another reason than training."""
         for reference in [] if self.quiet else self.followers:
             follower = reference()
             if follower is not None:
@@ -52,7 +54,7 @@ class FollowedTrain:
 
 
 def follow(follower: Follower, model: nn.Module) -> None:
-    """From now on the follower is told of ``model.train()`` and ``model.eval()``."""
+    """Tell the follower of every ``model.train()`` and ``model.eval()`` from now on."""
     *_, inner = unwrapping(model)
     known = vars(inner).get("train")
     if not isinstance(known, FollowedTrain):
@@ -64,7 +66,7 @@ def follow(follower: Follower, model: nn.Module) -> None:
 
 @contextmanager
 def quietly(model: nn.Module) -> Iterator[None]:
-    """Inside, nobody is told of modes: the weights are those of a prediction. After, they are told if it changed."""
+    """Context for predictions, in which no follower is told of modes; afterwards they are told if the mode changed."""
     trains = [vars(module).get("train") for module in model.modules()]
     followed = [train for train in trains if isinstance(train, FollowedTrain) and not train.quiet]
     before = [train.module.training for train in followed]

@@ -1,4 +1,4 @@
-"""What a predictive needs to know of an uncertain network, whether its weights or its units are random."""
+"""The interface between a predictive distribution and an uncertain network, with random weights or random units."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from torch import nn
 
 
 class NetworkDistribution(abc.ABC):
-    """A distribution over the functions that a network computes."""
+    """Base class of distributions over the functions that a network computes."""
 
     @abc.abstractmethod
     def draws(self, model: nn.Module, seed: int = 0) -> AbstractContextManager[Callable[[int | None], None]]:
-        """A context that gives a function ``put``; after it the model is what it was, whatever happens inside.
+        """Return a context that gives a function ``put``; afterwards the model is as before, even after an exception.
 
-        ``put(n)`` makes the model sample number ``n``, counted from 0, which depends on ``(seed, n)`` only; and
-        ``put(None)`` makes it the mean network. What is needed again and again is kept.
+        ``put(n)`` turns the model into sample number ``n``, counted from 0, which depends on ``(seed, n)`` only.
+        ``put(None)`` turns it into the mean network. The context caches what every sample needs.
         """
 
     @contextmanager
     def applied(self, model: nn.Module, sample: int | None = None, *, seed: int = 0) -> Iterator[None]:
-        """Inside, the model is one sample, or the mean network; after, it is what it was.
+        """Return a context in which the model is one sample, or the mean network; afterwards it is as before.
 
         Args:
-            model: Changed in place.
-            sample: Number of the sample, counted from 0: for a posterior over weights, the weights are
-                ``sample(n, seed=seed)[name][sample]``. ``None``: the mean.
-            seed: Of the samples.
+            model: The network; it is changed in place.
+            sample: Number of the sample, counted from 0. For a posterior over weights these are ``sample(n,
+                seed=seed)[name][sample]``. ``None`` stands for the mean.
+            seed: Seed of the samples.
 
         Raises:
-            ValueError: The model does not match.
+            ValueError: The model does not match the posterior.
         """
         with self.draws(model, seed) as put:
             put(sample)

@@ -1,4 +1,4 @@
-"""A Gaussian over some weight tensors of a network, while all others are fixed."""
+"""A Gaussian over some weight tensors of a network, with all others fixed."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ KINDS: dict[str, type[DenseGaussian] | type[DiagonalGaussian] | type[KroneckerGa
 
 
 class PartialGaussian(GaussianPosterior):
-    """Random weights of the last layer of a large network, say, and point masses for everything before it.
+    """A Gaussian over some weight tensors, such as those of the last layer, with point masses for all others.
 
-    Nothing is kept for the fixed weights but their values: they have the variance 0, are never moved by sampling, and
-    add nothing to the entropy and the KL divergence; ``log_prob`` is minus infinity unless they are at their values.
+    For the fixed weights only their values are kept. They have variance 0, samples never move them, and they add
+    nothing to the entropy and the KL divergence; ``log_prob`` is minus infinity unless they are at their values.
 
     Args:
-        random: Of the weights that are random.
-        fixed: Values of the other weight tensors by name. Kept, not copied.
-        order: The names of both in the order that ``mean`` is to have, those of ``random`` in their own order; default
-            ``random`` first. It does not change the samples.
-        hyperparameters: JSON values that say how the posterior was found; default those of ``random``.
+        random: Posterior over the random weights.
+        fixed: Values of the other weight tensors by name. The tensors are kept, not copied.
+        order: Names of both in the order of ``mean``, in which the names of ``random`` keep their own order. The
+            default puts ``random`` first. The order does not change the samples.
+        hyperparameters: JSON values that say how the posterior was found; default: those of ``random``.
 
     Attributes:
-        random: As given.
-        fixed: As given, in the order of ``mean``.
-        variance: Marginal variance of every weight by name; 0 where it is fixed.
+        random: The posterior over the random weights.
+        fixed: Values of the fixed weights, in the order of ``mean``.
+        variance: Marginal variance of every weight by name; 0 for fixed weights.
 
     Raises:
-        ValueError: Another kind of posterior, names that are in both, an order that is not of these names, or values
-            that are not finite.
+        ValueError: ``random`` is not a Gaussian posterior, names are in both, the order has other names, or values are
+            not finite.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class PartialGaussian(GaussianPosterior):
         return f"PartialGaussian({self.random!r}, {self.num_weights - self.random.num_weights:,} weights fixed)"
 
     def _scale(self, names: Iterable[str]) -> Tensor:
-        """See the base class; rows and columns of fixed weights are zero.
+        """The Cholesky factor, as in the base class; rows and columns of fixed weights are zero.
 
         Raises:
-            ValueError: A matrix over too many weights.
+            ValueError: The matrix would be over too many weights.
         """
         names = list(names)
         moved = [name for name in names if name in self.random.mean]
@@ -95,7 +95,9 @@ class PartialGaussian(GaussianPosterior):
         return whole.masked_scatter_(where.unsqueeze(1) & where, part)
 
     def writer(self, seed: int = 0) -> Callable[[Mapping[str, Tensor], int | None], None]:
-        """A function that writes samples of the random weights, and the values of the others; see the base class."""
+        """Return a function that writes samples of the random weights, and the values of the others, as in the base
+        class.
+        """
         write_random = self.random.writer(seed)
 
         @torch.no_grad()
@@ -107,13 +109,13 @@ class PartialGaussian(GaussianPosterior):
         return write
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log density of the random weights, in float64; minus infinity where a fixed one is not at its value.
+        """Log density of the random weights, in float64; minus infinity if a fixed weight is not at its value.
 
         Args:
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
-            A tensor of the leading axes' shape.
+            A tensor with the shape of the leading axes.
         """
         self._check_theta(theta)
         density = self.random.log_prob({name: theta[name] for name in self.random.mean})
@@ -123,19 +125,19 @@ class PartialGaussian(GaussianPosterior):
         return density
 
     def entropy(self) -> Tensor:
-        """Differential entropy in nats of the random weights; 0-d float64."""
+        """Differential entropy of the random weights in nats; 0-d float64."""
         return self.random.entropy()
 
     def kl_divergence(self, prior: float | GaussianPosterior) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the weights that are random, never a mean; 0-d float64.
+        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
         Args:
-            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another posterior
-                with the same names and shapes, of which the marginal one of the random weights counts. Infinite where
-                a weight is fixed in both, at different values.
+            prior: A prior precision (the prior is then ``N(0, 1 / prior)`` for every weight), or another Gaussian
+                posterior with the same names and shapes, whose marginal over the random weights is used. The divergence
+                is infinite if a weight is fixed in both at different values.
 
         Raises:
-            ValueError: A precision that is not positive, or a posterior over other weights.
+            ValueError: The precision is not positive, or the prior is over other weights.
         """
         self._check_prior(prior)
         if not isinstance(prior, GaussianPosterior):
@@ -152,21 +154,21 @@ class PartialGaussian(GaussianPosterior):
         return gaussian.dense_kl_divergence(mean, scale, prior_mean, prior_scale).cpu()
 
     def marginal(self) -> DiagonalGaussian:
-        """The same means and marginal variances, without the correlations."""
+        """Return the diagonal Gaussian with the same means and marginal variances."""
         return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> PartialGaussian:
-        """See the base class."""
+        """The scaled posterior, as in the base class."""
         return PartialGaussian(self.random.scaled(factor), self.fixed, list(self.mean), hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
-        """See the base class."""
+        """The pruned posterior, as in the base class."""
         fixed = {name: torch.where(kept[name], value, 0.0) for name, value in self.fixed.items()}
         random = self.random._keeping(kept, self.random.hyperparameters)
         return PartialGaussian(random, fixed, list(self.mean), hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PartialGaussian:
-        """The same posterior on another device, or with means in another floating dtype."""
+        """Return the same posterior on another device, or with means in another floating dtype."""
         fixed = {name: value.to(device=device, dtype=dtype) for name, value in self.fixed.items()}
         return PartialGaussian(self.random.to(device, dtype), fixed, list(self.mean), self.hyperparameters)
 

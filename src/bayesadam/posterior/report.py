@@ -1,4 +1,4 @@
-"""What a Gaussian posterior knows: its widths, where they come from, and how much of it the data determined."""
+"""Reports on Gaussian posteriors: their widths, the origin of the precision, and how much the data determined."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from bayesadam.functional.curvature import wide
 Quantiles: TypeAlias = tuple[float, float, float]
 LEVELS = (0.01, 0.5, 0.99)
 PER_TENSOR = "tensors"
-"""The entry of a posterior's hyper-parameters with ``{name: {"start_share": ..., "prior_precision": ...}}``."""
+"""Key in a posterior's hyper-parameters, with the value ``{name: {"start_share": ..., "prior_precision": ...}}``."""
 
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What is known of one weight tensor, or of all together.
+    """Report on one weight tensor, or on all of them together.
 
-    The precision of a weight's posterior has three parts: the prior's, what is left of the precision that training
-    started with, and the data's. ``start_share`` is the second as a share of the whole, and ``determined`` sums up the
-    shares of the third.
+    The posterior precision of a weight has three parts: the prior precision, the rest of the precision at the start of
+    the training, and the contribution of the data. ``start_share`` is the second part as a fraction of the whole, and
+    ``determined`` is the sum of the fractions of the third part.
 
     Attributes:
-        name: Of the tensor.
-        shape: Of the tensor; empty for all together.
+        name: Name of the tensor.
+        shape: Shape of the tensor; empty for all tensors together.
         num_weights: Number of its weights.
-        num_random: Number of those with a variance above 0; what follows is of them, and ``None`` if there are none.
+        num_random: Number of weights with a variance above 0. The following numbers are about these, and ``None`` if
+            there are none.
         width: Quantiles of their standard deviations at 1%, 50% and 99%.
-        signal_to_noise: Likewise of ``|mean| / standard deviation``.
-        start_share: Share of the precision that is still the initial one's, in [0, 1]: a mean over the weights, from
-            the optimiser; ``None`` where it is not known.
-        prior_precision: ``lambda``; ``None`` where it is not known, and for all together.
-        determined: Effective number of weights that the data determine: the sum of ``1 - lambda sigma^2``
-            (MacKay 1992) minus ``start_share`` for every weight, in ``[0, num_random]``; ``None`` where ``lambda`` is
-            not known. A share of the start that is not known counts as none.
+        signal_to_noise: The same quantiles of ``|mean| / standard deviation``.
+        start_share: Fraction of the precision that still comes from the initial precision, in [0, 1], averaged over the
+            weights, from the optimiser; ``None`` if it is unknown.
+        prior_precision: Prior precision ``lambda``; ``None`` if it is unknown, and for all tensors together.
+        determined: Effective number of weights that the data determine, in ``[0, num_random]``: the sum of ``1 - lambda
+            sigma^2`` (MacKay 1992) minus ``start_share`` over the weights. It is ``None`` if ``lambda`` is unknown; an
+            unknown share of the start counts as 0.
     """
 
     name: str
@@ -55,12 +56,12 @@ class TensorReport:
 
 @dataclass(frozen=True, repr=False)
 class PosteriorReport:
-    """A table of what a posterior knows, tensor by tensor, and what it says in words. Printing shows both.
+    """A table of what a posterior has learned, tensor by tensor, with conclusions in words. Printing shows both.
 
     Attributes:
-        rows: One for every weight tensor.
-        total: All weights together.
-        steps: Number of training steps that were made, if an optimiser made the report.
+        rows: Reports on every weight tensor.
+        total: Report on all weights together.
+        steps: Number of training steps, if an optimiser made the report.
     """
 
     rows: tuple[TensorReport, ...]
@@ -69,7 +70,7 @@ class PosteriorReport:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the numbers say."""
+        """Conclusions from the numbers, in words."""
         total, said = self.total, []
         if total.start_share is not None:
             sentence = _when(self.steps) + _about_start(total.start_share)
@@ -82,7 +83,7 @@ class PosteriorReport:
         return tuple(said)
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers and the sentences as JSON values."""
+        """Return the numbers and the sentences as JSON values."""
         return {**dataclasses.asdict(self), "sentences": list(self.sentences)}
 
     def __str__(self) -> str:
@@ -103,7 +104,7 @@ class PosteriorReport:
 def report_of(
     mean: Mapping[str, Tensor], variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> PosteriorReport:
-    """The report of a posterior with these means, marginal variances and hyper-parameters."""
+    """Make the report of a posterior with these means, marginal variances and hyper-parameters."""
     told = _mapping(hyperparameters.get(PER_TENSOR))
     rows, widths, ratios = [], [], []
     for name, center in mean.items():
@@ -132,13 +133,13 @@ def report_of(
 
 
 def overall_share(rows: Sequence[tuple[float | None, int]]) -> float | None:
-    """The mean of shares over weights, from the share and the number of weights of every tensor with a known one."""
+    """Mean of the shares over weights, from pairs of a tensor's share and number of weights; None is left out."""
     known = [(share, count) for share, count in rows if share is not None and count]
     return sum(share * count for share, count in known) / sum(count for _, count in known) if known else None
 
 
 def quantiles(values: Tensor) -> Quantiles | None:
-    """Those at ``LEVELS``, each one of the values (the nearest from below); ``None`` of nothing."""
+    """Quantiles at ``LEVELS``, each of them one of the values (the nearest from below); ``None`` without values."""
     if not len(values):
         return None
     low, middle, high = (float(values.kthvalue(1 + int(level * (len(values) - 1))).values) for level in LEVELS)

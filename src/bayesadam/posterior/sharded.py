@@ -1,4 +1,4 @@
-"""Networks whose weights are spread over processes: whole inside a block, and samples written part by part."""
+"""Networks whose weights are sharded over processes: gathering whole weights, and writing samples shard by shard."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bayesadam.sharding import is_sharded, local, own_part
 
 Write = Callable[[Mapping[str, Tensor], int | None], None]
 _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Modules inside such a block."""
+"""Modules whose weights are whole, inside such a block."""
 
 
 @contextmanager
 def unsharded(model: nn.Module) -> Iterator[None]:
-    """Inside, every weight of a model that went through ``fully_shard`` is whole on this rank; after, it is spread.
+    """Context in which every weight of a model that went through ``fully_shard`` is whole on this rank.
 
-    Inside, the model computes as one that was never sharded, also where derivatives are taken, and forward passes
-    gather nothing. What is written to its weights is lost afterwards. All ranks must enter the block. Blocks may be
-    nested; other models are left as they are.
+    Inside, the model computes like one that was never sharded, also where derivatives are taken, and forward passes
+    gather nothing. Values written to its weights inside are lost afterwards. All ranks must enter the block. Blocks may
+    be nested; models that are not sharded are left unchanged.
     """
     modules: list[Any] = [m for m in model.modules() if _is_fsdp(m) and m not in _WHOLE]
     known = [(owner, name, getattr(owner, name)) for module in modules for owner, name in _settings(module)]
@@ -44,18 +44,18 @@ def unsharded(model: nn.Module) -> Iterator[None]:
 
 
 def spread(model: nn.Module) -> None:
-    """Let a model hold the parts that an optimiser knows, and not whole weights of an earlier forward pass."""
+    """Make a model hold the shards that an optimiser knows, instead of whole weights from an earlier forward pass."""
     for module in model.modules():
         if _is_fsdp(module) and module not in _WHOLE:
             module.reshard()  # type: ignore[operator]
 
 
 def writing_parts(write: Write, targets: Mapping[str, Tensor]) -> Write:
-    """A posterior's writer for targets that may be sharded: each rank makes the sample, and keeps its own part.
+    """Wrap a posterior's writer for targets that may be sharded: each rank makes the sample and keeps its own shard.
 
     Args:
-        write: Writes full tensors.
-        targets: What it will be asked to write to.
+        write: Function that writes full tensors.
+        targets: Tensors that it will be asked to write to.
     """
     sharded = {name for name, target in targets.items() if is_sharded(target)}
     if not sharded:
@@ -75,13 +75,13 @@ def writing_parts(write: Write, targets: Mapping[str, Tensor]) -> Write:
 
 
 def kind_of(module: nn.Module) -> type[nn.Module]:
-    """The class of a module, without what ``fully_shard`` makes of it."""
+    """The class of a module, without the subclass that ``fully_shard`` makes of it."""
     kind = type(module)
     return next(base for base in kind.__mro__[1:] if issubclass(base, nn.Module)) if _is_fsdp(module) else kind
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks, other than those that gather whole weights."""
+    """Whether a module has forward hooks other than those that gather whole weights."""
     state = module._get_fsdp_state() if _is_fsdp(module) else module  # type: ignore[operator]
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
     return any(getattr(hook, "__self__", None) is not state for hook in hooks)
@@ -92,7 +92,7 @@ def _is_fsdp(module: nn.Module) -> bool:
 
 
 def _settings(module: Any) -> list[tuple[Any, str]]:
-    """Where ``fully_shard`` keeps when a module gives up its whole weights; the setters that change it cannot tell."""
+    """Places where ``fully_shard`` keeps the setting when a module frees whole weights; its setters cannot read it."""
     state = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     places = [(state, "_auto_reshard_after_forward")]

@@ -1,4 +1,4 @@
-"""Networks inside others: the names of weights are those of the innermost."""
+"""Networks inside wrappers; the names of weights are those of the innermost network."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import nn
 
 
 def unwrapping(model: nn.Module) -> Iterator[nn.Module]:
-    """A model, and what it wraps, from the outside in: every one has the same parameters, by other names.
+    """Yield a model and the modules that it wraps, from the outside in; all have the same parameters by other names.
 
-    Wrappers are ``torch.compile``'s, ``DistributedDataParallel``, and any other that calls what is inside ``module``.
-    Their forward may be another function than that of the network inside.
+    Wrappers are ``torch.compile``'s, ``DistributedDataParallel``, and any other whose inner network is its ``module``.
+    The forward method of a wrapper may compute another function than the network inside.
     """
     while True:
         yield model

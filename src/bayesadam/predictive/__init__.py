@@ -1,4 +1,6 @@
-"""Posterior, network and inputs to a predictive distribution with epistemic and aleatoric parts."""
+"""Predictions: from a posterior, a network and inputs to a predictive distribution with epistemic and aleatoric
+parts.
+"""
 
 from bayesadam.predictive.gaussian import GaussianLogitsPredictive as GaussianLogitsPredictive
 from bayesadam.predictive.gaussian import GaussianPredictive as GaussianPredictive

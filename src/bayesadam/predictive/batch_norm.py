@@ -1,8 +1,9 @@
-"""Batch norm statistics of every sample's own.
+"""Batch norm statistics that are estimated anew for every posterior sample.
 
-In training, a batch norm layer divides by the spread that a batch has at the sampled weights, and so removes what noise
-in the weights before it does to its channels' means and spreads. Running statistics are averages over many samples and
-do not remove it: a sampled network is then another function than in training, the more so the wider the posterior.
+In training, a batch norm layer divides by the standard deviation of the batch at the sampled weights. It thus removes
+the effect of weight noise in earlier layers on the means and scales of its channels. Running statistics are averages
+over many samples and do not remove this effect, so with them a sampled network computes another function than in
+training. The difference grows with the width of the posterior.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.batches import Rows, as_batches, call, groups, in_eval_mode, no_batches
 
 ROWS = 1000
-"""Of the inputs, as many are used; with more the statistics hardly change."""
+"""Number of rows of the inputs that are used; with more rows the statistics hardly change."""
 _CHUNK = 250
-"""A tensor's rows are cut into batches of at most so many."""
+"""Largest number of rows in a batch into which a tensor is divided."""
 
 
 class WithOwnStatistics(NetworkDistribution):
-    """A distribution over networks whose batch norm layers get their running statistics anew in every one of them.
+    """A distribution over networks in which the running statistics of batch norm are estimated anew for every network.
 
     Args:
-        distribution: Of the networks otherwise.
-        inputs: As for :func:`bayesadam.predict`: like those of training. Of a tensor, tuple or dict ``ROWS`` rows are
-            used that are spread evenly, of a loader the first batches that have as many.
+        distribution: The distribution over networks.
+        inputs: Inputs like those of training, as for :func:`bayesadam.predict`. Of a tensor, tuple or dict about
+            ``ROWS`` evenly spaced rows are used; of a loader, the first batches that have as many rows.
     """
 
     def __init__(self, distribution: NetworkDistribution, inputs: Any) -> None:
@@ -40,10 +41,11 @@ class WithOwnStatistics(NetworkDistribution):
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
-        """See the base class.
+        """Return a context as in the base class, with statistics of its own for every sample.
 
         Raises:
-            ValueError: Also: a model without batch norm layers that have running statistics, or an empty loader.
+            ValueError: As in the base class; or the model has no batch norm layers with running statistics, or the
+                loader is empty.
         """
         layers = normalized(model)
         if not layers:
@@ -65,13 +67,13 @@ class WithOwnStatistics(NetworkDistribution):
 
 
 def normalized(model: nn.Module) -> list[_BatchNorm]:
-    """The batch norm layers that have running statistics."""
+    """List the batch norm layers that have running statistics."""
     return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
 @torch.no_grad()
 def estimate(model: nn.Module, layers: Iterable[_BatchNorm], batches: Iterable[Any]) -> None:
-    """Set running statistics to their averages over the batches; all else is in eval mode meanwhile."""
+    """Set running statistics to their averages over the batches, with all other layers in evaluation mode."""
     momenta = [(layer, layer.momentum) for layer in layers]
     with in_eval_mode(model):
         try:
@@ -103,7 +105,7 @@ def _batches(inputs: Any, device: torch.device) -> Iterator[Any]:
 
 
 def _parts(whole: Rows) -> Iterator[Any]:
-    """Rows that are spread evenly, in batches of about the same size."""
+    """Evenly spaced rows, in batches of about the same size."""
     used = min(whole.count, ROWS)
     numbers = torch.arange(used) * whole.count // used
     for part in numbers.tensor_split(math.ceil(used / _CHUNK)):

@@ -1,4 +1,4 @@
-"""The inputs of a prediction: one batch or many, tensors or collections of them, in chunks of rows."""
+"""Inputs of a prediction: one batch or many, of tensors or collections of them, divided into chunks of rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ Output = Callable[[Any], Tensor]
 
 
 def as_batches(inputs: Any) -> tuple[Iterable[Any], bool]:
-    """The batches, and whether the inputs are a single one."""
+    """The batches of the inputs, and whether the inputs are a single batch."""
     single = isinstance(inputs, Tensor | Mapping | tuple)
     return [inputs] if single else inputs, single
 
 
 def repeatable(inputs: Any) -> Any:
-    """The same inputs, the batches of a loader kept: to be gone through more than once, in one order."""
+    """The same inputs in a form that can be iterated over repeatedly in one order; batches of a loader are kept."""
     batches, single = as_batches(inputs)
     return inputs if single else list(batches)
 
 
 def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: int) -> Iterator[list[Any]]:
-    """Batches without their targets, on the device, collected until they have ``limit`` bytes."""
+    """Yield batches without their targets, on the device, collected until they have ``limit`` bytes."""
     group: list[Any] = []
     size = 0
     for batch in batches:
@@ -48,22 +48,24 @@ def groups(batches: Iterable[Any], device: torch.device, single: bool, limit: in
 
 
 def no_batches() -> ValueError:
-    """The error for a loader without batches."""
+    """Make the error for a loader without batches."""
     return ValueError("inputs must have at least one batch, got an empty loader")
 
 
 def arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What a model is called with: a dict by names, a tuple in order, anything else as the only argument."""
+    """Positional and keyword arguments for a model: a dict by name, a tuple in order, anything else as the only
+    argument.
+    """
     if isinstance(batch, Mapping):
         return (), dict(batch)
     return batch if isinstance(batch, tuple) else (batch,), {}
 
 
 def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[str, Tensor] | None = None) -> Tensor:
-    """The output tensor of the model, with other tensors in the place of its own if given.
+    """Call a model and return its output tensor, with other tensors in place of its own if they are given.
 
     Raises:
-        TypeError: There is none.
+        TypeError: The model does not return a tensor.
     """
     args, kwargs = arguments(batch)
     result = model(*args, **kwargs) if tensors is None else functional_call(model, dict(tensors), args, kwargs)
@@ -78,15 +80,17 @@ def call(model: nn.Module, batch: Any, output: Output | None, tensors: Mapping[s
 
 
 class Rows:
-    """The rows of a batch, of which parts can be taken.
+    """The rows of a batch, which can be divided.
 
-    Which tensors have rows is said once, by the whole batch: in a part of it, others may be as long by chance.
+    The whole batch decides which of its tensors have rows, since in a part of it another tensor may have the same
+    length by chance.
 
     Args:
-        batch: The first tensor that has an axis has the rows; tensors of another length belong to all of them.
+        batch: A batch. The length of its first tensor with an axis is the number of rows; tensors of another length
+            belong to all rows.
 
     Attributes:
-        batch: What a model is called with.
+        batch: The batch, as the model takes it.
         count: Number of rows.
     """
 
@@ -97,21 +101,21 @@ class Rows:
         self._shared = [tensor.ndim == 0 or len(tensor) != self.count for tensor in tensors]
 
     def part(self, start: int, stop: int) -> Rows:
-        """Some of the rows."""
+        """The rows from ``start`` to ``stop``."""
         part = copy(self)
         part.batch = self._map(lambda tensor: tensor[start:stop])
         part.count = len(range(self.count)[start:stop])
         return part
 
     def select(self, numbers: Tensor) -> Rows:
-        """The rows of these numbers."""
+        """The rows with these numbers."""
         part = copy(self)
         part.batch = self._map(lambda tensor: tensor[numbers.to(tensor.device)])
         part.count = len(numbers)
         return part
 
     def examples(self) -> tuple[list[Tensor], Callable[[list[Tensor]], Any]]:
-        """For ``vmap``: the tensors that have rows, and a function from one row of each to a batch of it."""
+        """The tensors that have rows, for ``vmap``, and a function that makes a batch of one row of each."""
         tensors = zip(tensors_of(self.batch), self._shared, strict=True)
 
         def example(rows: list[Tensor]) -> Any:
@@ -126,11 +130,11 @@ class Rows:
 
 
 class Chunked:
-    """A function of the rows of a batch, in chunks that are halved for good when memory runs out.
+    """A function of the rows of a batch that is called in chunks, which are halved permanently when memory runs out.
 
     Args:
-        function: Gives tensors that have the rows along their first axis.
-        rows: Of a chunk, to start with; ``None``: all.
+        function: Function that returns tensors with the rows along their first axis.
+        rows: Number of rows in the first chunk; ``None`` stands for all.
     """
 
     def __init__(self, function: Callable[[Rows], tuple[Tensor, ...]], rows: int | None) -> None:
@@ -138,7 +142,7 @@ class Chunked:
         self.rows = rows
 
     def __call__(self, batch: Any) -> tuple[Tensor, ...]:
-        """What the function gives for the whole batch."""
+        """Apply the function to the whole batch."""
         rows = Rows(batch)
         if self.rows is None:
             try:
@@ -162,17 +166,18 @@ class Chunked:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the error says so; on the CPU it is an ordinary one, whose words depend on the system."""
+    """Whether memory has run out; on the CPU this is an ordinary error whose message depends on the system."""
     words = ("can't allocate memory", "not enough memory", "out of memory")
     return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in words)
 
 
 @contextmanager
 def in_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; after, every module is in the mode that it was in, and has gone there by its own ``train``.
+    """Context that sets the model to evaluation mode; afterwards every module is back in its mode, by its own
+    ``train``.
 
-    Modules that have one may change their tensors in it, merge weights say, and then back to rounding only: their
-    tensors are kept.
+    Modules with a ``train`` of their own may change their tensors, for example merge weights, and restore them only up
+    to rounding. Their tensors are therefore saved and put back.
     """
     modes = [(module, module.training) for module in model.modules()]
     own = [t for m in _changing(model) for t in (*m.parameters(recurse=False), *m.buffers(recurse=False))]
@@ -196,9 +201,9 @@ def in_eval_mode(model: nn.Module) -> Iterator[None]:
 def draws_in_eval_mode(
     model: nn.Module, posterior: NetworkDistribution, seed: int = 0
 ) -> Iterator[Callable[[int | None], None]]:
-    """The posterior's ``draws``, with the model in eval mode.
+    """Return the posterior's ``draws`` with the model in evaluation mode.
 
-    What modules make of their weights when they go into eval mode (merged or cached ones) they make of every sample.
+    Modules that merge or cache weights when they change to evaluation mode do so for every sample.
     """
     with in_eval_mode(model):
         if not _changing(model):
@@ -220,14 +225,14 @@ def draws_in_eval_mode(
 
 
 def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
-    """Refuse modules that compute with other tensors, made of their weights, in eval mode: derivatives are not seen.
+    """Refuse modules that compute with merged or cached weights in evaluation mode, since derivatives cannot be taken.
 
     Args:
-        model: In eval mode.
-        names: Of the weights that matter.
+        model: The model in evaluation mode.
+        names: Names of the weights by which derivatives are taken.
 
     Raises:
-        ValueError: A module that has any of them changes its tensors when its mode changes.
+        ValueError: A module that has any of these weights changes its tensors when its mode changes.
     """
     parameters = dict(model.named_parameters())
     wanted = {id(parameters[name]) for name in names if name in parameters}
@@ -247,12 +252,12 @@ def check_weights_are_used(model: nn.Module, names: Iterable[str]) -> None:
 
 
 def _changing(model: nn.Module) -> list[nn.Module]:
-    """Modules with a ``train`` of their own, which may do more than to set a mode."""
+    """Modules with a ``train`` method of their own, which may change more than the mode."""
     return [m for m in model.modules() if getattr(m.train, "__func__", None) is not nn.Module.train]
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    """A module's own parameters, buffers, and other tensors that it has as attributes."""
+    """A module's own parameters, buffers and other tensors among its attributes."""
     named = {**vars(module), **module._parameters, **module._buffers}
     return {name: value.detach() for name, value in named.items() if isinstance(value, Tensor)}
 
@@ -264,7 +269,7 @@ def tensors_of(batch: Any) -> list[Tensor]:
 
 
 def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """The batch with the function applied to its tensors."""
+    """Apply a function to all tensors of a batch."""
 
     def apply(value: Any) -> Any:
         return function(value) if isinstance(value, Tensor) else value

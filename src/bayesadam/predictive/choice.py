@@ -1,4 +1,4 @@
-"""Which method of prediction suits a posterior."""
+"""Choosing the method of prediction that suits a posterior."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ LAST_LAYER = ("last_layer", "last_layer_kron")
 """Structures of Laplace posteriors over one layer."""
 
 MOST_OUTPUTS = 128
-"""Of a row, up to which ``"auto"`` linearises: their covariance is a matrix for every row."""
+"""Largest number of outputs per row for which ``"auto"`` linearises, since every row then needs a covariance matrix."""
 
 
 def suited_method(posterior: NetworkDistribution) -> str:
     """The method that ``"auto"`` stands for.
 
-    The covariance of a Badam or Laplace posterior is that of the network linearised at the mean. Samples of such
-    weights, put into the network itself, leave the region where the linearisation holds, and its predictions may then
-    be far worse than those of the mean (Foong et al. 2019, arXiv 1906.11537; Immer et al. 2021, arXiv 2008.08400). Over
-    the last layer alone the network is linear in the random weights, and both methods agree.
+    The covariance of a Badam or Laplace posterior is that of the network linearised at the mean. If samples of such
+    weights are put into the network itself, they leave the region where the linearisation holds, and the predictions
+    may be far worse than those of the mean (Foong et al. 2019, arXiv 1906.11537; Immer et al. 2021, arXiv 2008.08400).
+    If only the last layer is random, the network is linear in the random weights and both methods agree.
     """
     return "linearized" if _is_local(posterior) else "monte_carlo"
 
 
 def warn_of_samples(posterior: NetworkDistribution) -> None:
-    """Warn that samples of a posterior are about to be used in a network that it does not describe."""
+    """Warn that samples of a posterior for the linearised network are about to be used in the network itself."""
     if _is_local(posterior):
         warnings.warn(
             "method='monte_carlo' puts samples of a Badam or Laplace posterior into the network itself, but their "
@@ -40,7 +40,7 @@ def warn_of_samples(posterior: NetworkDistribution) -> None:
 
 
 def mark_as_tuned(posterior: Posterior, method: str) -> None:
-    """Remember the method of prediction for which the width was found; its samples are no longer warned of."""
+    """Record the method of prediction for which the width was tuned, so that its samples are no longer warned of."""
     posterior.hyperparameters["tuned_for"] = method
 
 

@@ -1,4 +1,4 @@
-"""What the covariance of the weights makes of a Jacobian: ``J Sigma J'``, tensor by tensor."""
+"""The covariance ``J Sigma J'`` of outputs, from the covariance of the weights and the Jacobian, tensor by tensor."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bayesadam.posterior.partial import PartialGaussian
 class WeightCovariance:
     """``Sigma = U diag(variance) U' + F F'`` over named weight tensors; tensors without variance are left out.
 
-    ``U`` is orthogonal and has a block ``left kron right`` for every tensor, seen as a matrix whose rows are its first
-    axis; it is the identity where there is no basis.
+    ``U`` is orthogonal, with a block ``left kron right`` for every tensor, treated as a matrix whose rows are its first
+    axis. A block is the identity if there is no basis.
 
     Attributes:
-        variance: By name, of the weights' shapes.
-        factor: The rows of ``F`` that belong to a tensor's weights, by name, ``(number of weights, R)``.
+        variance: Variances by name, in the weights' shapes.
+        factor: Rows of ``F`` that belong to a tensor's weights, by name, ``(number of weights, R)``.
         left: Bases of the rows, by name.
         right: Bases of the columns, by name.
     """
@@ -42,7 +42,7 @@ class WeightCovariance:
 
     @property
     def names(self) -> list[str]:
-        """The tensors that have any random weight."""
+        """Names of the tensors that have random weights."""
         return list({**self.variance, **self.factor})
 
     def size_of(self, name: str) -> int:
@@ -50,7 +50,7 @@ class WeightCovariance:
         return self.variance[name].numel() if name in self.variance else len(self.factor[name])
 
     def placed(self, names: Mapping[str, str], device: torch.device) -> WeightCovariance:
-        """The same by other names, and on a device."""
+        """The same covariance with other names, on a device."""
         every = (self.variance, self.factor, self.left, self.right)
         parts = ({names[name]: t.to(device) for name, t in part.items()} for part in every)
         return WeightCovariance(*parts)
@@ -111,14 +111,14 @@ def _(posterior: PartialGaussian) -> WeightCovariance:
 
 
 class OutputCovariance:
-    """``J Sigma J'`` of the outputs of some data points, added up over the tensors that ``J`` is about.
+    """``J Sigma J'`` of the outputs at some data points, summed over weight tensors.
 
     Args:
-        weights: On the device of the outputs.
-        count: Data points ``n``.
-        outputs: Outputs ``K`` of each.
-        like: Gives device and dtype, float32 or wider. Where the covariance has a factor it is that of the factor: what
-            the posterior knows well is a small difference of what it does not.
+        weights: Covariance of the weights, on the device of the outputs.
+        count: Number of data points ``n``.
+        outputs: Number of outputs ``K`` of each.
+        like: Tensor that gives device and dtype, float32 or wider. If the covariance has a factor, the dtype is that of
+            the factor, since small variances are differences of large numbers.
     """
 
     def __init__(self, weights: WeightCovariance, count: int, outputs: int, like: Tensor) -> None:
@@ -130,12 +130,12 @@ class OutputCovariance:
         )
 
     def add(self, name: str, rows: Tensor, part: slice = slice(None)) -> None:
-        """Add what one tensor's weights contribute to some data points.
+        """Add the contribution of one tensor's weights at some data points.
 
         Args:
-            name: Of the tensor.
+            name: Name of the tensor.
             rows: Derivatives of the outputs, ``(n, K, number of weights)``.
-            part: Which data points.
+            part: Slice of the data points.
         """
         if name in self.weights.factor:
             self.projected[part] += rows.to(self.projected.dtype) @ self.weights.factor[name].to(self.projected.dtype)
@@ -145,27 +145,27 @@ class OutputCovariance:
             self.total[part] += scaled @ scaled.mT
 
     def add_layer(self, grads: Tensor, variance: Tensor) -> None:
-        """Add what independent outputs of a layer contribute.
+        """Add the contribution of independent outputs of a layer.
 
         Args:
             grads: Derivatives of the outputs with respect to those of the layer, ``(n, K, width)``.
-            variance: Of the layer's outputs, given its inputs, ``(n, width)``.
+            variance: Variance of the layer's outputs, given its inputs, ``(n, width)``.
         """
         scaled = (grads * variance.sqrt().unsqueeze(1)).to(self.total.dtype)
         self.total.baddbmm_(scaled, scaled.mT)
 
     def add_moved(self, grads: Tensor, moved: Tensor, columns: slice) -> None:
-        """Add what some columns of the factor contribute through a layer.
+        """Add the contribution of some columns of the factor through a layer.
 
         Args:
-            grads: As for :meth:`add_layer`.
-            moved: What the columns ``R'``, taken as changes of the layer's weights, do to its outputs:
-                ``(n, width, R')``.
-            columns: Which columns.
+            grads: Derivatives of the outputs with respect to those of the layer, ``(n, K, width)``.
+            moved: Changes of the layer's outputs when each of the ``R'`` columns is added to its weights, ``(n, width,
+                R')``.
+            columns: Slice of the columns.
         """
         self.projected[..., columns] += grads.to(self.projected.dtype) @ moved.to(self.projected.dtype)
 
     def value(self) -> Tensor:
-        """``(n, K, K)``, symmetric and positive semi-definite to rounding."""
+        """Covariance of shape ``(n, K, K)``, symmetric and positive semi-definite up to rounding."""
         with without_autocast([self.total]):
             return torch.baddbmm(self.total.to(self.projected.dtype), self.projected, self.projected.mT)

@@ -1,4 +1,4 @@
-"""Predictive distributions of networks whose outputs are Gaussian, data point by data point."""
+"""Predictive distributions of networks with Gaussian outputs, data point by data point."""
 
 from __future__ import annotations
 
@@ -20,14 +20,16 @@ from bayesadam.predictive.result import ClassificationPredictive, Predictive, Re
 LINKS = ("monte_carlo", "probit")
 
 BLOCK = 1024
-"""Numbers that are drawn together: enough for the cost of a draw, and not many more than a few data points need."""
+"""Number of values that are drawn together: enough to amortise a draw, and not many more than a few data points
+need.
+"""
 
 
 class RowByRow:
-    """A predictive distribution of every data point by itself: how they depend on each other is not known."""
+    """A predictive distribution of single data points, without their joint distribution."""
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """Not known.
+        """Raise an error, since the joint distribution of data points is not known.
 
         Raises:
             ValueError: Always.
@@ -38,17 +40,17 @@ class RowByRow:
 
 
 class GaussianPredictive(RowByRow, RegressionPredictive):
-    """A Gaussian for every data point; how rows depend on each other is not known.
+    """Gaussian predictive distribution of every data point; the dependence between rows is not known.
 
     Args:
-        mean: ``(N,)`` or ``(N, D)``, in the units of the targets; with more axes ``(N, ..., D)``, the last one has the
-            outputs of a data point.
-        epistemic: What the uncertain weights make of it: the covariance of a row's outputs, all ``K`` of them in their
-            order, ``(N, K, K)`` (with ``K = 1`` for a mean ``(N,)``, and ``K = D`` for ``(N, D)``); or the variances
-            alone, of the mean's shape, and then outputs are independent.
+        mean: Predictive means, ``(N,)`` or ``(N, D)``, in the units of the targets; with more axes ``(N, ..., D)``,
+            where the last axis has the outputs of a data point.
+        epistemic: Epistemic uncertainty: the covariance of the ``K`` outputs of a row in their order, ``(N, K, K)``
+            (with ``K = 1`` for a mean ``(N,)``, and ``K = D`` for ``(N, D)``), or variances of the mean's shape, with
+            which outputs are independent.
         aleatoric: Variance of the noise, independent over the outputs; of the mean's shape or broadcasting to it.
-        log_aleatoric: Its logarithm, if known, which still tells a variance that is too large or too small for its
-            dtype.
+        log_aleatoric: Logarithm of that variance, if known; it is still accurate where the variance is too large or too
+            small for its dtype.
     """
 
     def __init__(self, mean: Tensor, epistemic: Tensor, aleatoric: Tensor, log_aleatoric: Tensor | None = None) -> None:
@@ -68,17 +70,19 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Variance of the network's prediction over the posterior: what more data would remove."""
+        """Epistemic variance: the variance of the network's prediction over the posterior, which more data would
+        reduce.
+        """
         return self._epistemic
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Variance of the noise: what more data would not remove."""
+        """Aleatoric variance: the variance of the noise, which more data would not reduce."""
         return self._aleatoric
 
     @cached_property
     def variance(self) -> Tensor:
-        """Total variance: epistemic and aleatoric."""
+        """Total variance, the sum of epistemic and aleatoric variance."""
         return self.variances[0]
 
     @cached_property
@@ -89,7 +93,7 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
         return self.epistemic_covariance + torch.diag_embed(_rows(self.aleatoric))
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Log density of every data point, of its outputs together, ``(N,)``, in nats."""
+        """Log density of every data point, jointly over its outputs, ``(N,)``, in nats."""
         if self.epistemic_covariance is None or target.ndim == 1:
             return self._log_densities(target)[0]
         self._check(target)
@@ -109,7 +113,7 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
         """Quantiles, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 
         Raises:
-            ValueError: A probability outside (0, 1).
+            ValueError: A probability is outside (0, 1).
         """
         levels = self._levels(probabilities)
         z: Tensor = torch.special.ndtri(levels)
@@ -117,7 +121,9 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
         return (self.mean.double() + z * (0.5 * self.log_variances[0].double()).exp()).to(self.mean.dtype)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianPredictive:
-        """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
+        """Return the distribution of ``mean + std * y``, which converts standardised targets to their original
+        units.
+        """
         scale = torch.as_tensor(std, dtype=self.mean.dtype, device=self.mean.device).expand(self.mean.shape)
         shift = torch.as_tensor(mean, dtype=self.mean.dtype, device=self.mean.device)
         if self.epistemic_covariance is None:
@@ -130,24 +136,25 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
 
 
 class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
-    """Classes of data points whose logits are Gaussian; how rows depend on each other is not known.
+    """Predictive distribution of classes with Gaussian logits; the dependence between rows is not known.
 
     Args:
-        logits: Their mean, ``(N, ...)`` as the likelihood takes them.
-        covariance: Of the logits of a row, all ``K`` of them in their order, ``(N, K, K)``; or their variances alone,
-            of the logits' shape, and then they are independent.
-        likelihood: What the logits mean.
-        link: From Gaussian logits to probabilities. ``"monte_carlo"``: by ``mc_samples`` draws of the logits;
-            ``"probit"``: ``softmax(m / sqrt(1 + pi/8 v))``, or the sigmoid of it, with the variances ``v`` alone
-            (MacKay 1992, "The evidence framework applied to classification networks"; element by element for several
-            classes). Its one component is the prediction itself, so that there is no mutual information.
-        mc_samples: Draws.
-        seed: Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only. It is not one network at all data points.
+        logits: Means of the logits, ``(N, ...)`` as the likelihood takes them.
+        covariance: Covariance of the ``K`` logits of a row in their order, ``(N, K, K)``; or their variances in the
+            logits' shape, with which they are independent.
+        likelihood: Likelihood of the classes given the logits.
+        link: How Gaussian logits become probabilities. ``"monte_carlo"`` averages over ``mc_samples`` draws of the
+            logits. ``"probit"`` is ``softmax(m / sqrt(1 + pi/8 v))``, or the sigmoid of it, and uses the variances
+            ``v`` only (MacKay 1992, "The evidence framework applied to classification networks"; element by element for
+            several classes). It gives one component, so there is no mutual information.
+        mc_samples: Number of draws.
+        seed: Seed of the draws. Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only; draw ``i`` is not the
+            same network at all data points.
 
     Attributes:
-        logits: As given.
-        covariance: As given.
-        link: As given.
+        logits: Means of the logits.
+        covariance: Covariance of the logits, as given.
+        link: Name of the link.
     """
 
     def __init__(
@@ -172,10 +179,11 @@ class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
 
     @cached_property
     def mutual_information(self) -> Tensor:
-        """``H[mean p] - mean H[p]`` in nats, ``(N,)``: the epistemic part of the entropy, never negative (BALD).
+        """Mutual information ``H[mean p] - mean H[p]`` in nats, ``(N,)``, not negative: the epistemic part of the
+        entropy (BALD).
 
         Raises:
-            ValueError: The probit approximation, which does not tell.
+            ValueError: The link is ``"probit"``, which gives no mutual information.
         """
         if self.link == "probit":
             raise ValueError("link must be 'monte_carlo' for the mutual information, got 'probit'")
@@ -191,15 +199,16 @@ def from_gaussian(
     mc_samples: int,
     seed: int,
 ) -> Predictive:
-    """The predictive of Gaussian network outputs, at least in float32.
+    """Make the predictive distribution of Gaussian network outputs, in float32 or wider.
 
     Args:
-        outputs: Their mean ``(N, ...)``.
-        covariance: Of what :func:`uncertain_part` takes out of them: a covariance ``(N, K, K)`` or variances.
-        likelihood: What the outputs mean.
-        link: See :class:`GaussianLogitsPredictive`, for classification.
-        mc_samples: Draws of the outputs, for all but Gaussian targets.
-        seed: Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only.
+        outputs: Means of the outputs, ``(N, ...)``.
+        covariance: Covariance ``(N, K, K)``, or variances, of the part of the outputs that :func:`uncertain_part`
+            returns.
+        likelihood: Likelihood of the targets given the outputs.
+        link: Link for classification; see :class:`GaussianLogitsPredictive`.
+        mc_samples: Number of draws of the outputs, for all likelihoods that are not Gaussian.
+        seed: Seed of the draws. Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only.
     """
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     covariance = covariance.to(outputs.dtype)
@@ -213,20 +222,22 @@ def from_gaussian(
 
 
 def uncertain_part(likelihood: Likelihood, outputs: Tensor) -> Tensor:
-    """What is Gaussian of the outputs ``(N, ...)``: of Gaussian targets the mean (with the noise there), else all."""
+    """The part of the outputs ``(N, ...)`` that is Gaussian: for Gaussian targets the mean without the noise, else
+    all.
+    """
     if likelihood.defines("mean_and_log_variance"):
         return likelihood.mean_and_log_variance(outputs)[0]
     return outputs
 
 
 def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int) -> Tensor:
-    """Draws ``(count, N, ...)`` of outputs with this mean; draw ``i`` at row ``n`` depends on ``(seed, i, n)`` only.
+    """Draw outputs ``(count, N, ...)``; draw ``i`` at row ``n`` depends on ``(seed, i, n)`` only.
 
     Args:
-        mean: ``(N, ...)``.
-        covariance: Of a row, ``(N, K, K)``; or the variances alone, of the mean's shape.
+        mean: Means, ``(N, ...)``.
+        covariance: Covariance of a row, ``(N, K, K)``, or variances of the mean's shape.
         count: Number of draws.
-        seed: See above.
+        seed: Seed of the draws.
     """
     draws = standard_normals(count, mean, seed)
     if covariance.shape == mean.shape:
@@ -238,7 +249,7 @@ def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int) -> T
 
 
 def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
-    """Standard normals ``(samples, *like.shape)``: number ``i`` at row ``n`` depends on ``(seed, i, n)`` only."""
+    """Draw standard normals ``(samples, *like.shape)``; number ``i`` at row ``n`` depends on ``(seed, i, n)`` only."""
     width = max(1, like[:1].numel())
     # In blocks of rows that are always whole: the length of a draw is part of what it depends on.
     size = width * max(1, BLOCK // width)
@@ -265,8 +276,8 @@ def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
 def square_root(covariance: Tensor) -> Tensor:
     """``L`` with ``L L' = covariance`` for matrices ``(N, K, K)`` that may be singular, in float64.
 
-    Lower triangular where the Cholesky decomposition succeeds, and symmetric where it does not. Rows of outputs whose
-    variance is zero are exactly zero.
+    It is lower triangular where the Cholesky decomposition succeeds, and symmetric where it does not. Rows of outputs
+    whose variance is zero are exactly zero.
     """
     matrix = covariance.double()
     certain = matrix.diagonal(dim1=-2, dim2=-1) <= 0
@@ -284,7 +295,7 @@ def square_root(covariance: Tensor) -> Tensor:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """``(N, D)``, whatever the axes of the outputs."""
+    """The tensor as ``(N, D)``, whatever the axes of the outputs."""
     return tensor.unsqueeze(1) if tensor.ndim == 1 else tensor.flatten(1)
 
 

@@ -1,4 +1,4 @@
-"""Jacobians of any network: its derivatives with respect to the random weights, mapped over the data points."""
+"""Jacobians of any network with respect to its random weights, by autograd mapped over the data points."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bayesadam.predictive.network import MeanNetwork
 
 
 class Jacobians:
-    """Full Jacobians of the data points of a chunk, for as many tensors at once as fit into memory.
+    """Full Jacobians of the data points of a chunk, for as many weight tensors at once as fit into memory.
 
     Args:
-        network: At the mean.
-        row: One data point, at which the network is looked at.
-        limit: Bytes of a Jacobian.
+        network: The network at the mean.
+        row: One data point, on which the network is examined.
+        limit: Largest size of a Jacobian in bytes.
     """
 
     def __init__(self, network: MeanNetwork, row: Rows, limit: int) -> None:
@@ -31,7 +31,7 @@ class Jacobians:
         self.mapped = True
 
     def bytes_each(self, outputs: int) -> int:
-        """Memory that the Jacobian of one data point takes, and the backward passes to it."""
+        """Memory that the Jacobian of one data point and the backward passes for it take, in bytes."""
         largest = max(sum(self.network.bytes_of(name) for name in names) for names in self.groups)
         return outputs * (largest + self.saved_bytes)
 
@@ -91,7 +91,7 @@ class Jacobians:
 
 
 def _groups(network: MeanNetwork, limit: int) -> list[list[str]]:
-    """The random tensors, in runs of at most so many bytes if a tensor is not larger itself."""
+    """Divide the random tensors into groups of at most so many bytes, or of one tensor if it is larger."""
     groups: list[list[str]] = []
     size = 0
     for name in network.names:

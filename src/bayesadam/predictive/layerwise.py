@@ -1,14 +1,15 @@
 """Jacobians layer by layer: one backward pass per output for all data points, and closed forms in the layers.
 
-A linear layer with inputs ``a`` and output gradients ``b_k`` (of the network's output ``k``), without positions, and
-with independent weights of variance ``V`` and ``v`` adds to the covariance of outputs ``k`` and ``l`` at a data point
+Consider a linear layer with inputs ``a`` and output gradients ``b_k`` (of the network's output ``k``), without
+positions, and with independent weights of variance ``V`` and biases of variance ``v``. It adds to the covariance of
+outputs ``k`` and ``l`` at a data point
 
     ``sum_o b_k[o] b_l[o] (sum_i V[o, i] a[i]^2 + v[o])``
 
-so that nothing of the size of its weights is made for a data point; nor for weights that are independent in a basis
-``L kron R``, to which ``b_k`` and ``a`` are turned first (``L' b_k``, ``R' a``); nor for correlated weights, of which
-each column of the factor is taken as a change of the weights. In all other layers the derivatives with respect to their
-weights are made, for some data points at a time.
+so that no tensor of the size of its weights is formed for a data point. The same holds for weights that are independent
+in a basis ``L kron R``, to which ``b_k`` and ``a`` are rotated first (``L' b_k``, ``R' a``), and for correlated
+weights, where each column of the factor is treated as a change of the weights. For all other layers the derivatives
+with respect to their weights are formed, for some data points at a time.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from bayesadam.predictive.network import MeanNetwork
 
 
 class NotLayerwiseError(Exception):
-    """The network's random weights are used in a way that has no closed form."""
+    """Raised if a network uses its random weights in a way that has no closed form."""
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """A module whose own parameters are random, and their full names by those that the module has for them."""
+    """A module with random parameters of its own, and their full names by the names that the module gives them."""
 
     module: nn.Module
     form: Form
@@ -47,7 +48,7 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Call:
-    """One call of a layer; the edge is where the gradient of its output arrives, whatever happens to that in place."""
+    """One call of a layer; the gradient of its output arrives at the edge, even if the output is changed in place."""
 
     layer: _Layer
     inputs: Tensor
@@ -56,16 +57,16 @@ class _Call:
 
 
 class Layerwise:
-    """Contributions to the covariance, for networks in which closed forms are seen to give autograd's gradient.
+    """Contributions to the covariance in closed form, for networks in which these are found to agree with autograd.
 
     Args:
-        network: At the mean.
-        row: One data point, at which the network is looked at.
-        limit: Bytes of derivatives of a layer that are made at once.
+        network: The network at the mean.
+        row: One data point, on which the network is examined.
+        limit: Largest size in bytes of the derivatives of a layer that are formed at once.
 
     Raises:
-        NotLayerwiseError: Random weights outside layers with a closed form; or a layer that is not called exactly once,
-            or whose first axis is not that of the data points, or whose weights are used in other ways, too.
+        NotLayerwiseError: There are random weights outside layers with a closed form; or a layer is not called exactly
+            once, its first axis is not that of the data points, or its weights are also used elsewhere.
     """
 
     def __init__(self, network: MeanNetwork, row: Rows, limit: int) -> None:
@@ -79,14 +80,14 @@ class Layerwise:
         self._compare(found, calls)
 
     def bytes_each(self, outputs: int) -> int:
-        """Memory that the graph and the output gradients of one data point take."""
+        """Memory that the graph and the output gradients of one data point take, in bytes."""
         return outputs * self.output_bytes + self.saved_bytes
 
     def add_to(self, covariance: OutputCovariance, rows: Rows) -> None:
         """Add all contributions of a chunk of data points.
 
         Raises:
-            NotLayerwiseError: As for the class, or rows that are not data points; then nothing has been added.
+            NotLayerwiseError: As for the class, or rows are not data points; then nothing has been added.
         """
         found, calls = self._graph(rows)
         count = rows.count
@@ -118,7 +119,9 @@ class Layerwise:
                 covariance.add(name, torch.stack(rows[local], dim=1), part)
 
     def _add_linear(self, covariance: OutputCovariance, layer: _Layer, inputs: Tensor, grads: Tensor) -> None:
-        """Without derivatives with respect to the weights: by what they do to the layer's outputs."""
+        """Add the contribution of a linear layer by its effect on the layer's outputs, without derivatives by its
+        weights.
+        """
         count, _, width = grads.shape
         variance, factor = (
             {local: known[name] for local, name in layer.names.items() if name in known}
@@ -165,9 +168,9 @@ class Layerwise:
         return found, calls
 
     def _check_rows(self, found: Tensor, calls: list[_Call], grads: list[Tensor]) -> None:
-        """Row ``n`` in a layer must be data point ``n``: other weights of the data points, one pass, must say the same.
+        """Check that row ``n`` in a layer is data point ``n``, by a pass with other weights of the data points.
 
-        A layer may be given as many rows as there are data points by chance: words that are packed together, say.
+        A layer may have as many rows as there are data points by chance, for example for packed sequences of words.
         """
         count, outputs = grads[0].shape[:2]
         weights = torch.arange(1, count + 1, device=found.device).cos().to(found.dtype)
@@ -179,7 +182,7 @@ class Layerwise:
                 raise NotLayerwiseError
 
     def _compare(self, found: Tensor, calls: list[_Call]) -> None:
-        """The closed forms against autograd, in one direction of the outputs."""
+        """Compare the closed forms with autograd in one direction of the outputs."""
         direction = torch.arange(1, found.numel() + 1, device=found.device).cos().to(found.dtype).view_as(found)
         for call, grad in zip(calls, _gradients(found, calls, direction, retain=True), strict=True):
             names = call.layer.names
@@ -212,7 +215,7 @@ def _layers(network: MeanNetwork) -> Iterator[_Layer]:
 
 @contextmanager
 def _recorded(layers: list[_Layer], calls: list[_Call]) -> Iterator[None]:
-    """Inside, calls of the layers are put into the list."""
+    """Context in which calls of the layers are appended to the list."""
 
     def hook_of(layer: _Layer) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:

@@ -33,11 +33,11 @@ from bayesadam.predictive.network import MeanNetwork, own_names
 from bayesadam.progress import progress_bar
 
 CHUNK_BYTES = 2**26
-"""Jacobians, and what is kept for them, are computed for as many data points at once as fit into this."""
+"""Memory for Jacobians and intermediate values; as many data points are treated at once as fit into it."""
 
 
 class TooManyOutputsError(ValueError):
-    """The covariance of a row's outputs would be a matrix that is larger than it may be."""
+    """Raised if the covariance of a row's outputs would be a matrix above the size limit."""
 
 
 @torch.inference_mode(False)
@@ -56,7 +56,7 @@ def linearized_outputs(
     """Outputs ``(N, ...)`` at the mean, and the covariance ``(N, K, K)`` of the ``K`` numbers in ``part`` of each.
 
     Raises:
-        ValueError: A posterior that is no Gaussian, or does not match the model.
+        ValueError: The posterior is not Gaussian, or does not match the model.
         TooManyOutputsError: ``K`` is above ``most``.
         RuntimeError: The output does not depend on the random weights by differentiable operations.
     """
@@ -86,7 +86,7 @@ def linearized_outputs(
 
 
 class _Linearized:
-    """From the rows of a batch to the outputs and their covariance."""
+    """Function from the rows of a batch to the outputs and their covariance."""
 
     def __init__(self, network: MeanNetwork, weights: WeightCovariance, most: float) -> None:
         self.network = network

@@ -1,4 +1,4 @@
-"""The predictive distribution of a mixture of linearised networks, each at the mean of its own posterior."""
+"""The predictive distribution of a mixture of posteriors, with the network linearised at the mean of each."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayesadam.predictive.result import ClassificationPredictive, Predictive, Re
 
 
 class GaussianMixturePredictive(RowByRow, RegressionPredictive):
-    """An equal mixture of Gaussians for every data point, each with an epistemic variance of its own.
+    """An equally weighted mixture of Gaussians for every data point, each with its own epistemic variance.
 
-    How rows depend on each other is not known.
+    The dependence between rows is not known.
 
     Args:
-        means: Of the components, ``(K, N)`` or ``(K, N, D)``, in the units of the targets.
+        means: Means of the components, ``(K, N)`` or ``(K, N, D)``, in the units of the targets.
         within: Epistemic variances of the components, of the same shape.
         noise: Variances of the noise, of the same shape.
     """
@@ -32,19 +32,23 @@ class GaussianMixturePredictive(RowByRow, RegressionPredictive):
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Mean of the components' epistemic variances, plus the variance of their means: what more data would remove.
+        """Epistemic variance: the mean of the components' epistemic variances plus the variance of their means.
 
-        The variance of the means is the unbiased estimate; 0 if there is only one component.
+        The variance of the means is the unbiased estimate; it is 0 if there is only one component.
         """
         return self.within.mean(0) + super().epistemic
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Variance of the noise, averaged over the components: what more data would not remove."""
+        """Aleatoric variance: the variance of the noise averaged over the components, which more data would not
+        reduce.
+        """
         return self.noise.mean(0)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> GaussianMixturePredictive:
-        """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
+        """Return the distribution of ``mean + std * y``, which converts standardised targets to their original
+        units.
+        """
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
         return GaussianMixturePredictive(
@@ -53,11 +57,11 @@ class GaussianMixturePredictive(RowByRow, RegressionPredictive):
 
 
 class LogitsMixturePredictive(RowByRow, ClassificationPredictive):
-    """An equal mixture over posteriors with Gaussian logits; how rows depend on each other is not known."""
+    """An equally weighted mixture over posteriors with Gaussian logits; the dependence between rows is not known."""
 
 
 def mixed(parts: Sequence[Predictive]) -> Predictive:
-    """The equal mixture of the linearised predictions of several posteriors, all of one kind."""
+    """Make the equally weighted mixture of linearised predictions of several posteriors of one kind."""
     first = parts[0]
     if isinstance(first, GaussianPredictive):
         gaussians = cast("Sequence[GaussianPredictive]", parts)

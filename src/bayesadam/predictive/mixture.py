@@ -1,4 +1,4 @@
-"""The predictive distribution of any likelihood: a mixture of what it says at several outputs."""
+"""The predictive distribution of any likelihood: a mixture of its distributions at several network outputs."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ from bayesadam.likelihoods import Likelihood, MissingCapabilityError
 from bayesadam.likelihoods.base import seeded
 
 DRAWS = 1024
-"""Draws whose quantiles are those of a mixture with an unknown distribution function."""
+"""Number of draws from which quantiles are taken if the distribution function is unknown."""
 
 DOUBLINGS = 1_000
-"""Of a bracket at most: it is then as wide as float64 allows."""
+"""Largest number of doublings of a bracket, which is then as wide as float64 allows."""
 
 STEPS = 200
-"""Of the search for a zero at most; 12 to 60 were needed for 500 data points at once."""
+"""Largest number of steps in the search for a zero; 12 to 60 were needed for 500 data points at once."""
 
 
 class MixturePredictive:
-    """An equal mixture of a likelihood at several outputs: one per posterior sample, or draws of Gaussian outputs.
+    """An equally weighted mixture of a likelihood at several outputs: posterior samples, or draws of Gaussian outputs.
 
-    What the likelihood does not say of the target (see :class:`bayesadam.likelihoods.Likelihood`) is missing here:
-    :meth:`log_prob` needs nothing but a density, ``mean`` and the variances need ``moments``, :meth:`quantile` needs
-    ``cdf`` or ``sample``, :meth:`sample` needs ``sample``; what is missing raises
+    Capabilities that the likelihood lacks (see :class:`bayesadam.likelihoods.Likelihood`) are missing here as well:
+    :meth:`log_prob` needs only a density, ``mean`` and the variances need ``moments``, :meth:`quantile` needs ``cdf``
+    or ``sample``, and :meth:`sample` needs ``sample``. A missing capability raises
     :class:`bayesadam.likelihoods.MissingCapabilityError`.
 
     Args:
-        outputs: Of the network, ``(S, N, ...)``.
-        likelihood: What they mean; a copy is kept.
-        independent: The outputs of different data points were drawn independently: their joint density is not known.
+        outputs: Outputs of the network, ``(S, N, ...)``.
+        likelihood: Likelihood of the targets given the outputs; a copy is kept.
+        independent: Whether the outputs of different data points were drawn independently, so that their joint density
+            is not known.
     """
 
     def __init__(self, outputs: Tensor, likelihood: Likelihood, *, independent: bool = False) -> None:
@@ -49,7 +50,7 @@ class MixturePredictive:
 
     @property
     def device(self) -> torch.device:
-        """Where the prediction is, and targets must be."""
+        """Device of the prediction, on which targets must be."""
         return self.outputs.device
 
     @cached_property
@@ -64,29 +65,30 @@ class MixturePredictive:
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Variance of ``E[y | output]`` over the components: what more data would remove.
+        """Epistemic variance: the variance of ``E[y | output]`` over the components, which more data would reduce.
 
-        The unbiased estimate; 0 if there is only one.
+        It is the unbiased estimate, and 0 if there is only one component.
         """
         means = self._moments[0]
         return means.var(0) if len(means) > 1 else torch.zeros_like(self.mean)
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Mean of ``Var[y | output]`` over the components: what more data would not remove."""
+        """Aleatoric variance: the mean of ``Var[y | output]`` over the components, which more data would not reduce."""
         return self._moments[1].mean(0)
 
     @cached_property
     def variance(self) -> Tensor:
-        """Total variance: epistemic and aleatoric."""
+        """Total variance, the sum of epistemic and aleatoric variance."""
         return self.epistemic + self.aleatoric
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Pointwise log density: ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
+        """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
         return _log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """``log mean_s prod_n p(y_n | x_n, theta_s)``, 0-d: of all data points together, not divided by N.
+        """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided by
+        N.
 
         Raises:
             ValueError: Outputs of different data points were drawn independently.
@@ -99,24 +101,25 @@ class MixturePredictive:
         return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
-        """Draws of the targets, ``(count, N)`` or ``(count, N, D)``: each of a component that is drawn, too.
+        """Draw targets, ``(count, N)`` or ``(count, N, D)``, each from a randomly chosen component.
 
-        A draw has one component for all data points: of posterior samples it is one function of the inputs, with noise.
+        One draw uses the same component for all data points: with posterior samples it is one function of the inputs,
+        plus noise.
 
         Args:
             count: Number of draws.
-            seed: Of torch's generators, which are what they were afterwards.
+            seed: Seed for torch's generators, whose states are restored afterwards.
         """
         return self.likelihood.sample(self.outputs[self._components(count, seed)], seed=seed + 1)
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 
-        Where the mixture's distribution function has the probability, in float64, if the likelihood has one; of
-        discrete targets the least whole number that reaches it. Else of 1,024 draws.
+        If the likelihood has a distribution function, it is inverted in float64; for discrete targets the quantile is
+        the smallest integer at which it reaches the probability. Otherwise quantiles are those of 1,024 draws.
 
         Raises:
-            ValueError: A probability outside (0, 1).
+            ValueError: A probability is outside (0, 1).
         """
         levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
         if not ((levels > 0) & (levels < 1)).all():
@@ -132,10 +135,10 @@ class MixturePredictive:
         return found.view(*levels.shape, *found.shape[1:]).to(self.outputs.dtype)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> MixturePredictive:
-        """The distribution of ``mean + std * y``: from standardised targets back to their original units.
+        """Return the distribution of ``mean + std * y``, which converts standardised targets to their original units.
 
         Raises:
-            MissingCapabilityError: The likelihood is not ``rescaled``.
+            MissingCapabilityError: The likelihood cannot be ``rescaled``.
         """
         factor = torch.as_tensor(std, dtype=self.outputs.dtype, device=self.device)
         shift = torch.as_tensor(mean, dtype=self.outputs.dtype, device=self.device)
@@ -143,18 +146,18 @@ class MixturePredictive:
         return MixturePredictive(shift + factor * self.outputs, likelihood, independent=self.independent)
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        """Of every component and data point, ``(S, N)``."""
+        """Log densities of every component and data point, ``(S, N)``."""
         self.likelihood.check(self.outputs[0], target)
         return self.likelihood.log_density(self.outputs, target)
 
     def _components(self, count: int, seed: int) -> Tensor:
-        """Numbers of ``count`` components, as even as possible, in random order."""
+        """Numbers of ``count`` components, as evenly distributed as possible, in random order."""
         with seeded(seed, torch.device("cpu")):
             turns = [torch.randperm(len(self.outputs)) for _ in range(-(-count // len(self.outputs)))]
         return torch.cat(turns)[:count].to(self.device)
 
     def _quantile(self, level: Tensor) -> Tensor:
-        """At one level; from bounds that are doubled until it is between them."""
+        """Quantile at one level, from bounds that are doubled until it lies between them."""
 
         def above(value: Tensor) -> Tensor:
             return self.likelihood.cdf(self.outputs, value).double().mean(0) - level
@@ -179,7 +182,7 @@ class MixturePredictive:
         return high
 
     def _start(self) -> tuple[Tensor, Tensor]:
-        """Centre and width of a first bracket: mean and standard deviation if there are any, 0 and 1 if not."""
+        """Centre and width of the first bracket: mean and standard deviation if they are known, otherwise 0 and 1."""
         shape = self.likelihood.cdf(self.outputs[:1], self.outputs.new_zeros(())).shape[1:]
         zero = torch.zeros(shape, dtype=torch.float64, device=self.device)
         if not self.likelihood.provides("moments"):
@@ -194,10 +197,10 @@ def _log_mean_exp(values: Tensor) -> Tensor:
 
 
 def zero_between(function: Callable[[Tensor], Tensor], low: Tensor, high: Tensor, scale: Tensor) -> Tensor:
-    """Where an element-wise function is zero between ends at which its signs differ, to 1e-13 of a scale or rounding.
+    """Find the zero of an element-wise function between ends of different sign, to 1e-13 of a scale or to rounding.
 
-    By Chandrupatla's method (1997): inverse quadratic interpolation where the three last points allow it, and else
-    bisection.
+    It uses Chandrupatla's method (1997): inverse quadratic interpolation where the three last points allow it, and
+    bisection otherwise.
     """
     a, b = high, low
     at_a, at_b = function(a), function(b)

@@ -36,7 +36,7 @@ def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
     """Mean and variance of every weight tensor of a posterior whose weights are independent.
 
     Raises:
-        ValueError: They are not.
+        ValueError: The weights are not independent.
     """
     raise ValueError(
         "posterior must have independent weights for method='moments' (use 'monte_carlo'; or for a Gaussian "
@@ -69,15 +69,16 @@ def propagated_outputs(
     """Moments of the outputs ``(N, ...)``.
 
     Args:
-        model: Its layers and functions must have rules: see :func:`bayesadam.fawn`.
-        posterior: With independent weights.
-        inputs: As for :func:`bayesadam.predict`.
-        covariance: Also that of the outputs of a data point, where the last layer is linear and gives several.
-        batch_size: As for :func:`bayesadam.predict`.
-        progress: See there.
+        model: Network whose layers and functions have rules; see :func:`bayesadam.fawn`.
+        posterior: Posterior with independent weights.
+        inputs: Inputs, as for :func:`bayesadam.predict`.
+        covariance: Whether to compute the covariance of the outputs of a data point, too. It is known if the last layer
+            is linear with several outputs.
+        batch_size: Rows per pass, as for :func:`bayesadam.predict`.
+        progress: Whether to show a progress bar, as for :func:`bayesadam.predict`.
 
     Raises:
-        ValueError: Weights that are not independent, or a model that does not match or cannot be propagated through.
+        ValueError: The weights are not independent, or the model does not match or cannot be propagated through.
     """
     weights = independent_weights(posterior)
     covered = cast(Posterior, posterior).match(model)  # what has independent weights is one
@@ -125,9 +126,10 @@ def from_moments(
     mc_samples: int,
     seed: int,
 ) -> Predictive:
-    """The predictive of Gaussian network outputs; see :func:`bayesadam.predictive.gaussian.from_gaussian`.
+    """Make the predictive distribution of Gaussian outputs, as :func:`bayesadam.predictive.gaussian.from_gaussian`
+    does.
 
-    The variance of noise that the network itself gives the logarithm of is the expected one.
+    If the network outputs the logarithm of the noise variance, the variance is its expectation.
     """
     mean, spread, covariance = outputs.mean, outputs.spread(), outputs.covariance
     if likelihood.defines("mean_and_log_variance"):
@@ -140,7 +142,9 @@ def from_moments(
 
 
 def _placed(value: Moments, target: Tensor, device: torch.device) -> Moments:
-    """In the dtype that the model computes in, as a sample would be: a posterior's variances may have another."""
+    """The moments in the dtype that the model computes in, as for a sample; a posterior's variances may have another
+    one.
+    """
     certain = value.variance is None or not value.variance.any()
     known = Moments(value.mean) if certain else value
     return known.moved(lambda tensor: tensor.to(device, wide(target.dtype)))

@@ -1,4 +1,4 @@
-"""The outputs of an uncertain network at samples of it: one loop over the samples."""
+"""Outputs of an uncertain network at samples of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bayesadam.predictive.batches import Chunked, Output, as_batches, call, draw
 from bayesadam.progress import progress_bar
 
 GROUP_BYTES = 2**28
-"""Batches of a loader are collected up to this size, so that samples are drawn once for all of them."""
+"""Size in bytes up to which batches of a loader are collected, so that samples are drawn once for all of them."""
 
 
 @torch.no_grad()
@@ -29,7 +29,9 @@ def outputs_at_samples(
     batch_size: int | None,
     progress: bool | None,
 ) -> Tensor:
-    """Outputs ``(S, N, ...)`` at samples number ``numbers``, or ``(1, N, ...)`` at the mean if they are ``None``."""
+    """Outputs ``(S, N, ...)`` at the samples with these numbers, or ``(1, N, ...)`` at the mean if they are
+    ``None``.
+    """
     device = next(model.parameters(), torch.empty(0)).device
     batches, single = as_batches(inputs)
     forward = Chunked(lambda rows: (call(model, rows.batch, output),), batch_size)

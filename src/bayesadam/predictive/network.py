@@ -1,4 +1,4 @@
-"""A network at the posterior's mean as a function of its weights, and a first look at it."""
+"""A network at the posterior's mean as a function of its weights."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from bayesadam.predictive.batches import Output, call
 
 
 def own_names(model: nn.Module, covered: Mapping[str, Tensor]) -> dict[str, str]:
-    """From the names of tensors that a posterior covers, which may be those inside a wrapper, to the model's own."""
+    """Map the names of tensors that a posterior covers, which may be those inside a wrapper, to the model's own
+    names.
+    """
     tensors = {**dict(model.named_buffers()), **dict(model.named_parameters())}
     own = {id(tensor): name for name, tensor in tensors.items()}
     return {name: own[id(tensor)] for name, tensor in covered.items()}
 
 
 class MeanNetwork:
-    """The model as it is: its tensors must be at the posterior's mean already.
+    """The model as a function of its weights; its tensors must already be at the posterior's mean.
 
     Args:
-        model: In eval mode.
-        names: Of the tensors that are random.
-        output: See :func:`bayesadam.predict`.
-        part: Of the output, what is wanted: ``(n, ...)``.
+        model: The model in evaluation mode.
+        names: Names of the random tensors.
+        output: Function that takes the output tensor out of what the model returns; see :func:`bayesadam.predict`.
+        part: Function that takes the required part ``(n, ...)`` out of the output.
 
     Attributes:
         tensors: All parameters and buffers by name, detached; those that are random require gradients.
@@ -45,14 +47,14 @@ class MeanNetwork:
             self.tensors[name].requires_grad_()
 
     def bytes_of(self, name: str) -> int:
-        """Memory of a tensor."""
+        """Memory of a tensor in bytes."""
         return self.tensors[name].numel() * self.tensors[name].element_size()
 
     def look(self, batch: Any) -> tuple[int, int]:
-        """How many numbers are wanted of a batch, and the bytes that its graph keeps beside the model's own tensors.
+        """Count the required numbers of a batch, and the bytes that its graph keeps beside the model's own tensors.
 
         Raises:
-            RuntimeError: As :meth:`graph`.
+            RuntimeError: As for :meth:`graph`.
         """
         own = {tensor.untyped_storage().data_ptr() for tensor in self.tensors.values()}
         sizes: dict[int, int] = {}
@@ -67,18 +69,19 @@ class MeanNetwork:
         return found.numel(), sum(size for address, size in sizes.items() if address not in own)
 
     def outputs(self, batch: Any) -> Tensor:
-        """The whole output, by the model itself."""
+        """The whole output of the model itself."""
         return call(self.model, batch, self.output)
 
     def parts(self, batch: Any, tensors: dict[str, Tensor]) -> Tensor:
-        """The wanted part of the output as a function of the tensors."""
+        """The required part of the output as a function of the tensors."""
         return self.part(call(self.model, batch, self.output, tensors))
 
     def graph(self, batch: Any) -> Tensor:
-        """The wanted part with a graph from the random tensors, ``(n, ...)``.
+        """The required part of the output with a graph from the random tensors, ``(n, ...)``.
 
         Raises:
-            RuntimeError: There is none, or random weights are used inside a reentrant checkpoint, which hides them.
+            RuntimeError: There is no such graph, or random weights are used inside a reentrant checkpoint, which hides
+                them.
         """
         with torch.enable_grad(), RefusingReentrant(self.tensors[name] for name in self.names):
             found = self.parts(batch, self.tensors)

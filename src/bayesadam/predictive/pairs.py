@@ -1,4 +1,4 @@
-"""Going through data: a pair of inputs and targets in runs of rows, or a loader of such pairs."""
+"""Iterating over data: a pair of inputs and targets in batches of rows, or a loader of such pairs."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from bayesadam.predictive.batches import Rows, map_tensors
 
 Data = tuple[Any, Tensor] | Iterable[Any]
 ROWS = 512
-"""Of a pair, in one pass."""
+"""Number of rows of a pair in one batch."""
 
 
 def batches(data: Data, device: torch.device | None, batch_size: int | None = None) -> Iterator[tuple[Any, Tensor]]:
-    """Inputs, as a model takes them, and targets; see :func:`batches_of_rows`."""
+    """Yield inputs, as a model takes them, and targets; see :func:`batches_of_rows`."""
     return ((rows.batch, target) for rows, target in batches_of_rows(data, device, batch_size))
 
 
 def batches_of_rows(
     data: Data, device: torch.device | None, batch_size: int | None = None
 ) -> Iterator[tuple[Rows, Tensor]]:
-    """Inputs and targets on the device.
+    """Yield inputs and targets on the device.
 
     Args:
         data: A tuple ``(inputs, targets)``, or an iterable of such pairs.
-        device: ``None``: where they are.
-        batch_size: Rows of a tuple in one batch; of a loader its own batches are taken.
+        device: Device to move them to; ``None`` leaves them where they are.
+        batch_size: Rows of a tuple in one batch; a loader keeps its own batches.
 
     Raises:
-        ValueError: A batch that is no pair, or whose inputs have another number of rows than the targets.
+        ValueError: A batch is not a pair, or its inputs and targets have different numbers of rows.
     """
     single = isinstance(data, tuple)
     for pair in [data] if single else data:
@@ -55,11 +55,11 @@ def batches_of_rows(
 
 
 class Remembered:
-    """A loader of pairs that can be gone through as before, and keeps the first rows that it gives.
+    """A loader of pairs that can be iterated over as before and keeps the first rows that it yields.
 
     Args:
         data: The loader.
-        count: Rows to keep.
+        count: Number of rows to keep.
     """
 
     def __init__(self, data: Iterable[Any], count: int) -> None:
@@ -78,7 +78,7 @@ class Remembered:
         return operator.length_hint(self.data)
 
     def first(self) -> list[tuple[Any, Tensor]]:
-        """What was kept, in as many batches as it came; of a loader that nobody has gone through, its first rows."""
+        """The rows that were kept, in their batches; if nobody has iterated over the loader yet, its first rows."""
         for _ in () if self._pairs else self:
             if self._left <= 0:
                 break
@@ -86,7 +86,7 @@ class Remembered:
 
 
 def evenly(data: tuple[Any, Tensor], count: int) -> tuple[Any, Tensor]:
-    """At most so many rows of a pair, evenly spaced: of sorted rows, some of everything."""
+    """At most ``count`` rows of a pair, evenly spaced, so that sorted data are covered, too."""
     parts = list(batches_of_rows(data, None, batch_size=sys.maxsize))
     if not parts:
         return data

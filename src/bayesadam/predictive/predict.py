@@ -1,4 +1,4 @@
-"""``predict``: the front door of all predictive methods."""
+"""``predict``, the entry point of all methods of prediction."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from bayesadam.predictive.result import Predictive, from_outputs
 
 METHODS = ("auto", "monte_carlo", "linearized", "moments", "mean")
 GAUSSIAN = ("linearized", "moments")
-"""Methods whose outputs are Gaussian: a link takes logits to probabilities."""
+"""Methods with Gaussian outputs, for which a link converts logits to probabilities."""
 
 
 def predict(
@@ -48,63 +48,68 @@ def predict(
     batch_norm: Any = None,
     progress: bool | None = None,
 ) -> Predictive:
-    """The predictive distribution of a network whose weights have a posterior.
+    """Predictive distribution of a network whose weights have a posterior.
 
-    The model is run in eval mode (dropout off, batch norm with running statistics) and without gradients; its
-    weights and modes are what they were afterwards, whatever happens. Modules whose own ``train`` merges or caches
-    weights do that for every sample; linearised or by moments they are refused, if any of their weights matter.
+    The model is run in evaluation mode (without dropout, batch norm with running statistics) and without gradients.
+    Afterwards its weights and modes are as before, even after an exception. Modules whose own ``train`` method merges
+    or caches weights do so for every sample; the methods ``"linearized"`` and ``"moments"`` refuse such modules if any
+    of their weights are random.
 
     Args:
-        model: Its trainable parameters must be those of the posterior, by its own names or those of the network that it
-            wraps (``DistributedDataParallel``, ``torch.compile``).
-        posterior: Over the model's weights; or another distribution over what it computes, as
+        model: The network. Its trainable parameters must be those of the posterior, by its own names or by those of the
+            network that it wraps (``DistributedDataParallel``, ``torch.compile``).
+        posterior: Posterior over the model's weights, or another distribution over networks, such as
             :class:`bayesadam.MCDropout`.
-        inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that gives batches of
-            any of these. Of a batch that is a list or tuple, as ``(inputs, targets)``, only the first entry is used.
-            Everything is moved to the model's device.
-        likelihood: What the output means, one of :mod:`bayesadam.likelihoods` or your own; it decides of which kind the
-            result is.
-        mc_samples: Posterior samples; linearised or by moments, draws of outputs that are not means of Gaussian
-            targets.
-        seed: Sample ``i`` depends on ``(seed, i)`` only: not on batches or chunks, nor on any global generator.
-        method: ``"auto"``: ``"linearized"`` for posteriors of :func:`bayesadam.badam` and :func:`bayesadam.laplace`,
-            and mixtures of them, whose covariance is that of a linearised network; ``"monte_carlo"`` for all other
-            posteriors, for those over the last layer alone, where both agree, and where a row has more than 128
-            outputs. ``"monte_carlo"``: the mixture over samples; for a posterior that is meant for the linearised
-            network it is often far too wide, and a warning says so. ``"linearized"``: the network is replaced by its
-            tangent at the posterior's mean, whose outputs are Gaussian without sampling (Kessler et al. 2018; Foong et
-            al. 2019; Immer et al. 2021); for Gaussian posteriors and mixtures of them, and every row by itself. What a
-            row has to do with the others of its batch is not seen. The log variance that a network gives is taken at
-            the mean.
-            ``"moments"``: mean and variance are propagated from layer to layer (Bayer et al. 2015), for networks that
-            :func:`bayesadam.fawn` takes and posteriors with independent weights. With one hidden layer mean and
-            variance are exact, as far as its activation's are; with more, units are taken as independent.
-            ``"mean"``: the network at the posterior's mean alone.
-        link: From Gaussian logits to probabilities, for classification, linearised or by moments:
-            ``"monte_carlo"`` (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
-        output: Takes the output tensor, rows along its first axis, out of what the model returns. Not by moments.
-        batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
-            tuple or dict has the rows, and so have those of the same length; others are passed whole with every part.
-        batch_norm: Inputs like those of training, in any form that ``inputs`` may have: on about 1,000 of them the
+        inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that yields batches of
+            any of these. If a batch is a list or tuple, as ``(inputs, targets)``, only its first entry is used. Inputs
+            are moved to the model's device.
+        likelihood: Likelihood of the targets given the output, one of :mod:`bayesadam.likelihoods` or your own. It
+            determines the class of the result.
+        mc_samples: Number of posterior samples. For ``"linearized"`` and ``"moments"`` it is the number of draws of the
+            outputs, and not used for Gaussian targets.
+        seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only, and not on batches, chunks or a global
+            generator.
+        method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
+            :func:`bayesadam.laplace` and mixtures of them, whose covariance is that of a linearised network; it is
+            ``"monte_carlo"`` for all other posteriors, for those over the last layer alone, where both methods agree,
+            and if a row has more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for
+            posteriors of a linearised network it is often far too wide, and a warning is issued. ``"linearized"``
+            replaces the network by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
+            (Kessler et al. 2018; Foong et al. 2019; Immer et al. 2021). It is for Gaussian posteriors and mixtures of
+            them; it treats every row by itself and ignores dependence on other rows of the batch, and a log variance
+            that the network outputs is taken at the mean. ``"moments"`` propagates mean and variance from layer to
+            layer (Bayer et al. 2015), for networks that :func:`bayesadam.fawn` accepts and posteriors with independent
+            weights. With one hidden layer mean and variance are as exact as those of its activation; with more layers
+            units are treated as independent. ``"mean"`` is the network at the posterior's mean alone.
+        link: How Gaussian logits become class probabilities for ``"linearized"`` and ``"moments"``: ``"monte_carlo"``
+            (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
+        output: Function that takes the output tensor, with rows along its first axis, out of what the model returns. It
+            cannot be used with ``"moments"``.
+        batch_size: Rows per forward pass; by default a whole batch. It is halved when memory runs out. The first tensor
+            of a tuple or dict determines the number of rows; tensors of another length are passed whole with every
+            part.
+        batch_norm: Inputs like those of training, in any form that ``inputs`` may have. On about 1,000 of them the
             statistics of batch norm layers are estimated anew for every sample, and for the mean network where there
-            are no samples. Without it they are the running ones, which are averages over the samples of training:
-            predictions then are the worse, and the less certain, the wider the posterior is. Not for layers whose
-            statistics were fixed in training, too.
-        progress: Show a progress bar; default for loaders in a terminal.
+            are no samples. Without it the running statistics are used, which are averages over the samples of training;
+            predictions are then worse and less certain, the more so the wider the posterior is. Do not use it for
+            layers whose statistics were fixed in training.
+        progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:
         A :class:`RegressionPredictive` for Gaussian targets, a :class:`ClassificationPredictive` for classes, and a
-        :class:`MixturePredictive` for all other targets; it keeps the outputs of all samples. Linearised or by moments
-        the first two are their :class:`GaussianPredictive` or :class:`GaussianLogitsPredictive`, which keep the
-        covariance of a row's outputs; by moments that is known after a linear layer, and else outputs are taken as
-        independent. A linearised mixture of posteriors is a mixture of the components' predictions.
+        :class:`MixturePredictive` for all other targets, with the outputs of all samples. For ``"linearized"`` and
+        ``"moments"`` the first two are their subclasses :class:`GaussianPredictive` and
+        :class:`GaussianLogitsPredictive`, which keep the covariance of a row's outputs; for ``"moments"`` this is known
+        after a linear layer, and otherwise outputs are treated as independent. The linearised prediction of a mixture
+        of posteriors is the mixture of the components' predictions.
 
     Raises:
-        ValueError: An unknown method or link, a link without use or for a mixture, something that is no likelihood, a
-            model that does not match the posterior, a posterior that the method is not for, an empty loader,
-            ``batch_norm`` without such layers, or a number out of range.
-        TypeError: The model returns no tensor and ``output`` is not given.
-        RuntimeError: Linearised, a model whose output does not depend on the weights by differentiable operations.
+        ValueError: The method or link is unknown, a link is given that is not used or is for a mixture, the likelihood
+            is none, the model does not match the posterior, the method is not for this posterior, a loader is empty,
+            ``batch_norm`` is given for a model without such layers, or a number is out of range.
+        TypeError: The model does not return a tensor and ``output`` is not given.
+        RuntimeError: The method is ``"linearized"`` and the output does not depend on the weights by differentiable
+            operations.
     """
     if method == "monte_carlo":
         warn_of_samples(posterior)
@@ -127,10 +132,10 @@ class How:
     progress: bool | None = None
 
     def checked(self) -> How:
-        """The same, with numbers of any whole type, numpy's say, as Python's.
+        """The same arguments after checks, with integers of any type, such as NumPy's, as Python integers.
 
         Raises:
-            ValueError: What :func:`predict` says, as far as it needs neither model nor posterior.
+            ValueError: As for :func:`predict`, for the checks that need neither model nor posterior.
         """
         if self.method not in METHODS:
             raise ValueError(f"method must be one of {METHODS}, got {self.method!r}")
@@ -154,10 +159,10 @@ class How:
 
 @dataclass(frozen=True)
 class Run:
-    """A network that has been run: it makes predictive distributions of likelihoods of one kind, tempered ones say.
+    """A network after it was run, from which predictive distributions for several likelihoods of one kind can be made.
 
     Attributes:
-        method: By which it was run.
+        method: The method by which it was run.
     """
 
     method: str
@@ -165,11 +170,11 @@ class Run:
 
     @torch.no_grad()
     def __call__(self, likelihood: Likelihood, **scale: float) -> Predictive:
-        """The predictive distribution.
+        """Make the predictive distribution.
 
         Args:
-            likelihood: Of the kind that the network was run for.
-            scale: Linearised, ``scale=`` multiplies the posterior's standard deviations.
+            likelihood: Likelihood of the kind that the network was run for, for example a tempered one.
+            scale: With the linearised method, ``scale=`` multiplies the posterior's standard deviations.
         """
         return self._predictive(likelihood, **scale)
 
@@ -177,17 +182,17 @@ class Run:
 def network_outputs(
     model: nn.Module, posterior: NetworkDistribution, inputs: Any, how: How, *, most: float = math.inf
 ) -> Run:
-    """The part of :func:`predict` that runs the network, whose arguments these are.
+    """Run the network, as the first part of :func:`predict`.
 
     Args:
         model: See :func:`predict`.
         posterior: See :func:`predict`.
         inputs: See :func:`predict`.
-        how: Its other arguments.
-        most: Outputs that a row may have at most for the linearised network.
+        how: The other arguments of :func:`predict`.
+        most: Largest number of outputs per row for the linearised method.
 
     Raises:
-        TooManyOutputsError: A row has more than ``most``.
+        TooManyOutputsError: A row has more than ``most`` outputs.
     """
     how = how.checked()
     if how.method == "auto":
@@ -229,7 +234,7 @@ def network_outputs(
 
 
 def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: How, most: float) -> Run:
-    """Every component linearised at its own mean, with its share of the draws."""
+    """Linearise the network at the mean of every component, with an equal share of the draws for each."""
     if how.link == "probit":
         raise ValueError("link must be 'monte_carlo' for a mixture of posteriors, got 'probit'")
     inputs = repeatable(inputs)
@@ -250,10 +255,10 @@ def _linearized_mixture(model: nn.Module, posterior: Mixture, inputs: Any, how: 
 
 
 def _whole(name: str, value: Any) -> int:
-    """A number of any whole type, numpy's say, as Python's.
+    """An integer of any type, such as NumPy's, as a Python integer.
 
     Raises:
-        ValueError: It is none, or below 1.
+        ValueError: It is not an integer, or is below 1.
     """
     check(name, value, "a whole number of at least 1", is_whole)
     return int(value)

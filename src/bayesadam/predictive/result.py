@@ -1,7 +1,7 @@
-"""Predictive distributions: mixtures over posterior samples, whatever method made them.
+"""Predictive distributions as mixtures over posterior samples.
 
 As for the likelihoods, the last axis has the outputs or labels of one data point, and every axis before it counts data
-points: where a shape says ``N``, it may be ``N, T`` as well.
+points: ``N`` in a shape may also stand for ``N, T``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from bayesadam.predictive.mixture import MixturePredictive
 
 
 class RegressionPredictive:
-    """An equal mixture of Gaussians, one per posterior sample, independent over the outputs of a data point.
+    """An equally weighted mixture of Gaussians, one per posterior sample, independent over the outputs of a data point.
 
     Args:
-        means: Of the components, ``(S, N)`` or ``(S, N, D)``, in the units of the targets.
-        variances: Of the components (the noise), of the same shape or broadcasting to it.
-        log_variances: Their logarithms, if known: they still tell a variance that is too large or too small for its
-            dtype. Default: taken from ``variances``.
+        means: Means of the components, ``(S, N)`` or ``(S, N, D)``, in the units of the targets.
+        variances: Variances of the components (the noise), of the same shape or broadcasting to it.
+        log_variances: Logarithms of the variances, if known; they are still accurate where a variance is too large or
+            too small for its dtype. Default: computed from ``variances``.
     """
 
     def __init__(self, means: Tensor, variances: Tensor, log_variances: Tensor | None = None) -> None:
@@ -34,7 +34,7 @@ class RegressionPredictive:
 
     @property
     def device(self) -> torch.device:
-        """Where the prediction is, and targets must be."""
+        """Device of the prediction, on which targets must be."""
         return self.means.device
 
     @cached_property
@@ -52,37 +52,40 @@ class RegressionPredictive:
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """Variance of the network's prediction over the posterior: what more data would remove.
+        """Epistemic variance: the variance of the network's prediction over the posterior, which more data would
+        reduce.
 
-        The unbiased estimate from the samples; 0 if there is only one.
+        It is the unbiased estimate from the samples, and 0 if there is only one sample.
         """
         return self.means.var(0) if len(self.means) > 1 else torch.zeros_like(self.mean)
 
     @cached_property
     def aleatoric(self) -> Tensor:
-        """Variance of the noise, averaged over the samples: what more data would not remove."""
+        """Aleatoric variance: the variance of the noise averaged over the samples, which more data would not reduce."""
         return self.variances.mean(0)
 
     @cached_property
     def variance(self) -> Tensor:
-        """Total variance: epistemic and aleatoric."""
+        """Total variance, the sum of epistemic and aleatoric variance."""
         return self.epistemic + self.aleatoric
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Pointwise log density: ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
+        """Pointwise log density ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats."""
         return _log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """``log mean_s prod_n p(y_n | x_n, theta_s)``, 0-d: of all data points together, not divided by N."""
+        """Joint log density ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not divided
+        by N.
+        """
         return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 
-        Found by bisection in float64: the quantile of a mixture lies between those of its components.
+        They are found by bisection in float64, between the quantiles of the components.
 
         Raises:
-            ValueError: A probability outside (0, 1).
+            ValueError: A probability is outside (0, 1).
         """
         levels = self._levels(probabilities)
         means, scales = self.means.double(), (0.5 * self.log_variances.double()).exp()
@@ -90,7 +93,9 @@ class RegressionPredictive:
         return found.view(*levels.shape, *self.mean.shape).to(self.means.dtype)
 
     def rescale(self, mean: Tensor | float, std: Tensor | float) -> RegressionPredictive:
-        """The distribution of ``mean + std * y``: from standardised targets back to their original units."""
+        """Return the distribution of ``mean + std * y``, which converts standardised targets to their original
+        units.
+        """
         scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
         shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
         log_variances = self.log_variances + 2.0 * scale.abs().log()
@@ -103,7 +108,7 @@ class RegressionPredictive:
         return levels
 
     def _log_densities(self, target: Tensor) -> Tensor:
-        """Of every component and data point, ``(S, N)``."""
+        """Log densities of every component and data point, ``(S, N)``."""
         self._check(target)
         terms = gaussian_log_density(target - self.means, self.log_variances)
         return terms.sum(-1) if target.ndim > 1 else terms
@@ -114,12 +119,13 @@ class RegressionPredictive:
 
 
 class ClassificationPredictive:
-    """An equal mixture of class probabilities, one per posterior sample.
+    """An equally weighted mixture of class probabilities, one per posterior sample.
 
     Args:
-        log_probs: Log probabilities of the components, classes along the last axis: ``(S, N, C)``, or ``(S, N, D, C)``
-            where a data point has ``D`` labels.
-        binary: The classes are 0 and 1 of a Bernoulli likelihood: ``probs`` is then the probability of 1 alone.
+        log_probs: Log probabilities of the components, with classes along the last axis: ``(S, N, C)``, or ``(S, N, D,
+            C)`` if a data point has ``D`` labels.
+        binary: Whether the classes are 0 and 1 of a Bernoulli likelihood; ``probs`` is then the probability of class 1
+            alone.
     """
 
     def __init__(self, log_probs: Tensor, *, binary: bool = False) -> None:
@@ -131,7 +137,7 @@ class ClassificationPredictive:
 
     @property
     def device(self) -> torch.device:
-        """Where the prediction is, and targets must be."""
+        """Device of the prediction, on which targets must be."""
         return self.log_probs.device
 
     @cached_property
@@ -141,33 +147,37 @@ class ClassificationPredictive:
 
     @property
     def probs(self) -> Tensor:
-        """``(N, C)``; for a Bernoulli likelihood the probability of class 1, ``(N,)``."""
+        """Predictive probabilities, ``(N, C)``; for a Bernoulli likelihood the probability of class 1, ``(N,)``."""
         return self.class_probs[..., 1] if self.binary else self.class_probs
 
     @cached_property
     def entropy(self) -> Tensor:
-        """Entropy of the predictive distribution in nats, ``(N,)``: total uncertainty."""
+        """Entropy of the predictive distribution in nats, ``(N,)``, which measures the total uncertainty."""
         return _entropy(_log_mean_exp(self.log_probs))
 
     @cached_property
     def mutual_information(self) -> Tensor:
-        """``H[mean p] - mean H[p]`` in nats, ``(N,)``: the epistemic part of the entropy, never negative (BALD)."""
+        """Mutual information ``H[mean p] - mean H[p]`` in nats, ``(N,)``, not negative: the epistemic part of the
+        entropy (BALD).
+        """
         return (self.entropy - _entropy(self.log_probs).mean(0)).clamp_min(0.0)
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Pointwise ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats.
+        """Pointwise log probability ``log mean_s p(y_n | x_n, theta_s)`` of every data point, ``(N,)``, in nats.
 
         Args:
             target: Class numbers ``(N,)``; for a Bernoulli likelihood labels in [0, 1], ``(N,)`` or ``(N, D)``, which
-                may be in between as for the likelihood.
+                need not be 0 or 1.
 
         Raises:
-            ValueError: Another shape, a label out of range, or class numbers that are no integers.
+            ValueError: The target has another shape, a label is out of range, or class numbers are not integers.
         """
         return _log_mean_exp(self._log_densities(target))
 
     def joint_log_likelihood(self, target: Tensor) -> Tensor:
-        """``log mean_s prod_n p(y_n | x_n, theta_s)``, 0-d: of all data points together, not divided by N."""
+        """Joint log probability ``log mean_s prod_n p(y_n | x_n, theta_s)`` of all data points in nats, 0-d, not
+        divided by N.
+        """
         terms = self._log_densities(target).double()
         return _log_mean_exp(terms.flatten(1).sum(-1))
 
@@ -195,7 +205,7 @@ Predictive = RegressionPredictive | ClassificationPredictive | MixturePredictive
 
 
 def from_outputs(outputs: Tensor, likelihood: Likelihood) -> Predictive:
-    """The predictive of network outputs ``(S, N, ...)`` at ``S`` posterior samples, at least in float32."""
+    """Make the predictive distribution of outputs ``(S, N, ...)`` at ``S`` posterior samples, in float32 or wider."""
     # Small differences between samples are what counts here: 8 bits would lose the mutual information altogether.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if likelihood.defines("mean_and_log_variance"):
