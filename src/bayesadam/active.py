@@ -1,6 +1,6 @@
-"""Active learning: which inputs to label next, in the shapes of the packages that run such loops.
+"""Active learning: choosing which inputs to label next, with interfaces for packages that run such loops.
 
-A prediction of :func:`bayesadam.predict` has everything that they ask for; the functions here only arrange it.
+A prediction of :func:`bayesadam.predict` contains all that these packages need; the functions here convert its shape.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from bayesadam.predictive.result import Predictive
 
 
 def informativeness(pred: Predictive) -> Tensor:
-    """What the label of each data point is expected to tell about the network, ``(N,)``: the larger, the more.
+    """Expected information of the label of each data point about the network, ``(N,)``; higher is more informative.
 
-    Of classes it is the mutual information in nats (BALD: Houlsby et al. 2011), of numbers the epistemic variance.
-    Where a data point has several labels or outputs, it is their sum.
+    For classes it is the mutual information in nats (BALD: Houlsby et al. 2011), for regression the epistemic variance.
+    If a data point has several labels or outputs, it is their sum.
 
     Raises:
         TypeError: The prediction has neither.
@@ -34,10 +34,11 @@ def informativeness(pred: Predictive) -> Tensor:
 
 
 def log_probs_N_K_C(pred: ClassificationPredictive) -> Tensor:
-    """Log probabilities ``(N, K, C)`` of ``K`` posterior samples, as ``batchbald_redux`` takes them.
+    """Convert a prediction to log probabilities ``(N, K, C)`` of ``K`` posterior samples, as ``batchbald_redux`` takes
+    them.
 
-    ``get_batchbald_batch(log_probs_N_K_C(pred), batch_size, num_samples)`` chooses a batch whose labels tell much
-    together (Kirsch et al. 2019).
+    ``get_batchbald_batch(log_probs_N_K_C(pred), batch_size, num_samples)`` chooses a batch whose labels are jointly
+    informative (Kirsch et al. 2019).
 
     Raises:
         TypeError: The prediction is not a mixture of class probabilities.
@@ -50,10 +51,10 @@ def log_probs_N_K_C(pred: ClassificationPredictive) -> Tensor:
 
 
 def baal_predictions(pred: ClassificationPredictive | RegressionPredictive) -> NDArray[Any]:
-    """Predictions ``(N, C, ..., K)`` of ``K`` posterior samples, as Baal's heuristics take them.
+    """Convert a prediction to an array ``(N, C, ..., K)`` of ``K`` posterior samples, as Baal's heuristics take it.
 
-    Of classes they are probabilities, with further labels of a data point between classes and samples; of numbers they
-    are means, and ``C`` counts the outputs.
+    For classes it has probabilities, with further labels of a data point between classes and samples. For regression it
+    has means, and ``C`` counts the outputs.
 
     Raises:
         TypeError: The prediction is not a mixture over samples.
@@ -69,22 +70,22 @@ def baal_predictions(pred: ClassificationPredictive | RegressionPredictive) -> N
 
 
 def query_strategy(learner: Any, X: Any, n_instances: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The most informative rows of a pool: a ``query_strategy`` of modAL.
+    """Choose the most informative rows of a pool; this is a ``query_strategy`` for modAL.
 
     ``ActiveLearner(BayesianMLPClassifier(), query_strategy=query_strategy, X_training=..., y_training=...)``.
 
     Args:
-        learner: modAL's learner around an estimator of :mod:`bayesadam.sklearn`, or that estimator: anything whose
-            ``predictive(X)`` is a prediction of this library.
+        learner: modAL's learner around an estimator of :mod:`bayesadam.sklearn`, or that estimator, or any object whose
+            ``predictive(X)`` returns a prediction of this library.
         X: The pool.
-        n_instances: How many rows.
+        n_instances: Number of rows to choose.
 
     Returns:
-        Their indices, the most informative first, and their :func:`informativeness`.
+        Indices of the rows, the most informative first, and their :func:`informativeness`.
 
     Raises:
-        TypeError: The estimator has no ``predictive``.
-        ValueError: Not so many rows in the pool, or no whole number of them.
+        TypeError: The estimator has no ``predictive`` method.
+        ValueError: The pool has fewer rows, or ``n_instances`` is not a positive integer.
     """
     estimator = getattr(learner, "estimator", learner)
     if not hasattr(estimator, "predictive"):
@@ -97,7 +98,7 @@ def query_strategy(learner: Any, X: Any, n_instances: int = 1) -> tuple[NDArray[
 
 
 def _samples(pred: Any) -> Tensor:
-    """Log probabilities ``(K, N, ..., C)``."""
+    """Log probabilities of the samples, ``(K, N, ..., C)``."""
     samples = getattr(pred, "log_probs", None)
     if not isinstance(samples, Tensor):
         raise TypeError(f"pred must have log probabilities of posterior samples, got {type(pred).__name__}")

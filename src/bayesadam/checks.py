@@ -1,4 +1,4 @@
-"""Checks of arguments: one message form, raised before anything is changed."""
+"""Checks of arguments, with one form of message, that raise before anything is changed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _COUNTS = ("mc_samples", "probes")
 
 
 def check(name: str, value: Any, rule: str, holds: Callable[[Any], bool], *, words: bool = False) -> None:
-    """Raise ``ValueError`` unless ``holds(value)``; a value of a type that the test cannot take is refused too.
+    """Raise ``ValueError`` unless ``holds(value)``; a value of a type that the test cannot handle is refused, too.
 
-    ``words``: strings are values; else they are refused, as a number that was read from a file and never converted.
+    With ``words``, strings are valid values. Otherwise they are refused, since they may be numbers from a file that
+    were not converted.
     """
     try:
         good = (words or not isinstance(value, str)) and bool(holds(value))
@@ -24,7 +25,9 @@ def check(name: str, value: Any, rule: str, holds: Callable[[Any], bool], *, wor
 
 
 def plain(name: str, value: Any) -> Any:
-    """A hyper-parameter without numpy's types and as schedulers want it, so that a configuration file's values do."""
+    """Convert NumPy scalars and lists, as from a configuration file, to the Python types that PyTorch's schedulers
+    need.
+    """
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if name == "betas" and isinstance(value, list | tuple):
@@ -35,5 +38,5 @@ def plain(name: str, value: Any) -> Any:
 
 
 def is_whole(value: Any, least: int = 1) -> bool:
-    """Whether a value is a whole number, of Python's or numpy's."""
+    """Whether a value is an integer of Python or NumPy, and at least ``least``."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)

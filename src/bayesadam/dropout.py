@@ -1,4 +1,4 @@
-"""MC dropout: a network trained with dropout, as a distribution over networks with units dropped."""
+"""MC dropout: a network trained with dropout, as a distribution over networks with dropped units."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from bayesadam.posterior import NetworkDistribution
 Dropout: TypeAlias = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 
 _UNBATCHED = {nn.Dropout1d: 2, nn.Dropout3d: 4}
-"""Number of axes that these take for a single example; :class:`torch.nn.Dropout2d` never does."""
+"""Number of axes that these modules take for a single example; :class:`torch.nn.Dropout2d` always takes a batch."""
 _FIRST_STEP = 2
-"""Steps 0 and 1 of the noise of posteriors are the weights' and the low-rank factors'."""
+"""First step number of the noise of masks; a posterior's weights and low-rank factors use steps 0 and 1."""
 
 
 class MCDropout(NetworkDistribution):
     """Bernoulli dropout that stays on when predicting (Gal and Ghahramani 2016, "Dropout as a Bayesian approximation").
 
-    A sample is one network: a draw of the weights in which the columns that belong to dropped units are zero
-    (section 3 there). So a unit is dropped for all data points, or for none, and what a data point gets does not depend
-    on the batch it is in. This is the distribution that the paper defines; what is usually done instead, a mask of its
-    own for every data point, has the same predictive of a single data point, but is not the same network for two of
-    them: a joint likelihood, or a function to draw, cannot be had from it.
+    A sample is one network: a draw of the weights in which the columns that belong to dropped units are zero (section 3
+    of the paper). A unit is therefore dropped for all data points or for none, and the prediction for a data point does
+    not depend on the rest of its batch. This is the distribution that the paper defines. Most implementations draw a
+    new mask for every data point instead. The predictive distribution of a single data point is then the same, but two
+    data points do not see the same network, so there is no joint likelihood and no function to plot.
 
-    The dropout is that of the modules ``nn.Dropout``, ``nn.Dropout1d``, ``nn.Dropout2d`` and ``nn.Dropout3d`` with
-    ``p > 0``. A unit is an element of what such a module gets without the first axis, which are the data points; for
-    the last three it is a channel. What is left is divided by ``1 - p``. A module that is called several times in one
-    pass drops other units each time. Masks are the same for sequences of different lengths as far as both go, if the
-    positions are the second axis.
+    Dropout is that of the modules ``nn.Dropout``, ``nn.Dropout1d``, ``nn.Dropout2d`` and ``nn.Dropout3d`` with ``p >
+    0``. A unit is an element of the module's input without the first axis, which counts the data points; for the last
+    three modules it is a channel. Units that are kept are divided by ``1 - p``. A module that is called several times
+    in one pass drops other units each time. If the positions of a sequence are the second axis, the masks of sequences
+    of different lengths agree as far as both go.
 
-    The mean network, ``method="mean"`` of ``predict``, has no dropout: the paper's "weight averaging".
+    The mean network, ``method="mean"`` of ``predict``, has no dropout; the paper calls this "weight averaging".
 
-    Dropout that is not one of these modules (``functional.dropout``, ``dropout_p`` of an attention, stochastic depth)
-    cannot be seen: it is what the model's mode makes it, off when ``predict`` runs it. The masks of a pass are counted
-    from the beginning of the model's ``forward``; to call parts of a model instead, call ``put`` before each.
+    Dropout that is not in one of these modules (``functional.dropout``, ``dropout_p`` of an attention, stochastic
+    depth) is not detected; it follows the model's mode, and is off in ``predict``. The masks of a pass are counted from
+    the beginning of the model's ``forward``; if you call parts of a model instead, call ``put`` before each of them.
 
     Args:
-        model: With dropout. Only the names of its dropout modules are kept: weights stay the model's own.
-        rate: Replaces every ``p`` that is positive, in (0, 1); default: as they are.
+        model: Network with dropout. Only the names of its dropout modules are kept; the weights stay in the model.
+        rate: Dropout rate in (0, 1) that replaces every positive ``p``; by default the modules' own.
 
     Raises:
-        ValueError: A rate out of range; a model without such a module, or with another kind of dropout: alpha dropout,
-            or that inside ``nn.MultiheadAttention``, ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``.
+        ValueError: The rate is out of range, or the model has no such module or another kind of dropout: alpha dropout,
+            or the dropout inside ``nn.MultiheadAttention``, ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``.
     """
 
     def __init__(self, model: nn.Module, *, rate: float | None = None) -> None:
@@ -64,11 +64,12 @@ class MCDropout(NetworkDistribution):
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
-        """See the base class. The model's weights are left alone; inside, its dropout modules are in eval mode.
+        """Return a context as in the base class. The weights are not changed; inside, dropout modules are in evaluation
+        mode.
 
         Raises:
-            ValueError: Another model than that of the constructor, by the names of its dropout modules.
-            RuntimeError: In a pass of the model: no dropout module is called, or one is in training mode.
+            ValueError: The model has other dropout modules, by name, than that of the constructor.
+            RuntimeError: Raised in a pass of the model if no dropout module is called, or if one is in training mode.
         """
         modules = _dropouts(model)
         if tuple(modules) != self.names:
@@ -87,7 +88,7 @@ class MCDropout(NetworkDistribution):
 
 
 class _Masks:
-    """The masks of one sample, and where in a pass the model is."""
+    """The masks of one sample, and the position within a pass of the model."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -110,7 +111,7 @@ class _Masks:
             raise RuntimeError("the model must call a dropout module in a forward pass, got a pass without any")
 
     def drop(self, index: int, rate: float, module: Dropout, _: tuple[Any, ...], output: Tensor) -> Tensor:
-        """In eval mode the output is the input; what is returned replaces it."""
+        """Replace the output, which in evaluation mode is the input, by the masked one."""
         if module.training:
             raise RuntimeError("the dropout modules must stay in eval mode while masks are drawn, got training mode")
         call = self.calls.get(index, 0)
@@ -121,7 +122,9 @@ class _Masks:
         return output.mul_(mask) if module.inplace else (output * mask).to(output.dtype)
 
     def mask(self, number: int, place: tuple[int, int], rate: float, units: torch.Size, like: Tensor) -> Tensor:
-        """0 or ``1 / (1 - rate)`` for every unit, at least in float32: bfloat16 would bias that number."""
+        """Mask with 0 or ``1 / (1 - rate)`` for every unit, in float32 or wider, since bfloat16 would bias that
+        number.
+        """
         dtype = wide(like.dtype)
         key = (place, units, dtype, like.device)
         if key not in self.masks:
@@ -131,8 +134,9 @@ class _Masks:
         return self.masks[key]
 
     def normals(self, number: int, place: tuple[int, int], count: int, device: torch.device) -> Tensor:
-        """The first so many elements of the draw that belongs to a place: of whole tiles, so that a shorter mask is the
-        beginning of a longer one.
+        """The first ``count`` elements of the draw that belongs to a place.
+
+        Whole tiles are drawn, so that a shorter mask is the beginning of a longer one.
         """
         index, call = place
         return noise.normal(

@@ -1,4 +1,4 @@
-"""Optuna's journal as a file that outlasts full disks and killed processes."""
+"""Optuna's journal as a file that survives full disks and killed processes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from bayesadam.files import lock
 
 _TAIL = 4096
-"""Bytes of the end that are looked at first."""
+"""Number of bytes at the end of the file that are read first."""
 
 
 class Journal(JournalFileBackend):
-    """A journal whose last line is dropped, before another is written, if it was not written to its end.
+    """A journal whose last line is dropped before the next write if it is incomplete.
 
-    Optuna's own reads such a line as damage once there is another behind it.
+    Optuna's own journal cannot be read when an incomplete line is followed by another one.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
     """
 
     def __init__(self, path: str) -> None:
@@ -31,7 +31,7 @@ class Journal(JournalFileBackend):
         super().__init__(path, self._whose)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Write lines, all of them or none."""
+        """Write lines, either all of them or none."""
         content = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         self._whose.acquire()
         try:
@@ -51,14 +51,16 @@ class Journal(JournalFileBackend):
 
 
 class _Lock(BaseJournalFileLock):
-    """A lock that ends with its process; where files cannot be locked so, Optuna's, which waits for half a minute."""
+    """A lock that ends with its process; where the file system has none, Optuna's own, which waits for half a
+    minute.
+    """
 
     def __init__(self, path: str) -> None:
         self._path, self._held = path, -1
         self._other = JournalFileOpenLock(path)
 
     def acquire(self) -> bool:
-        """Wait for the lock."""
+        """Wait for the lock and take it."""
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             held = lock(descriptor, wait=True)
@@ -72,7 +74,7 @@ class _Lock(BaseJournalFileLock):
         return self._other.acquire()
 
     def release(self) -> None:
-        """Let others have it."""
+        """Release the lock."""
         descriptor, self._held = self._held, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -81,7 +83,9 @@ class _Lock(BaseJournalFileLock):
 
 
 def drop_torn_line(path: str) -> None:
-    """Cut a journal off after its last complete line, of which a full disk or a power failure may have left a part."""
+    """Cut a journal off after its last complete line, since a full disk or a power failure may have left part of
+    another.
+    """
     with open(path, "rb+") as file:
         size = end = file.seek(0, os.SEEK_END)
         while end:
@@ -95,7 +99,7 @@ def drop_torn_line(path: str) -> None:
 
 
 def _last_line(file: Any, end: int) -> bytes:
-    """Of the first ``end`` bytes."""
+    """The last line among the first ``end`` bytes."""
     length = _TAIL
     while True:
         begin = max(0, end - length)

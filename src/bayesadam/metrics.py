@@ -1,6 +1,7 @@
-"""How good a prediction is, and how honest its uncertainty. Tensors in, Python floats out; means over data points.
+"""Scores of predictions and of their uncertainty. They take tensors and return Python floats, averaged over data
+points.
 
-A prediction that is nan makes the score nan, and so does an empty set.
+The score is NaN if a prediction is NaN or if there are no data.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def rmse(mean: Tensor, target: Tensor) -> float:
-    """Root mean squared error, in the units of the target; both ``(N,)`` or ``(N, D)``, the mean over all elements."""
+    """Root mean squared error in the units of the target, over all elements of two tensors ``(N,)`` or ``(N, D)``."""
     _same_shape("mean", mean, target)
     return math.sqrt((mean - target).double().square().mean().item())
 
@@ -27,7 +28,9 @@ def log_likelihood(prediction: Predictive, target: Tensor) -> float:
 
 
 def joint_log_likelihood(prediction: Predictive, target: Tensor) -> float:
-    """``1/N log mean_s prod_n p(y_n | x_n, theta_s)`` in nats: the form that Khan et al. 2018 report."""
+    """Joint test log-likelihood ``1/N log mean_s prod_n p(y_n | x_n, theta_s)`` in nats, as Khan et al. 2018 report
+    it.
+    """
     return prediction.joint_log_likelihood(target).item() / prediction.log_prob(target).numel()
 
 
@@ -37,24 +40,27 @@ def nll(prediction: Predictive, target: Tensor) -> float:
 
 
 def accuracy(probs: Tensor, target: Tensor) -> float:
-    """Share of data points whose most probable class is right; ``probs`` ``(N, C)``, or ``(N,)`` of class 1."""
+    """Fraction of data points whose most probable class is right; ``probs`` is ``(N, C)``, or ``(N,)`` for class 1."""
     _, correct = _confidence(probs, target)
     return correct.mean().item()
 
 
 def brier_score(probs: Tensor, target: Tensor) -> float:
-    """Mean over data points of ``sum_c (p_c - [y = c])^2``, in [0, 2]; ``(N,)`` of class 1 counts both classes."""
+    """Mean over data points of ``sum_c (p_c - [y = c])^2``, in [0, 2]; probabilities ``(N,)`` are those of class 1.
+
+    Both classes are counted for probabilities ``(N,)``.
+    """
     full = _all_classes(probs, target).double()
     one_hot = torch.nn.functional.one_hot(target.long(), full.shape[-1])
     return (full - one_hot).square().sum(-1).mean().item()
 
 
 def calibration_curve(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
-    """Confidence against accuracy in ``bins`` equal bins of confidence.
+    """Confidence and accuracy in ``bins`` bins of equal width over the confidence.
 
     Returns:
-        Mean confidence, accuracy, and share of the data points, each ``(bins,)``; the first two are nan where a bin is
-        empty, and in the first bin if a probability is nan.
+        Mean confidence, accuracy, and fraction of the data points, each ``(bins,)``. The first two are NaN where a bin
+        is empty, and in the first bin if a probability is NaN.
     """
     if bins < 1:
         raise ValueError(f"bins must be at least 1, got {bins!r}")
@@ -69,14 +75,16 @@ def calibration_curve(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Te
 
 
 def expected_calibration_error(probs: Tensor, target: Tensor, bins: int = 15) -> float:
-    """``sum_b share_b |accuracy_b - confidence_b|`` over equal bins of confidence (Guo et al. 2017, eq. 3)."""
+    """Expected calibration error, ``sum_b share_b |accuracy_b - confidence_b|`` over equal bins (Guo et al. 2017,
+    eq. 3).
+    """
     confidence, correct, share = calibration_curve(probs, target, bins)
     gaps = share * (correct - confidence).abs()
     return float(torch.where(share == 0, 0.0, gaps).sum())
 
 
 def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
-    """Continuous ranked probability score of a Gaussian, closed form (Gneiting and Raftery 2007, eq. 21)."""
+    """Continuous ranked probability score of a Gaussian in closed form (Gneiting and Raftery 2007, eq. 21)."""
     _same_shape("mean", mean, target)
     _same_shape("variance", variance, target)
     scale = variance.double().sqrt()
@@ -87,7 +95,7 @@ def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
 
 
 def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> float:
-    """Share of targets in ``[lower, upper]``."""
+    """Fraction of targets in ``[lower, upper]``."""
     _same_shape("lower", lower, target)
     _same_shape("upper", upper, target)
     return ((lower <= target) & (target <= upper)).double().mean().item()
@@ -100,10 +108,12 @@ def interval_width(lower: Tensor, upper: Tensor) -> float:
 
 
 def ood_auroc(inside: Tensor, outside: Tensor) -> float:
-    """Area under the ROC curve of a score (entropy, say) that should be higher out of distribution; by scikit-learn.
+    """Area under the ROC curve of a score, such as the entropy, that should be higher out of distribution.
+
+    It is computed by scikit-learn.
 
     Args:
-        inside: Scores of data from the distribution that was trained on, ``(N,)``.
+        inside: Scores of data from the training distribution, ``(N,)``.
         outside: Scores of other data, ``(M,)``.
 
     Raises:
@@ -134,6 +144,6 @@ def _all_classes(probs: Tensor, target: Tensor) -> Tensor:
 
 
 def _confidence(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest probability of every data point, and whether it is that of the right class: 1, 0, or nan."""
+    """Largest probability of every data point, and whether its class is right: 1, 0 or NaN."""
     confidence, predicted = _all_classes(probs, target).max(-1)
     return confidence, torch.where(confidence.isnan(), torch.nan, (predicted == target).double())

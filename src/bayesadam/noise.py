@@ -1,20 +1,21 @@
-"""The only random draw of the library: stateless, counter-based standard normals.
+"""Stateless, counter-based standard normals, the only random draw of the library.
 
-Element ``e`` of a draw is a pure function of ``(seed, stream, step, sample, index, e)``. Nothing is stored, so a
-resumed run is bit-identical; ranks that agree on the seed agree on the noise; a shard draws exactly its slice of the
-full tensor's noise.
+Element ``e`` of a draw is a pure function of ``(seed, stream, step, sample, index, e)``. No generator state is stored,
+so a resumed run is bit-identical, ranks with the same seed draw the same noise, and a shard draws exactly its slice of
+the full tensor's noise.
 
-The bits come from Philox4x32 with 7 rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as
-1, 2, 3", SC 2011): the fewest rounds that pass all of BigCrush there. Its 128-bit counter and 64-bit key hold the
-coordinates as they are (no hashing, no collisions), so two draws that differ in any coordinate never share a word.
-The words become normals by the Box-Muller transform, both outputs used; 32 bits of radius reach ``|eps| = 6.76``.
+The bits come from Philox4x32 with 7 rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2,
+3", SC 2011), the smallest number of rounds that passes all tests of BigCrush in that paper. Its 128-bit counter and
+64-bit key hold the coordinates themselves, without hashing and thus without collisions, so two draws that differ in any
+coordinate never share a word. The words become normals by the Box-Muller transform, which uses both outputs; 32 bits of
+radius reach ``|eps| = 6.76``.
 
-One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive elements, element ``j`` takes output
-``j // LANES`` of the tile's counter ``j % LANES``: every write is a run of ``LANES`` elements, not a stride of four.
+One counter gives four normals. Inside a tile of ``4 * LANES`` consecutive elements, element ``j`` takes output ``j //
+LANES`` of the tile's counter ``j % LANES``, so that each write is a run of ``LANES`` elements and not a stride of four.
 A tensor of ``n < 4 * LANES`` elements is one tile of ``ceil(n / 4)`` lanes, so that no output is wasted.
 
 On a CPU with a C++ compiler the numbers come from a compiled function (``native/normal.h``), elsewhere from PyTorch's
-operations; the two are equal up to rounding, and which one draws stays the same on a machine.
+operations. The two are equal up to rounding, and a machine always uses the same one.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ TILE = 4 * LANES
 BLOCK = 128 * TILE
 """Elements per cache-sized block; a multiple of ``TILE``."""
 ALONE = 2**15
-"""Up to this many elements one thread is quicker than several."""
+"""Number of elements up to which one thread is faster than several."""
 
 _MASK = 0xFFFFFFFF
 _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
@@ -55,7 +56,7 @@ _LIMITS = {"seed": 64, "step": 32, "sample": 28, "index": 32, "stream": 4}
 class Scratch:
     """Buffers that are reused from call to call, one per (name, dtype, device).
 
-    Fresh memory costs more than the arithmetic done in it; a caller that draws often keeps one of these.
+    Allocating memory costs more than computing the noise, so a caller that draws often should keep one of these.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,7 @@ class Scratch:
         self._counters: tuple[object, tuple[Tensor, Tensor, Tensor, Tensor]] = None, (torch.empty(0),) * 4
 
     def get(self, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """A 1-D tensor of ``numel`` elements with whatever the last user of ``name`` left in it."""
+        """Return a 1-D tensor of ``numel`` elements, with the values that the last user of ``name`` left in it."""
         key = (name, dtype, device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < numel:
@@ -74,8 +75,9 @@ class Scratch:
     def counters(
         self, sizes: Sequence[int], indices: Sequence[int], samples: Sequence[int], device: torch.device
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Block, index and sample word of every counter of :func:`normal_many`, and where among the outputs of a
-        sample's counters each element is; the last ones are kept.
+        """Block, index and sample word of every counter of :func:`normal_many`, and the position of each element.
+
+        Positions are those among the outputs of a sample's counters. The last result is cached.
         """
         key = (*sizes, None, *indices, None, *samples, device)
         if self._counters[0] != key:
@@ -112,28 +114,28 @@ def normal(
     device: torch.device | str | None = None,
     scratch: Scratch | None = None,
 ) -> Tensor:
-    """Standard normals of the given shape, a pure function of their coordinates.
+    """Draw standard normals of the given shape, a pure function of their coordinates.
 
     Args:
         seed: Integer in ``[0, 2**64)``.
-        step: Which optimiser step, in ``[0, 2**32)``.
-        sample: Which Monte Carlo sample, in ``[0, 2**28)``.
-        index: Which parameter, in ``[0, 2**32)``.
+        step: Number of the optimiser step, in ``[0, 2**32)``.
+        sample: Number of the Monte Carlo sample, in ``[0, 2**28)``.
+        index: Number of the parameter, in ``[0, 2**32)``.
         shape: Shape of the result.
-        stream: ``TRAINING`` or ``POSTERIOR``: separates training noise from posterior samples; in ``[0, 16)``.
-        offset: Where the result starts in a tensor of ``full_shape``, one entry per dimension. Both or neither.
+        stream: ``TRAINING`` or ``POSTERIOR``, which separates training noise from posterior samples; in ``[0, 16)``.
+        offset: Start of the result in a tensor of ``full_shape``, one entry per dimension. It requires ``full_shape``.
         full_shape: Shape of the whole tensor that the result is a slice of; default ``shape``.
-        out: Written to and returned if given: any floating dtype, any strides.
-        dtype: Of the result without ``out``; default float32. The draw itself is float32 and then converted, so that
-            the noise does not depend on the dtype.
-        device: Of the result without ``out``.
-        scratch: Reused buffers; default fresh ones.
+        out: Tensor to write to and return, of any floating dtype and strides.
+        dtype: Dtype of the result without ``out``; default float32. The draw itself is float32 and then converted, so
+            that the noise does not depend on the dtype.
+        device: Device of the result without ``out``.
+        scratch: Buffers to reuse; by default new ones.
 
     Returns:
         ``out``, or a new tensor.
 
     Raises:
-        ValueError: A coordinate out of range, or a slice that does not lie in ``full_shape``.
+        ValueError: A coordinate is out of range, or the slice does not lie in ``full_shape``.
     """
     shape = tuple(shape)
     key = _checked(seed, step, sample, index, stream)
@@ -178,15 +180,16 @@ def fill_many(
     stream: int = TRAINING,
     scratch: Scratch | None = None,
 ) -> None:
-    """Fill several tensors with whole draws of one sample: :func:`normal` for each, in one go where it is compiled.
+    """Fill several tensors with whole draws of one sample, as :func:`normal` does for each; one call where it is
+    compiled.
 
     Args:
-        outs: Tensors to fill by the index of their parameter: any floating dtypes, any strides.
-        seed: As for :func:`normal`, and so are ``step``, ``sample`` and ``stream``.
-        step: See there.
-        sample: See there.
-        stream: See there.
-        scratch: Reused buffers; default fresh ones.
+        outs: Tensors to fill, by the index of their parameter; of any floating dtypes and strides.
+        seed: Seed, as for :func:`normal`.
+        step: Number of the step, as for :func:`normal`.
+        sample: Number of the sample, as for :func:`normal`.
+        stream: Stream, as for :func:`normal`.
+        scratch: Buffers to reuse; by default new ones.
     """
     rows = []
     for index, out in outs.items():
@@ -209,19 +212,19 @@ def normal_many(
     device: torch.device,
     scratch: Scratch,
 ) -> Tensor:
-    """Whole draws of several tensors, samples and seeds in one go: the operations are called once for all.
+    """Draw whole tensors of several parameters, samples and seeds with a single sequence of operations.
 
     Args:
-        seeds: As for :func:`normal`, ``P`` of them.
-        steps: See there; one for each seed.
+        seeds: Seeds, as for :func:`normal`; ``P`` of them.
+        steps: Number of the step for each seed.
         samples: Numbers of the samples, ``S`` of them.
         sizes: Number of elements, at least 1, of every parameter by its index.
-        stream: See :func:`normal`.
-        device: Of the result.
-        scratch: Reused buffers. The result is one of them, which the next call overwrites.
+        stream: Stream, as for :func:`normal`.
+        device: Device of the result.
+        scratch: Buffers to reuse. The result is one of them, which the next call overwrites.
 
     Returns:
-        ``(P, S, sum of sizes)`` in float32, the parameters one after another: to the bit what :func:`normal` gives.
+        ``(P, S, sum of sizes)`` in float32, the parameters one after another; bit-identical to :func:`normal`.
     """
     for extreme in (min, max):
         _checked(extreme(seeds), extreme(steps), max(samples), max(sizes), stream)
@@ -256,17 +259,17 @@ def fill_runs(
     stream: int = TRAINING,
     scratch: Scratch,
 ) -> Tensor:
-    """Runs of several parameters' draws, one after another, in one go.
+    """Draw runs of elements of several parameters' noise, one after another, in one call.
 
     Args:
-        out: 1-D, contiguous and float32, as long as all runs together; overwritten and returned.
-        runs: Of each run the index of the parameter, its first element, its number of elements, and that of the whole
+        out: 1-D, contiguous and float32, as long as all runs together; it is overwritten and returned.
+        runs: For each run the index of the parameter, its first element, its number of elements, and that of the whole
             draw.
-        seed: As for :func:`normal`, and so are ``step``, ``sample``, ``stream`` and ``scratch``.
-        step: See there.
-        sample: See there.
-        stream: See there.
-        scratch: See there.
+        seed: Seed, as for :func:`normal`.
+        step: Number of the step, as for :func:`normal`.
+        sample: Number of the sample, as for :func:`normal`.
+        stream: Stream, as for :func:`normal`.
+        scratch: Buffers to reuse.
     """
     low, high, *_ = _checked(seed, step, sample, max(run[0] for run in runs), stream)
     native_fill = _native(out)
@@ -318,12 +321,14 @@ def _table(
 
 
 def _column(values: Sequence[int], device: torch.device) -> Word:
-    """The number that all are, or a column of them."""
+    """The common value if all are equal, otherwise a column of them."""
     return values[0] if len(set(values)) == 1 else torch.tensor(values, device=device)[:, None]
 
 
 def _checked(*coordinates: object) -> tuple[int, ...]:
-    """The coordinates in range, as the words of a key: the seed's halves, step, sample, index, stream."""
+    """Check the ranges of the coordinates; return them as the words of a key: seed halves, step, sample, index,
+    stream.
+    """
     words: list[int] = []
     for (name, bits), value in zip(_LIMITS.items(), coordinates, strict=True):
         if not isinstance(value, Integral) or not 0 <= int(value) < 2**bits:
@@ -333,7 +338,7 @@ def _checked(*coordinates: object) -> tuple[int, ...]:
 
 
 def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Sequence[int]) -> int | None:
-    """Flat index at which a slice starts in the full tensor if it is one run of it, else None."""
+    """Flat index at which a slice starts in the full tensor if it is one contiguous run of it, else None."""
     start, stride, cut = 0, 1, False
     for size, first, full in zip(reversed(shape), reversed(offset), reversed(full_shape), strict=True):
         if cut and size != 1:
@@ -345,19 +350,19 @@ def contiguous_start(shape: Sequence[int], offset: Sequence[int], full_shape: Se
 
 
 def lanes_of(numel: int) -> int:
-    """Counters in a tile of a tensor with so many elements, at least 1."""
+    """Number of counters in a tile of a tensor with so many elements, at least 1."""
     return LANES if numel >= TILE else -(-numel // 4)
 
 
 def tiles_of(start: int, size: int) -> int:
-    """Tiles in which the elements ``start ... start + size`` of a draw lie."""
+    """Number of tiles in which the elements ``start ... start + size`` of a draw lie."""
     return (start + size - 1) // TILE - start // TILE + 1 if size else 0
 
 
 def fill_(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch, lanes: int = LANES) -> None:
     """Write elements ``start ... start + out.numel()`` of a draw into a 1-D tensor.
 
-    ``key`` is that of :func:`_checked`: ``normal`` is the checked front door. ``lanes`` is that of the whole draw.
+    ``key`` comes from :func:`_checked`; :func:`normal` is the version with checks. ``lanes`` is that of the whole draw.
     """
     native_fill = _native(out)
     if native_fill is None:
@@ -377,16 +382,18 @@ def _row(out: Tensor, start: int, key: tuple[int, ...], lanes: int) -> list[int]
 
 
 def _native(out: Tensor) -> Fill | None:
-    """The compiled function that fills runs, each a row of a table, with a number of elements in all.
+    """The compiled function that fills runs, each a row of a table, with the given number of elements in all.
 
-    Subclasses of tensors have their memory elsewhere.
+    It is None for subclasses of tensors, whose memory is elsewhere.
     """
     return _compiled() if out.device.type == "cpu" and type(out) in (Tensor, nn.Parameter) else None
 
 
 @cache
 def _compiled() -> Fill | None:
-    """Compiled once, and tried against PyTorch's operations; ``None`` where it cannot be compiled or differs."""
+    """The compiled function, after comparison with PyTorch's operations; ``None`` if it cannot be compiled or
+    differs.
+    """
     if not native.has_compiler():
         return None
     try:
@@ -426,7 +433,7 @@ def _fill_blocks(out: Tensor, start: int, key: tuple[int, ...], scratch: Scratch
 
 
 def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch: Scratch, lanes: int) -> None:
-    """Write the elements of a draw from ``skip`` elements behind the start of a tile."""
+    """Write the elements of a draw that begin ``skip`` elements after the start of a tile."""
     needed = skip + out.numel()
     tiles = -(-needed // (4 * lanes))
     counters = tiles * lanes
@@ -442,7 +449,7 @@ def _fill_block(out: Tensor, skip: int, tile: int, key: tuple[int, ...], scratch
 
 
 def _words(counters: int, device: torch.device, scratch: Scratch) -> list[Tensor]:
-    """For the counters, and the pool of :func:`normals_of`."""
+    """Buffers for the counters, and the pool of :func:`normals_of`."""
     return [scratch.get(f"word{i}", counters, torch.int64, device) for i in range(9)]
 
 
@@ -454,7 +461,7 @@ def _floats(counters: int, device: torch.device, scratch: Scratch) -> list[Tenso
 def _fill_slice(
     out: Tensor, offset: tuple[int, ...], full: tuple[int, ...], key: tuple[int, ...], scratch: Scratch
 ) -> None:
-    """A slice that is not one run of the full tensor: run by run of its longest contiguous trailing part."""
+    """Write a slice that is not one run of the full tensor, run by run of its longest contiguous trailing part."""
     axis = len(full) - 1
     while out.shape[axis] == full[axis]:
         axis -= 1

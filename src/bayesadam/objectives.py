@@ -1,4 +1,4 @@
-"""Objectives of variational inference: the negative ELBO per datum as a loss, and the ELBO of any posterior."""
+"""Objectives of variational inference: the negative ELBO per data point as a loss, and the ELBO of any posterior."""
 
 from __future__ import annotations
 
@@ -33,30 +33,36 @@ def nelbo(
     temperature: float = 1.0,
     output: Callable[[Any], Tensor] | None = None,
 ) -> Tensor:
-    """Negative ELBO per datum, estimated from a minibatch: the training loss of a variational network, 0-d.
+    """Negative ELBO per data point, estimated from a minibatch: the training loss of a variational network, 0-d.
 
-    The mean over samples of ``mean nll + kl_weight * temperature * KL / num_data``, both terms at the same sample of
-    the weights (Blundell et al. 2015, eq. 2). It samples in evaluation mode too, where dropout is off.
+    It is the mean over samples of ``mean nll + kl_weight * temperature * KL / num_data``, with both terms at the same
+    sample of the weights (Blundell et al. 2015, eq. 2). The weights are sampled in evaluation mode, too, where dropout
+    is off.
 
-    With minibatch weights ``pi = kl_weights(B, ...)``, ``kl_weight = B * pi[i]`` makes ``M`` times this loss their
-    ``F_i`` (eq. 8) for ``B`` minibatches of ``M = num_data / B`` data points; over an epoch these sum to the objective
-    of the whole data set. If the last minibatch is smaller: ``kl_weight = pi[i] * num_data / len(target)``.
+    With minibatch weights ``pi = kl_weights(B, ...)`` and ``kl_weight = B * pi[i]``, ``M`` times this loss is ``F_i``
+    of the paper (eq. 8) for ``B`` minibatches of ``M = num_data / B`` data points; over an epoch these add up to the
+    objective of the whole data set. If the last minibatch is smaller, use ``kl_weight = pi[i] * num_data /
+    len(target)``.
 
     Args:
-        net: From :func:`bayesadam.variational`, bare or in ``DistributedDataParallel``.
+        net: Network from :func:`bayesadam.variational`, bare or in ``DistributedDataParallel``.
         inputs: A tensor; a tuple (``net(*inputs)``); or a dict (``net(**inputs)``).
-        target: What the likelihood compares with the output.
-        likelihood: Its ``nll`` is the mean over the data points of the minibatch.
+        target: Targets, in the form that the likelihood takes.
+        likelihood: Likelihood of the targets given the output; its ``nll`` is the mean over the data points of the
+            minibatch.
         num_data: Number of data points in the training set.
-        mc_samples: Samples of the weights.
-        antithetic: Draw them in pairs ``+eps, -eps``; ``mc_samples`` must be even.
-        kl_weight: Of this minibatch's KL divergence: of a schedule, or of :func:`kl_warmup`. Not negative.
-        temperature: Multiplies the KL divergence. Not negative; 1 is variational inference.
-        output: Takes the output tensor out of what the network returns.
+        mc_samples: Number of samples of the weights.
+        antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
+        kl_weight: Factor of this minibatch's KL divergence, from a schedule or :func:`kl_warmup`; not negative.
+        temperature: Factor of the KL divergence, not negative; 1 is variational inference.
+        output: Function that takes the output tensor out of what the network returns.
+
+    Returns:
+        The loss, a 0-d tensor.
 
     Raises:
-        ValueError: A number out of its range, or a network that is not variational.
-        TypeError: The network returns no tensor and ``output`` is not given.
+        ValueError: A number is out of its range, or the network is not variational.
+        TypeError: The network does not return a tensor and ``output`` is not given.
     """
     _check_count("mc_samples", mc_samples)
     if antithetic and mc_samples % 2:
@@ -95,28 +101,31 @@ def elbo(
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Evidence lower bound of any posterior, in nats and summed over the data: higher is better; 0-d float64.
+    """Evidence lower bound of any posterior in nats, summed over the data; higher is better; 0-d float64.
 
-    ``num_data * mean over samples and data points of log p(y | x, weights) - KL(posterior || prior)``. The model runs
-    in evaluation mode; weights that are point masses have no divergence. A divergence without a closed form is
-    averaged over the same samples.
+    It is ``num_data * mean over samples and data points of log p(y | x, weights) - KL(posterior || prior)``. The model
+    runs in evaluation mode; weights that are point masses add nothing to the divergence. A divergence without a closed
+    form is averaged over the same samples.
 
     Args:
-        model: Its trainable parameters must be those of the posterior.
-        posterior: Over its weights.
-        inputs: As for :func:`bayesadam.predict`.
-        target: Of all inputs.
-        likelihood: What the output means.
+        model: Network whose trainable parameters are those of the posterior.
+        posterior: Posterior over the model's weights.
+        inputs: Inputs, as for :func:`bayesadam.predict`.
+        target: Targets of all inputs.
+        likelihood: Likelihood of the targets given the output.
         prior: A prior precision, one of :mod:`bayesadam.priors`, or a posterior.
-        num_data: Size of the data set that the inputs are a part of; default: they are all of it.
-        mc_samples: Posterior samples.
-        seed: Sample ``i`` depends on ``(seed, i)`` only.
-        output: As for :func:`bayesadam.predict`.
-        batch_size: Rows per forward pass; default all of a batch.
+        num_data: Size of the data set that the inputs are a part of; by default the number of data points given.
+        mc_samples: Number of posterior samples.
+        seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only.
+        output: Function that takes the output tensor out of what the model returns, as for :func:`bayesadam.predict`.
+        batch_size: Rows per forward pass; by default a whole batch.
+
+    Returns:
+        The bound, a 0-d tensor in float64.
 
     Raises:
-        ValueError: A number out of its range, or a model or prior that does not match the posterior.
-        TypeError: The model returns no tensor and ``output`` is not given.
+        ValueError: A number is out of its range, or the model or the prior does not match the posterior.
+        TypeError: The model does not return a tensor and ``output`` is not given.
     """
     _check_count("mc_samples", mc_samples)
     if num_data is not None and not 0 < num_data < math.inf:
@@ -141,12 +150,12 @@ def kl_weights(num_batches: int, schedule: str = "uniform") -> Tensor:
     """Share of the KL divergence that each minibatch of an epoch has: ``(num_batches,)`` float64, summing to 1.
 
     Args:
-        num_batches: ``B``, at least 1.
-        schedule: ``"uniform"``: ``1 / B``. ``"blundell"``: ``2^(B - i) / (2^B - 1)`` for ``i = 1 ... B`` (Blundell et
-            al. 2015, section 3.4): almost all of it in the first few minibatches.
+        num_batches: Number of minibatches ``B``, at least 1.
+        schedule: ``"uniform"`` is ``1 / B``. ``"blundell"`` is ``2^(B - i) / (2^B - 1)`` for ``i = 1 ... B`` (Blundell
+            et al. 2015, section 3.4), which gives nearly all of it to the first few minibatches.
 
     Raises:
-        ValueError: No minibatch, or an unknown schedule.
+        ValueError: There is no minibatch, or the schedule is unknown.
     """
     _check_count("num_batches", num_batches)
     if schedule not in SCHEDULES:
@@ -158,10 +167,10 @@ def kl_weights(num_batches: int, schedule: str = "uniform") -> Tensor:
 
 
 def kl_warmup(step: int, steps: int) -> float:
-    """A ``kl_weight`` that grows linearly: ``(step + 1) / steps`` in step 0, 1, ..., then 1.
+    """A ``kl_weight`` that grows linearly over the first steps: ``(step + 1) / steps`` in step 0, 1, ..., then 1.
 
     Raises:
-        ValueError: ``steps`` below 1, or a negative step.
+        ValueError: ``steps`` is below 1, or the step is negative.
     """
     _check_count("steps", steps)
     if step < 0:
@@ -175,7 +184,7 @@ def _divergence(
     mc_samples: int,
     seed: int,
 ) -> Tensor:
-    """``KL(posterior || prior)``; a mean over samples where there is no closed form."""
+    """``KL(posterior || prior)``, averaged over samples if there is no closed form."""
     if isinstance(prior, int | float | DiagonalGaussian | DenseGaussian):
         return posterior.kl_divergence(prior)
     prior = as_prior(prior)

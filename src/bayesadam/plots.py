@@ -1,4 +1,6 @@
-"""Figures. Every function draws into a matplotlib axis and returns it; colours are safe for the colour-blind."""
+"""Figures. Every function draws into a matplotlib axis and returns it; the colours are safe for colour-blind
+readers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from bayesadam.pruning import PruningCurve
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's palette."""
+"""The palette of Okabe and Ito."""
 _GREY = "#555555"
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -28,12 +30,12 @@ _SCORES = {"rmse": "RMSE", "nll": "negative log-likelihood (nats)"}
 
 
 def regression_band(axes: Axes, x: Tensor, prediction: RegressionPredictive, data: tuple[Tensor, Tensor]) -> Axes:
-    """Predictive mean, and two standard deviations of epistemic and of total uncertainty, over a 1-D input.
+    """Plot the predictive mean over a 1-D input, with two standard deviations of epistemic and of total uncertainty.
 
     Args:
-        axes: To draw into.
+        axes: Axes to draw into.
         x: Increasing inputs, ``(N,)``.
-        prediction: At those inputs, ``(N,)`` or ``(N, 1)``.
+        prediction: Prediction at those inputs, ``(N,)`` or ``(N, 1)``.
         data: Training inputs and targets.
     """
     mean, epistemic, total = (
@@ -51,12 +53,12 @@ def regression_band(axes: Axes, x: Tensor, prediction: RegressionPredictive, dat
 
 
 def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], bins: int = 10) -> Axes:
-    """Accuracy against confidence, by method; larger markers stand for bins with more data.
+    """Plot accuracy against confidence for several methods; larger markers stand for bins with more data.
 
     Args:
-        axes: To draw into.
+        axes: Axes to draw into.
         predictions: Class probabilities and targets by name of the method.
-        bins: Equal bins of confidence.
+        bins: Number of bins of equal width over the confidence.
     """
     axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":", label="perfectly calibrated")
     for i, (name, (probs, target)) in enumerate(predictions.items()):
@@ -77,7 +79,7 @@ def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], bi
 
 
 def entropy_histogram(axes: Axes, groups: Mapping[str, Tensor], classes: int) -> Axes:
-    """Densities of the predictive entropy of several groups of data, from 0 to ``log(classes)``."""
+    """Plot densities of the predictive entropy of several groups of data, from 0 to ``log(classes)``."""
     edges = torch.linspace(0, math.log(classes), 31).tolist()
     for i, (name, entropy) in enumerate(groups.items()):
         colour = COLOURS[i % len(COLOURS)]
@@ -97,7 +99,9 @@ def entropy_histogram(axes: Axes, groups: Mapping[str, Tensor], classes: int) ->
 
 
 def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> Axes:
-    """Histogram of ``|mean| / standard deviation`` of all weights in decibels (those below -60 at -60), by method."""
+    """Plot histograms of ``|mean| / standard deviation`` of all weights in decibels, by method; values below -60
+    count as -60.
+    """
     for i, (name, posterior) in enumerate(posteriors.items()):
         ratios = torch.cat([ratio.flatten() for ratio in posterior.signal_to_noise().values()])
         decibels = 20 * ratios[(ratios > 0) & ratios.isfinite()].log10()
@@ -117,15 +121,15 @@ def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> A
 
 
 def pruning(axes: Axes, curves: Mapping[str, PruningCurve], score: str = "accuracy") -> Axes:
-    """A score against the share of weights removed, by method.
+    """Plot a score against the fraction of weights removed, by method.
 
-    The share of the weights that are left is on a logarithmic axis, so that 90% and 99.9% are far apart. A level that
-    leaves no weight has no place on it.
+    The fraction of remaining weights is on a logarithmic axis, so that 90% and 99.9% are far apart. A level without
+    remaining weights cannot be shown on it.
 
     Args:
-        axes: To draw into.
-        curves: By name of the method.
-        score: One of the curves' scores.
+        axes: Axes to draw into.
+        curves: Pruning curves by name of the method.
+        score: Name of one of the curves' scores.
     """
     shares = []
     for i, (name, curve) in enumerate(curves.items()):

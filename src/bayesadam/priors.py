@@ -1,7 +1,7 @@
 """Priors over the weights of a network, for variational inference by gradients.
 
-A prior is a module, so that what it learns is trained with the rest. Weights are independent under all of them; sums
-are over all weights, in nats and float64. Log densities and divergences can be differentiated.
+A prior is a module, so that its own parameters are trained with those of the network. Weights are independent under all
+priors; sums are over all weights, in nats and float64. Log densities and divergences are differentiable.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bayesadam.posterior import DiagonalGaussian
 
 
 class Prior(nn.Module, abc.ABC):
-    """``p(weights)``, a product over weights.
+    """Base class of priors ``p(weights)``, each a product over weights.
 
     Attributes:
         closed_form: Whether the KL divergence of a Gaussian from this prior has a closed form.
@@ -29,14 +29,16 @@ class Prior(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """``log p`` of every weight of a tensor, element-wise, with any leading axes; ``name`` is the parameter's."""
+        """``log p`` of every weight of a tensor, element-wise, with any leading axes; ``name`` is the name of the
+        parameter.
+        """
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """``log p`` of weights by name, summed over all; 0-d float64."""
+        """``log p`` of weights by name, summed over all weights; 0-d float64."""
         return torch.stack([self._log_prob(value, name) for name, value in theta.items()]).sum()
 
     def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
-        """``KL(N(mean, std^2) || p)`` summed over all weights, never a mean; 0-d float64.
+        """``KL(N(mean, std^2) || p)``, summed (not averaged) over all weights; 0-d float64.
 
         Args:
             mean: Means by name.
@@ -50,7 +52,7 @@ class Prior(nn.Module, abc.ABC):
         return torch.stack([self._divergence(mean[name], std[name], name) for name in mean]).sum()
 
     def check(self, weights: Mapping[str, Tensor]) -> None:
-        """Raise ``ValueError`` if the prior is not one over these weights."""
+        """Raise ``ValueError`` if the prior is not defined for these weights."""
 
     def _log_prob(self, value: Tensor, name: str) -> Tensor:
         return self.log_density(value, name).sum(dtype=torch.float64)
@@ -60,10 +62,10 @@ class Prior(nn.Module, abc.ABC):
 
 
 class Gaussian(Prior):
-    """``N(mean, 1 / precision)`` for every weight.
+    """Gaussian prior ``N(mean, 1 / precision)`` for every weight.
 
     Raises:
-        ValueError: A precision that is not positive and finite, or a mean that is not finite.
+        ValueError: The precision is not positive and finite, or the mean is not finite.
     """
 
     def __init__(self, precision: float = 1.0, mean: float = 0.0) -> None:
@@ -72,11 +74,11 @@ class Gaussian(Prior):
         self.mean = _finite("mean", mean)
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """The arguments, as text."""
         return f"precision={self.precision}, mean={self.mean}"
 
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """See the base class."""
+        """Log density of every weight, as in the base class."""
         constant = 0.5 * (math.log(self.precision) - kl.LOG_2PI)
         return (value - self.mean).square() * (-0.5 * self.precision) + constant
 
@@ -84,10 +86,10 @@ class Gaussian(Prior):
         return kl.gaussian(mean, std, self.mean, -0.5 * math.log(self.precision))
 
     def kl_divergence_from(self, sums: Tensor, count: int) -> Tensor:
-        """:meth:`kl_divergence` from sums over all weights.
+        """:meth:`kl_divergence` computed from sums over all weights.
 
         Args:
-            sums: Of ``(mean - self.mean)^2``, ``std^2`` and ``log(std)``: ``(3,)`` in float64.
+            sums: Sums of ``(mean - self.mean)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64.
             count: Number of weights.
         """
         factors = sums.new_tensor([0.5 * self.precision, 0.5 * self.precision, -1.0])
@@ -95,17 +97,17 @@ class Gaussian(Prior):
 
 
 class ScaleMixture(Prior):
-    """``pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)`` for every weight (Blundell et al. 2015, eq. 7).
+    """Scale mixture ``pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)`` for every weight (Blundell et al. 2015, eq. 7).
 
-    A wide and a narrow Gaussian: most weights are pulled to zero, the others left alone.
+    The narrow Gaussian pulls most weights to zero; the wide one lets the others be large.
 
     Args:
-        pi: Share of the first Gaussian, in (0, 1).
-        sigma1: Standard deviation of the first, wide one.
-        sigma2: Standard deviation of the second one, smaller.
+        pi: Weight of the first Gaussian, in (0, 1).
+        sigma1: Standard deviation of the first, wide Gaussian.
+        sigma2: Standard deviation of the second, narrow Gaussian; smaller than ``sigma1``.
 
     Raises:
-        ValueError: A number out of its range.
+        ValueError: A number is out of its range.
     """
 
     closed_form = False
@@ -121,11 +123,11 @@ class ScaleMixture(Prior):
             raise ValueError(f"sigma2 must be smaller than sigma1={sigma1!r}, got {sigma2!r}")
 
     def extra_repr(self) -> str:
-        """The arguments."""
+        """The arguments, as text."""
         return f"pi={self.pi}, sigma1={self.sigma1}, sigma2={self.sigma2}"
 
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """See the base class."""
+        """Log density of every weight, as in the base class."""
         return torch.logaddexp(*kl.mixture_terms(value, self.pi, self.sigma1, self.sigma2))
 
     def _log_prob(self, value: Tensor, name: str) -> Tensor:
@@ -133,10 +135,10 @@ class ScaleMixture(Prior):
 
 
 class Laplace(Prior):
-    """``exp(-|w| / scale) / (2 scale)`` for every weight; its standard deviation is ``sqrt(2) scale``.
+    """Laplace prior ``exp(-|w| / scale) / (2 scale)`` for every weight, with standard deviation ``sqrt(2) scale``.
 
     Raises:
-        ValueError: A scale that is not positive and finite.
+        ValueError: The scale is not positive and finite.
     """
 
     def __init__(self, scale: float = 1.0) -> None:
@@ -144,11 +146,11 @@ class Laplace(Prior):
         self.scale = _positive("scale", scale)
 
     def extra_repr(self) -> str:
-        """The argument."""
+        """The argument, as text."""
         return f"scale={self.scale}"
 
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """See the base class."""
+        """Log density of every weight, as in the base class."""
         return value.abs() * (-1.0 / self.scale) - math.log(2.0 * self.scale)
 
     def _divergence(self, mean: Tensor, std: Tensor, name: str) -> Tensor:
@@ -156,17 +158,17 @@ class Laplace(Prior):
 
 
 class LearnedGaussian(Prior):
-    """One Gaussian for all weights, whose mean and standard deviation are learned with the rest.
+    """One Gaussian prior for all weights, whose mean and standard deviation are trained with the network.
 
-    Hinton and van Camp 1993, section 5. The optimum is the mean of the posterior means, and the mean of
-    ``variance + (mean - prior mean)^2`` for the variance.
+    See Hinton and van Camp 1993, section 5. At the optimum the prior mean is the average of the posterior means, and
+    the prior variance is the average of ``variance + (mean - prior mean)^2``.
 
     Args:
-        mean: To start from.
-        std: To start from.
+        mean: Initial mean.
+        std: Initial standard deviation.
 
     Raises:
-        ValueError: A standard deviation that is not positive and finite, or a mean that is not finite.
+        ValueError: The standard deviation is not positive and finite, or the mean is not finite.
     """
 
     def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
@@ -175,7 +177,7 @@ class LearnedGaussian(Prior):
         self.log_std = nn.Parameter(torch.tensor(math.log(_positive("std", std))))
 
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """See the base class."""
+        """Log density of every weight, as in the base class."""
         scaled = (value - self.mean) * (-self.log_std).exp()
         return -0.5 * scaled.square() - self.log_std - 0.5 * kl.LOG_2PI
 
@@ -184,27 +186,27 @@ class LearnedGaussian(Prior):
 
 
 class EmpiricalGaussian(Prior):
-    """One Gaussian for all weights, always at its optimum for the posterior as it stands: there is nothing to train.
+    """One Gaussian prior for all weights that is always at its optimum for the current posterior, without training.
 
-    Where :class:`LearnedGaussian` would end up in every step (Hinton and van Camp 1993, section 5). The optimum is
-    that of all random weights together, so that there is no density of some weights alone: the divergence can be
-    neither sampled nor had from a posterior with point masses or correlations.
+    It is the limit of :class:`LearnedGaussian` at every step (Hinton and van Camp 1993, section 5). The optimum depends
+    on all random weights together, so there is no density of single weights: the divergence cannot be sampled, and it
+    is not defined for a posterior with point masses or correlations.
     """
 
     def optimum(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation that the prior has for this posterior; 0-d float64, differentiable.
+        """Mean and standard deviation of the prior for this posterior; 0-d float64, differentiable.
 
         Args:
             mean: Means by name.
             std: Standard deviations, positive; same names and shapes.
 
         Raises:
-            ValueError: No weights.
+            ValueError: There are no weights.
         """
         return empirical.optimum(list(mean.values()), [2.0 * std[name].log() for name in mean])
 
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """Not defined.
+        """Raise an error, since the density of single weights is not defined.
 
         Raises:
             ValueError: Always.
@@ -215,19 +217,20 @@ class EmpiricalGaussian(Prior):
         )
 
     def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:
-        """See the base class: the least there is for any Gaussian prior, ``functional.empirical.gaussian``.
+        """The divergence, as in the base class; the smallest of all Gaussian priors
+        (``functional.empirical.gaussian``).
 
         Raises:
-            ValueError: No weights.
+            ValueError: There are no weights.
         """
         return empirical.gaussian(list(mean.values()), [2.0 * std[name].log() for name in mean])
 
 
 class FromPosterior(Prior):
-    """A posterior as the prior: to go on learning from other data.
+    """A posterior used as the prior, to continue learning from other data.
 
     Args:
-        posterior: Over at least the weights that will be random, none of them a point mass.
+        posterior: Posterior over at least the weights that will be random, none of which is a point mass.
     """
 
     def __init__(self, posterior: DiagonalGaussian) -> None:
@@ -250,7 +253,7 @@ class FromPosterior(Prior):
                 raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
 
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
-        """See the base class."""
+        """Log density of every weight, as in the base class."""
         mean, log_std = self._moments(name)
         scaled = (value - mean) * (-log_std).exp()
         return -0.5 * scaled.square() - log_std - 0.5 * kl.LOG_2PI
@@ -264,10 +267,11 @@ class FromPosterior(Prior):
 
 
 def as_prior(prior: float | Prior | DiagonalGaussian) -> Prior:
-    """A prior itself; a number: the precision of a Gaussian around 0; or a posterior to continue from.
+    """Convert an argument to a prior: a prior itself, the precision of a Gaussian around 0, or a posterior to continue
+    from.
 
     Raises:
-        ValueError: Anything else, or a precision that is not positive and finite.
+        ValueError: The argument is none of these, or a precision that is not positive and finite.
     """
     if isinstance(prior, Prior):
         return prior

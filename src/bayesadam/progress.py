@@ -1,4 +1,4 @@
-"""Progress bars by rich, if it is installed and somebody looks."""
+"""Progress bars by rich, shown if it is installed and the output is a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Advance(Protocol):
-    """Moves a bar forward by an amount, and may change the note behind it."""
+    """Function that moves a bar forward by an amount, and may change the note behind it."""
 
     def __call__(self, amount: float = 1.0, note: str | None = None) -> None: ...  # noqa: D102
 
@@ -18,13 +18,14 @@ class Advance(Protocol):
 def progress_bar(
     description: str, total: float | None, progress: bool | None, *, shown: bool = True
 ) -> Iterator[Advance]:
-    """A bar on stderr with the time that is left; gives the function that moves it.
+    """Context with a progress bar on stderr that shows the remaining time; it gives the function that moves the bar.
 
     Args:
-        description: What is going on.
-        total: Sum of all amounts; ``None``: not known.
-        progress: ``True``: always; ``False``: never; ``None``: if ``shown`` and stderr is a terminal and rich is there.
-        shown: Whether this work is worth a bar.
+        description: Description of the work.
+        total: Sum of all amounts, or ``None`` if it is unknown.
+        progress: ``True`` always shows the bar, ``False`` never does, and ``None`` shows it if ``shown`` is true,
+            stderr is a terminal and rich is installed.
+        shown: Whether this work takes long enough for a bar.
 
     Raises:
         ImportError: ``progress=True`` without rich.

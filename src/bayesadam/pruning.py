@@ -1,4 +1,4 @@
-"""Pruning curves: what a network is still good for when more and more of its weights are zero."""
+"""Pruning curves: scores of a network as more and more of its weights are set to zero."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class PruningCurve:
     """Scores at each level of pruning.
 
     Attributes:
-        fractions: Of all weights, those that are zero.
-        remaining: Number of weights that are left.
+        fractions: Fraction of all weights that are zero, at each level.
+        remaining: Number of weights that are left, at each level.
         scores: One number per level, by name: ``"accuracy"`` or ``"rmse"``, and ``"nll"`` (per data point, in nats).
     """
 
@@ -58,36 +58,40 @@ def pruning_curve(
     batch_size: int | None = None,
     progress: bool | None = None,
 ) -> PruningCurve:
-    """Scores of a network without the weakest of its weights, at one level of pruning after another.
+    """Score a network without the weakest of its weights, at several levels of pruning.
 
-    A pruned weight is exactly zero in the mean and in all samples, as after the posterior's ``prune``, and the others
-    are what they were: of the same seed, a sample differs between levels in the pruned weights only. The weights are
+    A pruned weight is exactly zero in the mean and in all samples, as after the posterior's ``prune``, and the other
+    weights do not change: with the same seed, samples at two levels differ in the pruned weights only. The weights are
     ranked once, over all tensors together (Blundell et al. 2015, section 5.1; Kessler et al. 2018, section 4.2).
 
     Args:
-        model: Its trainable parameters must be those of the posterior; afterwards it is what it was.
-        posterior: Over the model's weights. A trained network without uncertainty is
-            ``DiagonalGaussian.point_mass(model)``, to be pruned by magnitude.
-        inputs: As for :func:`bayesadam.predict`; a loader is iterated over anew for every level.
-        targets: Of all inputs, in their order. Class numbers for a classification likelihood: then the scores are
-            ``"accuracy"``, of all of them whatever their axes, and ``"nll"``; for regression ``"rmse"``, of the
-            predictive mean, in the units of the targets, and ``"nll"``; the latter alone for a likelihood without
-            moments.
-        likelihood: See :func:`bayesadam.predict`.
-        evaluate: Gives other scores, instead of these three: it is called with every pruned network, a distribution
-            that ``predict`` takes.
-        fractions: Levels, in any order: ``round(fraction * num_weights)`` weights go.
-        by: What makes a weight weak: a small ``"signal_to_noise"``, or a small ``"magnitude"`` of its mean.
-        method: See :func:`bayesadam.predict`, and so are the arguments that follow.
-        mc_samples: See there.
-        seed: See there.
-        output: See there.
-        batch_size: See there.
-        progress: Show a progress bar over the levels; default in a terminal.
+        model: Network whose trainable parameters are those of the posterior; afterwards it is as before.
+        posterior: Posterior over the model's weights. For a trained network without uncertainty use
+            ``DiagonalGaussian.point_mass(model)``, and prune by magnitude.
+        inputs: Inputs, as for :func:`bayesadam.predict`; a loader is iterated over anew for every level.
+        targets: Targets of all inputs, in their order. For a classification likelihood they are class numbers, and the
+            scores are ``"accuracy"``, over all of them, and ``"nll"``. For regression the scores are ``"rmse"`` of the
+            predictive mean, in the units of the targets, and ``"nll"``; for a likelihood without moments ``"nll"``
+            alone.
+        likelihood: Likelihood of the targets given the output; see :func:`bayesadam.predict`.
+        evaluate: Function that returns other scores instead of these. It is called with every pruned network, as a
+            distribution that ``predict`` takes.
+        fractions: Levels, in any order; at each ``round(fraction * num_weights)`` weights are zero.
+        by: Criterion of weakness: a small ``"signal_to_noise"`` ratio, or a small ``"magnitude"`` of the mean.
+        method: Method of prediction, as for :func:`bayesadam.predict`.
+        mc_samples: Number of samples, as for :func:`bayesadam.predict`.
+        seed: Seed of the samples, as for :func:`bayesadam.predict`.
+        output: Function that takes the output tensor out of what the model returns, as for :func:`bayesadam.predict`.
+        batch_size: Rows per forward pass, as for :func:`bayesadam.predict`.
+        progress: Whether to show a progress bar over the levels; by default it is shown in a terminal.
+
+    Returns:
+        The scores at every level, in the order of ``fractions``.
 
     Raises:
-        ValueError: Neither or both of ``evaluate`` and ``inputs``, ``targets`` and ``likelihood``; a fraction outside
-            [0, 1] or none; another ``by``; a model that does not match the posterior; and as :func:`bayesadam.predict`.
+        ValueError: Neither or both of ``evaluate`` and the three arguments ``inputs``, ``targets`` and ``likelihood``
+            are given; there is no fraction, or one outside [0, 1]; ``by`` is unknown; the model does not match the
+            posterior; or :func:`bayesadam.predict` raises it.
     """
     data = {"inputs": inputs, "targets": targets, "likelihood": likelihood}
     given = [name for name, value in data.items() if value is not None]
@@ -143,24 +147,24 @@ def _scores(
 
 
 class _Pruned(NetworkDistribution):
-    """A posterior, with its weights of these numbers at zero."""
+    """A posterior with the weights of these numbers set to zero."""
 
     def __init__(self, posterior: GaussianPosterior, numbers: Tensor) -> None:
         self.posterior = posterior
         self.gone = posterior.mask(numbers)
 
     def match(self, model: nn.Module) -> dict[str, Tensor]:
-        """See :class:`bayesadam.posterior.Posterior`."""
+        """Match the model, as :class:`bayesadam.posterior.Posterior` does."""
         return self.posterior.match(model)
 
     def zeroed(self, name: str, tensor: Tensor) -> Tensor:
-        """What belongs to the weights of a tensor, one row or element each, with zeros for those that are gone."""
+        """Values that belong to the weights of a tensor, one row or element each, with zeros for pruned weights."""
         gone = self.gone[name].to(tensor.device)
         return tensor.masked_fill(gone if tensor.shape == gone.shape else gone.view(-1, 1), 0.0)
 
     @contextmanager
     def draws(self, model: nn.Module, seed: int = 0) -> Iterator[Callable[[int | None], None]]:
-        """See the base class."""
+        """Return a context as in the base class, with the pruned weights at zero."""
         targets = self.posterior.match(model)
         gone = {name: self.gone[name].to(target.device) for name, target in targets.items()}
         with self.posterior.draws(model, seed) as put_whole:

@@ -1,4 +1,4 @@
-"""How columns of numbers are shifted and scaled before a network sees them: one rule for matrices and for tables."""
+"""Standardisation of columns of numbers before a network sees them; the same rule for matrices and for tables."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 LARGEST = 1e38
-"""Numbers are used in single precision, which ends at 3.4e38."""
+"""Largest number that is accepted, since numbers are used in single precision, which ends at 3.4e38."""
 _ROWS = 8_192
-"""Rows that are standardised at a time: in double precision, of which there are then never many."""
+"""Number of rows that are standardised at a time, which limits the memory for double precision."""
 
 
 def column_scales(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """Mean and standard deviation of every column in float64; a deviation of 1 for constant ones.
+    """Mean and standard deviation of every column in float64; constant columns have a deviation of 1.
 
     Args:
-        values: ``(N, D)``, of any type of number.
-        weight: Of the rows, ``(N,)``; ``None``: all alike.
+        values: Numbers of any type, ``(N, D)``.
+        weight: Weights of the rows, ``(N,)``; ``None`` weights all rows equally.
 
     Returns:
-        Two of ``(D,)``.
+        Means and deviations, each ``(D,)``.
     """
     if weight is None:
         mean, std = values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
@@ -35,30 +35,30 @@ def column_scales(values: Array, weight: Array | None = None) -> tuple[Array, Ar
 
 
 def input_scales(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
-    """What inputs are shifted and divided by: the columns' means, and their deviations by :func:`in_one_unit`.
+    """Shift and scale of inputs: the columns' means, and their deviations by :func:`in_one_unit`.
 
     Args:
-        values: ``(N, D)``.
-        weight: Of the rows, ``(N,)``; ``None``: all alike.
+        values: Numbers of any type, ``(N, D)``.
+        weight: Weights of the rows, ``(N,)``; ``None`` weights all rows equally.
 
     Returns:
-        Two of ``(D,)``, float64.
+        Shifts and scales, each ``(D,)``, float64.
     """
     mean, std = column_scales(values, weight)
     return mean, in_one_unit(std, values.min(0), values.max(0))
 
 
 def in_one_unit(std: Array, least: Array, largest: Array) -> Array:
-    """The columns' deviations, or the root of their mean variance for all that vary where all are in one unit.
+    """The columns' deviations, or for columns in one unit the root of their mean variance.
 
-    Columns are taken to be in one unit (pixels, ratings, truth values) where all that vary have the same least value,
-    and half of them or more the same largest. Divided by its own small deviation, a pixel that is nearly always blank
-    would weigh as much as any other.
+    Columns are taken to be in one unit (pixels, ratings, truth values) if all columns that vary have the same smallest
+    value, and at least half of them the same largest one. If each column were divided by its own deviation, a pixel
+    that is nearly always blank would weigh as much as any other.
 
     Args:
-        std: Of every column, ``(D,)``.
-        least: Likewise.
-        largest: Likewise.
+        std: Deviation of every column, ``(D,)``.
+        least: Smallest value of every column, ``(D,)``.
+        largest: Largest value of every column, ``(D,)``.
     """
     varies = least < largest
     if varies.sum() > 1:
@@ -69,13 +69,13 @@ def in_one_unit(std: Array, least: Array, largest: Array) -> Array:
 
 
 def standardized(values: Array, mean: Array, std: Array, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """``(values - mean) / std``, computed in float64 and kept in float32.
+    """Compute ``(values - mean) / std`` in float64 and return it in float32.
 
     Args:
-        values: ``(N, D)``, of any type of number.
-        mean: ``(D,)``, float64.
-        std: Likewise.
-        out: ``(N, D)`` to write into; by default a new array.
+        values: Numbers of any type, ``(N, D)``.
+        mean: Means, ``(D,)``, float64.
+        std: Deviations, ``(D,)``, float64.
+        out: Array ``(N, D)`` to write into; by default a new one.
     """
     out = np.empty(values.shape, dtype=np.float32) if out is None else out
     for first in range(0, len(values), _ROWS):

@@ -1,4 +1,6 @@
-"""Processes that train together, and tensors that are spread over them (``DTensor``): the part here, and the whole."""
+"""Processes that train together, and tensors that are sharded over them (``DTensor``): local parts and whole
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 _PLAIN = (Tensor, nn.Parameter)
-"""What is no shard, without a further look."""
+"""Classes of tensors that are not shards, which need no further test."""
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -18,7 +20,7 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that lives on this rank, sharing its storage; to be used without gradients."""
+    """The part of a tensor on this rank, sharing its storage; it is to be used without gradients."""
     if type(tensor) in _PLAIN or not is_sharded(tensor):
         return tensor
     part: Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
@@ -26,7 +28,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shape of the full tensor, and where in it the local part begins."""
+    """The shape of the full tensor, and the position at which the local part begins in it."""
     if is_sharded(parameter):
         return tuple(parameter.shape), _shard_offset(parameter)
     return tuple(parameter.shape), (0,) * parameter.ndim
@@ -51,14 +53,14 @@ def like(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 def own_part(parameter: Tensor, value: Tensor) -> Tensor:
-    """The part of ``value``, a full tensor that all ranks have, that belongs to this rank's part of a parameter."""
+    """The part of ``value``, a full tensor that all ranks have, that matches this rank's part of a parameter."""
     _, start = place(parameter)
     shape = local(parameter).shape
     return value[tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))]
 
 
 def rank_and_size() -> tuple[int, int]:
-    """The number of this process, and how many train together; 0 and 1 without ``torch.distributed``."""
+    """Number of this process, and number of processes that train together; 0 and 1 without ``torch.distributed``."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -67,7 +69,7 @@ def rank_and_size() -> tuple[int, int]:
 
 
 def average(tensors: Sequence[Tensor]) -> None:
-    """Replace tensors by their means over the ranks, by one collective call for each dtype and device."""
+    """Replace tensors by their means over the ranks, in one collective call for each dtype and device."""
     import torch.distributed as dist
 
     _, size = rank_and_size()

@@ -1,4 +1,4 @@
-"""SWAG: a Gaussian from the weights that stochastic gradient descent passes through."""
+"""SWAG: a Gaussian fitted to the weights along a trajectory of stochastic gradient descent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from bayesadam.posterior import LowRankGaussian
 class SWAG:
     """Stochastic weight averaging, Gaussian (Maddox et al. 2019, "A simple baseline for Bayesian uncertainty").
 
-    Train as usual, at a constant or cyclical learning rate, and call :meth:`collect` now and then (once per epoch,
-    say) when the loss has come down; then :meth:`posterior`::
+    Train as usual, at a constant or cyclical learning rate. When the loss has decreased, call :meth:`collect` regularly
+    (for example once per epoch), and at the end :meth:`posterior`::
 
         swag = ba.SWAG(model)
         for epoch in range(epochs):
@@ -26,25 +26,25 @@ class SWAG:
                 swag.collect()
         q = swag.posterior()
 
-    The mean of the weights collected has batch norm statistics of its own: those in the model belong to its last
-    weights. Bring them up to date before predicting, and they stay in the model, where ``predict`` uses them for all
-    samples (Algorithm 1 of the paper takes new ones for every sample)::
+    The batch norm statistics in the model belong to its last weights, and not to the mean of the weights collected.
+    Update them before predicting; ``predict`` then uses them for all samples (Algorithm 1 of the paper takes new ones
+    for every sample, as ``batch_norm=`` of ``predict`` does)::
 
         with q.applied(model):
             torch.optim.swa_utils.update_bn(loader, model)
 
-    The running moments are Welford's, in float64: a mean of squares minus the square of a mean, as in the paper, has no
-    digit left where weights vary by less than 1e-4 of their size, and may be negative.
+    The running moments are computed by Welford's method in float64. The paper's formula, the mean of squares minus the
+    square of the mean, loses all digits where weights vary by less than 1e-4 of their size, and may be negative.
 
     Args:
-        model: Its trainable parameters are collected; nothing is copied or changed now.
-        rank: How many of the last deviations are kept, ``K`` in the paper; at least 2. Or 0: SWAG-Diagonal.
+        model: Network whose trainable parameters are collected; the constructor does not copy or change it.
+        rank: Number of the last deviations that are kept, ``K`` in the paper; at least 2, or 0 for SWAG-Diagonal.
 
     Attributes:
-        count: How often weights were collected.
+        count: Number of times that weights were collected.
 
     Raises:
-        ValueError: Another rank, or a model without trainable parameters.
+        ValueError: The rank is 1, negative or not an integer, or the model has no trainable parameters.
     """
 
     def __init__(self, model: nn.Module, *, rank: int = 20) -> None:
@@ -64,10 +64,10 @@ class SWAG:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Take the weights as they are now into the moments, and their deviation from the mean with them.
+        """Add the current weights to the moments, and keep their deviation from the running mean.
 
         Raises:
-            ValueError: Weights that are not finite.
+            ValueError: Weights are not finite.
         """
         for name, parameter in self._parameters.items():
             if not parameter.isfinite().all():
@@ -87,22 +87,23 @@ class SWAG:
         self._deviations.append(deviations)
 
     def posterior(self, *, scale: float = 0.5) -> LowRankGaussian:
-        """``N(mean, scale (diag(variance) + D D' / (K - 1)))`` (Maddox et al. 2019, section 3.3).
+        """Return the posterior ``N(mean, scale (diag(variance) + D D' / (K - 1)))`` (Maddox et al. 2019, section 3.3).
 
         ``variance`` is the mean squared deviation of all weights collected, and ``D`` has the last ``K`` deviations,
-        each from the mean of the weights collected until then; ``K`` is at most ``rank``. The first deviation, which
-        is zero, counts as long as it is among them.
+        each from the mean of the weights collected until then; ``K`` is at most ``rank``. The first deviation, which is
+        zero, counts as long as it is among them.
 
         Args:
-            scale: Of the covariance; the paper's is 1/2. With ``rank=0`` the paper's SWAG-Diagonal is 1.
+            scale: Factor of the covariance; the paper uses 1/2. The paper's SWAG-Diagonal is ``rank=0`` with a scale of
+                1.
 
         Returns:
-            Copies of the moments, in float32 or wider, with ``scale``, ``rank`` and ``count`` among its
-            hyper-parameters.
+            A posterior with copies of the moments, in float32 or wider, and with ``scale``, ``rank`` and ``count``
+            among its hyper-parameters.
 
         Raises:
-            ValueError: A scale that is not positive.
-            RuntimeError: Fewer than 2 collections.
+            ValueError: The scale is not positive.
+            RuntimeError: Weights were collected fewer than 2 times.
         """
         if not 0 < scale < float("inf"):
             raise ValueError(f"scale must be a positive, finite number, got {scale!r}")
@@ -120,7 +121,7 @@ class SWAG:
         return LowRankGaussian(mean, diagonal, factors, told)
 
     def state_dict(self) -> dict[str, Any]:
-        """What :meth:`load_state_dict` needs to go on: numbers, and tensors that are not copies."""
+        """Return the state for :meth:`load_state_dict` as a dict of numbers and of tensors, which are not copies."""
         return {
             "rank": self.rank,
             "count": self.count,
@@ -130,10 +131,10 @@ class SWAG:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state_dict` gave; tensors are copied, to the parameters' devices.
+        """Continue from the result of :meth:`state_dict`; tensors are copied to the parameters' devices.
 
         Raises:
-            ValueError: Another rank, or other parameters.
+            ValueError: The state is of another rank or of other parameters.
         """
         if state["rank"] != self.rank:
             raise ValueError(f"rank must be that of the state, {state['rank']!r}, got {self.rank!r}")

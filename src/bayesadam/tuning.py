@@ -1,7 +1,8 @@
-"""Hyper-parameters by Bayesian optimisation, in rounds: one candidate of every study, evaluated together.
+"""Tuning hyper-parameters by Bayesian optimisation in rounds; the candidates of all studies are evaluated together.
 
-A study is one search, of one data split, say. Optuna proposes and keeps the record; the objective gets a whole round
-at once, so that the networks of all studies can be trained as one population. A run that was interrupted goes on::
+A study is one search, for example on one data split. Optuna proposes candidates and records the results. The objective
+receives a whole round at once, so that the networks of all studies can be trained as one population. An interrupted run
+can be resumed::
 
     from optuna.distributions import FloatDistribution
     from bayesadam import tuning
@@ -49,7 +50,7 @@ except ImportError as error:
     raise ImportError('bayesadam.tuning needs optuna: pip install "bayesadam[tune]"') from error
 
 HEARTBEAT = 60
-"""Seconds between the signs of life in a database; after twice this time without one a trial is lost."""
+"""Seconds between two heartbeats in a database; a trial without one for twice this time counts as lost."""
 
 Direction = Literal["maximize", "minimize"]
 Storage = str | os.PathLike[str] | BaseStorage | None
@@ -62,7 +63,7 @@ _LOOK = 2.0  # seconds between two looks at what other processes have done
 
 @dataclass(frozen=True)
 class Candidate:
-    """Hyper-parameters to evaluate: of the study at position ``study``, called ``name``, in its round ``number``."""
+    """Hyper-parameters to evaluate in round ``number`` of the study called ``name``, at position ``study``."""
 
     study: int
     name: str
@@ -72,7 +73,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The arguments of ``tune``, checked; travels to other processes."""
+    """The arguments of ``tune`` after checks; they are pickled for other processes."""
 
     objective: Callable[[list[Candidate]], Sequence[float]]
     space: Mapping[str, BaseDistribution]
@@ -138,31 +139,34 @@ def tune(
 ) -> list[optuna.Study]:
     """Search until every study has ``rounds`` evaluated trials.
 
-    Call it again with the same storage after an interruption: the lost candidates are proposed again with the same
-    parameters, and all that follows is as in a run without interruption. If the objective raises, its candidates are
-    told as failed; failed trials do not count.
+    To continue after an interruption, call it again with the same storage: candidates that were lost are proposed again
+    with the same parameters, and the results are those of a run without interruption. If the objective raises an error,
+    its candidates are recorded as failed; failed trials do not count.
 
     Args:
-        objective: Values of one round, in the order of the candidates: one candidate of every study, or after an
-            interruption of those that are behind. A value that is not finite means that the candidate is useless: the
-            trial is told as pruned, counts, and is never the best. If all are, ``study.best_trial`` raises Optuna's
-            ValueError.
-        space: Distribution by name of the hyper-parameter.
-        studies: Names, one independent Optuna study each.
-        rounds: Evaluated trials per study, those of earlier calls included.
-        startup: Random rounds before the Gaussian process is used.
+        objective: Function that returns the values of one round, in the order of the candidates. A round has one
+            candidate of every study, or after an interruption those of the studies that are behind. A value that is not
+            finite marks the candidate as useless: the trial is recorded as pruned, counts, and is never the best. If
+            all are useless, ``study.best_trial`` raises Optuna's ValueError.
+        space: Distributions by name of the hyper-parameter.
+        studies: Names of the studies; each is an independent Optuna study.
+        rounds: Number of evaluated trials per study, including those of earlier calls.
+        startup: Number of random rounds before the Gaussian process is used.
         direction: ``"maximize"`` or ``"minimize"``.
-        storage: ``None``: in memory. A path: a journal file, for one run at a time. A URL (``"sqlite:///file.db"``,
-            say): a database, in which several machines may work on the same studies; what a killed run leaves counts
-            as running elsewhere for two minutes, and is then proposed again. Or an Optuna storage; to be shared by
-            several runs, it must have a heartbeat.
-        sampler: Makes a sampler from a seed, anew for every candidate. Default: a Gaussian process with a Matern 5/2
-            kernel and expected improvement, which takes useless candidates for as bad as the worst.
-        seed: A candidate depends on the study's earlier trials and on ``SeedSequence(seed, spawn_key=(position of the
-            study, number of the round))`` only. Several machines on one study also depend on each other's timing.
-        jobs: Divide the studies among this many joblib workers, of the backend that ``joblib.parallel_config`` has
-            set; the same results. The objective must pickle, and the storage be a path or a URL.
-        progress: A bar: ``True``, ``False``, or ``None``: if stderr is a terminal.
+        storage: ``None`` keeps the studies in memory. A path is a journal file, for one run at a time. A URL such as
+            ``"sqlite:///file.db"`` is a database, in which several machines may work on the same studies; trials of a
+            killed run count as running elsewhere for two minutes, and are then proposed again. An Optuna storage is
+            used as it is; it must have a heartbeat to be shared by several runs.
+        sampler: Function that makes a sampler from a seed; it is called for every candidate. The default is a Gaussian
+            process with a Matern 5/2 kernel and expected improvement, which treats useless candidates as being as bad
+            as the worst.
+        seed: Seed. A candidate depends only on the study's earlier trials and on ``SeedSequence(seed,
+            spawn_key=(position of the study, number of the round))``. If several machines work on one study, it also
+            depends on their timing.
+        jobs: Number of joblib workers among which the studies are divided, with the backend that
+            ``joblib.parallel_config`` has set; the results do not depend on it. The objective must be picklable, and
+            the storage a path or a URL.
+        progress: Whether to show a progress bar; ``None`` shows it if stderr is a terminal.
 
     Returns:
         The studies, in the order of their names.
@@ -170,7 +174,7 @@ def tune(
     Raises:
         ValueError: An argument is wrong, the storage holds a study with another space or direction, or the objective
             did not return one number per candidate.
-        ImportError: ``jobs > 1`` without joblib, ``progress=True`` without rich.
+        ImportError: ``jobs > 1`` without joblib, or ``progress=True`` without rich.
     """
     plan = _Plan(objective, space, studies, rounds, startup, direction, storage, sampler, seed, jobs)
     opened = _open(storage)
@@ -196,9 +200,10 @@ def tune(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Optuna without its notes and its warnings that something is experimental.
+    """Context without Optuna's messages and its warnings about experimental features.
 
-    Both settings are global: around Optuna's calls only, never around the objective, and in one thread at a time.
+    Both settings are global, so the context encloses Optuna's calls only, never the objective, and one thread at a
+    time.
     """
     logger = logging.getLogger("optuna")
     with _ONE_AT_A_TIME, warnings.catch_warnings():
@@ -228,7 +233,7 @@ def _open(storage: Storage) -> BaseStorage:
 
 
 def _load_or_create(plan: _Plan, storage: BaseStorage) -> list[optuna.Study]:
-    """All studies; those that are stored are checked before any is made."""
+    """Load or create all studies; stored ones are checked before a new one is created."""
     stored = optuna.get_all_study_names(storage)
     for name in [name for name in plan.studies if name in stored]:
         study = optuna.load_study(study_name=name, storage=storage)
@@ -249,7 +254,9 @@ def _load_or_create(plan: _Plan, storage: BaseStorage) -> list[optuna.Study]:
 
 
 def _state(plan: _Plan, studies: Sequence[optuna.Study]) -> tuple[list[int], str]:
-    """How many trials each study lacks, and a note: the best value so far, of several studies the median."""
+    """Number of trials that each study lacks, and a note with the best value so far (for several studies the
+    median).
+    """
     lacking, best = [], []
     for study in studies:
         trials = study.get_trials(deepcopy=False, states=_EVALUATED)
@@ -276,7 +283,7 @@ def _run_share(plan: _Plan, share: list[int]) -> None:
 
 
 def _run(plan: _Plan, storage: BaseStorage, studies: Mapping[int, optuna.Study], report: Callable[[], None]) -> None:
-    """Round after round; studies that are behind catch up first."""
+    """Run round after round; studies that are behind are continued first."""
     interval = _heartbeat_interval(storage)
     if interval is None:  # nobody else may be at work, so trials that run are those of a run that was killed
         for study in studies.values():
@@ -304,7 +311,7 @@ def _run(plan: _Plan, storage: BaseStorage, studies: Mapping[int, optuna.Study],
 
 
 def _running(storage: BaseStorage, studies: Mapping[int, optuna.Study]) -> set[int]:
-    """Ids of the trials that other machines evaluate, or did when they died."""
+    """Ids of the trials that other machines evaluate, or were evaluating when they stopped."""
     return {
         _trial_id(storage, study, trial.number)
         for study in studies.values()
@@ -313,7 +320,7 @@ def _running(storage: BaseStorage, studies: Mapping[int, optuna.Study]) -> set[i
 
 
 def _round(plan: _Plan, storage: BaseStorage, studies: Mapping[int, optuna.Study]) -> None:
-    """Ask all of these studies for a candidate, evaluate, and tell them the values."""
+    """Ask all of these studies for a candidate, evaluate the candidates, and record the values."""
     asked: list[tuple[optuna.Study, Trial]] = []
     candidates: list[Candidate] = []
     try:
@@ -339,7 +346,7 @@ def _round(plan: _Plan, storage: BaseStorage, studies: Mapping[int, optuna.Study
 
 
 def _ask(plan: _Plan, position: int, study: optuna.Study) -> tuple[int, Trial] | None:
-    """The number of the round and its trial; ``None``: other machines have taken the rounds that were left."""
+    """The number of the round and its trial; ``None`` if other machines have taken the remaining rounds."""
     while True:
         trials = study.get_trials(deepcopy=False)
         number = sum(trial.state in _TAKEN for trial in trials)
@@ -359,9 +366,10 @@ def _ask(plan: _Plan, position: int, study: optuna.Study) -> tuple[int, Trial] |
 
 
 def _gaussian_process(plan: _Plan, study: optuna.Study, seed: int) -> BaseSampler:
-    """The default sampler, which does not see pruned trials: by itself, it would propose the same again for ever.
+    """Make the default sampler, in which pruned trials count as the worst of all.
 
-    Where there are some, it works on a copy of the study in which they have the worst value of all.
+    Optuna's sampler ignores pruned trials and would propose the same candidate for ever. If there are any, this one
+    works on a copy of the study in which they have the worst value.
     """
     process = GPSampler(seed=seed, n_startup_trials=plan.startup, warn_independent_sampling=False)
     trials = study.get_trials(deepcopy=False, states=_TAKEN)
@@ -377,7 +385,7 @@ def _gaussian_process(plan: _Plan, study: optuna.Study, seed: int) -> BaseSample
 
 
 def _tell(study: optuna.Study, number: int, state: TrialState, value: float | None = None) -> None:
-    """Left as it is: a trial that another machine, not having heard from us for long, has told as failed."""
+    """Record a trial, unless another machine has recorded it as failed because there was no heartbeat for too long."""
     with _quiet():
         study.tell(number, value, state=state, skip_if_finished=True)
 
@@ -393,7 +401,7 @@ def _as_numbers(values: Any, count: int) -> list[float]:
 
 
 def _heartbeat_interval(storage: BaseStorage) -> int | None:
-    """Seconds; ``None``: this storage has no heartbeat."""
+    """Seconds between heartbeats; ``None`` if the storage has none."""
     interval = getattr(storage, "get_heartbeat_interval", None)
     return None if interval is None else interval()
 
@@ -404,7 +412,7 @@ def _trial_id(storage: BaseStorage, study: optuna.Study, number: int) -> int:
 
 @contextmanager
 def _heartbeat(storage: BaseStorage, trial_ids: list[int]) -> Iterator[None]:
-    """Signs of life of these trials; Optuna gives them in ``Study.optimize`` only."""
+    """Context that records heartbeats of these trials, which Optuna does in ``Study.optimize`` only."""
     interval = _heartbeat_interval(storage)
     if interval is None:
         yield
@@ -420,7 +428,7 @@ def _heartbeat(storage: BaseStorage, trial_ids: list[int]) -> Iterator[None]:
 
 @contextmanager
 def _repeated(action: Callable[[], None], interval: float) -> Iterator[None]:
-    """Run the action now and every ``interval`` seconds, in a thread; its errors wait for the next time."""
+    """Run the action now and every ``interval`` seconds in a thread; after an error it is tried again the next time."""
     stop = threading.Event()
 
     def run() -> None:

@@ -1,9 +1,10 @@
-"""Likelihoods: the training loss, and what a network's output says about a target.
+"""Likelihoods: training losses, and distributions of targets given a network's output.
 
-The training loss ``nll`` is the *mean* over data points of ``-log p(y | output)``: what the optimisers expect, with
-``num_data`` the number of data points. The last axis of an output has the outputs (labels, classes) of one data point;
-every axis before it counts data points. So outputs ``(N, T, D)`` are those of ``N T`` data points, of tokens say, and
-outputs ``(N,)`` are of ``N`` with one output each. Your own is a subclass of :class:`Likelihood`.
+The training loss ``nll`` is the *mean* over data points of ``-log p(y | output)``, as the optimisers expect it, with
+``num_data`` as the number of data points. The last axis of an output has the outputs (labels, classes) of one data
+point, and every axis before it counts data points: outputs ``(N, T, D)`` are those of ``N T`` data points, for example
+tokens, and outputs ``(N,)`` are those of ``N`` data points with one output each. To define your own likelihood, derive
+from :class:`Likelihood`.
 """
 
 from bayesadam.likelihoods.base import Likelihood as Likelihood

@@ -1,4 +1,4 @@
-"""The protocol of likelihoods: one method that a likelihood must define, and capabilities that it may define."""
+"""The base class of likelihoods, with one required method and optional capabilities."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ from torch.distributions import Distribution
 from bayesadam.likelihoods import fallbacks
 
 DRAWS = 1024
-"""Draws from which mean and variance of the target are estimated where only ``sample`` is defined."""
+"""Number of draws from which mean and variance of the target are estimated if only ``sample`` is defined."""
 
 
 class MissingCapabilityError(ValueError):
-    """A likelihood was asked for what it neither defines nor has a fallback for; the message names the capability."""
+    """Raised if a likelihood neither defines a capability nor has a fallback for it; the message names the
+    capability.
+    """
 
 
 class Likelihood(nn.Module):
-    """``p(y | output of the network)``.
+    """Base class of likelihoods ``p(y | output of the network)``.
 
     The last axis of an output has the outputs of one data point, and every axis before it counts data points: outputs
     ``(N, T, D)`` are those of ``N T`` data points, and outputs ``(N,)`` of ``N`` with one output each. Leading sample
     axes of an output broadcast against the target.
 
-    A subclass defines one of :meth:`log_density`, :meth:`element_log_density` and :meth:`distribution`. That suffices
-    to train a network, to sample its posterior, for Laplace approximations and for predictive densities. The other
-    methods are capabilities. A likelihood may define each of them, because it has a closed form or because there is no
-    fallback:
+    A subclass must define one of :meth:`log_density`, :meth:`element_log_density` and :meth:`distribution`. This is
+    enough for training, posterior samples, Laplace approximations and predictive densities. The other methods are
+    optional capabilities. A subclass defines them if it has a closed form, or if there is no fallback:
 
     ======================== ================================================================================
     capability               fallback
@@ -50,11 +51,11 @@ class Likelihood(nn.Module):
     ``tempered``             none: predictions have no temperature to be calibrated
     ======================== ================================================================================
 
-    What is missing raises :class:`MissingCapabilityError`, a ``ValueError``.
+    A missing capability raises :class:`MissingCapabilityError`, a ``ValueError``.
 
     Attributes:
-        outputs_per_target: Outputs that a network must give for each of the targets of a data point.
-        discrete: Targets are whole numbers, and so are their quantiles.
+        outputs_per_target: Number of network outputs for each of the targets of a data point.
+        discrete: Whether targets, and so their quantiles, are integers.
     """
 
     outputs_per_target: ClassVar[int] = 1
@@ -66,11 +67,13 @@ class Likelihood(nn.Module):
             raise self.missing("log_density, element_log_density or distribution")
 
     def defines(self, capability: str) -> bool:
-        """Whether the likelihood has a method of its own, and not only a fallback."""
+        """Whether the likelihood defines the capability itself, without a fallback."""
         return getattr(type(self), capability) is not getattr(Likelihood, capability)
 
     def provides(self, capability: str) -> bool:
-        """Whether ``"moments"``, ``"sample"`` or ``"distribution"`` are there, by a method of its own or a fallback."""
+        """Whether ``"moments"``, ``"sample"`` or ``"distribution"`` is available, by a definition of its own or a
+        fallback.
+        """
         sources = {"moments": ("sample", "distribution"), "sample": ("distribution",)}
         return any(map(self.defines, (capability, *sources.get(capability, ()))))
 
@@ -91,7 +94,7 @@ class Likelihood(nn.Module):
             raise ValueError(f"target must be in the support of {type(self).__name__}, {support}, got {wrong!r}")
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """:meth:`log_prob` without the check, which reads values: for targets that were checked before."""
+        """:meth:`log_prob` without the check of values, for targets that were checked before."""
         if self.defines("element_log_density"):
             terms = self.element_log_density(output, target)
             return terms.sum(-1) if target.ndim > 1 else terms
@@ -100,16 +103,16 @@ class Likelihood(nn.Module):
         return terms.sum(-1) if target.ndim > 1 and not given.event_shape else terms
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """The terms that :meth:`log_density` sums, for targets that each depend on the output at their own place only.
+        """Terms of the sum :meth:`log_density`, for targets that depend only on the output at their own position.
 
-        A likelihood that defines it promises this, and that its parameters are numbers or one per output.
+        A likelihood that defines it guarantees this, and that its parameters are numbers or one per output.
         """
         raise self.missing("element_log_density")
 
     def log_prob(self, output: Tensor, target: Tensor) -> Tensor:
-        """``log p(y | output)`` of every data point, in nats, summed over its outputs: ``(N,)``, or ``(N, T)``.
+        """``log p(y | output)`` of every data point in nats, summed over its outputs: ``(N,)``, or ``(N, T)``.
 
-        Leading sample axes stay.
+        Leading sample axes are kept.
 
         Raises:
             ValueError: The target does not fit the output (see :meth:`check`).
@@ -122,15 +125,15 @@ class Likelihood(nn.Module):
         return -self.log_prob(output, target).mean()
 
     def forward(self, output: Tensor, target: Tensor) -> Tensor:
-        """The same as :meth:`nll`, so that a likelihood is a loss module."""
+        """Return :meth:`nll`, so that a likelihood can be used as a loss module."""
         return self.nll(output, target)
 
     # Prediction.
 
     def distribution(self, output: Tensor) -> Distribution:
-        """The distribution of the target given an output, its batch of the target's shape after sample axes.
+        """Distribution of the target given an output; its batch shape is that of the target after sample axes.
 
-        Give it ``validate_args=False`` if a population of networks is to be trained, which maps over it.
+        Construct it with ``validate_args=False`` if a population of networks is to be trained, which uses ``vmap``.
         """
         raise self.missing("distribution")
 
@@ -145,7 +148,9 @@ class Likelihood(nn.Module):
         return draws.mean(0), draws.var(0)
 
     def sample(self, output: Tensor, *, seed: int = 0) -> Tensor:
-        """One draw of ``y`` given an output, of the target's shape after sample axes; torch's generators stay."""
+        """One draw of ``y`` given an output, of the target's shape after sample axes; torch's generators are not
+        changed.
+        """
         if not self.defines("distribution"):
             raise self.missing("sample or distribution")
         with seeded(seed, output.device):
@@ -163,35 +168,46 @@ class Likelihood(nn.Module):
         return result
 
     def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Of a Gaussian target, see :class:`RegressionLikelihood`: predictions are then mixtures of Gaussians."""
+        """Mean and log variance of a Gaussian target, whose predictions are mixtures of Gaussians.
+
+        See :class:`RegressionLikelihood`.
+        """
         raise self.missing("mean_and_log_variance")
 
     def log_probs(self, output: Tensor) -> Tensor:
-        """Of a target that is a class, see :class:`ClassificationLikelihood`: predictions are then of classes."""
+        """Log probabilities of a target that is a class, whose predictions are class probabilities.
+
+        See :class:`ClassificationLikelihood`.
+        """
         raise self.missing("log_probs")
 
     def probit_log_probs(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """:meth:`log_probs` given Gaussian logits, about: at ``mean / sqrt(1 + pi / 8 variance)`` (MacKay 1992)."""
+        """Approximate :meth:`log_probs` given Gaussian logits, at ``mean / sqrt(1 + pi / 8 variance)`` (MacKay
+        1992).
+        """
         return self.log_probs(mean / (1.0 + math.pi / 8.0 * variance).sqrt())
 
     def rescaled(self, factor: Tensor) -> Likelihood:
-        """The likelihood of ``shift + factor * y`` given ``shift + factor * output``, for any shift: a copy.
+        """Return a copy that is the likelihood of ``shift + factor * y`` given ``shift + factor * output``, for any
+        shift.
 
-        Of likelihoods whose output is a location of the target. Estimators standardise the targets of these only.
+        It exists for likelihoods whose output is a location of the target. Estimators standardise the targets of these
+        only.
 
         Args:
-            factor: Positive, 0-d or one per output.
+            factor: Positive factor, 0-d or one per output.
         """
         raise self.missing("rescaled")
 
     def tempered(self, temperature: float) -> Likelihood:
-        """The likelihood ``p(y | output)^(1 / temperature)``, normalised: above 1 predictions are less sure. A copy.
+        """Return a copy that is ``p(y | output)^(1 / temperature)``, normalised; above 1 predictions are less
+        confident.
 
-        Of classes the logits are divided by it (Guo et al. 2017, section 4.2), of Gaussian targets the noise variance
-        is multiplied by it. :func:`bayesadam.calibrate` finds it.
+        For classes the logits are divided by the temperature (Guo et al. 2017, section 4.2); for Gaussian targets the
+        noise variance is multiplied by it. :func:`bayesadam.calibrate` finds the temperature.
 
         Args:
-            temperature: Positive and finite.
+            temperature: Temperature, positive and finite.
         """
         raise self.missing("tempered")
 
@@ -207,64 +223,65 @@ class Likelihood(nn.Module):
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
         """The curvature of ``-log p(y | output)`` in the output, as a block-diagonal factor, without a graph.
 
-        An example's outputs fall, in order, into ``P`` blocks of ``K`` outputs each, and the curvature over block ``p``
-        of example ``n`` is ``S S'`` with ``S = factor[n, p]``, so that it is never negative. A likelihood that defines
-        it gives the Fisher information: the second derivative expected over targets that follow the likelihood, which
-        depends on no target.
+        The outputs of an example are divided, in order, into ``P`` blocks of ``K`` outputs each, and the curvature over
+        block ``p`` of example ``n`` is ``S S'`` with ``S = factor[n, p]``, so that it is never negative. A likelihood
+        that defines this method returns the Fisher information: the second derivative expected over targets from the
+        likelihood, which does not depend on the targets.
 
-        The fallback is the second derivative at the targets themselves, with negative eigenvalues at zero. It was
-        chosen over the Fisher information by sampling because it needs nothing but the density and has no noise, and
-        because the two are the same wherever the output is the natural parameter of an exponential family.
+        The fallback is the second derivative at the targets themselves, with negative eigenvalues set to zero. Unlike
+        the Fisher information by sampling it needs only the density and has no noise, and the two are the same if the
+        output is the natural parameter of an exponential family.
 
         Args:
-            output: ``(N, ...)``.
-            target: Checked before.
+            output: Outputs, ``(N, ...)``.
+            target: Targets that were checked before.
 
         Returns:
-            ``(N, P, K, R)``; of the fallback, blocks are data points. It is zero for densities of straight pieces,
-            which a Laplace approximation therefore refuses.
+            The factor, ``(N, P, K, R)``; the fallback has one block per data point. It is zero for densities that are
+            piecewise linear in the output, which a Laplace approximation therefore refuses.
         """
         return fallbacks.observed_factor(self, output, target)
 
     def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of ``S S'`` over all blocks of all examples, see :meth:`fisher_factor`: ``(K, K)`` in float64.
 
-        A likelihood of many classes defines it where no block of a single example need be formed.
+        A likelihood of many classes defines it if the sum can be formed without the block of any single example.
         """
         return fallbacks.fisher_sum(self, output, target)
 
     # Moment propagation.
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of a Gaussian target given Gaussian outputs: its mean, that mean's variance, the log expected noise variance.
+        """For a Gaussian target with Gaussian outputs: its mean, the variance of that mean, and the log expected noise
+        variance.
 
         Args:
-            mean: Of the outputs, ``(N, ...)``.
-            variance: Likewise.
+            mean: Means of the outputs, ``(N, ...)``.
+            variance: Variances of the outputs, of the same shape.
         """
         raise self.missing("under_gaussian")
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """``E log p(y | output)`` over independent Gaussian outputs, of every data point and summed over its outputs.
+        """``E log p(y | output)`` over independent Gaussian outputs, for every data point and summed over its outputs.
 
         Args:
-            mean: Of the outputs, ``(N, ...)``.
-            variance: Likewise.
-            target: Checked before.
+            mean: Means of the outputs, ``(N, ...)``.
+            variance: Variances of the outputs, of the same shape.
+            target: Targets that were checked before.
         """
         return fallbacks.expected_log_density(self, mean, variance, target)
 
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
-        """``log E p(y | output)`` over Gaussian outputs, of every data point and of its outputs together.
+        """``log E p(y | output)`` over Gaussian outputs, for every data point and jointly over its outputs.
 
         Args:
-            mean: Of the outputs, ``(N, ...)``.
-            variance: Likewise.
-            target: Checked before.
-            covariance: Of the outputs of every data point, ``(N, D, D)``, if known. Likelihoods that have no use for it
-                take outputs as independent.
+            mean: Means of the outputs, ``(N, ...)``.
+            variance: Variances of the outputs, of the same shape.
+            target: Targets that were checked before.
+            covariance: Covariance of the outputs of every data point, ``(N, D, D)``, if known. Likelihoods that cannot
+                use it treat outputs as independent.
         """
         return fallbacks.log_expected_density(self, mean, variance, target)
 
@@ -276,30 +293,30 @@ class Likelihood(nn.Module):
         return given
 
     def missing(self, capability: str) -> MissingCapabilityError:
-        """The error that says what the likelihood lacks."""
+        """Make the error for a missing capability."""
         return MissingCapabilityError(f"likelihood must define {capability}, got {type(self).__name__}")
 
 
 def check_likelihood(value: Any, where: str = "") -> None:
-    """Raise ``ValueError`` if something is not a :class:`Likelihood`.
+    """Raise ``ValueError`` if a value is not a :class:`Likelihood`.
 
     Args:
-        value: What was given as one.
-        where: Text that ends the message.
+        value: Value that was given as a likelihood.
+        where: Text at the end of the message.
     """
     if not isinstance(value, Likelihood):
         raise ValueError(f"likelihood must be a bayesadam.likelihoods.Likelihood, got {value!r}{where}")
 
 
 def check_shape(shape: torch.Size, target: Tensor) -> None:
-    """Raise ``ValueError`` unless the target is of a shape, but for sample axes before it."""
+    """Raise ``ValueError`` unless the target has the given shape, except for sample axes before it."""
     if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
         raise ValueError(f"target must be of the output's shape {tuple(shape)}, got {tuple(target.shape)}")
 
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Draw from torch's generators with a seed; after, they are what they were."""
+    """Context that seeds torch's generators; afterwards their states are restored."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""Classes, by logits."""
+"""Likelihoods of classes, with logits as outputs."""
 
 from __future__ import annotations
 
@@ -17,34 +17,37 @@ from bayesadam.likelihoods.parameters import diagonal_factor, set_log
 
 
 class ClassificationLikelihood(Likelihood, abc.ABC):
-    """A distribution over classes given logits: predictions are then probabilities of classes."""
+    """Base class of distributions over classes given logits; predictions are then class probabilities."""
 
     @abc.abstractmethod
     def log_probs(self, output: Tensor) -> Tensor:
         """Log probabilities of the classes along a last axis."""
 
     def tempered(self, temperature: float) -> TemperedClassification:
-        """With the logits divided by the temperature."""
+        """Return a copy with the logits divided by the temperature."""
         return TemperedClassification(self, temperature)
 
 
 class Bernoulli(ClassificationLikelihood):
-    """Two classes by one logit, of class 1. Output and target are ``(N,)``, or ``(N, ..., D)`` with ``D`` labels."""
+    """Two classes with the logit of class 1 as output.
+
+    Output and target are ``(N,)``, or ``(N, ..., D)`` with ``D`` labels.
+    """
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """The target must be of the output's shape, with values in [0, 1]."""
+        """Check that the target has the output's shape, with values in [0, 1]."""
         check_shape(output.shape, target)
         labels = target.to(output.dtype)
         if ((labels < 0) | (labels > 1)).any():
             raise ValueError(f"target must be in [0, 1], got {labels.min().item()!r} to {labels.max().item()!r}")
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every label."""
+        """Log density of every label."""
         labels = target.to(output.dtype)
         return labels * functional.logsigmoid(output) + (1.0 - labels) * functional.logsigmoid(-output)
 
     def log_probs(self, output: Tensor) -> Tensor:
-        """Of classes 0 and 1, along a new last axis."""
+        """Log probabilities of classes 0 and 1, along a new last axis."""
         return torch.stack([functional.logsigmoid(-output), functional.logsigmoid(output)], dim=-1)
 
     def distribution(self, output: Tensor) -> Distribution:
@@ -53,17 +56,19 @@ class Bernoulli(ClassificationLikelihood):
 
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
-        """The label less the probability, of label 1 as ``sigmoid(-output)``: the difference cancels near 1."""
+        """The label minus its probability; for label 1 computed as ``sigmoid(-output)``, which avoids cancellation
+        near 1.
+        """
         labels = target.to(output.dtype)
         return torch.lerp(output.sigmoid().neg_(), (-output).sigmoid_(), labels)
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """``sqrt(p (1 - p))``, ``(N, P, 1, 1)``: the second derivative itself."""
+        """``sqrt(p (1 - p))``, ``(N, P, 1, 1)``; its square is the exact second derivative."""
         return diagonal_factor(logistic_scale(output))
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """By a mixture of probits, see :func:`bayesadam.functional.moments.expected_log_sigmoid`."""
+        """Approximated by a mixture of probits, see :func:`bayesadam.functional.moments.expected_log_sigmoid`."""
         labels = target.to(mean.dtype)
         terms = labels * maps.expected_log_sigmoid(mean, variance)
         terms = terms + (1.0 - labels) * maps.expected_log_sigmoid(-mean, variance)
@@ -72,7 +77,7 @@ class Bernoulli(ClassificationLikelihood):
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
-        """By a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`."""
+        """Approximated by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`."""
         labels = target.to(mean.dtype)
         terms = labels * _log_expected_sigmoid(mean, variance)
         terms = terms + (1.0 - labels) * _log_expected_sigmoid(-mean, variance)
@@ -80,10 +85,13 @@ class Bernoulli(ClassificationLikelihood):
 
 
 class Categorical(ClassificationLikelihood):
-    """``C`` classes by their logits ``(N, ..., C)``; targets are class numbers ``(N, ...)``, each a data point."""
+    """``C`` classes with their logits ``(N, ..., C)`` as outputs.
+
+    Targets are class numbers ``(N, ...)``, each of which is a data point.
+    """
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """The target must be of the output's shape without its last axis, integer, and in range."""
+        """Check that the target has the output's shape without its last axis, and integer values in range."""
         classes = output.shape[-1]
         shape = output.shape[:-1]
         if shape[len(shape) - target.ndim :] != target.shape or len(shape) < target.ndim:
@@ -96,12 +104,12 @@ class Categorical(ClassificationLikelihood):
             raise ValueError(f"target must be in [0, {classes}), got {target.min().item()} to {target.max().item()}")
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every element of the target."""
+        """Log density of every element of the target."""
         index = target.long().expand(output.shape[:-1]).unsqueeze(-1)
         return output.log_softmax(-1).gather(-1, index).squeeze(-1)
 
     def log_probs(self, output: Tensor) -> Tensor:
-        """Log softmax."""
+        """Log softmax of the logits."""
         return output.log_softmax(-1)
 
     def distribution(self, output: Tensor) -> Distribution:
@@ -110,7 +118,7 @@ class Categorical(ClassificationLikelihood):
 
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
-        """One for the class of the target, less the probabilities."""
+        """One for the class of the target, minus the probabilities."""
         index = target.long().unsqueeze(-1).expand(*output.shape[:-1], 1)
         slope = output.softmax(-1).neg_()
         # One less the probability of the class, as the sum of the others: it cancels where that is near 1.
@@ -119,12 +127,14 @@ class Categorical(ClassificationLikelihood):
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of ``diag(p) - p p'``, see :func:`bayesadam.functional.outputs.softmax_factor`: the second derivative."""
+        """Factor of ``diag(p) - p p'``, the exact second derivative; see
+        :func:`bayesadam.functional.outputs.softmax_factor`.
+        """
         return softmax_factor(output).reshape(len(output), -1, output.shape[-1], output.shape[-1])
 
     @torch.no_grad()
     def fisher_sum(self, output: Tensor, target: Tensor) -> Tensor:
-        """``diag(sum p) - P' P`` with the probabilities ``P`` of all data points."""
+        """``diag(sum p) - P' P``, with the probabilities ``P`` of all data points."""
         probs = output.double().softmax(-1).flatten(0, -2)
         return torch.addmm(probs.sum(0).diag(), probs.mT, probs, alpha=-1.0)
 
@@ -135,22 +145,22 @@ class Categorical(ClassificationLikelihood):
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
-        """See :func:`bayesadam.functional.moments.log_expected_softmax`."""
+        """An approximation, see :func:`bayesadam.functional.moments.log_expected_softmax`."""
         index = target.long().expand(mean.shape[:-1]).unsqueeze(-1)
         return maps.log_expected_softmax(mean, variance).gather(-1, index).squeeze(-1)
 
 
 class TemperedClassification(ClassificationLikelihood):
-    """A likelihood of classes at its logits divided by a temperature.
+    """A likelihood of classes with its logits divided by a temperature.
 
-    The temperature is a buffer, which moves and is saved with the module.
+    The temperature is a buffer, which is moved and saved with the module.
 
     Args:
-        base: The likelihood; kept, not copied.
-        temperature: By which logits are divided.
+        base: The likelihood; it is kept, not copied.
+        temperature: Divisor of the logits.
 
     Raises:
-        ValueError: A temperature that is not positive and finite.
+        ValueError: The temperature is not positive and finite.
     """
 
     log_temperature: Tensor
@@ -162,79 +172,79 @@ class TemperedClassification(ClassificationLikelihood):
 
     @property
     def temperature(self) -> Tensor:
-        """By which logits are divided; 0-d."""
+        """Divisor of the logits; 0-d."""
         return self.log_temperature.exp()
 
     def defines(self, capability: str) -> bool:
-        """Whether the base does."""
+        """Whether the likelihood ``base`` defines the capability."""
         return self.base.defines(capability)
 
     def tempered(self, temperature: float) -> TemperedClassification:
-        """At the product of both temperatures."""
+        """Return a copy at the product of both temperatures."""
         return TemperedClassification(self.base, temperature * float(self.temperature))
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """As the base."""
+        """Check the target as ``base`` does."""
         self.base.check(output, target)
 
     def log_probs(self, output: Tensor) -> Tensor:
-        """Of the base at the tempered logits; and so are all that follow."""
+        """Log probabilities of ``base`` at the tempered logits."""
         return self.base.log_probs(self._cooled(output))
 
     def probit_log_probs(self, mean: Tensor, variance: Tensor) -> Tensor:
-        """See the base class."""
+        """Probit approximation of ``base`` at the tempered logits."""
         return self.base.probit_log_probs(self._cooled(mean), self._cooled(variance, 2))
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """See the base class."""
+        """Log density of ``base`` at the tempered logits."""
         return self.base.log_density(self._cooled(output), target)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """See the base class."""
+        """Terms of the log density of ``base`` at the tempered logits."""
         return self.base.element_log_density(self._cooled(output), target)
 
     def distribution(self, output: Tensor) -> Distribution:
-        """See the base class."""
+        """Distribution of ``base`` at the tempered logits."""
         return self.base.distribution(self._cooled(output))
 
     def moments(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base class."""
+        """Mean and variance by ``base`` at the tempered logits."""
         return self.base.moments(self._cooled(output))
 
     def sample(self, output: Tensor, *, seed: int = 0) -> Tensor:
-        """See the base class."""
+        """One draw from ``base`` at the tempered logits."""
         return self.base.sample(self._cooled(output), seed=seed)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """See the base class."""
+        """Distribution function of ``base`` at the tempered logits."""
         return self.base.cdf(self._cooled(output), value)
 
     def score(self, output: Tensor, target: Tensor) -> Tensor:
-        """By the chain rule."""
+        """Derivative of the log density of ``base``, by the chain rule."""
         return self._cooled(self.base.score(self._cooled(output), target))
 
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """By the chain rule."""
+        """Factor of the curvature of ``base``, by the chain rule."""
         return self._cooled(self.base.fisher_factor(self._cooled(output), target))
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """See the base class."""
+        """Expected log density of ``base`` at the tempered logits."""
         return self.base.expected_log_density(self._cooled(mean), self._cooled(variance, 2), target)
 
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
-        """See the base class."""
+        """Log expected density of ``base`` at the tempered logits."""
         covariance = None if covariance is None else self._cooled(covariance, 2)
         return self.base.log_expected_density(self._cooled(mean), self._cooled(variance, 2), target, covariance)
 
     def _cooled(self, values: Tensor, power: int = 1) -> Tensor:
-        """Divided by the temperature, or its square."""
+        """The values divided by a power of the temperature."""
         return values / self.temperature.to(values) ** power
 
 
 def _log_expected_sigmoid(mean: Tensor, spread: Tensor) -> Tensor:
-    """``log E[sig(z)]``; what Jensen's inequality says of it where the probability is lost in rounding."""
+    """``log E[sig(z)]``; where the probability underflows, the bound by Jensen's inequality."""
     probability, tiny = maps.expected_sigmoid(mean, spread), torch.finfo(mean.dtype).tiny
     value = probability.clamp_min(tiny).log().masked_fill(probability <= tiny, -math.inf)
     return torch.maximum(value, maps.expected_log_sigmoid(mean, spread))

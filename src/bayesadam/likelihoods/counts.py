@@ -1,4 +1,4 @@
-"""Counts, whose mean is the exponential of the output."""
+"""Likelihoods of counts, with the log of the mean as output."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_
 
 
 class _Counts(Likelihood):
-    """Whole targets that are not negative, of the output's shape."""
+    """Base class for integer targets that are not negative, of the output's shape."""
 
     discrete = True
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """The target must be of the output's shape, with whole values that are not negative."""
+        """Check that the target has the output's shape, with integer values that are not negative."""
         check_shape(output.shape, target)
         fine = (target >= 0) & (target < torch.inf)
         if target.is_floating_point():
@@ -26,11 +26,11 @@ class _Counts(Likelihood):
 
 
 class Poisson(_Counts):
-    """``Poisson(exp(output))``: counts whose variance is their mean.
+    """Poisson likelihood with rate ``exp(output)``: counts whose variance is their mean.
 
-    The output is the log rate, in the logarithm of counts per data point. Output and target are ``(N,)``, or
-    ``(N, ..., D)`` with ``D`` counts, independent given the output, whose log densities are summed. For an exposure (a
-    time or an area), add its logarithm to the network's output.
+    The output is the log rate, in the logarithm of counts per data point. Output and target are ``(N,)``, or ``(N, ...,
+    D)`` with ``D`` counts, independent given the output, whose log densities are summed. For an exposure (a time or an
+    area), add its logarithm to the network's output.
     """
 
     def distribution(self, output: Tensor) -> Distribution:
@@ -43,7 +43,7 @@ class Poisson(_Counts):
         return counts * output - output.exp() - torch.lgamma(counts + 1.0)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """By the incomplete gamma function, in float64."""
+        """Distribution function by the incomplete gamma function, in float64."""
         whole = value.double().floor()
         below = torch.special.gammaincc(whole.clamp_min(0.0) + 1.0, output.double().exp())
         return torch.where(whole < 0, 0.0, below)
@@ -55,30 +55,30 @@ class Poisson(_Counts):
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """Square roots of the rates, ``(N, P, 1, 1)``: the second derivative itself."""
+        """Square roots of the rates, ``(N, P, 1, 1)``; the squares are the exact second derivative."""
         return diagonal_factor((0.5 * output).exp())
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """In closed form: the expected rate is that of a log-normal variable."""
+        """Expected log density in closed form; the expected rate is the mean of a log-normal variable."""
         counts = target.to(mean.dtype)
         terms = counts * mean - (mean + 0.5 * variance).exp() - torch.lgamma(counts + 1.0)
         return terms.sum(-1) if target.ndim > 1 else terms
 
 
 class NegativeBinomial(_Counts):
-    """Counts with the mean ``m = exp(output)`` and the variance ``m + dispersion m^2``.
+    """Negative binomial likelihood: counts with the mean ``m = exp(output)`` and the variance ``m + dispersion m^2``.
 
-    The output is the log mean, in the logarithm of counts per data point. Output and target are ``(N,)``, or
-    ``(N, ..., D)`` with ``D`` counts, independent given the output, whose log densities are summed. It is a
-    Poisson whose rate has a gamma distribution; as the dispersion goes to 0 it becomes :class:`Poisson`.
+    The output is the log mean, in the logarithm of counts per data point. Output and target are ``(N,)``, or ``(N, ...,
+    D)`` with ``D`` counts, independent given the output, whose log densities are summed. It is a Poisson distribution
+    whose rate has a gamma distribution; as the dispersion goes to 0 it becomes :class:`Poisson`.
 
     Args:
-        dispersion: One number for all outputs, or a sequence or tensor with one per output; without a unit.
-        learned: Make it a parameter (``log_dispersion``), to be given to the optimiser in a group with
+        dispersion: One number for all outputs, or a sequence or tensor with one per output; dimensionless.
+        learned: Whether to make it a parameter (``log_dispersion``), to be given to the optimiser in a group with
             ``perturb=False``.
 
     Raises:
-        ValueError: A dispersion that is not positive.
+        ValueError: The dispersion is not positive.
     """
 
     log_dispersion: Tensor
@@ -89,7 +89,7 @@ class NegativeBinomial(_Counts):
 
     @property
     def dispersion(self) -> Tensor:
-        """The squared coefficient of variation beyond the Poisson's; 0-d or one per output."""
+        """Squared coefficient of variation of the rate; 0-d or one per output."""
         return self.log_dispersion.exp()
 
     def distribution(self, output: Tensor) -> Distribution:
@@ -100,12 +100,12 @@ class NegativeBinomial(_Counts):
         )
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every count."""
+        """Log density of every count."""
         density: Tensor = self.distribution(output).log_prob(target.to(output.dtype))
         return density
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """By the incomplete beta function, in float64."""
+        """Distribution function by the incomplete beta function, in float64."""
         log_dispersion = self.log_dispersion.to(output.device, torch.float64)
         whole, logits = value.double().floor(), output.double() + log_dispersion
         below = betainc((-log_dispersion).exp(), whole.clamp_min(0.0) + 1.0, (-logits).sigmoid(), logits.sigmoid())
@@ -120,6 +120,6 @@ class NegativeBinomial(_Counts):
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """Square roots of the expected ``m / (1 + dispersion m)``, ``(N, P, 1, 1)``."""
+        """Square roots of the expected second derivative ``m / (1 + dispersion m)``, ``(N, P, 1, 1)``."""
         logits = output + self.log_dispersion.to(output)
         return diagonal_factor((0.5 * (output + torch.nn.functional.logsigmoid(-logits))).exp())

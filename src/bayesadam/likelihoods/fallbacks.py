@@ -1,4 +1,4 @@
-"""What stands in for capabilities that a likelihood does not define, from its log density alone."""
+"""Fallbacks for capabilities that a likelihood does not define, computed from its log density."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from bayesadam.likelihoods.base import Likelihood
 
 NODES = 32
-"""Of the quadrature over an output."""
+"""Number of quadrature nodes per output."""
 
 FACTORS = 2**24
-"""Numbers in the factors of the curvature of several rows, about."""
+"""Approximate number of values in the curvature factors of several rows."""
 
 
 def score(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
-    """The derivative of the log density by automatic differentiation; see :meth:`Likelihood.score`."""
+    """Derivative of the log density by automatic differentiation; see :meth:`Likelihood.score`."""
     leaf = output.detach().requires_grad_()
     with torch.enable_grad():
         density = likelihood.log_density(leaf, target)
@@ -30,7 +30,7 @@ def score(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
 
 
 def observed_factor(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
-    """``(N, P, K, K)``: roots of the second derivatives at the targets; see :meth:`Likelihood.fisher_factor`."""
+    """Square roots of the second derivatives at the targets, ``(N, P, K, K)``; see :meth:`Likelihood.fisher_factor`."""
     leaf = output.detach().requires_grad_()
     rows: list[Tensor] = []
     with torch.enable_grad():
@@ -51,7 +51,7 @@ def observed_factor(likelihood: Likelihood, output: Tensor, target: Tensor) -> T
 
 
 def fisher_sum(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor:
-    """From :meth:`Likelihood.fisher_factor` of a few rows at a time; see :meth:`Likelihood.fisher_sum`."""
+    """The sum, from :meth:`Likelihood.fisher_factor` of a few rows at a time; see :meth:`Likelihood.fisher_sum`."""
     factor = likelihood.fisher_factor(output[:1], target[:1])
     total = factor.new_zeros(factor.shape[2], factor.shape[2], dtype=torch.float64)
     rows = max(1, FACTORS // factor.numel())
@@ -63,13 +63,13 @@ def fisher_sum(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor
 
 
 def expected_log_density(likelihood: Likelihood, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    """By quadrature; see :meth:`Likelihood.expected_log_density`."""
+    """Expected log density by quadrature; see :meth:`Likelihood.expected_log_density`."""
     terms, total = _terms(likelihood, "expected_log_density", mean, target)
     return total(gauss_hermite(terms, mean, variance, NODES)[0])
 
 
 def log_expected_density(likelihood: Likelihood, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    """By quadrature; see :meth:`Likelihood.log_expected_density`."""
+    """Log expected density by quadrature; see :meth:`Likelihood.log_expected_density`."""
     terms, total = _terms(likelihood, "log_expected_density", mean, target)
     with torch.no_grad():  # in units of the largest density at a node none overflows, and not all of them underflow
         steps = [float(node) * variance.sqrt() for node in hermite(NODES)[0]]
@@ -83,7 +83,9 @@ Function = Callable[[Tensor], Tensor]
 
 
 def _terms(likelihood: Likelihood, capability: str, mean: Tensor, target: Tensor) -> tuple[Function, Function]:
-    """Log densities as an element-wise function of the outputs, and what sums them over those of a data point."""
+    """Log densities as an element-wise function of the outputs, and a function that sums them over those of a data
+    point.
+    """
     if likelihood.defines("element_log_density"):
         return (
             lambda output: likelihood.element_log_density(output, target),

@@ -1,4 +1,4 @@
-"""Gaussian noise around the output of a network."""
+"""Likelihoods with Gaussian noise around the output of a network."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
 
 
 class RegressionLikelihood(Likelihood, abc.ABC):
-    """A Gaussian around the network's output, independent over the last axis.
+    """Base class of Gaussian likelihoods around the network's output, independent over the last axis.
 
     Targets have the shape of the mean: ``(N,)``, or ``(N, ..., D)``, whose ``D`` outputs are one data point.
-    Predictions are mixtures of Gaussians. Targets of another distribution need a :class:`Likelihood`.
+    Predictions are mixtures of Gaussians. For targets of another distribution derive from :class:`Likelihood`.
     """
 
     @abc.abstractmethod
@@ -32,16 +32,16 @@ class RegressionLikelihood(Likelihood, abc.ABC):
         return mean, log_variance.exp()
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """The target must be of the mean's shape (``(N,)`` against ``(N, 1)`` would broadcast to N x N)."""
+        """Check that the target has the mean's shape (``(N,)`` against ``(N, 1)`` would broadcast to N x N)."""
         check_shape(self.mean_and_log_variance(output)[0].shape, target)
 
     def log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Summed over the outputs of a data point."""
+        """Log density, summed over the outputs of a data point."""
         mean, log_variance = self.mean_and_log_variance(output)
         return _summed(gaussian_log_density(target - mean, log_variance), target)
 
     def tempered(self, temperature: float) -> RegressionLikelihood:
-        """With the variance of the noise multiplied by the temperature."""
+        """Return a copy with the variance of the noise multiplied by the temperature."""
         return TemperedRegression(self, temperature)
 
     def distribution(self, output: Tensor) -> Distribution:
@@ -52,9 +52,9 @@ class RegressionLikelihood(Likelihood, abc.ABC):
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
-        """``log N(y | mean, variance + noise)`` (Bayer et al. 2015, section 3.4), the noise the expected one.
+        """``log N(y | mean, variance + noise)`` (Bayer et al. 2015, section 3.4), with the expected noise variance.
 
-        With the outputs' full covariance if it is known (section 3.1).
+        If the full covariance of the outputs is known, it is used (section 3.1).
         """
         center, spread, log_noise = self.under_gaussian(mean, variance)
         if covariance is None:
@@ -65,15 +65,16 @@ class RegressionLikelihood(Likelihood, abc.ABC):
 
 
 class Gaussian(RegressionLikelihood):
-    """``N(output, 1 / noise_precision)``.
+    """Gaussian likelihood ``N(output, 1 / noise_precision)``.
 
     Args:
-        noise_precision: One number for all outputs, or a sequence or tensor with one per output.
-        learned: Make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
+        noise_precision: Precision of the noise in the inverse squared units of the targets: one number for all outputs,
+            or a sequence or tensor with one per output.
+        learned: Whether to make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
             ``perturb=False``.
 
     Raises:
-        ValueError: A precision that is not positive.
+        ValueError: The precision is not positive.
     """
 
     log_noise_precision: Tensor
@@ -88,7 +89,7 @@ class Gaussian(RegressionLikelihood):
         return self.log_noise_precision.exp()
 
     def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """The output, and the noise's log variance.
+        """The output, and the log variance of the noise.
 
         Raises:
             ValueError: There is not one noise precision per output.
@@ -103,7 +104,7 @@ class Gaussian(RegressionLikelihood):
             ) from None
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every output."""
+        """Log density of every output."""
         mean, log_variance = self.mean_and_log_variance(output)
         return gaussian_log_density(target - mean, log_variance)
 
@@ -115,22 +116,22 @@ class Gaussian(RegressionLikelihood):
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """Square roots of the noise precisions, ``(N, P, 1, 1)``: the second derivative itself."""
+        """Square roots of the noise precisions, ``(N, P, 1, 1)``; the squares are the exact second derivative."""
         _, log_variance = self.mean_and_log_variance(output)
         return diagonal_factor((-0.5 * log_variance).exp())
 
     def rescaled(self, factor: Tensor) -> Gaussian:
-        """With the noise precision divided by the factor's square."""
+        """Return a copy with the noise precision divided by the square of the factor."""
         log_precision = self.log_noise_precision
         return with_log(self, "noise_precision", log_precision - 2.0 * factor.log().to(log_precision))
 
     def tempered(self, temperature: float) -> Gaussian:
-        """With the noise precision divided by the temperature."""
+        """Return a copy with the noise precision divided by the temperature."""
         check("temperature", temperature, "positive and finite", lambda value: 0 < value < math.inf)
         return self.rescaled(torch.tensor(temperature, dtype=torch.float64).sqrt())
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See the base class; the noise does not depend on the outputs."""
+        """The moments, as in the base class; the noise does not depend on the outputs."""
         return mean, variance, self.mean_and_log_variance(mean)[1]
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
@@ -141,7 +142,8 @@ class Gaussian(RegressionLikelihood):
 
 
 class HeteroscedasticGaussian(RegressionLikelihood):
-    """``N(m, exp(v))`` where the network's output ``(..., 2 D)`` is ``m`` and then ``v`` along the last axis.
+    """Gaussian likelihood ``N(m, exp(v))``, where the output ``(..., 2 D)`` is ``m`` followed by ``v`` along the last
+    axis.
 
     Targets are ``(N, ..., D)``.
     """
@@ -152,7 +154,7 @@ class HeteroscedasticGaussian(RegressionLikelihood):
         """The two halves of the output.
 
         Raises:
-            ValueError: A last axis of odd size.
+            ValueError: The last axis has an odd size.
         """
         if output.ndim == 0 or output.shape[-1] % 2:
             raise ValueError(
@@ -163,18 +165,18 @@ class HeteroscedasticGaussian(RegressionLikelihood):
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """``exp(-v / 2)`` of ``m`` and ``sqrt(1 / 2)`` of ``v``, as ``E (y - m)^2 exp(-v) / 2 = 1 / 2``."""
+        """``exp(-v / 2)`` for ``m`` and ``sqrt(1 / 2)`` for ``v``, as ``E (y - m)^2 exp(-v) / 2 = 1 / 2``."""
         _, log_variance = self.mean_and_log_variance(output)
         scale = (-0.5 * log_variance).exp()
         return diagonal_factor(torch.cat([scale, torch.full_like(scale, math.sqrt(0.5))], -1))
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See the base class; ``E exp(v)`` is that of a log-normal variable."""
+        """The moments, as in the base class; ``E exp(v)`` is the mean of a log-normal variable."""
         (center, log_noise), (spread, wobble) = mean.chunk(2, -1), variance.chunk(2, -1)
         return center, spread, log_noise + 0.5 * wobble
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """With the log variance of the noise integrated out as well."""
+        """Expected log density, with the log variance of the noise integrated out as well."""
         (center, log_noise), (spread, wobble) = mean.chunk(2, -1), variance.chunk(2, -1)
         squares = (target - center).square() + spread
         terms = -0.5 * (squares * (0.5 * wobble - log_noise).exp() + log_noise + math.log(2.0 * math.pi))
@@ -185,11 +187,11 @@ class TemperedRegression(RegressionLikelihood):
     """A Gaussian likelihood with the variance of its noise multiplied by a temperature, which is a buffer.
 
     Args:
-        base: The likelihood; kept, not copied.
-        temperature: By which the variance is multiplied.
+        base: The likelihood; it is kept, not copied.
+        temperature: Factor of the noise variance.
 
     Raises:
-        ValueError: A temperature that is not positive and finite.
+        ValueError: The temperature is not positive and finite.
     """
 
     log_temperature: Tensor
@@ -201,20 +203,20 @@ class TemperedRegression(RegressionLikelihood):
 
     @property
     def temperature(self) -> Tensor:
-        """By which the variance of the noise is multiplied; 0-d."""
+        """Factor of the noise variance; 0-d."""
         return self.log_temperature.exp()
 
     def tempered(self, temperature: float) -> TemperedRegression:
-        """At the product of both temperatures."""
+        """Return a copy at the product of both temperatures."""
         return TemperedRegression(self.base, temperature * float(self.temperature))
 
     def mean_and_log_variance(self, output: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the base, with a larger log variance."""
+        """Mean and log variance of ``base``, with the log of the temperature added to the latter."""
         mean, log_variance = self.base.mean_and_log_variance(output)
         return mean, log_variance + self.log_temperature.to(log_variance)
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See the base class."""
+        """The moments of ``base``, with the log of the temperature added to the log variance."""
         center, spread, log_noise = self.base.under_gaussian(mean, variance)
         return center, spread, log_noise + self.log_temperature.to(log_noise)
 
@@ -227,5 +229,5 @@ def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
 
 
 def _summed(terms: Tensor, target: Tensor) -> Tensor:
-    """Over the outputs of a data point."""
+    """Sum over the outputs of a data point."""
     return terms.sum(-1) if target.ndim > 1 else terms

@@ -1,4 +1,4 @@
-"""Positive parameters of likelihoods, values of targets, and the factor of a curvature that is diagonal."""
+"""Helpers for positive parameters of likelihoods, checks of target values, and diagonal curvature factors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def set_log(module: nn.Module, name: str, value: float | Tensor, *, learned: bool) -> None:
-    """Keep the logarithm of a positive parameter as ``log_<name>``: learned, a parameter; else a buffer.
+    """Keep the logarithm of a positive parameter as ``log_<name>``, a parameter if it is learned and otherwise a
+    buffer.
 
     Raises:
-        ValueError: A value that is not positive or not finite.
+        ValueError: The value is not positive or not finite.
     """
     tensor = torch.as_tensor(value, dtype=torch.get_default_dtype())
     if not ((tensor > 0) & tensor.isfinite()).all():
@@ -27,7 +28,7 @@ def set_log(module: nn.Module, name: str, value: float | Tensor, *, learned: boo
 
 
 def with_log(module: Module, name: str, value: Tensor) -> Module:
-    """A copy in which ``log_<name>`` has another value, and maybe another shape."""
+    """Return a copy in which ``log_<name>`` has another value, possibly of another shape."""
     changed = copy.deepcopy(module)
     before = getattr(module, f"log_{name}")
     value = value.detach().clone()
@@ -38,7 +39,7 @@ def with_log(module: Module, name: str, value: Tensor) -> Module:
 
 
 def check_values(target: Tensor, fine: Tensor, rule: str) -> None:
-    """Raise ``ValueError`` if a value of a target does not obey a rule; the first one is shown."""
+    """Raise ``ValueError`` if a value of a target breaks a rule; the message shows the first one."""
     if not fine.all():
         raise ValueError(f"target must be {rule}, got {target[~fine][0].item()!r}")
 

@@ -1,4 +1,4 @@
-"""Positive targets: durations, amounts, prices."""
+"""Likelihoods of positive targets such as durations, amounts and prices."""
 
 from __future__ import annotations
 
@@ -12,28 +12,29 @@ from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_
 
 
 class _Positive(Likelihood):
-    """Positive targets, of the output's shape."""
+    """Base class for positive targets, of the output's shape."""
 
     def check(self, output: Tensor, target: Tensor) -> None:
-        """The target must be of the output's shape, with positive values."""
+        """Check that the target has the output's shape, with positive values."""
         check_shape(output.shape, target)
         check_values(target, (target > 0) & (target < torch.inf), "positive and finite")
 
 
 class LogNormal(_Positive):
-    """``log y ~ N(output, 1 / noise_precision)``.
+    """Log-normal likelihood, ``log y ~ N(output, 1 / noise_precision)``.
 
     The output is the mean of ``log y``, and ``exp(output)`` the median of ``y``, in the units of the target. Output and
     target are ``(N,)``, or ``(N, ..., D)`` with ``D`` targets, independent given the output, whose log densities (of
     ``y`` itself, not of its logarithm) are summed.
 
     Args:
-        noise_precision: Of ``log y``: one number for all outputs, or a sequence or tensor with one per output.
-        learned: Make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
+        noise_precision: Precision of ``log y``: one number for all outputs, or a sequence or tensor with one per
+            output.
+        learned: Whether to make it a parameter (``log_noise_precision``), to be given to the optimiser in a group with
             ``perturb=False``.
 
     Raises:
-        ValueError: A precision that is not positive.
+        ValueError: The precision is not positive.
     """
 
     log_noise_precision: Tensor
@@ -53,12 +54,12 @@ class LogNormal(_Positive):
         return distributions.LogNormal(output, scale, validate_args=False)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every target."""
+        """Log density of every target."""
         log_target = _log(target, output)
         return gaussian_log_density(log_target - output, -self.log_noise_precision.to(output)) - log_target
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """By that of the normal distribution, in float64."""
+        """Distribution function by that of the normal distribution, in float64."""
         root = (0.5 * self.log_noise_precision.to(output.device, torch.float64)).exp()
         below: Tensor = torch.special.ndtr((value.double().clamp_min(0.0).log() - output.double()) * root)
         return below
@@ -70,18 +71,18 @@ class LogNormal(_Positive):
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """Square roots of the noise precisions, ``(N, P, 1, 1)``: the second derivative itself."""
+        """Square roots of the noise precisions, ``(N, P, 1, 1)``; the squares are the exact second derivative."""
         return diagonal_factor((0.5 * self.log_noise_precision.to(output)).exp().expand(output.shape))
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """As of a Gaussian ``log y``, in closed form."""
+        """Expected log density in closed form, as for a Gaussian ``log y``."""
         terms = self.element_log_density(mean, target) - 0.5 * variance * self.log_noise_precision.to(mean).exp()
         return terms.sum(-1) if target.ndim > 1 else terms
 
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
-        """As of a Gaussian ``log y``, in closed form; outputs are taken as independent."""
+        """Log expected density in closed form, as for a Gaussian ``log y``; outputs are treated as independent."""
         log_target = _log(target, mean)
         log_variance = (variance + (-self.log_noise_precision.to(mean)).exp()).log()
         terms = gaussian_log_density(log_target - mean, log_variance) - log_target
@@ -89,18 +90,19 @@ class LogNormal(_Positive):
 
 
 class Gamma(_Positive):
-    """A gamma distribution with the mean ``exp(output)`` and the variance ``exp(2 output) / shape``.
+    """Gamma likelihood with the mean ``exp(output)`` and the variance ``exp(2 output) / shape``.
 
-    The output is the log mean, and the mean is in the units of the target. Output and target are ``(N,)``, or
-    ``(N, ..., D)`` with ``D`` targets, independent given the output, whose log densities are summed. The rate is
-    ``shape exp(-output)``; with ``shape=1`` it is the exponential distribution.
+    The output is the log mean, and the mean is in the units of the target. Output and target are ``(N,)``, or ``(N,
+    ..., D)`` with ``D`` targets, independent given the output, whose log densities are summed. The rate is ``shape
+    exp(-output)``; with ``shape=1`` it is the exponential distribution.
 
     Args:
-        shape: One number for all outputs, or a sequence or tensor with one per output; without a unit.
-        learned: Make it a parameter (``log_shape``), to be given to the optimiser in a group with ``perturb=False``.
+        shape: One number for all outputs, or a sequence or tensor with one per output; dimensionless.
+        learned: Whether to make it a parameter (``log_shape``), to be given to the optimiser in a group with
+            ``perturb=False``.
 
     Raises:
-        ValueError: A shape that is not positive.
+        ValueError: The shape is not positive.
     """
 
     log_shape: Tensor
@@ -111,7 +113,7 @@ class Gamma(_Positive):
 
     @property
     def shape(self) -> Tensor:
-        """The inverse of the squared coefficient of variation; 0-d or one per output."""
+        """Inverse of the squared coefficient of variation; 0-d or one per output."""
         return self.log_shape.exp()
 
     def distribution(self, output: Tensor) -> Distribution:
@@ -121,11 +123,11 @@ class Gamma(_Positive):
         return distributions.Gamma(concentration, (log_shape - output).exp(), validate_args=False)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every target."""
+        """Log density of every target."""
         return self._terms(output, (_log(target, output) - output).exp(), target)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """By the incomplete gamma function, in float64."""
+        """Distribution function by the incomplete gamma function, in float64."""
         shape = self.log_shape.to(output.device, torch.float64).exp()
         ratio = value.double().clamp_min(0.0) * (-output.double()).exp()
         below: Tensor = torch.special.gammainc(shape, shape * ratio)
@@ -138,21 +140,21 @@ class Gamma(_Positive):
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """Square roots of the expected second derivative, the shape, ``(N, P, 1, 1)``."""
+        """Square roots of the expected second derivative, which is the shape, ``(N, P, 1, 1)``."""
         return diagonal_factor((0.5 * self.log_shape.to(output)).exp().expand(output.shape))
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """In closed form: the expected ``exp(-output)`` is that of a log-normal variable."""
+        """Expected log density in closed form; the expected ``exp(-output)`` is the mean of a log-normal variable."""
         terms = self._terms(mean, (_log(target, mean) - mean + 0.5 * variance).exp(), target)
         return terms.sum(-1) if target.ndim > 1 else terms
 
     def _terms(self, output: Tensor, ratio: Tensor, target: Tensor) -> Tensor:
-        """With the ratio of target and mean, which may be an expected one."""
+        """Terms of the log density from the ratio of target and mean, which may be an expected one."""
         log_shape = self.log_shape.to(output)
         shape = log_shape.exp()
         return shape * (log_shape - output - ratio) + (shape - 1.0) * _log(target, output) - torch.lgamma(shape)
 
 
 def _log(target: Tensor, like: Tensor) -> Tensor:
-    """Of whole numbers in the dtype of the outputs, and not in the default one."""
+    """Logarithm of the target; integers are converted to the dtype of the outputs."""
     return (target if target.is_floating_point() else target.to(like.dtype)).log()

@@ -1,4 +1,4 @@
-"""Student's t: errors with heavy tails."""
+"""Student's t likelihood, for errors with heavy tails."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
 
 
 class StudentT(Likelihood):
-    """``output + scale t`` with Student's ``t`` of ``degrees`` degrees of freedom: a Gaussian that forgives outliers.
+    """Likelihood ``output + scale t`` with Student's ``t`` of ``degrees`` degrees of freedom, robust to outliers.
 
     The output is the location, in the units of the target. Output and target are ``(N,)``, or ``(N, ..., D)`` with
-    ``D`` targets, independent given the output, whose log densities are summed. There is no mean for up to 1 degree of
-    freedom (it is then NaN), and no finite variance for up to 2.
+    ``D`` targets, independent given the output, whose log densities are summed. With up to 1 degree of freedom there is
+    no mean (it is NaN), and with up to 2 no finite variance.
 
-    The curvature is the Fisher information, ``(degrees + 1) / (degrees + 3) / scale^2``: the second derivative at a
-    target itself is negative for outliers.
+    The curvature is the Fisher information, ``(degrees + 1) / (degrees + 3) / scale^2``, since the second derivative at
+    a target is negative for outliers.
 
     Args:
         degrees: Degrees of freedom: one number for all outputs, or a sequence or tensor with one per output.
-        scale: In the units of the target; likewise.
-        learned: Make both parameters (``log_degrees`` and ``log_scale``), to be given to the optimiser in a group with
-            ``perturb=False``.
+        scale: Scale in the units of the target: one number for all outputs, or a sequence or tensor with one per
+            output.
+        learned: Whether to make both parameters (``log_degrees`` and ``log_scale``), to be given to the optimiser in a
+            group with ``perturb=False``.
 
     Raises:
-        ValueError: Degrees or a scale that are not positive.
+        ValueError: Degrees or scale are not positive.
     """
 
     log_degrees: Tensor
@@ -46,7 +47,7 @@ class StudentT(Likelihood):
 
     @property
     def scale(self) -> Tensor:
-        """In the units of the target; 0-d or one per output."""
+        """Scale in the units of the target; 0-d or one per output."""
         return self.log_scale.exp()
 
     def distribution(self, output: Tensor) -> Distribution:
@@ -55,12 +56,12 @@ class StudentT(Likelihood):
         return distributions.StudentT(degrees, output, scale, validate_args=False)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Of every target."""
+        """Log density of every target."""
         density: Tensor = self.distribution(output).log_prob(target)
         return density
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """By the incomplete beta function, in float64."""
+        """Distribution function by the incomplete beta function, in float64."""
         degrees, scale = (log.to(output.device, torch.float64).exp() for log in (self.log_degrees, self.log_scale))
         squares = ((value.double() - output.double()) / scale).square()
         total = degrees + squares
@@ -82,5 +83,5 @@ class StudentT(Likelihood):
         return diagonal_factor(root.expand(output.shape))
 
     def rescaled(self, factor: Tensor) -> StudentT:
-        """With the scale multiplied by the factor."""
+        """Return a copy with the scale multiplied by the factor."""
         return with_log(self, "scale", self.log_scale + factor.log().to(self.log_scale))
