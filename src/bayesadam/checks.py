@@ -25,9 +25,7 @@ def check(name: str, value: Any, rule: str, holds: Callable[[Any], bool], *, wor
 
 
 def plain(name: str, value: Any) -> Any:
-    """Convert NumPy scalars and lists, as from a configuration file, to the Python types that PyTorch's schedulers
-    need.
-    """
+    """Convert NumPy values, and lists of ``betas``, to the Python types that PyTorch's schedulers need."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if name == "betas" and isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The front door of black-box minimisation."""
+"""The entry point of black-box minimisation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bayesadam.black_box.search import Search
 from bayesadam.checks import check, is_whole
 
 LARGEST_MATRIX = 50
-"""Numbers up to which the covariance is a matrix by default."""
+"""Number of variables up to which the covariance is a full matrix by default."""
 
 
 def minimize(
@@ -35,48 +35,50 @@ def minimize(
 ) -> MinimizeResult:
     """Minimise a function of which only values are known, by variational optimisation.
 
-    A Gaussian ``q`` is moved and narrowed so that ``E_q`` of the function falls (Khan et al. 2018, section 4): the
-    natural-gradient step of VAN, with gradient and curvature of the expectation estimated from the values at antithetic
-    pairs of points. Values enter by their ranks, so that the scale of the function does not matter. With a full
-    covariance it is a natural evolution strategy (Wierstra et al. 2014) whose learning rates, if the function is noisy,
-    follow the signal-to-noise ratio (Nomura et al. 2023).
+    A Gaussian ``q`` is moved and narrowed so that the expectation of the function under it falls (Khan et al. 2018,
+    section 4). The steps are natural-gradient steps of VAN, with gradient and curvature of the expectation estimated
+    from the values at antithetic pairs of points. Only the ranks of the values are used, so the scale of the function
+    does not matter. With a full covariance this is a natural evolution strategy (Wierstra et al. 2014); if the function
+    is noisy, its learning rates follow the signal-to-noise ratio (Nomura et al. 2023).
 
     Args:
-        f: The function. It is given a point like ``x0``, a tensor if that is a tensor and else a NumPy array, and
+        f: The function. It is called with a point like ``x0`` (a tensor if ``x0`` is one, otherwise a NumPy array) and
             returns a number. It is not differentiated.
-        x0: Where to start: a tensor, an array, a list or a number, of any shape.
-        std: Standard deviations of ``q`` at the start, one number or as many as ``x0`` has: about a quarter of the
-            range in which the minimum is looked for. By default a quarter of the distance of the bounds, and 1
-            without bounds.
-        bounds: One pair (lower, upper) for each number of ``x0``, ``None`` for no bound, or SciPy's ``Bounds``. The
-            function is never evaluated outside.
-        maxfev: The largest number of points to evaluate; default 500 for each number of ``x0``. Points are evaluated
-            until it is met exactly, also where a step has another number of points, or a tolerance is met.
-        xtol: Stop when the largest standard deviation of ``q`` is below this share of the largest one at the start.
-        ftol: Stop when all values of 10 steps in a row lie in an interval of this length.
-        pairs: Pairs of points per step, at least 2; default half of ``4 + 3 log(n)``, and twice as many if the
-            function is noisy.
-        covariance: ``"full"`` or ``"diagonal"``; default full up to 50 numbers. The time of a step of a full one grows
-            as ``n**3``; a diagonal one is quicker where the numbers of ``x0`` act separately.
-        noisy: Whether the function returns different values at one point; by default it is evaluated at ``x0`` twice
-            to find out. If it is noisy, steps become shorter where noise prevails, the points of every tenth step
-            are evaluated twice to see that, and the result is the mean of ``q`` and not the best point seen, which
-            was lucky.
-        nonfinite: ``"raise"``, or ``"worst"``: a value that is NaN or infinite ranks behind all others, for
-            constraints.
-        vectorized: Whether the function is given many points at once, ``(batch, *x0.shape)``, and returns ``(batch,)``.
-        seed: Of the points; everything else is deterministic.
-        callback: Called after every step with a :class:`MinimizeResult` if its only argument is named
-            ``intermediate_result``, else with the best point, as SciPy does. It stops the minimisation by returning
+        x0: Initial point: a tensor, an array, a list or a number, of any shape.
+        std: Initial standard deviations of ``q``, one number or as many as ``x0`` has. A good value is a quarter of the
+            range in which the minimum is expected. The default is a quarter of the distance of the bounds, or 1 without
+            bounds.
+        bounds: One pair (lower, upper) for each number of ``x0``, with ``None`` for no bound, or SciPy's ``Bounds``.
+            The function is never evaluated outside of them.
+        maxfev: Largest number of points to evaluate; default 500 for each number of ``x0``. Unless a tolerance is met
+            first, exactly this many points are evaluated, even if it is not a multiple of the number of points per
+            step.
+        xtol: Tolerance of the widths: stop when the largest standard deviation of ``q`` is below this fraction of the
+            largest initial one.
+        ftol: Tolerance of the values: stop when all values of 10 successive steps lie in an interval of this length.
+        pairs: Number of pairs of points per step, at least 2; default half of ``4 + 3 log(n)``, and twice as many if
+            the function is noisy.
+        covariance: ``"full"`` or ``"diagonal"``; by default full up to 50 numbers. The time of a step with a full
+            covariance grows as ``n**3``; a diagonal one is faster if the numbers of ``x0`` act separately.
+        noisy: Whether the function returns different values at one point; by default it is evaluated twice at ``x0`` to
+            find out. For a noisy function, steps become shorter where noise dominates, which is measured by evaluating
+            the points of every tenth step twice. The result is then the mean of ``q``, since the best value seen is
+            biased.
+        nonfinite: ``"raise"`` an error for a value that is NaN or infinite, or ``"worst"``, which ranks it behind all
+            others, for constraints.
+        vectorized: Whether the function takes many points at once, ``(batch, *x0.shape)``, and returns ``(batch,)``.
+        seed: Seed of the points; everything else is deterministic.
+        callback: Function that is called after every step: with a :class:`MinimizeResult` if its only argument is named
+            ``intermediate_result``, otherwise with the best point, as in SciPy. It stops the minimisation by returning
             True or raising ``StopIteration``.
 
     Returns:
-        The best point, its value, the widths of ``q``, and what SciPy's ``OptimizeResult`` has.
+        The best point, its value, the widths of ``q``, and the attributes of SciPy's ``OptimizeResult``.
 
     Raises:
-        ValueError: An argument out of its range, ``x0`` outside of the bounds, or a function that does not return one
-            number for each point.
-        FloatingPointError: A value that is NaN or infinite, unless ``nonfinite="worst"``.
+        ValueError: An argument is out of its range, ``x0`` is outside of the bounds, or the function does not return
+            one number for each point.
+        FloatingPointError: A value is NaN or infinite, unless ``nonfinite="worst"``.
     """
     check("vectorized", vectorized, "True or False", lambda v: v is True or v is False)
     check("noisy", noisy, "True, False or None", lambda v: v is None or v is True or v is False)

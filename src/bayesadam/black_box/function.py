@@ -1,4 +1,4 @@
-"""The user's function: it is given points of the kind that ``x0`` is, and its values are checked and counted."""
+"""The user's function, called with points of the type of ``x0``; its values are checked and counted."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ class Function:
     """Calls a function at points ``(batch, n)`` in float64, and counts the points.
 
     Args:
-        f: From a point like ``x0`` to a number; ``vectorized``: from ``(batch, *x0.shape)`` to ``(batch,)``.
-        x0: A tensor, an array, or what NumPy makes an array of.
-        vectorized: See ``f``.
-        nonfinite: ``"raise"``, or ``"worst"``: a value that is not finite is infinite.
+        f: Function from a point like ``x0`` to a number; with ``vectorized`` from ``(batch, *x0.shape)`` to
+            ``(batch,)``.
+        x0: A tensor, an array, or a value that NumPy converts to an array.
+        vectorized: Whether ``f`` takes many points at once.
+        nonfinite: ``"raise"`` an error for a value that is not finite, or ``"worst"``, which makes it infinite.
 
     Attributes:
         start: ``x0`` flattened, float64 on the CPU.
-        nfev: How many points were evaluated.
+        nfev: Number of points that were evaluated.
 
     Raises:
         ValueError: ``x0`` is empty, not real or not finite.
@@ -45,7 +46,7 @@ class Function:
         self.nfev = 0
 
     def shown(self, flat: Tensor, shape: tuple[int, ...] | None = None) -> Any:
-        """Values in float64 as the user sees them: of ``x0``'s kind and dtype, by default of its shape."""
+        """Convert values in float64 to the type and dtype of ``x0``, by default in its shape."""
         shape = tuple(self._like.shape) if shape is None else shape
         found = flat.reshape(shape).to(self._like.device, self._like.dtype, copy=True)
         return found.numpy() if self._numpy else found
@@ -54,7 +55,7 @@ class Function:
         """Values ``(batch,)`` in float64.
 
         Raises:
-            ValueError: The function returned something else than one number for each point.
+            ValueError: The function did not return one number for each point.
             FloatingPointError: A value is not finite, with ``nonfinite="raise"``.
         """
         shape = tuple(self._like.shape)
@@ -104,7 +105,8 @@ def bounds_of(bounds: Any, start: Tensor) -> tuple[Tensor, Tensor]:
         start: ``x0`` flattened.
 
     Raises:
-        ValueError: Other bounds than that; a lower bound that is not below the upper one; ``x0`` outside of them.
+        ValueError: The bounds have another form, a lower bound is not below the upper one, or ``x0`` is outside of
+            them.
     """
     size = len(start)
     lower, upper = start.new_full((size,), -torch.inf), start.new_full((size,), torch.inf)
@@ -134,10 +136,10 @@ def bounds_of(bounds: Any, start: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def widths_of(std: Any, start: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Standard deviations at the start ``(n,)``: those given, a quarter of the bounds' distance, or 1.
+    """Initial standard deviations ``(n,)``: those given, a quarter of the bounds' distance, or 1.
 
     Raises:
-        ValueError: They are not positive and finite, or not as many as ``x0`` has numbers.
+        ValueError: They are not positive and finite, or there is not one for each number of ``x0``.
     """
     if std is None:
         distance = upper - lower

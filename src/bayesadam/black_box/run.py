@@ -1,4 +1,4 @@
-"""One minimisation: steps until a tolerance, the evaluations or the callback end it."""
+"""One minimisation: steps until a tolerance is met, evaluations run out or the callback stops it."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ MESSAGES = {
     STOPPED: "The callback stopped the minimisation.",
 }
 AGAIN = 10
-"""Of a noisy function the points of every so many-th step are evaluated twice."""
+"""For a noisy function, interval in steps at which all points are evaluated twice."""
 FLAT = 10
-"""Steps over which ``ftol`` is asked for."""
+"""Number of steps over which ``ftol`` is tested."""
 
 
 class Best:
     """The best point seen.
 
     Args:
-        function: What is minimised; it is evaluated at its start.
+        function: The function; it is evaluated at its start.
     """
 
     def __init__(self, function: Function) -> None:
@@ -39,7 +39,7 @@ class Best:
         self.value = float(function(function.start[None]))
 
     def look(self, points: Tensor) -> Tensor:
-        """Values at points ``(batch, n)``, the best of which is remembered."""
+        """Values at points ``(batch, n)``, the best of which is recorded."""
         values = self._function(points)
         at = int(values.argmin())
         if values[at] < self.value:
@@ -48,16 +48,16 @@ class Best:
 
 
 class Run:
-    """See the module.
+    """One minimisation; calling it makes the steps.
 
     Args:
-        function: What is minimised.
+        function: The function.
         best: The best point so far.
-        search: ``q``.
-        budget: The largest number of evaluations.
-        narrow: ``q`` has converged when its largest standard deviation is below this.
-        flat: It has, too, when all values of ``FLAT`` steps differ by no more than this.
-        callback: See :func:`bayesadam.minimize`.
+        search: The Gaussian ``q``.
+        budget: Largest number of evaluations.
+        narrow: Largest standard deviation of ``q`` below which it has converged.
+        flat: Largest range of the values of ``FLAT`` steps at which it has converged, too.
+        callback: Callback, see :func:`bayesadam.minimize`.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class Run:
         self._ranges: deque[tuple[float, float]] = deque(maxlen=FLAT)
 
     def __call__(self) -> MinimizeResult:
-        """Steps, and then the mean of ``q``."""
+        """Make the steps, and then evaluate the mean of ``q``."""
         status = EXHAUSTED
         while self._step():
             if self._converged():
@@ -92,7 +92,7 @@ class Run:
         return self._result(status)
 
     def _step(self) -> bool:
-        """Make a step, if there are evaluations for it and one more."""
+        """Make a step if there are evaluations for it and one more; return whether it was made."""
         search, twice = self._search, self._search.noisy and self._steps % AGAIN == 0
         if self._function.nfev + 2 * search.pairs * (1 + twice) >= self._budget:
             return False
@@ -115,7 +115,7 @@ class Run:
         return len(self._ranges) == FLAT and highest - lowest <= self._flat
 
     def _stops(self) -> bool:
-        """Whether the callback stops."""
+        """Whether the callback stops the minimisation."""
         if self._callback is None:
             return False
         result = self._result(EXHAUSTED)
@@ -126,7 +126,7 @@ class Run:
         return said is True
 
     def _finish(self, *, every: bool) -> None:
-        """Look at the mean of ``q``; with ``every``, all evaluations that are left are made."""
+        """Evaluate the mean of ``q``; with ``every``, all remaining evaluations are made there."""
         left = self._budget - self._function.nfev
         if left < 1:
             return
@@ -157,7 +157,7 @@ class Run:
 
 
 def _takes_result(callback: Callable[..., Any]) -> bool:
-    """Whether a callback's one argument has the name that SciPy gives its result."""
+    """Whether a callback's only argument has the name that SciPy uses for its result."""
     try:
         return list(inspect.signature(callback).parameters) == ["intermediate_result"]
     except (TypeError, ValueError):  # a callable without a signature

@@ -12,9 +12,11 @@ from bayesadam.black_box.rates import AdaptiveRate, Reliability
 
 
 def utilities(values: Tensor) -> Tensor:
-    """What stands for the values of a step: a decreasing function of their ranks, negative for good ones, with sum 0.
+    """Rank-based values of the points of a step: an increasing function of the ranks, negative for good points, with
+    sum 0.
 
-    The better half counts by the logarithm of the rank (Wierstra et al. 2014, section 3.1); equal values count alike.
+    The better half is weighted by the logarithm of the rank (Wierstra et al. 2014, section 3.1); equal values have
+    equal utilities.
     """
     count = len(values)
     ranks = torch.arange(1, count + 1, dtype=torch.float64)
@@ -28,19 +30,20 @@ def utilities(values: Tensor) -> Tensor:
 
 
 def matrix_rate(size: int) -> float:
-    """Rate of the precision's shape if it is a matrix: 5/3 of that of Wierstra et al. 2014 (xNES)."""
+    """Rate of the shape of a full precision: 5/3 of that of Wierstra et al. 2014 (xNES)."""
     return min(1.0, (3.0 + math.log(size)) / (size * math.sqrt(size)))
 
 
 def vector_rate(size: int) -> float:
-    """Rate of the precision's shape if it is diagonal: twice that of Wierstra et al. 2014 (SNES)."""
+    """Rate of the shape of a diagonal precision: twice that of Wierstra et al. 2014 (SNES)."""
     return min(1.0, 0.4 * (3.0 + math.log(size)) / math.sqrt(size))
 
 
 def reflected(points: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Points ``(..., n)`` beyond a bound, reflected at it as often as it takes; those between the bounds as they are.
+    """Reflect points ``(..., n)`` at the bounds, repeatedly if necessary; points between the bounds do not change.
 
-    The function that is continued so has its minimum at a bound where it falls towards that, and ``q`` narrows there.
+    If the function falls towards a bound, the function that is continued in this way has its minimum there, and ``q``
+    narrows.
     """
     width = upper - lower
     between = lower + (width - (torch.remainder(points - lower, 2.0 * width) - width).abs())
@@ -61,19 +64,20 @@ class Search:
         P <- P + R + R P^-1 R / 2                     R = r_scale (trace part of H) + r_shape (the rest)
         m <- m - r_mean P^-1 g                        P = (A A')^-1
 
-    ``H`` is diagonal, without the rest of the outer products, if ``A`` is. The rates of a step are 1 for the mean and,
-    for a matrix, 1/2 for the scale; where values are noisy they are multiplied by what :mod:`bayesadam.black_box.rates`
-    says. The widths are divided by the factor on the rate of the mean, as a slower mean can use wider samples.
+    If ``A`` is diagonal, so is ``H``, which then uses only the diagonal of the outer products. The rates of a step are
+    1 for the mean and, for a matrix, 1/2 for the scale; for noisy values they are multiplied by the factors of
+    :mod:`bayesadam.black_box.rates`. The widths are divided by the factor of the mean's rate, since a slower mean can
+    use wider samples.
 
     Args:
-        mean: ``(n,)`` in float64.
-        widths: Standard deviations ``(n,)``.
-        lower: Bounds ``(n,)``; points and means beyond are :func:`reflected`.
-        upper: See ``lower``.
+        mean: Initial mean, ``(n,)`` in float64.
+        widths: Initial standard deviations, ``(n,)``.
+        lower: Lower bounds ``(n,)``; points and means beyond the bounds are :func:`reflected`.
+        upper: Upper bounds ``(n,)``.
         full: Whether ``A`` is a matrix.
-        pairs: Antithetic pairs of points per step.
+        pairs: Number of antithetic pairs of points per step.
         noisy: Whether values are noisy.
-        seed: Of the points.
+        seed: Seed of the points.
     """
 
     def __init__(
@@ -107,18 +111,20 @@ class Search:
 
     @property
     def covariance(self) -> Tensor | None:
-        """``(n, n)``; ``None`` if it is diagonal."""
+        """Covariance ``(n, n)``; ``None`` if it is diagonal."""
         return self._factor @ self._factor.mT if self.full else None
 
     def draw(self, step: int) -> tuple[Tensor, Tensor]:
-        """Standard normals ``(2 pairs, n)``, the second half the negative of the first, and the points they give."""
+        """Draw standard normals ``(2 pairs, n)``, whose second half is the negative of the first, and the points
+        they give.
+        """
         half = noise.normal(self._seed, step, 0, 0, (self.pairs, len(self.mean)), dtype=torch.float64)
         eps = torch.cat([half, -half])
         moved = eps @ self._factor.mT if self.full else eps * self._factor
         return eps, self._inside(self.mean + moved)
 
     def update(self, eps: Tensor, values: Tensor) -> None:
-        """One step, from the values at the points of :meth:`draw`."""
+        """Make one step, from the values at the points of :meth:`draw`."""
         shaped = utilities(values)
         gradient = shaped @ eps
         if self.full:

@@ -1,4 +1,4 @@
-"""Posteriors around weights that ordinary training has found: Badam, and the Laplace family."""
+"""Posteriors around the weights of a trained network: Badam and Laplace approximations."""
 
 from bayesadam.laplace.approximation import Laplace as Laplace
 from bayesadam.laplace.approximation import laplace as laplace

@@ -1,4 +1,4 @@
-"""The Laplace approximation: a Gaussian whose precision is the curvature at trained weights."""
+"""The Laplace approximation: a Gaussian around trained weights whose precision is the curvature there."""
 
 from __future__ import annotations
 
@@ -38,73 +38,73 @@ EVIDENCE = "marginal_likelihood"
 
 
 class Laplace:
-    """The curvature of the likelihood at a model's weights, from which posteriors for any prior precision follow.
+    """The curvature of the log-likelihood at a model's weights, from which posteriors for any prior precision follow.
 
-    The weights ``theta`` should be where ``sum_n -log p(y_n | x_n, theta) + lambda / 2 |theta|^2`` is least. The model
-    is run in eval mode, and is what it was afterwards; the curvature is summed over the data, never averaged. Which
-    it is:
+    The weights ``theta`` should minimise ``sum_n -log p(y_n | x_n, theta) + lambda / 2 |theta|^2``. The model is run in
+    evaluation mode, and is afterwards as before. The curvature is summed over the data, never averaged. The options
+    are:
 
     ``curvature="ggn"``
         The generalised Gauss-Newton matrix ``sum_n J_n' H_n J_n``, ``J`` the Jacobian of the outputs and ``H`` the
-        expected second derivative of ``-log p(y | output)``: Kessler et al. 2018, eqs. 13-16, for any likelihood. Of a
-        likelihood that does not define its ``fisher_factor`` it is the second derivative at the targets, without its
+        expected second derivative of ``-log p(y | output)``: Kessler et al. 2018, eqs. 13-16, for any likelihood. For a
+        likelihood that does not define ``fisher_factor``, ``H`` is the second derivative at the targets, without its
         negative eigenvalues.
     ``curvature="empirical_fisher"``
         The empirical Fisher information ``sum_n g_n g_n'``, ``g`` the gradient of ``log p`` of one data point.
 
     ``structure="diagonal"``
-        Of every weight on its own. For ``"ggn"`` as many backward passes as a data point has outputs, for
-        ``"empirical_fisher"`` one (of a sequence of data points, both times its length); nothing is as large as data
-        points times weights.
-        Modules must be such that :class:`bayesadam.PerExampleSquares` can follow them.
+        The diagonal of the curvature. ``"ggn"`` takes as many backward passes as a data point has outputs, and
+        ``"empirical_fisher"`` takes one (for sequences of data points, both times their length). No tensor has the size
+        of data points times weights. The modules must be supported by :class:`bayesadam.PerExampleSquares`.
     ``structure="kron"``
-        Kronecker-factored (K-FAC: Martens and Grosse 2015; Ritter et al. 2018), of a model of any depth. The weight of
-        a linear or convolutional layer, as a matrix of ``O`` rows and ``I`` columns, has the curvature ``B kron A``:
-        ``B = sum_n sum_r g g'`` with the gradients ``g`` of the layer's outputs, ``r`` numbering the columns of the
-        factor of ``H_n``, and ``A`` the mean over the data of ``a a'``, ``a`` being what the weight is multiplied by.
-        Positions, of an image or a sequence, count as data: sums and means are over them, too. The bias has the
-        curvature ``B`` and is independent of the weight. This is what laplace-torch has by default. All other tensors
-        (those of norm layers, embeddings and convolutions with groups, and weights that are shared or used more than
-        once) have the diagonal. As many backward passes as for ``"diagonal"``.
+        Kronecker factors (K-FAC: Martens and Grosse 2015; Ritter et al. 2018), for a model of any depth. The weight of
+        a linear or convolutional layer, as a matrix of ``O`` rows and ``I`` columns, has the curvature ``B kron A``.
+        Here ``B = sum_n sum_r g g'`` with the gradients ``g`` of the layer's outputs, where ``r`` numbers the columns
+        of the factor of ``H_n``, and ``A`` is the mean over the data of ``a a'``, where ``a`` is the vector that the
+        weight is multiplied by. Positions of an image or a sequence count as data: sums and means are over them, too.
+        The bias has the curvature ``B`` and is independent of the weight. This is the default of laplace-torch. All
+        other tensors (those of norm layers, embeddings and convolutions with groups, and weights that are shared or
+        used more than once) have a diagonal curvature. It takes as many backward passes as ``"diagonal"``.
     ``structure="full"``
-        The whole matrix in float64, of a small model.
+        The whole matrix in float64, for a small model.
     ``structure="last_layer"``
         The whole matrix over one linear layer; all other weights are fixed.
     ``structure="last_layer_kron"``
-        The Kronecker factors of one linear layer, with thousands of outputs, too: where they are the model's, a
-        classifier's logits say, no Jacobian and no matrix for a data point is formed.
+        The Kronecker factors of one linear layer, which may have thousands of outputs. If these are the model's
+        outputs, such as the logits of a classifier, neither Jacobians nor matrices of data points are formed.
 
     Args:
-        model: Trained. Its trainable parameters are those that a posterior covers; the model may be wrapped in
+        model: The trained model. A posterior covers its trainable parameters. It may be wrapped in
             ``DistributedDataParallel``, and then only this process's data count.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs; inputs are a tensor, a tuple (``model(*inputs)``)
+        data: A pair ``(inputs, targets)``, or a loader of such pairs. Inputs are a tensor, a tuple (``model(*inputs)``)
             or a dict (``model(**inputs)``), whose first tensor has the examples along its first axis.
-        likelihood: What the outputs mean.
-        structure: See above.
-        curvature: See above.
-        last_layer: Name of the linear layer for ``structure="last_layer"`` and ``"last_layer_kron"``; default the last
-            one that the model calls for the first batch.
-        num_data: Number of training data points, if ``data`` is a part of them, or a chosen number: curvature and
-            log-likelihood are multiplied by its ratio to the number that ``data`` has. Data points are counted as the
-            likelihood does. Default: that number.
-        output: Takes the output tensor, examples along its first axis, out of what the model returns.
+        likelihood: Likelihood of the targets given the outputs.
+        structure: Structure of the curvature matrix, see above.
+        curvature: Kind of curvature, see above.
+        last_layer: Name of the linear layer for ``structure="last_layer"`` and ``"last_layer_kron"``. The default is
+            the last one that the model calls for the first batch.
+        num_data: Number of training data points, if ``data`` is a part of them, or a chosen number. Curvature and
+            log-likelihood are multiplied by its ratio to the number of data points in ``data``, counted as the
+            likelihood does. The default is a ratio of 1.
+        output: Function that takes the output tensor, with examples along its first axis, out of what the model
+            returns.
         batch_size: Rows of a pair in one pass; default 512.
-        progress: Show a progress bar; default for loaders in a terminal.
+        progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Attributes:
-        mean: The trainable weights by name; copies, float32 or wider.
-        curvature: By name for ``"diagonal"``; :class:`bayesadam.laplace.kronecker.KroneckerCurvature` for ``"kron"``
-            and ``"last_layer_kron"``; else ``(D, D)`` in float64 over the weights of ``random``, numbered tensor by
-            tensor.
-        random: Names of the tensors that posteriors are random over.
+        mean: The trainable weights by name; copies in float32 or wider.
+        curvature: Tensors by name for ``"diagonal"``; :class:`bayesadam.laplace.kronecker.KroneckerCurvature` for
+            ``"kron"`` and ``"last_layer_kron"``; otherwise ``(D, D)`` in float64 over the weights of ``random``,
+            numbered tensor by tensor.
+        random: Names of the tensors that are random in the posterior.
         log_likelihood: ``sum_n log p(y_n | x_n, theta)``.
-        num_data: As given, or counted.
+        num_data: Number of data points, as given or counted.
 
     Raises:
-        ValueError: An unknown structure or curvature, something that is no likelihood, or one without second
-            derivatives for ``"ggn"``, a model that is too large for a matrix or a factor, has no such layer or merges
-            its weights in eval mode, data that are empty, no pairs, or do not fit, or outputs that are not finite.
-        TypeError: The model returns no tensor and ``output`` is not given.
+        ValueError: The structure or curvature is unknown; the likelihood is none, or has no second derivatives for
+            ``"ggn"``; the model is too large for a matrix or a factor, has no such layer, or merges its weights in
+            evaluation mode; the data are empty, not pairs, or do not fit; or outputs are not finite.
+        TypeError: The model does not return a tensor and ``output`` is not given.
     """
 
     mean: dict[str, Tensor]
@@ -165,25 +165,27 @@ class Laplace:
         temperature: float = 1.0,
         rank: int | None = None,
     ) -> GaussianPosterior:
-        """The Gaussian around the weights with precision ``curvature / temperature + prior_precision``.
+        """Return the Gaussian around the weights with precision ``curvature / temperature + prior_precision``.
 
         Args:
-            prior_precision: ``lambda``, of the prior ``N(0, 1 / lambda)``.
-            num_data: Another number of data points than ``self.num_data``, by whose ratio the curvature is multiplied.
-            temperature: Multiplies the KL divergence (the prior's share) in the objective, so it divides the
-                curvature: below 1 the posterior is narrower.
-            rank: For ``structure="full"``: keep only so many directions of the covariance, the widest ones, beside a
-                diagonal, in a :class:`bayesadam.posterior.low_rank.LowRankGaussian` of the weights' dtype (see its
-                ``from_precision``). It takes ``D (rank + 2)`` numbers in place of ``D^2``. Default: all.
+            prior_precision: Precision ``lambda`` of the prior ``N(0, 1 / lambda)``.
+            num_data: Number of data points to assume instead of ``self.num_data``; the curvature is multiplied by their
+                ratio.
+            temperature: Factor of the KL divergence (and so of the prior) in the objective. The curvature is divided by
+                it, so below 1 the posterior is narrower.
+            rank: For ``structure="full"``, number of directions of the covariance that are kept, the widest ones,
+                together with a diagonal, in a :class:`bayesadam.posterior.low_rank.LowRankGaussian` of the weights'
+                dtype (see its ``from_precision``). It takes ``D (rank + 2)`` numbers instead of ``D^2``. By default all
+                directions are kept.
 
         Returns:
-            A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian`, a
-            :class:`bayesadam.DenseGaussian`, or for one layer a :class:`bayesadam.PartialGaussian` of one of these.
-            Of the same fit, Kronecker posteriors share their bases, and cost no more than their eigenvalues.
+            A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian` or a
+            :class:`bayesadam.DenseGaussian`; for one layer a :class:`bayesadam.PartialGaussian` of one of these.
+            Kronecker posteriors of the same object share their bases, so each takes only the memory of its eigenvalues.
 
         Raises:
-            ValueError: A number out of range, a rank for another structure, or a precision so much smaller than the
-                curvature that the sum is not positive definite.
+            ValueError: A number is out of range, a rank is given for another structure, or the prior precision is so
+                much smaller than the curvature that the sum is not numerically positive definite.
         """
         if rank is not None and self._told["structure"] != "full":
             raise ValueError(f"rank must be None for structure={self._told['structure']!r}, got {rank!r}")
@@ -211,30 +213,31 @@ class Laplace:
         return PartialGaussian(random, copies, list(self.mean)) if copies else random
 
     def log_marginal_likelihood(self, prior_precision: float = 1.0) -> float:
-        """The logarithm of the evidence ``p(data | lambda)``, approximately (MacKay 1992), in nats.
+        """Laplace approximation of the log evidence ``log p(data | lambda)`` (MacKay 1992), in nats.
 
-        ``log p(data | theta) - lambda |theta|^2 / 2 + D log(lambda) / 2 - log det(curvature + lambda I) / 2`` over the
-        ``D`` weights of ``random``; exact for a model that is linear in them with Gaussian noise, at its optimum.
+        It is ``log p(data | theta) - lambda |theta|^2 / 2 + D log(lambda) / 2 - log det(curvature + lambda I) / 2``
+        over the ``D`` weights of ``random``. It is exact at the optimum of a model that is linear in them with Gaussian
+        noise.
 
         Raises:
-            ValueError: A precision that is not positive.
+            ValueError: The precision is not positive.
         """
         check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
         return self.log_likelihood + log_evidence(self._eigenvalues, self._squared_norm, prior_precision)
 
     def best_prior_precision(self) -> float:
-        """The prior precision with the largest :meth:`log_marginal_likelihood`; there is exactly one.
+        """Return the prior precision with the largest :meth:`log_marginal_likelihood`; there is exactly one.
 
-        The weights stay those that were trained, whatever precision they were trained with.
+        The weights do not change, whatever prior precision they were trained with.
 
         Raises:
-            ValueError: The weights of ``random`` or their curvature are all zero: the evidence then has no maximum.
+            ValueError: The weights of ``random`` or their curvature are all zero, so that the evidence has no maximum.
         """
         return best_prior_precision(self._eigenvalues, self._squared_norm)
 
     @cached_property
     def _eigenvalues(self) -> Tensor:
-        """Of the curvature, ``(D,)`` in float64, none of them negative."""
+        """Eigenvalues of the curvature, ``(D,)`` in float64, none of them negative."""
         if isinstance(self.curvature, dict):
             return torch.cat([value.double().flatten() for value in self.curvature.values()])
         if isinstance(self.curvature, KroneckerCurvature):
@@ -271,34 +274,34 @@ def laplace(
     batch_size: int | None = None,
     progress: bool | None = None,
 ) -> GaussianPosterior:
-    """The Laplace posterior of a trained model, in one call; see :class:`Laplace`, whose arguments these are.
+    """Return the Laplace posterior of a trained model in one call; :class:`Laplace` explains the arguments.
 
-    By default it does not make the network's predictions worse: where a network has more weights than its data
-    determine, the posterior of a prior precision of 1 often is so wide that they are. Of a prior precision that is
-    given, a warning says so.
+    By default the posterior does not make the network's predictions worse. If a network has more weights than its data
+    determine, a prior precision of 1 often gives a posterior so wide that predictions are worse; for a prior precision
+    that you give, a warning is issued in that case.
 
     Args:
-        model: Trained.
+        model: The trained model.
         data: A pair ``(inputs, targets)``, or a loader of such pairs.
-        likelihood: What the outputs mean.
+        likelihood: Likelihood of the targets given the outputs.
         structure: ``"diagonal"``, ``"kron"``, ``"full"``, ``"last_layer"`` or ``"last_layer_kron"``.
         curvature: ``"ggn"`` or ``"empirical_fisher"``.
-        prior_precision: Of the prior. Or ``"marginal_likelihood"``: the one with the largest marginal likelihood. Or
-            ``"safe"``: 1, and then all standard deviations are multiplied by the largest factor up to 1
+        prior_precision: Precision of the prior. ``"marginal_likelihood"`` chooses the one with the largest marginal
+            likelihood. ``"safe"`` takes 1, and then multiplies all standard deviations by the largest factor up to 1
             (``hyperparameters["scaled"]``) with which 512 of the data's rows are predicted as well as by the network,
-            to 0.002 nats and by the default method of :func:`bayesadam.predict`. Those are usually rows that it was
-            trained on, and the posterior is then narrower than new rows would have it;
-            :func:`bayesadam.tune_posterior` finds the width with such rows.
-        temperature: See :meth:`Laplace.posterior`.
+            to within 0.002 nats and by the default method of :func:`bayesadam.predict`. The network was usually trained
+            on these rows, and the posterior is then narrower than is best for new rows;
+            :func:`bayesadam.tune_posterior` finds the width with held-out rows.
+        temperature: Factor of the KL divergence, see :meth:`Laplace.posterior`.
         last_layer: Name of the layer for ``"last_layer"`` and ``"last_layer_kron"``.
-        num_data: Number of training data points, if ``data`` has not all of them.
-        output: Takes the output tensor out of what the model returns.
+        num_data: Number of training data points, if ``data`` is only a part of them.
+        output: Function that takes the output tensor out of what the model returns.
         batch_size: Rows of a pair in one pass.
-        progress: Show a progress bar; default for loaders in a terminal.
+        progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Raises:
-        ValueError: As for the class and its methods; the numbers are checked before the data are gone through.
-        TypeError: The model returns no tensor and ``output`` is not given.
+        ValueError: As for the class and its methods; numbers are checked before the data are read.
+        TypeError: The model does not return a tensor and ``output`` is not given.
     """
     if prior_precision not in (EVIDENCE, SAFE):
         rule = f"a positive, finite number, {EVIDENCE!r} or {SAFE!r}"
@@ -329,7 +332,7 @@ Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayer
 
 
 def _sum(network: Network, structure: str, last_layer: str | None) -> Sum:
-    """What adds up the curvature."""
+    """The object that sums the curvature for a structure."""
     if structure == "diagonal":
         return DiagonalSum(network)
     if structure == "kron":
@@ -340,7 +343,7 @@ def _sum(network: Network, structure: str, last_layer: str | None) -> Sum:
 
 
 def _tensors(curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> list[Tensor]:
-    """What a curvature is linear in."""
+    """The tensors of a curvature, which is linear in them."""
     return [curvature] if isinstance(curvature, Tensor) else list(curvature.values())
 
 
@@ -378,7 +381,7 @@ def _go_through(
 
 
 def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> None:
-    """Raise if a likelihood's fallback has found no curvature in all the data: the posterior would be the prior."""
+    """Raise if the likelihood's fallback found no curvature in any data, since the posterior would be the prior."""
     if network.curvature == "fisher" or network.likelihood.defines("fisher_factor"):
         return
     if not any(value.any() for value in _tensors(curvature)):

@@ -1,4 +1,4 @@
-"""Badam: a posterior from the second moments that an ordinary adaptive optimiser has kept while it trained."""
+"""Badam: a posterior from the second moments of an ordinary adaptive optimiser."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def badam(
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
 ) -> DiagonalGaussian:
-    """The diagonal Gaussian with precision ``N sqrt(v) + lambda``, ``v`` the optimiser's second moments.
+    """Return a diagonal Gaussian with precision ``N sqrt(v) + lambda`` from an optimiser's second moments ``v``.
 
-    Source: Kessler et al. 2018, eq. 12 and Algorithm 1, with ``weights="map"`` and ``prior_precision=0``: there the
-    prior is part of the loss, as L2 regularisation. Section 3 of the paper's second version is ``weights="mle"``.
+    Source: Kessler et al. 2018. Their eq. 12 and Algorithm 1 are ``weights="map"`` with ``prior_precision=0``, where
+    the prior is part of the loss as L2 regularisation. Section 3 of the paper's second version is ``weights="mle"``.
 
-    ``v`` is what the optimiser divides by, at its last step:
+    ``v`` is the estimate by whose root the optimiser divided at its last step:
 
     ============================== ====================================================================
     Adam, AdamW, NAdam, RAdam      ``exp_avg_sq / (1 - b2^t)``
@@ -49,42 +49,42 @@ def badam(
     Adagrad                        ``(sum - initial_accumulator_value) / t``, the mean of the squares
     ============================== ====================================================================
 
-    The gradients must have been those of a *mean* loss; whether it was minimised or maximised does not matter, as they
-    are squared. ``weight_decay`` adds its gradient before the square (except where it is decoupled), and so do
-    penalties in the loss.
+    The gradients must have been those of a *mean* loss, minimised or maximised. A ``weight_decay`` adds its gradient
+    before the square (unless it is decoupled), and so do penalties in the loss.
 
-    The root of ``v`` stands for a curvature whose scale it does not have, so that the width is a choice. By default it
-    is one that does not make the network's predictions worse; :func:`bayesadam.tune_posterior` finds a better one with
-    held-out data.
+    The root of ``v`` does not have the scale of a curvature, so the width of the posterior has to be chosen. The
+    default is a width that does not make the network's predictions worse; :func:`bayesadam.tune_posterior` finds a
+    better one with held-out data.
 
     Args:
-        optimizer: Of ``torch.optim``, which has trained the model; any of its implementations.
-        model: Its trainable parameters get a posterior; frozen ones have none. Copied. Names are those inside wrappers
-            (``DistributedDataParallel``, ``torch.compile``).
-        num_data: Number of training examples ``N``, or any number of "pseudo-observations": larger is narrower.
-        prior_precision: ``lambda``, of the prior ``N(0, 1 / lambda)``. 0 leaves the prior out, which needs second
-            moments above 0. Or ``"safe"``: 1, and then all standard deviations are multiplied by the largest factor up
-            to 1 (``hyperparameters["scaled"]``) that is harmless: with ``data``, as for :func:`bayesadam.laplace`;
-            without, the noise is 5% of the weights at most, by their root mean squares in every matrix.
-        weights: What the trained weights are. ``"map"``: the mode of the posterior, which becomes the mean. ``"mle"``:
-            the maximum of the likelihood, the loss having had no prior; the mean is then
+        optimizer: Optimiser of ``torch.optim`` that has trained the model, in any of its implementations.
+        model: Model whose trainable parameters get a posterior; they are copied. Frozen parameters have none. Names are
+            those inside wrappers (``DistributedDataParallel``, ``torch.compile``).
+        num_data: Number of training examples ``N``, or any number of "pseudo-observations"; a larger number gives a
+            narrower posterior.
+        prior_precision: Precision ``lambda`` of the prior ``N(0, 1 / lambda)``. 0 omits the prior, which requires
+            second moments above 0. ``"safe"`` takes 1, and then multiplies all standard deviations by the largest
+            harmless factor up to 1 (``hyperparameters["scaled"]``): with ``data`` as for :func:`bayesadam.laplace`;
+            without them such that the noise is at most 5% of the weights, by root mean squares in every matrix.
+        weights: Interpretation of the trained weights. ``"map"``: they are the mode of the posterior, which becomes the
+            mean. ``"mle"``: they maximise the likelihood, because the loss had no prior; the mean is then
             ``theta sqrt(v) / (sqrt(v) + lambda / N)``.
-        data: A pair ``(inputs, targets)``, or a loader of such pairs, by which the posterior is compared with the
-            network itself: the default width depends on it, and where a prior precision that is given makes predictions
-            clearly worse, a warning says so. Data that the network was trained on will do.
-        likelihood: What the outputs mean; with ``data``.
-        output: Of :func:`bayesadam.predict`; with ``data``.
-        batch_size: Of :func:`bayesadam.predict`; with ``data``.
+        data: A pair ``(inputs, targets)``, or a loader of such pairs, on which the posterior is compared with the
+            network itself. The default width depends on them, and a warning is issued if a given prior precision makes
+            predictions clearly worse. Training data may be used.
+        likelihood: Likelihood of the targets given the outputs; required with ``data``.
+        output: Function that takes the output tensor out of what the model returns; used with ``data``.
+        batch_size: Rows per forward pass; used with ``data``.
 
     Returns:
-        Means and variances as copies, float32 or wider, of the full tensors.
+        The posterior, with copies of means and variances of the full tensors in float32 or wider.
 
     Raises:
-        TypeError: An optimiser that keeps no second moments that are known here.
-        ValueError: A number out of range, data without a likelihood, no trainable parameter, one that the optimiser
-            does not hold or that has never had a gradient, second moments that are not finite, or ones of 0 with
-            ``prior_precision=0``.
-        RuntimeError: The optimiser has not stepped.
+        TypeError: The optimiser keeps no second moments, or none that are known here.
+        ValueError: A number is out of range; data are given without a likelihood; there is no trainable parameter, or
+            one that the optimiser does not hold or that has never had a gradient; second moments are not finite, or
+            are 0 with ``prior_precision=0``.
+        RuntimeError: The optimiser has made no step.
     """
     second_moments = _formula(optimizer)
     check("num_data", num_data, "a positive, finite number", lambda v: 0 < v < math.inf)
@@ -137,21 +137,22 @@ def badam_from_moments(
     optimizer: str,
     weights: str = "map",
 ) -> DiagonalGaussian:
-    """What :func:`badam` computes once it has read an optimiser: the precision is ``N sqrt(v) + lambda``.
+    """Compute the posterior of :func:`badam` from second moments; the precision is ``N sqrt(v) + lambda``.
 
     Args:
         trained: Name, weights and second moments ``v`` of every tensor. Second moments are averages of the squared
-            gradients of a mean loss, corrected for their bias, and of the weights' shape. Both are copied.
-        num_data: ``N``, positive and finite.
-        prior_precision: ``lambda``, finite and at least 0.
-        optimizer: Whose moments these are; for the posterior's hyper-parameters.
+            gradients of a mean loss, corrected for their bias, and have the weights' shape. Weights and moments are
+            copied.
+        num_data: Number of data points ``N``, positive and finite.
+        prior_precision: Prior precision ``lambda``, finite and at least 0.
+        optimizer: Name of the optimiser, for the posterior's hyper-parameters.
         weights: ``"map"`` or ``"mle"``; see :func:`badam`.
 
     Returns:
-        Means and variances by these names, float32 or wider.
+        The posterior, with means and variances by these names in float32 or wider.
 
     Raises:
-        ValueError: Second moments that are not finite, or ones of 0 with ``prior_precision=0``.
+        ValueError: Second moments are not finite, or are 0 with ``prior_precision=0``.
     """
     mean, variance = {}, {}
     for name, value, moments in trained:
@@ -166,7 +167,7 @@ def badam_from_moments(
 
 
 def unbiased(exp_avg_sq: Tensor, beta: float, steps: float) -> Tensor:
-    """Adam's second moments without the bias of their start at 0: ``exp_avg_sq / (1 - b2^t)``, float32 or wider."""
+    """Adam's second moments, corrected for their start at 0: ``exp_avg_sq / (1 - b2^t)``, in float32 or wider."""
     return _wide(exp_avg_sq).div_(1.0 - float(beta) ** steps)
 
 
@@ -206,7 +207,7 @@ def _formula(optimizer: object) -> Callable[[State, State], Tensor]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """A copy, float32 or wider."""
+    """A copy in float32 or wider."""
     return tensor.to(wide(tensor.dtype), copy=True)
 
 

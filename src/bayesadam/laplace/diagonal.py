@@ -1,4 +1,4 @@
-"""The diagonal of the curvature, from squared gradients of examples that are never kept."""
+"""The diagonal of the curvature, summed from squared gradients of examples."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from bayesadam.predictive.batches import Rows
 
 
 class DiagonalSum:
-    """``sum_n diag(J_n' H_n J_n)``: one backward pass for each column of the factor of ``H``, and its square summed.
+    """``sum_n diag(J_n' H_n J_n)``, by one backward pass for each column of the factor of ``H``.
 
-    Gradients are squared by :class:`PerExampleSquares`, so that nothing is as large as examples times weights.
+    Gradients are squared by :class:`PerExampleSquares`, so no tensor has the size of examples times weights.
     """
 
     def __init__(self, network: Network) -> None:
@@ -23,7 +23,7 @@ class DiagonalSum:
         self.squares.start()
 
     def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch; returns its outputs, detached."""
+        """Add a batch and return its outputs, detached."""
         with torch.enable_grad():
             with RefusingReentrant(self.network.trainable.values()):
                 output = self.network(rows.batch)
@@ -32,7 +32,7 @@ class DiagonalSum:
         return output.detach()
 
     def result(self) -> dict[str, Tensor]:
-        """The sum by name; 0 where the outputs do not depend on a weight. Copies, float32 or wider."""
+        """The sum by name, 0 where the outputs do not depend on a weight; copies in float32 or wider."""
         found = {}
         for name, parameter in self.network.trainable.items():
             mean = self.squares.mean_squares(parameter)
@@ -40,5 +40,5 @@ class DiagonalSum:
         return found
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self.squares.stop()

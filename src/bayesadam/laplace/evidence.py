@@ -9,27 +9,28 @@ from torch import Tensor
 
 
 def log_evidence(eigenvalues: Tensor, squared_norm: float, prior_precision: float) -> float:
-    """``-lambda |theta|^2 / 2 - sum_i log(1 + e_i / lambda) / 2``: the log marginal likelihood less the likelihood.
+    """``-lambda |theta|^2 / 2 - sum_i log(1 + e_i / lambda) / 2``, the log marginal likelihood minus the
+    log-likelihood.
 
     Args:
-        eigenvalues: ``e`` of the curvature, ``(D,)`` in float64, not negative.
-        squared_norm: ``|theta|^2``.
-        prior_precision: ``lambda``.
+        eigenvalues: Eigenvalues ``e`` of the curvature, ``(D,)`` in float64, not negative.
+        squared_norm: Squared norm ``|theta|^2`` of the weights.
+        prior_precision: Prior precision ``lambda``.
     """
     return -0.5 * (prior_precision * squared_norm + torch.log1p(eigenvalues / prior_precision).sum().item())
 
 
 def best_prior_precision(eigenvalues: Tensor, squared_norm: float) -> float:
-    """Where :func:`log_evidence` is largest.
+    """Find the prior precision that maximises :func:`log_evidence`.
 
-    Its derivative by ``log(lambda)`` is half of ``gamma(lambda) - lambda |theta|^2``, with the number of well-defined
-    weights ``gamma = sum_i e_i / (e_i + lambda)`` (MacKay 1992, eqs. 4.8-4.10): it falls from positive to negative, so
-    that the zero is unique and the one maximum. It lies between ``min(max_i e_i, 1 / (2 |theta|^2))``, where
-    ``gamma >= 1/2 >= lambda |theta|^2``, and ``D / |theta|^2``, and is found by bisection on the logarithm, to the last
-    digits.
+    The derivative of the log evidence by ``log(lambda)`` is half of ``gamma(lambda) - lambda |theta|^2``, with the
+    number of well-determined weights ``gamma = sum_i e_i / (e_i + lambda)`` (MacKay 1992, eqs. 4.8-4.10). It falls from
+    positive to negative, so its zero is unique and the only maximum. It lies between ``min(max_i e_i, 1 / (2
+    |theta|^2))``, where ``gamma >= 1/2 >= lambda |theta|^2``, and ``D / |theta|^2``, and is found by bisection on the
+    logarithm, to the last digits.
 
     Raises:
-        ValueError: All weights, or all eigenvalues, are zero: no precision, or none above 0, is the best one.
+        ValueError: All weights are zero, so that there is no best precision, or all eigenvalues are, so that it is 0.
     """
     top = eigenvalues.max().item()
     for name, value in (("weights", squared_norm), ("curvature", top)):

@@ -14,14 +14,14 @@ from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.predictive.batches import Rows, call
 
 CHUNK = 2**22
-"""Numbers in one batch of Jacobians, about."""
+"""Approximate number of values in one batch of Jacobians."""
 
 
 class FullSum:
     """``sum_n J_n' H_n J_n`` over all trainable weights, in float64.
 
     Raises:
-        ValueError: Too many weights.
+        ValueError: There are too many weights.
     """
 
     def __init__(self, network: Network) -> None:
@@ -33,7 +33,7 @@ class FullSum:
         self.matrix = torch.zeros(size, size, dtype=torch.float64, device=device)
 
     def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch; returns its outputs, detached."""
+        """Add a batch and return its outputs, detached."""
         with torch.no_grad():
             output = self.network(rows.batch)
         vectors = torch.stack(list(columns(self.network.factor(output, target), output)), dim=1)
@@ -45,11 +45,11 @@ class FullSum:
         return output
 
     def result(self) -> Tensor:
-        """``(D, D)``, the weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
+        """The matrix ``(D, D)``, with weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
         return self.matrix
 
     def close(self) -> None:
-        """Nothing is to be undone."""
+        """Do nothing, since the model has no hooks."""
 
     def _pulled(self, rows: Rows, vectors: Tensor) -> Tensor:
         """``J_n' v`` for the vectors ``(N, R, ...)`` of every example: ``(N, R, D)``."""
@@ -92,7 +92,7 @@ class FullSum:
 
 
 def check_size(structure: str, size: int, other: str) -> None:
-    """Raise ``ValueError`` if a dense matrix over this many weights is out of the question."""
+    """Raise ``ValueError`` if a dense matrix over this many weights is too large."""
     if size > MAX_WEIGHTS:
         raise ValueError(
             f"structure must be {other} where a matrix would have more than {MAX_WEIGHTS:,} rows, got {structure!r} "

@@ -1,4 +1,6 @@
-"""Kronecker factors of the curvature: of all layers, or of one, and what a prior precision makes of them."""
+"""Kronecker factors of the curvature of all layers or of one, and the posteriors that they give with a prior
+precision.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.predictive.batches import Rows
 
 FACTOR_BYTES = 2**28
-"""Of the factors of the Hessians of a batch's outputs; with more the batch is cut in parts."""
+"""Memory for the factors of the Hessians of a batch's outputs; a batch that needs more is divided."""
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The eigenvalues of one tensor's curvature, of its shape as a matrix, and their bases.
+    """Eigenvalues of one tensor's curvature, in its shape as a matrix, and their bases.
 
     Attributes:
         values: ``b a'``, ``(O, I)`` in float64; not negative.
@@ -38,23 +40,23 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class KroneckerCurvature:
-    """The curvature of a model, independent between tensors.
+    """Kronecker-factored curvature of a model, independent between tensors.
 
     Attributes:
-        layers: The factors of layers whose curvature is factored.
-        diagonal: Of every weight of all other tensors, by name.
+        layers: Factors of the layers whose curvature is factored.
+        diagonal: Diagonal curvature of all other tensors, by name.
     """
 
     layers: tuple[LayerFactors, ...]
     diagonal: Mapping[str, Tensor]
 
     def values(self) -> list[Tensor]:
-        """What is multiplied to multiply the curvature."""
+        """The tensors by which the curvature can be multiplied by a number."""
         return [*(layer.outputs for layer in self.layers), *self.diagonal.values()]
 
     @cached_property
     def spectra(self) -> dict[str, Spectrum]:
-        """By name; computed when first asked for."""
+        """Eigenvalues and bases by name. They are computed at the first access."""
         found = {name: Spectrum(value.double()) for name, value in self.diagonal.items()}
         for layer in self.layers:
             b, left = _eigen(layer.outputs)
@@ -67,17 +69,19 @@ class KroneckerCurvature:
 
     @cached_property
     def _bases(self) -> dict[tuple[int, torch.dtype], Tensor]:
-        """Eigenvectors in other dtypes: one for all posteriors, and for a weight and its bias."""
+        """Eigenvectors in other dtypes, shared by all posteriors, and by a weight and its bias."""
         return {}
 
     def eigenvalues(self) -> Tensor:
-        """Of the whole, ``(D,)`` in float64, none of them negative."""
+        """Eigenvalues of the whole curvature, ``(D,)`` in float64, none of them negative."""
         return torch.cat([spectrum.values.flatten() for spectrum in self.spectra.values()])
 
     def posterior(
         self, mean: Mapping[str, Tensor], scale: float, prior_precision: float, told: Mapping[str, Any]
     ) -> KroneckerGaussian:
-        """The Gaussian around the weights with precision ``scale curvature + prior_precision``, in their dtypes."""
+        """Return the Gaussian around the weights with precision ``scale curvature + prior_precision``, in the
+        weights' dtypes.
+        """
         variance: dict[str, Tensor] = {}
         left: dict[str, Tensor] = {}
         right: dict[str, Tensor] = {}
@@ -95,10 +99,10 @@ class KroneckerCurvature:
 
 
 class KroneckerSum:
-    """Factors of ``sum_n J_n' H_n J_n``: one backward pass for each column of the factor of ``H``.
+    """Factors of ``sum_n J_n' H_n J_n``, by one backward pass for each column of the factor of ``H``.
 
     Raises:
-        ValueError: A layer that is too wide.
+        ValueError: A layer is too wide.
     """
 
     structure = "kron"
@@ -115,7 +119,7 @@ class KroneckerSum:
                     raise _too_wide(self.structure, side, f"{what} of {name!r}")
 
     def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch; returns its outputs, detached."""
+        """Add a batch and return its outputs, detached."""
         with torch.enable_grad():
             output = self.network(rows.batch)
             if _is_large(output):
@@ -125,7 +129,7 @@ class KroneckerSum:
         return output.detach()
 
     def result(self) -> KroneckerCurvature:
-        """The factors, and the diagonal for tensors without: 0 where the outputs do not depend on a weight."""
+        """The factors, and the diagonal for all other tensors: 0 where the outputs do not depend on a weight."""
         layers = tuple(self.factors.layers())
         factored = {name for layer in layers for name in (layer.weight, layer.bias)}
         diagonal = {}
@@ -136,21 +140,21 @@ class KroneckerSum:
         return KroneckerCurvature(layers, diagonal)
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         self.factors.stop()
 
 
 class LastLayerKroneckerSum(LastLayer):
-    """The factors of one linear layer, of any number of outputs.
+    """Kronecker factors of one linear layer with any number of outputs.
 
-    Where the layer's outputs are the model's, their Hessians are summed without a factor of any (see
-    :meth:`bayesadam.likelihoods.Likelihood.fisher_sum`); elsewhere they are pulled through what comes after.
+    If the layer's outputs are the model's, their Hessians are summed without the factor of any single one (see
+    :meth:`bayesadam.likelihoods.Likelihood.fisher_sum`); otherwise they are pulled back through the layers that follow.
     """
 
     structure = "last_layer_kron"
 
     def result(self) -> KroneckerCurvature:
-        """The layer's factors."""
+        """The factors of the layer."""
         layer = LayerFactors(self.names[0], self.names[1] if len(self.names) > 1 else None, self._outputs, self._inputs)
         return KroneckerCurvature((layer,), {})
 
@@ -189,13 +193,13 @@ class LastLayerKroneckerSum(LastLayer):
 
 
 def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors of a matrix that is symmetric to rounding and not negative."""
+    """Eigenvalues and eigenvectors of a matrix that is positive semi-definite, and symmetric up to rounding."""
     values, vectors = torch.linalg.eigh(torch.lerp(matrix, matrix.mT, 0.5))
     return values.clamp_min_(0.0), vectors.contiguous()
 
 
 def _is_large(output: Tensor) -> bool:
-    """Whether factors of the Hessians of several rows, if a position's outputs are a block, take too much memory."""
+    """Whether factors of the Hessians of several rows take too much memory, if a position's outputs are one block."""
     return len(output) > 1 and output.numel() * output.shape[-1] * output.element_size() > FACTOR_BYTES
 
 

@@ -1,4 +1,4 @@
-"""The curvature of one linear layer, from its inputs and from the curvature of the likelihood at its outputs."""
+"""The curvature of one linear layer, from its inputs and the curvature of the likelihood at its outputs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from bayesadam.predictive.batches import Rows
 
 
 class Call(NamedTuple):
-    """One call of the layer: its inputs, where the gradient of its outputs arrives, and what the layer returned."""
+    """One call of the layer: its inputs, the tensor that gets the gradient of its outputs, and the layer's return
+    value.
+    """
 
     features: Tensor
     leaf: Tensor
@@ -24,13 +26,13 @@ class Call(NamedTuple):
 
 
 class LastLayer(abc.ABC):
-    """Follows the passes of a network to one linear layer, and differentiates what comes after it.
+    """Follows the forward passes of a network to one linear layer, and differentiates the layers after it.
 
-    So any linear layer may be taken.
+    Any linear layer may be chosen.
 
     Args:
-        network: What is looked at.
-        name: Of the layer; default the last ``nn.Linear`` that the model calls, known when data have been added.
+        network: The network.
+        name: Name of the layer; by default the last ``nn.Linear`` that the model calls, known after the first data.
 
     Raises:
         ValueError: There is no such layer, a parameter of it is frozen or shared, or it is too large.
@@ -68,7 +70,7 @@ class LastLayer(abc.ABC):
 
     @torch.no_grad()
     def _last_called(self, inputs: Any) -> str:
-        """Name of the layer that a pass of the model ends with."""
+        """Name of the last linear layer that a pass of the model calls."""
         called: list[str] = []
         with ExitStack() as stack:
             for name, layer in self._layers.items():
@@ -79,11 +81,11 @@ class LastLayer(abc.ABC):
         return called[-1]
 
     def add(self, rows: Rows, target: Tensor) -> Tensor:
-        """Add a batch; returns its outputs, detached.
+        """Add a batch and return its outputs, detached.
 
         Raises:
-            ValueError: The layer was not called once, or the outputs do not depend on it; and as for the class, if no
-                layer was named.
+            ValueError: The layer was not called exactly once, or the outputs do not depend on it; or, if no layer was
+                named, as for the class.
         """
         if self._handle is None:
             self._take(self._last_called(rows.batch))
@@ -99,14 +101,14 @@ class LastLayer(abc.ABC):
 
     @abc.abstractmethod
     def _begin(self) -> None:
-        """The layer is known."""
+        """Prepare the sums, once the layer is known."""
 
     @abc.abstractmethod
     def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
         """Add a batch."""
 
     def _pulled(self, call: Call, factor: Tensor, output: Tensor) -> Tensor:
-        """The factor of an example's Hessian as one at the layer's outputs, ``(N, ..., K, P R)``, in float64."""
+        """The factor of an example's Hessian pulled back to the layer's outputs, ``(N, ..., K, P R)``, in float64."""
         vectors = columns(factor, output)
         try:
             pulled = [torch.autograd.grad(output, call.leaf, vector, retain_graph=True)[0] for vector in vectors]
@@ -117,12 +119,12 @@ class LastLayer(abc.ABC):
         return torch.stack(pulled, dim=-1).double()
 
     def close(self) -> None:
-        """Take the hook off the layer."""
+        """Remove the hook from the layer."""
         if self._handle is not None:
             self._handle.remove()
 
     def _capture(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        """Cut the graph behind the layer, so that only what comes after it is differentiated."""
+        """Cut the graph behind the layer, so that only the layers after it are differentiated."""
         leaf = output.detach().requires_grad_()
         returned = leaf.clone()  # which may be changed in place, as a leaf may not
         self._calls.append(Call(args[0].detach(), leaf, returned))
@@ -132,15 +134,17 @@ class LastLayer(abc.ABC):
 class LastLayerSum(LastLayer):
     """``sum_n J_n' H_n J_n`` over the weight and the bias of one linear layer, in float64.
 
-    For an example whose layer had the inputs ``a`` (with a 1 for the bias) and the Hessian ``H`` at the layer's
-    outputs, it is the Kronecker product of ``H`` and ``a a'``; no gradient of a weight is formed.
+    For an example whose layer has the inputs ``a`` (with a 1 for the bias) and the Hessian ``H`` at its outputs, the
+    term is the Kronecker product of ``H`` and ``a a'``; no gradient of a weight is formed.
     """
 
     structure = "last_layer"
     matrix: Tensor
 
     def result(self) -> Tensor:
-        """``(D, D)``, the layer's weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
+        """The matrix ``(D, D)``, with the layer's weights numbered tensor by tensor as in
+        :class:`bayesadam.DenseGaussian`.
+        """
         return self.matrix
 
     def _begin(self) -> None:
@@ -160,7 +164,7 @@ class LastLayerSum(LastLayer):
             self._add_sums(call.features.double(), factor)
 
     def _add_products(self, features: Tensor, factor: Tensor) -> None:
-        """For features ``(N, F)``, and factors ``(N, K, R)`` of the Hessian at the layer's outputs."""
+        """Add features ``(N, F)`` with factors ``(N, K, R)`` of the Hessian at the layer's outputs."""
         outputs, width = self.layer.weight.shape
         hessian = factor @ factor.mT
         biases = outputs * width if len(self.names) > 1 else None
@@ -177,7 +181,7 @@ class LastLayerSum(LastLayer):
                         self.matrix[biases + k, biases + m] += hessian[:, i, j].sum()
 
     def _add_sums(self, features: Tensor, factor: Tensor) -> None:
-        """For features ``(N, ..., F)`` at several positions, whose gradients add up before they are squared."""
+        """Add features ``(N, ..., F)`` at several positions, whose gradients are summed before they are squared."""
         features, factor = features.flatten(1, -2), factor.flatten(1, -3)
         pulled = [torch.einsum("npkr,npf->nrkf", factor, features).flatten(2)]
         if len(self.names) > 1:
@@ -187,7 +191,7 @@ class LastLayerSum(LastLayer):
 
 
 def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a module is a linear layer whose weight is a parameter, and not computed from others."""
+    """Whether a module is a linear layer whose weight is a parameter and not computed from other tensors."""
     own = {key for key, parameter in module._parameters.items() if parameter is not None}
     plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     return plain and "weight" in own and own <= {"weight", "bias"}

@@ -1,4 +1,4 @@
-"""The network whose weights are looked at: its outputs, and the curvature of its likelihood there."""
+"""A trained network with its likelihood: its outputs, and the curvature of the likelihood there."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ CURVATURES = ("ggn", "empirical_fisher")
 
 @dataclass(frozen=True)
 class Network:
-    """A model, what its outputs mean, and which curvature is wanted.
+    """A model, its likelihood, and the kind of curvature.
 
     Attributes:
-        output: Takes the output tensor out of what the model returns.
+        output: Function that takes the output tensor out of what the model returns.
         curvature: One of ``CURVATURES``.
     """
 
@@ -31,7 +31,7 @@ class Network:
     curvature: str
 
     def __post_init__(self) -> None:
-        """Raise ``ValueError`` for what cannot be."""
+        """Raise ``ValueError`` for arguments that are invalid."""
         if self.curvature not in CURVATURES:
             raise ValueError(f"curvature must be one of {CURVATURES}, got {self.curvature!r}")
         check_likelihood(self.likelihood)
@@ -40,32 +40,32 @@ class Network:
 
     @property
     def trainable(self) -> dict[str, nn.Parameter]:
-        """The parameters that a posterior covers, by name."""
+        """Parameters that a posterior covers, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def __call__(self, inputs: Any) -> Tensor:
-        """The outputs ``(N, ...)`` for a tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``).
+        """Outputs ``(N, ...)`` for a tensor, a tuple (``model(*inputs)``) or a dict (``model(**inputs)``).
 
         Raises:
-            TypeError: The model returns no tensor, and ``output`` does not take one out.
+            TypeError: The model does not return a tensor, and ``output`` does not take one out.
         """
         return call(self.model, inputs, self.output)
 
     @torch.no_grad()
     def factor(self, output: Tensor, target: Tensor) -> Tensor:
-        """The curvature of ``-log p(y | output)`` as a block-diagonal factor.
+        """Curvature of ``-log p(y | output)`` as a block-diagonal factor.
 
-        An example's outputs fall, in order, into ``P`` blocks of ``K`` outputs each, and the Hessian over block ``p``
-        of example ``n`` is ``S S'`` with ``S = factor[n, p]``. For ``"ggn"`` it is the likelihood's
+        The outputs of an example are divided, in order, into ``P`` blocks of ``K`` outputs each, and the Hessian over
+        block ``p`` of example ``n`` is ``S S'`` with ``S = factor[n, p]``. For ``"ggn"`` it is the likelihood's
         :meth:`fisher_factor`; for ``"empirical_fisher"`` the blocks are data points, and ``S`` is the likelihood's
         :meth:`score`.
 
         Args:
-            output: ``(N, ...)``.
-            target: Of the likelihood.
+            output: Outputs, ``(N, ...)``.
+            target: Targets, as the likelihood takes them.
 
         Returns:
-            ``(N, P, K, R)``.
+            The factor, ``(N, P, K, R)``.
 
         Raises:
             ValueError: The target does not fit the output.
@@ -88,7 +88,9 @@ class Network:
 
     @contextmanager
     def evaluated(self) -> Iterator[None]:
-        """Eval mode and no ``.grad`` inside; after, modes and ``.grad`` are what they were."""
+        """Context with the model in evaluation mode and without ``.grad``; afterwards modes and ``.grad`` are
+        restored.
+        """
         gradients = [(p, p.grad) for p in self.model.parameters()]
         try:
             for parameter, _ in gradients:

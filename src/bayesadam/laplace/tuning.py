@@ -1,4 +1,4 @@
-"""Choosing the numbers of a posterior by how well it predicts held-out data, its width and temperature as they are."""
+"""Choosing prior precision and number of data of a posterior by its predictions of held-out data."""
 
 from __future__ import annotations
 
@@ -29,33 +29,36 @@ def tune_laplace(
     batch_size: int | None = None,
     progress: bool | None = None,
 ) -> PosteriorTuning:
-    """Try every combination of candidates, and keep the one that gives held-out targets the largest density.
+    """Try all combinations of candidates, and keep the one that gives held-out targets the highest density.
 
     This is :func:`bayesadam.tune_posterior` for these two numbers alone, with neither a factor of the width nor a
-    temperature (Kessler et al. 2018, appendix C: the number of data points may be seen as a number of
-    "pseudo-observations" that is tuned on a validation set)::
+    temperature. The number of data points may be seen as a number of "pseudo-observations" that is tuned on a
+    validation set (Kessler et al. 2018, appendix C)::
 
         tune_laplace(partial(ba.badam, adam, model), model, validation, likelihood=likelihood, num_data=[100, 1e3, 1e4])
         tune_laplace(Laplace(model, train, likelihood=likelihood).posterior, model, validation, likelihood=likelihood)
 
     Args:
-        make: Makes a posterior from the keyword arguments ``prior_precision``, and ``num_data`` if candidates for that
-            are given.
-        model: That the posteriors are of.
-        data: Held out, on any device: a pair ``(inputs, targets)``, or a loader of such pairs, which is gone through
-            once and kept.
-        likelihood: What the outputs mean.
-        num_data: Candidates; default none, and ``make`` is called without.
+        make: Function that makes a posterior from the keyword argument ``prior_precision``, and ``num_data`` if there
+            are candidates for it.
+        model: The network that the posteriors belong to.
+        data: Held-out data, on any device: a pair ``(inputs, targets)``, or a loader of such pairs, which is iterated
+            over once and kept in memory.
+        likelihood: Likelihood of the targets given the network's outputs.
+        num_data: Candidates; by default there are none, and ``make`` is called without this argument.
         prior_precision: Candidates; default 1e-4, 1e-3, ..., 1e4.
-        method: Of :func:`bayesadam.predict`.
-        mc_samples: Of :func:`bayesadam.predict`.
-        seed: Of :func:`bayesadam.predict`.
-        output: Of :func:`bayesadam.predict`.
-        batch_size: Of :func:`bayesadam.predict`.
-        progress: Show a progress bar; default in a terminal.
+        method: Method of prediction, as in :func:`bayesadam.predict`.
+        mc_samples: Number of samples, as in :func:`bayesadam.predict`.
+        seed: Seed of the samples, as in :func:`bayesadam.predict`.
+        output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
+        batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
+        progress: Whether to show a progress bar; by default it is shown in a terminal.
+
+    Returns:
+        The best posterior, with the scores of all candidates.
 
     Raises:
-        ValueError: No candidates, or no data; and what ``make`` and ``predict`` raise.
+        ValueError: There are no candidates or no data, or ``make`` or ``predict`` raises it.
         RuntimeError: No candidate has a finite score.
     """
     grid = {"num_data": num_data, "prior_precision": PRECISIONS if prior_precision is None else prior_precision}

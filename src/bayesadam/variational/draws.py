@@ -1,4 +1,4 @@
-"""One draw of all weights of a network, made as it is asked for."""
+"""One draw of all weights of a network, computed on demand."""
 
 from __future__ import annotations
 
@@ -21,19 +21,23 @@ R = TypeVar("R")
 
 
 def recording() -> AbstractContextManager[Any]:
-    """Gradients are recorded inside, whatever the mode outside: what inference mode makes is of no use after it."""
+    """Context in which gradients are recorded whatever the mode outside, since tensors of inference mode cannot be
+    reused.
+    """
     return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
 
 
 def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
-    """The function, left alone by ``torch.compile``: with every draw, it would compile what draws once more."""
+    """Exclude a function from ``torch.compile``, which would compile the drawing again for every draw."""
     if torch.compiler.is_compiling():  # importing the compiler takes seconds
         return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
     return function
 
 
 class Noise:
-    """Where a network's noise comes from: transient buffers around :mod:`bayesadam.noise`. A copy starts empty."""
+    """Source of a network's noise: transient buffers around :mod:`bayesadam.noise`. A copy starts with empty
+    buffers.
+    """
 
     def __init__(self) -> None:
         self._scratch = noise.Scratch()
@@ -55,19 +59,19 @@ class Noise:
 
 
 class Draw:
-    """One sample of the random weights, and what it is made of; differentiable in means and ``rho``.
+    """One sample of the random weights and its components, differentiable in means and ``rho``.
 
-    Everything is computed once and kept, with gradients, since the first who asks may not be the one who needs them.
+    Everything is computed once and cached, with gradients, since a later use may need them even if the first does not.
 
     Args:
         means: Mean of every random parameter by name.
-        rho: What the standard deviations are the softplus of.
+        rho: Parameters whose softplus is the standard deviation.
         indices: Noise index of every random parameter.
-        source: Of the noise.
-        seed: Of the noise.
-        number: Of the draw.
+        source: Source of the noise.
+        seed: Seed of the noise.
+        number: Number of the draw.
         sign: -1 for the mirror image of the draw with ``+1``.
-        center: Of the prior, if its divergence is to be had from :meth:`sums`.
+        center: Mean of the prior, if its divergence is to be computed from :meth:`sums`.
     """
 
     def __init__(
@@ -108,13 +112,15 @@ class Draw:
         return {name: self.theta(name) for name in self.means}
 
     def sums(self) -> Tensor | None:
-        """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they come with the sample."""
+        """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they are computed with the
+        sample.
+        """
         if self.center is not None:
             self.sample()
         return self._sums
 
     def mean(self, name: str) -> Tensor:
-        """In the dtype of the standard deviation, which is float32 at least."""
+        """Means of a parameter, in the dtype of the standard deviation, which is float32 or wider."""
         with recording():
             return self.means[name].to(self._rho[name].dtype)
 
@@ -132,7 +138,7 @@ class Draw:
         return self._eps[name]
 
     def deviation(self, name: str) -> Tensor:
-        """The sample less its mean."""
+        """The sample minus its mean."""
         if name not in self._deviation:
             with recording():
                 self._deviation[name] = self.std(name) * self.eps(name)

@@ -1,9 +1,9 @@
-"""How a network is run at random weights: a shared sample, local reparameterisation, or Flipout.
+"""Gradient estimators for a network at random weights: a shared sample, local reparameterisation, or Flipout.
 
-The shared sample takes the place of the parameters for one forward pass, which is right for any model. The other two
-put placeholders there and look at the functions that are called: a linear function (``linear``, ``conv``,
-``conv_transpose``) of a placeholder is replaced, and every other one gets the shared sample for it. Placeholders are
-NaN and refuse gradients, so that a use that is not seen (in a custom autograd function, say) does not go unnoticed.
+The shared sample replaces the parameters for one forward pass, which works for every model. The other two estimators
+put placeholders there and intercept the functions that are called: a linear function (``linear``, ``conv``,
+``conv_transpose``) of a placeholder is replaced, and every other function gets the shared sample. Placeholders are NaN
+and refuse gradients, so that a use that is not intercepted (in a custom autograd function, for example) is noticed.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _CHANNELS = {
     functional.conv_transpose2d: -3,
     functional.conv_transpose3d: -4,
 }
-"""Functions that are linear in their weight, and which axis of inputs and outputs has the channels."""
+"""Functions that are linear in their weight, and the axis of inputs and outputs that has the channels."""
 
 _SHAPES = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex)
 
 
 def shared(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The model at one weight sample."""
+    """Run the model at one weight sample."""
     return functional_call(model, uncompiled(draw.sample)(), args, kwargs)
 
 
 def local(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The model with the outputs of linear functions drawn (Kingma et al. 2015, section 2.3)."""
+    """Run the model with sampled outputs of linear functions (Kingma et al. 2015, section 2.3)."""
     return uncompiled(_run)(Local, draw, model, args, kwargs)
 
 
 def flipout(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The model with random signs in the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
+    """Run the model with random signs of the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
     return uncompiled(_run)(Flipout, draw, model, args, kwargs)
 
 
@@ -72,7 +72,7 @@ class Reparameterized(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Called for every PyTorch function in place of the function."""
+        """Called for every PyTorch function instead of the function."""
         kwargs = kwargs or {}
         if func in _SHAPES:
             return func(*args, **kwargs)
@@ -111,7 +111,7 @@ class Reparameterized(TorchFunctionMode):
         return placeholder
 
     def _bias(self, bias: Tensor | None, use: object) -> tuple[str | None, Tensor | None]:
-        """Name of a bias that is random and used nowhere else, or what takes its place."""
+        """Name of a bias that is random and used nowhere else, or its replacement."""
         name = self._names.get(id(bias))
         if name is None or self._uses.get(name) == "shared":
             return None, self._sampled(bias)
@@ -133,10 +133,10 @@ class Reparameterized(TorchFunctionMode):
         return value
 
     def _note(self, name: str, use: object) -> None:
-        """Remember how a parameter is used, and refuse what does not go together.
+        """Record how a parameter is used, and refuse uses that exclude each other.
 
         Raises:
-            RuntimeError: Uses whose samples would not be the same.
+            RuntimeError: Uses of a parameter would have different samples.
         """
         before = self._uses.setdefault(name, use)
         if before != use:
@@ -152,7 +152,7 @@ class Local(Reparameterized):
     estimator = "local"
 
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
-        """See the base class."""
+        """The sampled output, as in the base class."""
         use = f"the outputs of linear function {len(self._uses)} drawn"
         self._note(weight, use)
         name, fixed = self._bias(bias, use)
@@ -166,12 +166,14 @@ class Local(Reparameterized):
 
 
 class Flipout(Reparameterized):
-    """``y = call(x, mean) + s * call(x * r, deviation)`` with signs ``s`` and ``r`` of every data point's own."""
+    """``y = call(x, mean) + s * call(x * r, deviation)``, with signs ``s`` and ``r`` that differ between data
+    points.
+    """
 
     estimator = "flipout"
 
     def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
-        """See the base class."""
+        """The output with random signs, as in the base class."""
         draw = self.draw
         rows = len(x) if x.ndim > -channels else 1
         use = f"the signs of {weight!r} for {rows} data points"
@@ -190,7 +192,9 @@ class Flipout(Reparameterized):
 
 
 def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor) -> Tensor:
-    """Random signs ``(rows, width)``: the bits of the words that :func:`bayesadam.noise.normal` is made of."""
+    """Random signs ``(rows, width)``, which are the bits of the words from which :func:`bayesadam.noise.normal` is
+    made.
+    """
     counters = -(-rows * width // 128)
     pool = [torch.empty(counters, dtype=torch.int64, device=like.device) for _ in range(8)]
     block: list[Any] = [torch.arange(counters, device=like.device), index, step, SIGNS]

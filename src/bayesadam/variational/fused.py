@@ -1,7 +1,7 @@
-"""A sample of all weights, and what a divergence from a Gaussian is made of, in one compiled pass over memory.
+"""A sample of all weights, and sums for the divergence from a Gaussian, in one compiled pass over memory.
 
-An accelerator only: the numbers are those of :mod:`bayesadam.functional.reparameterized` and
-:mod:`bayesadam.functional.kl` up to rounding, and where it does not fit those do the work.
+It is only an accelerator: the numbers are those of :mod:`bayesadam.functional.reparameterized` and
+:mod:`bayesadam.functional.kl` up to rounding, and these modules are used where it cannot be.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bayesadam import native, noise
 
 
 def fits(means: Sequence[Tensor], rhos: Sequence[Tensor]) -> bool:
-    """Whether all are contiguous float32 on the CPU, and there is a compiler."""
+    """Whether all tensors are contiguous float32 on the CPU, and there is a compiler."""
     return _library() is not None and all(
         t.dtype == torch.float32 and t.device.type == "cpu" and type(t) in (Tensor, nn.Parameter) and t.is_contiguous()
         for t in (*means, *rhos)
@@ -30,7 +30,7 @@ def fits(means: Sequence[Tensor], rhos: Sequence[Tensor]) -> bool:
 def sample(
     means: Sequence[Tensor], rhos: Sequence[Tensor], eps: Sequence[Tensor], center: float
 ) -> tuple[list[Tensor], Tensor]:
-    """``mean + softplus(rho) * eps`` of several tensors, and sums over all of them, for tensors that fit.
+    """Compute ``mean + softplus(rho) * eps`` of several tensors, and sums over all of them.
 
     Returns:
         The samples, and the sums of ``(mean - center)^2``, ``std^2`` and ``log(std)``, ``(3,)`` in float64;
@@ -77,7 +77,7 @@ def _call(name: str, columns: Sequence[Sequence[Tensor]], center: float, numbers
 
 @cache
 def _library() -> ctypes.CDLL | None:
-    """``None`` where it cannot be compiled; that noise cannot be either has been said there."""
+    """The compiled library, or ``None`` if it cannot be compiled; :mod:`bayesadam.noise` has then warned about it."""
     try:
         return native.load(native.read("sample.cpp")) if native.has_compiler() else None
     except native.CompilationError:

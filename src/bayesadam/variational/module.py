@@ -1,7 +1,7 @@
-"""``variational``: any network with a Gaussian posterior over its weights, trained by any PyTorch optimiser.
+"""``variational`` gives any network a Gaussian posterior over its weights, trained by any PyTorch optimiser.
 
-Bayes by Backprop (Blundell et al. 2015, section 3.2): ``weights = mu + softplus(rho) * eps``, and ordinary gradients
-in ``mu`` and ``rho`` of ``f = log q(weights) - log p(weights) + nll(weights)``::
+Bayes by Backprop (Blundell et al. 2015, section 3.2): ``weights = mu + softplus(rho) * eps``, and ordinary gradients in
+``mu`` and ``rho`` of ``f = log q(weights) - log p(weights) + nll(weights)``::
 
     d_mu  = df/dweights + df/dmu
     d_rho = df/dweights * eps / (1 + exp(-rho)) + df/drho
@@ -29,29 +29,29 @@ _MASK = 2**32 - 1
 
 
 class VariationalModule(nn.Module):
-    """A network whose weights are random; :func:`variational` makes one.
+    """A network with random weights; :func:`variational` makes one.
 
-    The parameters of ``model`` are the means: between forward passes they always hold the mean, weights from before
-    are kept, and tied weights stay tied. ``rho`` has one parameter for every random one, ``prior`` what the prior
-    learns; ``parameters()`` has all of them, for an optimiser.
+    The parameters of ``model`` are the means: they hold the mean between forward passes, keep the weights from before,
+    and stay tied if they were. ``rho`` has one parameter for every random one, and ``prior`` has those that the prior
+    learns; ``parameters()`` returns all of them, for an optimiser.
 
     In training mode every forward pass draws its own weights; in evaluation mode it uses the means, like dropout.
-    Inside :meth:`common_draw` everything uses one draw, whatever the mode. The noise is a function of the seed, the
-    number of the draw (which the state dict has, so that a resumed run is bit-identical; copies go on with the same
-    numbers) and the position of the parameter in ``model.named_parameters()``. Data-parallel ranks draw the same if
-    they agree on the seed; with a seed for every rank, the average of their gradients is less noisy.
+    Inside :meth:`common_draw` all passes use one draw in either mode. The noise is a function of the seed, the number
+    of the draw, and the position of the parameter in ``model.named_parameters()``. The state dict contains the number
+    of the draw, so a resumed run is bit-identical; copies continue with the same numbers. Data-parallel ranks with the
+    same seed draw the same noise; with one seed per rank, the average of their gradients is less noisy.
 
-    ``torch.compile`` of this module compiles ``model`` at a shared sample, and draws outside; with the other estimators
-    nothing is compiled.
+    ``torch.compile`` of this module compiles ``model`` with the estimator ``"shared"``, and draws outside of the
+    compiled graph; with the other estimators nothing is compiled.
 
-    A module inside the model that computes again in the backward pass what it did in the forward pass (activation
-    checkpointing) would find the means there: such models are not supported.
+    A module inside the model that repeats its forward pass in the backward pass (activation checkpointing) would use
+    the means there, so such models are not supported.
 
     Attributes:
         model: The network.
-        prior: Over the random weights.
+        prior: Prior over the random weights.
         estimator: ``"shared"``, ``"local"`` or ``"flipout"``.
-        closed_form: Whether the KL divergence is the closed form, and not sampled.
+        closed_form: Whether the KL divergence is computed in closed form and not sampled.
     """
 
     def __init__(
@@ -100,15 +100,15 @@ class VariationalModule(nn.Module):
         self._noise = Noise()
 
     def extra_repr(self) -> str:
-        """How gradients are estimated, and of how much."""
+        """Name of the estimator, and number of random weights, as text."""
         kind = "closed_form" if self.closed_form else "sampled"
         return f"estimator={self.estimator!r}, kl={kind!r}, random={len(self._indices)}, seed={self.seed}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model at sampled weights in training mode or inside :meth:`common_draw`; else at the mean.
+        """Run the model at sampled weights in training mode or inside :meth:`common_draw`, otherwise at the mean.
 
         Raises:
-            RuntimeError: A weight is used in a way that the estimator ``"local"`` or ``"flipout"`` is not right for.
+            RuntimeError: A weight is used in a way that the estimator ``"local"`` or ``"flipout"`` does not support.
         """
         draw = self._draw
         if draw is None:
@@ -119,15 +119,15 @@ class VariationalModule(nn.Module):
 
     @contextmanager
     def common_draw(self, *, mirrored: bool = False) -> Iterator[None]:
-        """Inside, all forward passes and :meth:`kl_divergence` use one and the same sample, whatever the mode.
+        """Return a context in which all forward passes and :meth:`kl_divergence` use the same sample, in either mode.
 
-        With the estimators ``"local"`` and ``"flipout"`` it is the noise that is the same.
+        With the estimators ``"local"`` and ``"flipout"`` they use the same noise.
 
         Args:
-            mirrored: Use the last draw again with the opposite sign of all noise: an antithetic pair.
+            mirrored: Whether to use the last draw again with the opposite sign of all noise, as an antithetic pair.
 
         Raises:
-            RuntimeError: One inside another, or nothing to mirror.
+            RuntimeError: Contexts are nested, or there is no draw to mirror.
         """
         if self._draw is not None:
             raise RuntimeError("common_draw() must not be nested, got a block inside a block")
@@ -140,11 +140,11 @@ class VariationalModule(nn.Module):
             self._draw = None
 
     def kl_divergence(self) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable.
+        """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64, differentiable.
 
-        A closed form, or ``log q - log p`` at one sample (its expectation): at that of the forward passes inside
-        :meth:`common_draw`; outside it makes a draw of its own. The estimators ``"local"`` and ``"flipout"`` do not
-        have one sample for all data points: the KL divergence then has a sample to itself, inside too.
+        It is computed in closed form, or estimated by ``log q - log p`` at one sample. Inside :meth:`common_draw` this
+        is the sample of the forward passes; outside it is a new draw. The estimators ``"local"`` and ``"flipout"`` have
+        no single sample for all data points, so the divergence has its own sample inside as well.
         """
         draw = self._draw
         if draw is None and self.closed_form:
@@ -178,7 +178,7 @@ class VariationalModule(nn.Module):
         return log_q - self.prior.log_prob(theta)
 
     def posterior(self) -> DiagonalGaussian:
-        """The posterior as it stands, by the model's names: copies, in float32 or wider.
+        """Return the current posterior, by the model's names, with copies in float32 or wider.
 
         It covers the random parameters, and with variance 0 those that are trained without noise.
         """
@@ -190,11 +190,11 @@ class VariationalModule(nn.Module):
         )
 
     def get_extra_state(self) -> Tensor:
-        """Where the noise goes on: low and high half of the seed, and number of the next draw."""
+        """State of the noise: low and high half of the seed, and number of the next draw."""
         return torch.tensor([self.seed & _MASK, self.seed >> 32, self._number])
 
     def set_extra_state(self, state: Any) -> None:
-        """The inverse of :meth:`get_extra_state`."""
+        """Restore the result of :meth:`get_extra_state`."""
         low, high, self._number = state.tolist()
         self.seed = low | high << 32
 
@@ -242,32 +242,32 @@ def variational(
     """Make a network variational: every trainable weight gets an independent Gaussian around its value.
 
     Train ``net = variational(model)`` with any optimiser over ``net.parameters()`` and the loss
-    :func:`bayesadam.nelbo`; ``net.posterior()`` then goes with ``model`` into :func:`bayesadam.predict`.
+    :func:`bayesadam.nelbo`, and then pass ``model`` and ``net.posterior()`` to :func:`bayesadam.predict`.
 
     Args:
-        model: Any network; it becomes a part of the result and is not copied. Parameters that are frozen at this
-            moment never become random.
+        model: Any network; it becomes a part of the result and is not copied. Parameters that are frozen now never
+            become random.
         prior: One of :mod:`bayesadam.priors`; a number, the precision of a Gaussian prior; or a posterior to continue
-            from (the weights stay what they are).
+            from (the weights do not change).
         initial_std: Standard deviation of the posterior at the start: a number, numbers or tensors by name, or a
             function of a parameter's name and the parameter.
-        estimator: ``"shared"``: one weight sample for all data points of a forward pass, right for any model.
-            ``"local"``: local reparameterisation (Kingma et al. 2015): linear and convolution layers draw their
-            outputs, independent for every data point, which makes gradients less noisy and costs a second pass through
-            the layer; positions that share weights (those of a convolution) are drawn independently too, as is usual.
-            ``"flipout"``: for the same layers, the sample's deviation from the mean with random signs for every data
-            point (a row of the first axis; Wen et al. 2018). Whatever is no linear or convolution layer has the shared
-            sample. A weight that is used twice in one pass is refused by ``"local"``, and by ``"flipout"`` unless
-            the numbers of data points agree.
-        kl: ``"closed_form"``, ``"sampled"``, or ``None``: the closed form if the prior has one.
-        sticking_the_landing: Leave out those terms of a sampled KL's gradient that are 0 in expectation (Roeder et
-            al. 2017): without noise where the posterior is exact.
-        select: Which parameters are random, by name; the others are trained without noise.
-        seed: Of the noise.
+        estimator: ``"shared"``: one weight sample for all data points of a forward pass, which works for every model.
+            ``"local"``: local reparameterisation (Kingma et al. 2015), in which the outputs of linear and convolutional
+            layers are drawn independently for every data point. Gradients are less noisy, at the cost of a second pass
+            through the layer; positions that share weights (those of a convolution) are drawn independently, too, as is
+            usual. ``"flipout"``: for the same layers, the sample's deviation from the mean with random signs for every
+            data point (a row of the first axis; Wen et al. 2018). All other layers use the shared sample. A weight that
+            is used twice in one pass is refused by ``"local"``, and by ``"flipout"`` unless the numbers of data points
+            agree.
+        kl: ``"closed_form"``, ``"sampled"``, or ``None`` for the closed form if the prior has one.
+        sticking_the_landing: Whether to omit those terms of the gradient of a sampled KL divergence that are 0 in
+            expectation (Roeder et al. 2017). The gradient then has no noise where the posterior is exact.
+        select: Function of a parameter's name that tells whether it is random; the others are trained without noise.
+        seed: Seed of the noise.
 
     Raises:
-        ValueError: An option out of its range, no closed form for this prior, no parameter that is random, or a
-            posterior as prior that is not over these weights.
+        ValueError: An option is out of its range, the prior has no closed form, no parameter is random, or a posterior
+            as prior is not over these weights.
     """
     return VariationalModule(
         model,

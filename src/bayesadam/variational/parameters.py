@@ -1,4 +1,4 @@
-"""Which parameters of a network are random, and where their standard deviations start."""
+"""Selection of the random parameters of a network, and their initial standard deviations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def random_parameters(model: nn.Module, select: Callable[[str], bool] | None) ->
     """Names of the trainable parameters that are selected, with their positions among all parameters.
 
     Raises:
-        ValueError: No network, no such parameter, or one that is not real.
+        ValueError: The model is not a network, no such parameter exists, or one is not real.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {model!r}")
@@ -37,16 +37,16 @@ def random_parameters(model: nn.Module, select: Callable[[str], bool] | None) ->
 def initial(
     name: str, parameter: nn.Parameter, initial_std: InitialStd, inverse: Callable[[Tensor], Tensor]
 ) -> nn.Parameter:
-    """What a parameter's standard deviations are a function of, at the start.
+    """Make the parameter that determines the standard deviations of a parameter, at its initial value.
 
     Args:
-        name: The parameter's.
-        parameter: Gives the shape, and the dtype if that is float32 or wider.
+        name: Name of the parameter.
+        parameter: Parameter that gives the shape, and the dtype if it is float32 or wider.
         initial_std: A number, numbers or tensors by name, or a function of name and parameter.
-        inverse: Of the function, element-wise.
+        inverse: Element-wise inverse of the function that gives the standard deviations.
 
     Raises:
-        ValueError: A standard deviation that is missing, or not positive and finite.
+        ValueError: A standard deviation is missing, or not positive and finite.
     """
     if callable(initial_std):
         std = initial_std(name, parameter)
@@ -67,12 +67,12 @@ def initial(
 def as_posterior(
     model: nn.Module, variance: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> DiagonalGaussian:
-    """The Gaussian around a network's parameters, copies in float32 or wider.
+    """Make the Gaussian around a network's parameters, with copies in float32 or wider.
 
     Args:
-        model: Its trainable parameters are the means.
-        variance: Of those that are random, by name; the others are point masses.
-        hyperparameters: As for the posterior.
+        model: Network whose trainable parameters are the means.
+        variance: Variances of the random parameters, by name; the others are point masses.
+        hyperparameters: JSON values, as for the posterior.
     """
     mean, variances = {}, {}
     for name, parameter in model.named_parameters():
@@ -83,10 +83,10 @@ def as_posterior(
 
 
 def unwrapped(net: nn.Module, kind: type[Net], maker: str) -> Net:
-    """The network itself, without what it is wrapped in (``DistributedDataParallel``, ``torch.compile``).
+    """The network itself, without its wrappers (``DistributedDataParallel``, ``torch.compile``).
 
     Raises:
-        ValueError: There is none of this kind inside.
+        ValueError: There is no network of this class inside.
     """
     inner = net
     while not isinstance(inner, kind):
@@ -98,10 +98,10 @@ def unwrapped(net: nn.Module, kind: type[Net], maker: str) -> Net:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """At least float32: small steps are lost in less."""
+    """The dtype, or float32 if that is wider, since small steps are lost in narrower ones."""
     return dtype if dtype.itemsize >= 4 else torch.float32
 
 
 def escaped(name: str) -> str:
-    """A name that a module's parameter may have."""
+    """A name that a module's parameter may have, without dots."""
     return name.replace(".", "/")
