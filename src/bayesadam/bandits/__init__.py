@@ -4,8 +4,8 @@
     action = agent.act(context)
     agent.partial_fit([action], [reward], [context])
 
-:class:`Agent` is one agent; :class:`Agents` are many seeds at once, for experiments. A belief says how rewards are
-modelled: :class:`Neural`, :class:`Linear`, :class:`Refit`.
+:class:`Agent` is one agent; :class:`Agents` are many agents with different seeds, for experiments. A belief is a model
+of the rewards: :class:`Neural`, :class:`Linear` or :class:`Refit`.
 """
 
 from bayesadam.bandits.agent import Agent as Agent

@@ -1,4 +1,4 @@
-"""One agent, as applications use it: labels for actions, arrays of any kind, and errors that say what is wrong."""
+"""A single agent for applications, with labels for actions, inputs of any array type, and checks of all arguments."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bayesadam.bandits.neural import Neural
 
 
 class Agent:
-    """A contextual bandit: it sees a context, chooses an action, and learns from the rewards of the chosen actions.
+    """A contextual bandit, which sees a context, chooses an action, and learns from the rewards of the chosen actions.
 
     ::
 
@@ -25,22 +25,23 @@ class Agent:
         action = agent.act(context)
         agent.partial_fit([action], [reward], [context])   # now or later, one by one or many at once
 
-    Every call of :meth:`act` is a round: it takes the next posterior sample, and chooses what is best under it
-    (Thompson sampling). Rewards may come late, in any order and in batches of any size; the network is trained once for
-    every ``belief.train_every`` of them.
+    Every call of :meth:`act` is a round: it takes the next posterior sample, and chooses the action that is best under
+    it (Thompson sampling). Rewards may arrive late, in any order and in batches of any size; the network is trained
+    once for every ``belief.train_every`` of them.
 
     Args:
-        belief: How rewards are modelled: default ``Neural()``.
-        num_features: Length of a context. Contexts should be scaled: features of about -3 to 3.
-        actions: Their number, or their labels: numbers or text.
-        policy: ``"thompson"``; ``"greedy"``: best at the posterior mean; ``"epsilon-greedy"``: the same, but a random
-            action with probability ``epsilon``; ``"uniform"``: random actions, and no training.
-        epsilon: See above; in [0, 1].
-        warm_up: Every action is first chosen so many times, in turn.
-        seed: Of everything that is random. The same calls with the same seed give the same actions.
+        belief: Model of the rewards; default ``Neural()``.
+        num_features: Length of a context. Contexts should be scaled to features of about -3 to 3.
+        actions: Number of actions, or their labels, which are numbers or text.
+        policy: ``"thompson"``; ``"greedy"``, which chooses the best action at the posterior mean; ``"epsilon-greedy"``,
+            which does the same except for a random action with probability ``epsilon``; or ``"uniform"``, which chooses
+            random actions and does not train.
+        epsilon: Probability of a random action for ``"epsilon-greedy"``, in [0, 1].
+        warm_up: Number of times that every action is first chosen, in turn.
+        seed: Seed of all random numbers. The same calls with the same seed give the same actions.
 
     Raises:
-        ValueError: An argument out of range, or labels that are not unique.
+        ValueError: An argument is out of its range, or labels are not unique.
     """
 
     def __init__(
@@ -87,32 +88,32 @@ class Agent:
 
     @property
     def rounds(self) -> int:
-        """How many decisions have been made."""
+        """Number of decisions so far."""
         return self._agents.rounds
 
     @property
     def num_observations(self) -> int:
-        """How many rewards have been learned from."""
+        """Number of rewards that the agent has learned from."""
         return self._agents.replay.size
 
     @property
     def belief(self) -> Belief:
-        """How rewards are modelled."""
+        """The model of the rewards."""
         return self._agents.belief
 
     def scores(self, contexts: Any, seed: int | None = None, *, per_row: bool = False) -> Tensor:
         """Expected rewards of all actions under one sample of the posterior, or at its mean.
 
         Args:
-            contexts: ``(n, d)``, or one context ``(d,)``; an array, a tensor or lists.
-            seed: Of the sample; ``None``: the posterior mean of the parameters. Nothing about the agent changes.
-            per_row: Another sample for every row, in place of one for all.
+            contexts: Contexts ``(n, d)``, or one context ``(d,)``; an array, a tensor or lists.
+            seed: Seed of the sample; ``None`` uses the posterior mean of the parameters. The agent does not change.
+            per_row: Whether to use a different sample for every row instead of one for all.
 
         Returns:
-            ``(n, A)``, or ``(A,)`` for one context, in the units of the rewards.
+            Scores ``(n, A)``, or ``(A,)`` for one context, in the units of the rewards.
 
         Raises:
-            ValueError: Contexts of another width, or that are not finite.
+            ValueError: Contexts have another width, or are not finite.
         """
         rows, single = self._rows(contexts)
         seeds = None if seed is None else [seed]
@@ -125,18 +126,19 @@ class Agent:
         return found[0] if single else found
 
     def act(self, context: Any, *, count: int | None = None, per_row: bool = False) -> Any:
-        """Choose.
+        """Choose an action for a context, or for several.
 
         Args:
             context: One context, ``(d,)``, or several, ``(n, d)``, that are decided together in one round.
-            count: Choose so many different actions, the best first (a slate), in place of one.
-            per_row: For several contexts: another posterior sample for every row, as if they came one by one.
+            count: Number of different actions to choose, the best first (a slate), instead of one action.
+            per_row: Whether to use a different posterior sample for every row of several contexts, as if they came one
+                by one.
 
         Returns:
             The label of an action, or with ``count`` a list of labels; for several contexts a list of these.
 
         Raises:
-            ValueError: As for :meth:`scores`, or a count above the number of actions; nothing has changed.
+            ValueError: As for :meth:`scores`, or the count is above the number of actions; nothing has changed.
         """
         rows, single = self._rows(context)
         chosen = self._agents.act(rows[None], count=1 if count is None else count, per_row=per_row)[0]
@@ -148,16 +150,16 @@ class Agent:
         """Learn from the rewards of actions that were chosen, by this agent or by others.
 
         Args:
-            actions: Labels, ``n`` of them.
-            rewards: ``n`` numbers.
-            contexts: ``(n, d)``: where these actions were chosen.
+            actions: Labels of the ``n`` actions.
+            rewards: The ``n`` rewards.
+            contexts: Contexts in which these actions were chosen, ``(n, d)``.
 
         Returns:
             The agent.
 
         Raises:
-            ValueError: An unknown action, a reward or context that is not finite, a reward that the likelihood does not
-                have, other widths or lengths; nothing has changed.
+            ValueError: An action is unknown, a reward or context is not finite, a reward is outside the support of the
+                likelihood, or widths or lengths differ; nothing has changed.
         """
         rows, _ = self._rows(contexts)
         numbers = [self._number(label) for label in _listed(actions)]
@@ -178,13 +180,13 @@ class Agent:
         return self
 
     def add_action(self, label: Hashable | None = None) -> Agent:
-        """Add an action, which is warmed up like the first ones; what is known of the others stays.
+        """Add an action, which is warmed up like the first ones; the model of the other actions is kept.
 
         Args:
-            label: Default: the number of actions so far.
+            label: Label of the action; by default the number of actions so far.
 
         Raises:
-            ValueError: There is an action of this label.
+            ValueError: There is already an action with this label.
         """
         label = len(self._labels) if label is None else _label(label)
         if label in self._numbers:
@@ -194,11 +196,11 @@ class Agent:
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write one safetensors file: no pickle, complete or not at all.
+        """Write the agent to one safetensors file, without pickle. The file is written whole or not at all.
 
         Raises:
-            ValueError: Labels that are neither numbers nor text.
-            TypeError: A belief whose state cannot be written.
+            ValueError: Labels are neither numbers nor text.
+            TypeError: The state of the belief cannot be written.
         """
         for label in self._labels:
             if not isinstance(label, str | int | float):
@@ -210,16 +212,17 @@ class Agent:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], belief: Belief | None = None) -> Agent:
-        """Read what :meth:`save` wrote; the agent goes on as the saved one would have.
+        """Load an agent from the file that :meth:`save` wrote; it continues as the saved one would have.
 
         Args:
-            path: The file.
-            belief: The agent's, if it has a ``model``, ``likelihood`` or ``fit`` of its own, which no file holds.
+            path: Path of the file.
+            belief: The agent's belief, needed if it has its own ``model``, ``likelihood`` or ``fit``, which are not
+                saved.
 
         Raises:
-            FileNotFoundError: No such file.
-            ValueError: A file that is damaged, foreign or written by a newer version; a belief that is missing or of
-                another kind.
+            FileNotFoundError: There is no such file.
+            ValueError: The file is damaged, of another format or written by a newer version, or the belief is missing
+                or of another kind.
         """
         header, tensors = storage.read(path)
         known = storage.belief_of(header, belief)
@@ -234,7 +237,7 @@ class Agent:
         return agent
 
     def _rows(self, contexts: Any) -> tuple[Tensor, bool]:
-        """``(n, d)`` in float32, and whether it was a single context."""
+        """Contexts as ``(n, d)`` in float32, and whether it was a single context."""
         try:
             rows = _floats(contexts).float()
         except (TypeError, ValueError, RuntimeError):
@@ -259,19 +262,19 @@ class Agent:
 
 
 def _label(value: Any) -> Any:
-    """Without NumPy's and PyTorch's types."""
+    """The label as a Python value, without NumPy's and PyTorch's types."""
     return value.item() if isinstance(value, np.generic | Tensor) else value
 
 
 def _listed(actions: Any) -> list[Any]:
-    """Labels one by one; a single label is one of them."""
+    """A list of labels; a single label becomes a list of one."""
     if isinstance(actions, np.ndarray | Tensor):
         return list(actions.reshape(-1).tolist())
     return list(actions) if isinstance(actions, Sequence) and not isinstance(actions, str) else [actions]
 
 
 def _floats(value: Any) -> Tensor:
-    """Numbers of any kind in float64, as a copy or a detached tensor."""
+    """Numbers of any type in float64, as a copy or a detached tensor."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         value = torch.stack([torch.as_tensor(item) for item in value])
     if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""``P`` agents in lock step: the loop of a bandit, written once, for one agent and for many seeds."""
+"""``P`` agents in lock step: the loop of a bandit for one agent and for many seeds."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from bayesadam.checks import check, is_whole
 
 POLICIES = ("thompson", "greedy", "epsilon-greedy", "uniform")
 _STREAM = 1
-"""Of the random choices; stream 0 is the order of minibatches."""
+"""Stream of the random choices; stream 0 is the order of minibatches."""
 
 
 class Agents:
-    """Agents that differ in their seeds only, each with a history of its own, trained at once.
+    """Agents that differ in their seeds only, each with its own history, trained at once.
 
-    Rounds are those of :class:`Agent`; all arguments and results have a leading axis for the ``P`` agents, which make
-    the same number of rounds and of observations. Agent ``p`` does what an agent alone would do with the same seed, up
+    Rounds are those of :class:`Agent`. All arguments and results have a leading axis for the ``P`` agents, which make
+    the same number of rounds and of observations. Agent ``p`` does what a single agent with the same seed would do, up
     to rounding.
 
     Args:
-        belief: How rewards are modelled: :class:`Neural`, :class:`Linear`, :class:`Refit`.
+        belief: Model of the rewards: :class:`Neural`, :class:`Linear` or :class:`Refit`.
         num_features: Length of a context.
-        num_actions: At least 2.
-        seeds: One per agent: of initial weights, minibatches, posterior samples and random choices.
-        policy: As for :class:`Agent`.
-        epsilon: As for :class:`Agent`.
-        warm_up: As for :class:`Agent`.
+        num_actions: Number of actions, at least 2.
+        seeds: One seed per agent, for initial weights, minibatches, posterior samples and random choices.
+        policy: Policy, as for :class:`Agent`.
+        epsilon: Probability of a random action, as for :class:`Agent`.
+        warm_up: Number of times that every action is first chosen, as for :class:`Agent`.
 
     Attributes:
-        rounds: Decisions so far.
-        replay: What has been observed.
+        rounds: Number of decisions so far.
+        replay: The observations so far.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Agents:
         """Choose actions for every context; this is one round, with one posterior sample.
 
         Args:
-            contexts: ``(P, n, d)``.
-            count: How many different actions, the best first.
-            per_row: One round for every row, each with a posterior sample of its own.
+            contexts: Contexts, ``(P, n, d)``.
+            count: Number of different actions to choose, the best first.
+            per_row: Whether every row is a round of its own, with its own posterior sample.
 
         Returns:
-            ``(P, n, count)``.
+            Numbers of the actions, ``(P, n, count)``.
         """
         check("count", count, f"a whole number from 1 to {self.num_actions}", self._is_count)
         if per_row:
@@ -133,9 +133,9 @@ class Agents:
         """Learn from rewards, and train as often as is due.
 
         Args:
-            contexts: ``(P, n, d)``.
-            actions: Their numbers, ``(P, n)``.
-            rewards: ``(P, n)``.
+            contexts: Contexts, ``(P, n, d)``.
+            actions: Numbers of the actions, ``(P, n)``.
+            rewards: Rewards, ``(P, n)``.
         """
         every = self.train_every
         first, count = 0, actions.shape[1]
@@ -153,7 +153,7 @@ class Agents:
 
     @property
     def train_every(self) -> int | None:
-        """Observations between two trainings; ``None`` for a belief that is not trained."""
+        """Number of observations between two trainings; ``None`` for a belief that is not trained."""
         return getattr(self.belief, "train_every", None)
 
     def add_actions(self, count: int = 1) -> None:
@@ -167,22 +167,22 @@ class Agents:
         )
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the class but the belief, as JSON."""
+        """The arguments of the class except the belief, as JSON values."""
         names = ("num_features", "num_actions", "seeds", "policy", "epsilon", "warm_up")
         return {name: getattr(self, name) for name in names}
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that has happened, to be saved with :meth:`facts`."""
+        """The tensors of the state, to be saved with :meth:`facts`."""
         found = {"pulls": torch.from_numpy(self._pulls), "observed": torch.from_numpy(self._observed)}
         found |= {f"replay/{name}": value for name, value in self.replay.tensors().items()}
         return found | {f"learner/{name}": value for name, value in self.learner.tensors().items()}
 
     def facts(self) -> dict[str, Any]:
-        """What belongs to the tensors and is no tensor, as JSON."""
+        """The other values of the state, as JSON values."""
         return {"rounds": self.rounds, "learner": self.learner.facts()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Go on where :meth:`tensors` and :meth:`facts` were taken, with the same results."""
+        """Restore the results of :meth:`tensors` and :meth:`facts`; the agents continue as they would have."""
         parts: dict[str, dict[str, Tensor]] = {"replay": {}, "learner": {}}
         for name, value in tensors.items():
             part, _, rest = name.partition("/")

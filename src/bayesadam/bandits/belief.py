@@ -1,4 +1,4 @@
-"""What a belief about rewards is: a configuration, and what agents learn from it."""
+"""The base classes of models of rewards: a belief with the settings, and a learner with what agents have learned."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ from bayesadam.bandits.replay import Replay
 
 
 class Belief(abc.ABC):
-    """How rewards are modelled: the settings alone, which never change."""
+    """Base class of models of rewards. A belief has only the settings, which never change."""
 
     @abc.abstractmethod
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> Learner:
-        """What agents with these seeds know before they have seen anything."""
+        """Make the learner of agents with these seeds, before any observation."""
 
     def settings(self) -> dict[str, Any] | None:
-        """All fields as JSON, or ``None`` where one is an object that JSON does not have (a network, a function)."""
+        """All fields as JSON values, or ``None`` if a field is an object without a JSON form (a network, a
+        function).
+        """
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
         return found if all(map(_is_json, found.values())) else None
 
 
 class Learner(abc.ABC):
-    """What ``P`` agents know about the rewards of ``A`` actions. A subclass defines :meth:`scores` and what it learns.
+    """The knowledge of ``P`` agents about the rewards of ``A`` actions. A subclass defines :meth:`scores` and how it
+    learns.
 
     Attributes:
-        seeds: Of the agents.
-        num_actions: ``A``.
+        seeds: Seeds of the agents.
+        num_actions: Number of actions ``A``.
     """
 
     def __init__(self, num_actions: int, seeds: Sequence[int]) -> None:
@@ -38,39 +41,41 @@ class Learner(abc.ABC):
         self.seeds = list(seeds)
 
     def observe(self, replay: Replay, count: int) -> None:  # noqa: B027
-        """The last ``count`` observations of each agent are new."""
+        """Learn from new observations, which are the last ``count`` of each agent."""
 
     def train(self, replay: Replay, number: int) -> None:  # noqa: B027
-        """Train for the ``number``-th time, counted from 0, on all that has been seen."""
+        """Train for the ``number``-th time, counted from 0, on all observations."""
 
     @abc.abstractmethod
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
         """Expected rewards of all actions.
 
         Args:
-            contexts: ``(P, n, d)``.
-            number: Of the posterior sample; ``None``: the posterior mean of the parameters.
-            seeds: Of the samples; default the agents' own.
+            contexts: Contexts, ``(P, n, d)``.
+            number: Number of the posterior sample; ``None`` uses the posterior mean of the parameters.
+            seeds: Seeds of the samples; by default those of the agents.
 
         Returns:
-            ``(P, n, A)`` in the units of the rewards.
+            Scores ``(P, n, A)`` in the units of the rewards.
         """
 
     @abc.abstractmethod
     def grow(self, count: int) -> None:
-        """Add actions about which nothing is known."""
+        """Add actions, for which there are no observations."""
 
     @abc.abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """All that has been learned."""
+        """The tensors that have been learned."""
 
     def facts(self) -> dict[str, Any]:
-        """What belongs to the tensors and is no tensor, as JSON."""
+        """The other values of the state, as JSON values."""
         return {}
 
     @abc.abstractmethod
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take back what :meth:`tensors` and :meth:`facts` gave; others are a ``KeyError`` or a ``RuntimeError``."""
+        """Restore the results of :meth:`tensors` and :meth:`facts`; ``KeyError`` or ``RuntimeError`` if they do not
+        fit.
+        """
 
 
 def _is_json(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The loss of a network with one output per action, of which only the chosen one's reward is known."""
+"""The loss of a network with one output per action, where only the reward of the chosen action is known."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from bayesadam.population.objective import Losses, NegativeLogLikelihood
 
 
 class ChosenRewards(NegativeLogLikelihood):
-    """The mean negative log-likelihood of the rewards, each given the output of the action that was chosen.
+    """Mean negative log-likelihood of the rewards, each given the output of the action that was chosen.
 
     Targets are the number of the action and the reward, ``(k, M, 2)``.
 
     Args:
         models: One network per agent.
-        likelihoods: One per agent, for one output, without parameters that are learned.
-        clip: Largest Euclidean norm of a gradient over all weights; longer ones are shortened. ``None``: any.
+        likelihoods: One likelihood per agent, for one output, without learned parameters.
+        clip: Largest Euclidean norm of a gradient over all weights, to which longer gradients are scaled; ``None`` for
+            no limit.
     """
 
     def __init__(self, models: Sequence[nn.Module], likelihoods: Sequence[Likelihood], clip: float | None) -> None:
@@ -29,12 +30,12 @@ class ChosenRewards(NegativeLogLikelihood):
         self.clip = clip
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Mean losses, as in the base class."""
         output = self.networks(self.networks.layout.split(theta), batch.x)
         return self._of_chosen(output.gather(3, _places(output, batch.y)), batch)
 
     def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None) -> Gradients:
-        """See the base class; in closed form for plain perceptrons, with autograd through the likelihood at most."""
+        """Losses and gradients, as in the base class; for plain perceptrons in closed form."""
         perceptron = self.networks.perceptron(batch.x)
         if perceptron is None or curvature == "exact":
             return self._clipped(Losses.gradients(self, theta, batch, curvature))

@@ -1,4 +1,4 @@
-"""From trained networks to posterior samples of their outputs, in each of the ways that there are."""
+"""Posterior samples of the outputs of trained networks, for each kind of posterior."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
 
 _ROWS = 4096
 _MASKS = 2
-"""Step of the noise of dropout masks: steps 0 and 1 of posterior noise are the weights' and the low-rank factors'."""
+"""Step number of the noise of dropout masks; posterior weights and low-rank factors use steps 0 and 1."""
 
 
 class Head(abc.ABC):
-    """Outputs of ``P`` networks at one posterior sample each; this one has no posterior, and all samples are alike.
+    """Outputs of ``P`` networks at one posterior sample each; in this base class there is no uncertainty.
 
     Attributes:
-        mean: Of the weights, ``(P, numel)``.
+        mean: Means of the weights, ``(P, numel)``.
     """
 
     mean: Tensor
@@ -34,32 +34,32 @@ class Head(abc.ABC):
         self.networks, self.width = networks, width
 
     def follow(self, chunk: Chunk) -> None:
-        """The networks have been trained."""
+        """Take the weights of the networks after training."""
         self.mean = chunk.mean
 
     @torch.no_grad()
     def outputs(self, contexts: Tensor, number: int | None, seeds: Sequence[int]) -> Tensor:
-        """``(P, n, A)`` of sample ``number``, or at the mean for ``None``."""
+        """Outputs ``(P, n, A)`` of sample ``number``, or at the mean for ``None``."""
         weights = self.mean if number is None else self.sample(number, seeds)
         self.networks.train(False)
         return self.networks(self.networks.layout.split(weights.unsqueeze(1)), contexts).squeeze(1)
 
     def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Weights ``(P, numel)``."""
+        """Sampled weights, ``(P, numel)``."""
         return self.mean
 
     def fit(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:  # noqa: B027
-        """Learn from all rows, after training; only what is linear in features does that itself."""
+        """Learn from all rows after training; only heads with regressions on features do this."""
 
     def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:  # noqa: B027
-        """Learn from new rows at once, likewise."""
+        """Learn from new rows immediately; only heads with regressions on features do this."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """What :meth:`fit` and :meth:`add` have learned."""
+        """Tensors that :meth:`fit` and :meth:`add` have learned."""
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Take it back."""
+        """Restore the result of :meth:`tensors`."""
 
 
 class Point(Head):
@@ -67,7 +67,7 @@ class Point(Head):
 
 
 class MeanField(Head):
-    """Independent Gaussian weights, by the rule that has trained them."""
+    """Independent Gaussian weights, with the posterior of the rule that trained them."""
 
     deviation: Tensor
 
@@ -77,11 +77,11 @@ class MeanField(Head):
         self._scratch = noise.Scratch()
 
     def follow(self, chunk: Chunk) -> None:
-        """See the base class."""
+        """Take means and variances, as in the base class."""
         self.mean, self.deviation = chunk.mean, chunk.variance().sqrt_().mul_(self.width)
 
     def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """See the base class."""
+        """Sampled weights, as in the base class."""
         eps = noise.normal_many(
             list(seeds),
             [0] * len(seeds),
@@ -95,13 +95,13 @@ class MeanField(Head):
 
 
 class Badam(MeanField):
-    """The Gaussian of :func:`bayesadam.badam`, by the second moments of Adam.
+    """The Gaussian of :func:`bayesadam.badam`, from the second moments of Adam.
 
     Args:
-        networks: Of the agents.
-        width: Factor on the standard deviations.
+        networks: Networks of the agents.
+        width: Factor of the standard deviations.
         weights: ``"map"`` or ``"mle"``.
-        prior_precision: Of the weights.
+        prior_precision: Precision of the weights' prior.
     """
 
     def __init__(self, networks: Networks, width: float, weights: str, prior_precision: float) -> None:
@@ -109,7 +109,7 @@ class Badam(MeanField):
         self._weights, self._prior_precision = weights, prior_precision
 
     def follow(self, chunk: Chunk) -> None:
-        """See the base class; before the first step there are no moments, and the network is a point."""
+        """Take the weights, as in the base class; before the first step there are no moments, and no uncertainty."""
         own = chunk.hypers[0]
         if chunk.steps[0] == 0:
             self.mean, self.deviation = chunk.mean, torch.zeros_like(chunk.mean)
@@ -125,11 +125,11 @@ class Badam(MeanField):
 
 
 class Dropout(Head):
-    """MC dropout: in a sample the columns of the weights that belong to dropped units are 0.
+    """MC dropout: in a sample, the columns of the weights that belong to dropped units are 0.
 
     Args:
         networks: Plain perceptrons with ``nn.Dropout`` before some of their linear layers.
-        width: Not used: the masks have no width.
+        width: Not used, since masks have no width.
     """
 
     def __init__(self, networks: Networks, width: float) -> None:
@@ -146,7 +146,7 @@ class Dropout(Head):
         self._scratch = noise.Scratch()
 
     def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """See the base class."""
+        """Sampled weights, as in the base class."""
         layout = self.networks.layout
         weights = layout.split(self.mean.clone())
         sizes = {i: layout.shapes[name][1] for i, name in enumerate(self._rates)}
@@ -169,17 +169,17 @@ class Dropout(Head):
 class LastLayer(Head):
     """Exact regressions of the rewards on the units before the last layer.
 
-    With ``laplace`` their posterior is centred on the trained weights: the last-layer Laplace approximation. Without,
-    it is that of the regressions, which know nothing of the trained last layer: neural-linear.
+    With ``laplace`` their posterior is centred on the trained weights, which is the last-layer Laplace approximation.
+    Otherwise it is the posterior of the regressions, which do not use the trained last layer ("neural-linear").
 
     Args:
         networks: Plain perceptrons that end with a linear layer.
-        width: Factor on the standard deviations.
-        laplace: See above.
-        agents: ``P``.
-        actions: ``A``.
-        prior_precision: Of the last layer's weights.
-        noise_precision: Of the standardised rewards; ``None``: learned.
+        width: Factor of the standard deviations.
+        laplace: Whether to centre the posterior on the trained weights.
+        agents: Number of agents ``P``.
+        actions: Number of actions ``A``.
+        prior_precision: Precision of the prior of the last layer's weights.
+        noise_precision: Precision of the standardised rewards' noise; ``None`` learns it.
     """
 
     def __init__(
@@ -205,13 +205,13 @@ class LastLayer(Head):
 
     @torch.no_grad()
     def features(self, contexts: Tensor) -> Tensor:
-        """``(P, n, F)``, with an intercept."""
+        """Features ``(P, n, F)``, with an intercept."""
         weights = self.networks.layout.split(self.mean.unsqueeze(1))
         return with_intercept(self._before(weights, contexts).squeeze(1))
 
     @torch.no_grad()
     def outputs(self, contexts: Tensor, number: int | None, seeds: Sequence[int]) -> Tensor:
-        """See the base class."""
+        """Outputs, as in the base class."""
         center = None
         if self._laplace:
             weights = self.networks.layout.split(self.mean)
@@ -223,22 +223,22 @@ class LastLayer(Head):
         return self.features(contexts).double() @ drawn.transpose(1, 2)
 
     def fit(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """See the base class."""
+        """Fit the regressions to all rows."""
         self.arms.forget()
         for first in range(0, actions.shape[1], _ROWS):
             part = slice(first, first + _ROWS)
             self.arms.add(self.features(contexts[:, part]), actions[:, part], rewards[:, part])
 
     def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """See the base class."""
+        """Add new rows to the regressions."""
         self.arms.add(self.features(contexts), actions, rewards)
 
     def tensors(self) -> dict[str, Tensor]:
-        """See the base class."""
+        """Tensors of the regressions."""
         return self.arms.tensors()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """See the base class."""
+        """Restore the regressions."""
         self.arms.restore(tensors)
 
 

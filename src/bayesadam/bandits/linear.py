@@ -1,4 +1,4 @@
-"""Rewards that are linear in the context."""
+"""Rewards as linear functions of the context."""
 
 from __future__ import annotations
 
@@ -18,15 +18,16 @@ from bayesadam.checks import check
 
 @dataclass(frozen=True)
 class Linear(Belief):
-    """An exact Bayesian linear regression with intercept for every action: linear-Gaussian Thompson sampling.
+    """An exact Bayesian linear regression with intercept for every action (linear-Gaussian Thompson sampling).
 
-    Every observation is learned at once and in closed form; there is nothing to train. With ``noise_precision=None``
-    it is "LinFullPost" of Riquelme et al. 2018, whose noise variance has an inverse gamma prior.
+    Every observation is learned immediately and in closed form, without training. With ``noise_precision=None`` it is
+    "LinFullPost" of Riquelme et al. 2018, whose noise variance has an inverse gamma prior.
 
     Args:
-        prior_precision: Of the weights, relative to the noise where that is unknown; positive.
-        noise_precision: In inverse squared units of the rewards; ``None``: unknown, learned for every action.
-        width: Factor on the standard deviations of the posterior samples; below 1 agents explore less.
+        prior_precision: Precision of the weights' prior, positive; relative to the noise precision if that is unknown.
+        noise_precision: Precision of the noise in inverse squared units of the rewards; ``None`` if it is unknown, and
+            learned for every action.
+        width: Factor of the standard deviations of the posterior samples; below 1 agents explore less.
     """
 
     prior_precision: float = 0.25
@@ -40,7 +41,7 @@ class Linear(Belief):
         check("width", self.width, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
 
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> LinearLearner:
-        """See the base class."""
+        """Make the regressions before any observation."""
         return LinearLearner(self, num_features, num_actions, seeds)
 
 
@@ -59,30 +60,30 @@ class LinearLearner(Learner):
         )
 
     def observe(self, replay: Replay, count: int) -> None:
-        """See the base class."""
+        """Add new observations to the regressions."""
         x, actions, rewards = (part[:, -count:] for part in (replay.contexts, replay.actions, replay.rewards))
         self._arms.add(with_intercept(x.double()), actions, rewards)
 
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
-        """See the base class."""
+        """Expected rewards of all actions, as in the base class."""
         arms = self._arms
         weights = arms.mean() if number is None else arms.sample(number, seeds or self.seeds, width=self._factor)
         return with_intercept(contexts.double()) @ weights.transpose(1, 2)
 
     def grow(self, count: int) -> None:
-        """See the base class."""
+        """Add actions, for which there are no observations."""
         self._arms.grow(count)
         self.num_actions += count
 
     def tensors(self) -> dict[str, Tensor]:
-        """See the base class."""
+        """The tensors of the regressions."""
         return self._arms.tensors()
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """See the base class."""
+        """Restore the result of :meth:`tensors`."""
         self._arms.restore(tensors)
 
 
 def with_intercept(x: Tensor) -> Tensor:
-    """A column of ones behind ``(P, n, d)``."""
+    """Append a column of ones to ``(P, n, d)``."""
     return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)

@@ -1,4 +1,4 @@
-"""Rewards by neural networks, trained by any method of the population engine."""
+"""Rewards by neural networks, trained by any method for populations."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from bayesadam.population.rates import Rates
 RULES = ("vadam", "ivon", "vogn", "vprop", "bbb")
 """Methods whose own posterior is sampled."""
 POINTS = ("adam", "badam", "badam-mle", "dropout", "last-layer", "neural-linear")
-"""Methods that train by Adam."""
+"""Methods that train with Adam."""
 LEARNING_RATES = {"ivon": 0.1, "vogn": 0.05}
-"""Where none is given; else 0.001."""
+"""Default learning rates by method; 0.001 for all others."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +48,31 @@ class Neural(Belief):
     ``"adam"``          the network itself: for greedy and epsilon-greedy agents
     =================== ==================================================================================
 
-    Every ``train_every`` observations the network is trained on by ``steps`` minibatches, drawn with replacement from
-    all observations so far (Riquelme et al. 2018). Without a ``likelihood`` rewards are shifted and scaled to mean 0
-    and standard deviation 1 over all observations, and Gaussian.
+    After every ``train_every`` observations the network is trained further on ``steps`` minibatches, drawn with
+    replacement from all observations so far (Riquelme et al. 2018). Without a ``likelihood``, rewards are standardised
+    to mean 0 and standard deviation 1 over all observations, and their likelihood is Gaussian.
 
     Args:
-        method: See above.
-        hidden: Units of the hidden layers, with ReLU.
-        model: Makes another network, given the number of features and the number of actions. With actions that are
-            added later, only its last layer may depend on their number.
-        likelihood: Of a reward given its output; without parameters that are learned. Default ``Gaussian``.
-        noise_precision: Of the default likelihood, for standardised rewards.
-        lr: Learning rate; ``None``: the method's.
-        lr_decay: The learning rate is ``lr / (1 + lr_decay * t)`` after ``t`` steps.
-        prior_precision: Of the weights.
-        initial_curvature: The posterior starts at a precision of ``prior_precision + initial_curvature * N``; for
-            the methods in ``RULES``.
-        data_weight: The size ``N`` of the data is the number of observations times this, and the posterior as narrow as
-            with so many. 1 is the posterior as it stands, which explores far too much with thousands of weights; 512,
-            the size of a minibatch, is what Kessler et al. 2018 take.
-        width: Factor on the standard deviations of the posterior samples; below 1 agents explore less.
-        dropout: Rate of the dropout behind the hidden layers, for ``"dropout"``.
-        clip: Largest norm of a gradient; ``None``: any.
-        train_every: Observations between two trainings.
-        steps: Minibatches per training.
-        batch_size: Their size.
+        method: Method of the table above.
+        hidden: Numbers of units of the hidden layers, with ReLU.
+        model: Function that makes another network, given the number of features and the number of actions. If actions
+            are added later, only its last layer may depend on their number.
+        likelihood: Likelihood of a reward given its output, without learned parameters. Default ``Gaussian``.
+        noise_precision: Noise precision of the default likelihood, for standardised rewards.
+        lr: Learning rate; ``None`` uses the default of the method.
+        lr_decay: Decay of the learning rate, which is ``lr / (1 + lr_decay * t)`` after ``t`` steps.
+        prior_precision: Precision of the weights' prior.
+        initial_curvature: Curvature at the start, where the posterior has a precision of
+            ``prior_precision + initial_curvature * N``; for the methods in ``RULES``.
+        data_weight: Factor between the number of observations and the size ``N`` of the data on which the width of the
+            posterior depends. With 1 and thousands of weights agents explore far too much; Kessler et al. 2018 use 512,
+            the size of a minibatch.
+        width: Factor of the standard deviations of the posterior samples; below 1 agents explore less.
+        dropout: Rate of the dropout after the hidden layers, for ``"dropout"``.
+        clip: Largest norm of a gradient; ``None`` for no limit.
+        train_every: Number of observations between two trainings.
+        steps: Number of minibatches per training.
+        batch_size: Size of the minibatches.
         options: Further hyper-parameters of the optimiser (``betas``, ``temperature``, ``mc_samples``, ...).
     """
 
@@ -114,11 +114,11 @@ class Neural(Belief):
         object.__setattr__(self, "hidden", tuple(self.hidden))  # as a file gives a list
 
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> NeuralLearner:
-        """See the base class."""
+        """Make the networks before any observation."""
         return NeuralLearner(self, num_features, num_actions, seeds)
 
     def network(self, num_features: int, num_actions: int) -> nn.Module:
-        """A network with fresh weights."""
+        """Make a network with new weights."""
         if self.model is not None:
             return self.model(num_features, num_actions)
         layers: list[nn.Module] = []
@@ -131,7 +131,7 @@ class Neural(Belief):
         return nn.Sequential(*layers, nn.Linear(width, num_actions))
 
     def hyperparameters(self, num_data: float) -> dict[str, Any]:
-        """Of the optimiser, for so many data points."""
+        """Hyper-parameters of the optimiser for so many data points."""
         found: dict[str, Any] = {"lr": LEARNING_RATES.get(self.method, 0.001) if self.lr is None else self.lr}
         if self.method in ("ivon", "vadam", "vogn", "vprop"):
             found["bridge"] = False
@@ -140,7 +140,7 @@ class Neural(Belief):
         return found | dict(self.options) | self.changing(num_data)
 
     def changing(self, num_data: float) -> dict[str, float]:
-        """Those that depend on the size of the data."""
+        """Hyper-parameters that depend on the size of the data."""
         if self.method in RULES:
             start = self.prior_precision + self.initial_curvature * num_data
             return {"num_data": num_data, "prior_precision": self.prior_precision, "initial_precision": start}
@@ -162,7 +162,7 @@ class NeuralLearner(Learner):
         self.chunk, self.head = self._made()
 
     def _made(self) -> tuple[Chunk, Head]:
-        """Fresh networks for the present number of actions."""
+        """Make new networks for the present number of actions."""
         belief, agents = self.belief, len(self.seeds)
         models = initialize(lambda: belief.network(self.num_features, self.num_actions), seeds=self.seeds)
         output = models[0](torch.zeros(2, self.num_features))
@@ -200,12 +200,12 @@ class NeuralLearner(Learner):
         return Point(networks, belief.width)
 
     def observe(self, replay: Replay, count: int) -> None:
-        """See the base class."""
+        """Add new observations, as in the base class."""
         rewards = (replay.rewards[:, -count:] - self.shift) / self.scale
         self.head.add(replay.contexts[:, -count:], replay.actions[:, -count:], rewards)
 
     def train(self, replay: Replay, number: int) -> None:
-        """See the base class."""
+        """Train the networks of all agents, as in the base class."""
         if self.belief.likelihood is None:
             self.shift = replay.rewards.mean(1, keepdim=True)
             spread = replay.rewards.std(1, correction=0, keepdim=True)
@@ -219,13 +219,13 @@ class NeuralLearner(Learner):
         self.head.fit(replay.contexts, replay.actions, (replay.rewards - self.shift) / self.scale)
 
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
-        """See the base class."""
+        """Expected rewards of all actions, as in the base class."""
         outputs = self.head.outputs(contexts, number, self.seeds if seeds is None else seeds)
         mean, _ = self.likelihood.moments(outputs)
         return mean * self.scale.unsqueeze(2) + self.shift.unsqueeze(2)
 
     def grow(self, count: int) -> None:
-        """See the base class; the last layer gets further outputs, as a fresh network has them."""
+        """Add outputs to the last layer, with the weights of a new network."""
         old, trained, before = self.chunk, self.head.tensors(), self.num_actions
         self.num_actions = before + count
         try:
@@ -246,18 +246,18 @@ class NeuralLearner(Learner):
         self.chunk, self.head = chunk, head
 
     def tensors(self) -> dict[str, Tensor]:
-        """See the base class."""
+        """The tensors of the state, as in the base class."""
         found = {"shift": self.shift, "scale": self.scale, "mean": self.chunk.mean}
         found |= {f"state/{name}": value for name, value in self.chunk.state.items()}
         return found | {f"head/{name}": value for name, value in self.head.tensors().items()}
 
     def facts(self) -> dict[str, Any]:
-        """See the base class."""
+        """The other values of the state, as in the base class."""
         numbers = {"steps": self.chunk.steps[0], "num_data": self.chunk.hypers[0]["num_data"]}
         return {**numbers, "counters": dict(self.chunk.counters)}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """See the base class."""
+        """Restore the state, as in the base class."""
         state = {name: tensors[f"state/{name}"].expand_as(own).clone() for name, own in self.chunk.state.items()}
         mean = tensors["mean"].expand_as(self.chunk.mean).clone()
         self.shift, self.scale = tensors["shift"], tensors["scale"]
@@ -268,7 +268,7 @@ class NeuralLearner(Learner):
 
 
 class _Stream:
-    """Minibatches for the training loop of a population, from what the agents have seen."""
+    """Minibatches of the agents' observations, for the training loop of a population."""
 
     replay: Replay
 
@@ -277,7 +277,7 @@ class _Stream:
         self.batches = [belief.steps] * len(learner.seeds)
 
     def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int) -> Iterator[Batch]:
-        """The minibatches of one training."""
+        """Yield the minibatches of one training."""
         learner = self._learner
         yield from self.replay.minibatches(
             self._belief.steps,
@@ -290,7 +290,7 @@ class _Stream:
 
 
 def _grafted(old: Tensor, new: Tensor, old_layout: Layout, new_layout: Layout, before: int) -> Tensor:
-    """Rows of the new layout, with the old values wherever there was the same weight."""
+    """Rows of the new layout, with the old values of all weights that existed before."""
     source, target = old_layout.split(old), new_layout.split(new.clone())
     if list(source) != list(target):
         raise ValueError("model must have the same layers for any number of actions, got others")

@@ -1,4 +1,4 @@
-"""Rewards by any network and any posterior of it: a function of the user's finds it from all that has been seen."""
+"""Rewards by any network and any posterior, fitted to all observations by a function of the user."""
 
 from __future__ import annotations
 
@@ -22,18 +22,20 @@ Fit = Callable[[nn.Module, Tensor, Tensor, Tensor], NetworkDistribution]
 
 @dataclass(frozen=True)
 class Refit(Belief):
-    """A network that a function of yours trains, and whose posterior it returns.
+    """A network that is trained by your own function, which returns its posterior.
 
-    For what :class:`Neural` does not do: other losses and optimisers, SWAG, ensembles, full Laplace approximations.
-    ``fit(model, contexts, actions, rewards)`` is given the network as it was left, contexts ``(n, d)``, the numbers of
-    the chosen actions ``(n,)`` and rewards ``(n,)``; it may train the network further or anew, and returns any
-    posterior of the library, or ``MCDropout`` of it. Agents are fitted one after another.
+    This is for methods that :class:`Neural` does not have: other losses and optimisers, SWAG, ensembles, full Laplace
+    approximations. ``fit(model, contexts, actions, rewards)`` is called with the network as the last call left it,
+    contexts ``(n, d)``, the numbers of the chosen actions ``(n,)`` and rewards ``(n,)``. It may train the network
+    further or anew, and returns any posterior of the library, or an ``MCDropout`` of the network. Agents are fitted one
+    after another.
 
     Args:
-        model: Makes a network from contexts to one output per action, given the numbers of features and of actions.
-        fit: See above.
-        likelihood: Of a reward given its output: scores are its means. ``None``: the outputs themselves.
-        train_every: Observations between two calls of ``fit``.
+        model: Function that makes a network from contexts to one output per action, given the numbers of features and
+            of actions.
+        fit: Function that trains the network and returns a posterior, see above.
+        likelihood: Likelihood of a reward given its output; scores are its means. With ``None`` scores are the outputs.
+        train_every: Number of observations between two calls of ``fit``.
     """
 
     model: Callable[[int, int], nn.Module]
@@ -47,7 +49,7 @@ class Refit(Belief):
             check_likelihood(self.likelihood)
 
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> RefitLearner:
-        """See the base class."""
+        """Make the networks before any observation."""
         return RefitLearner(self, num_features, num_actions, seeds)
 
 
@@ -61,7 +63,7 @@ class RefitLearner(Learner):
         self.posteriors: list[NetworkDistribution | None] = [None] * len(self.seeds)
 
     def train(self, replay: Replay, number: int) -> None:
-        """See the base class."""
+        """Call the user's function for each agent."""
         found: list[NetworkDistribution | None] = []
         for model, x, actions, rewards in zip(
             self.models, replay.contexts, replay.actions, replay.rewards, strict=True
@@ -74,7 +76,7 @@ class RefitLearner(Learner):
 
     @torch.no_grad()
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
-        """See the base class."""
+        """Expected rewards of all actions, as in the base class."""
         seeds = self.seeds if seeds is None else seeds
         rows = []
         for model, posterior, x, seed in zip(self.models, self.posteriors, contexts, seeds, strict=True):
@@ -94,11 +96,11 @@ class RefitLearner(Learner):
         return torch.stack(rows)
 
     def grow(self, count: int) -> None:
-        """Not possible: only the user's function knows how its network grows."""
+        """Raise an error, since only the user's function knows how its network grows."""
         raise TypeError("actions must be added to Neural or Linear agents, got Refit")
 
     def tensors(self) -> dict[str, Tensor]:
-        """See the base class."""
+        """The tensors of the state, as in the base class."""
         found: dict[str, Tensor] = {}
         for agent, (model, posterior) in enumerate(zip(self.models, self.posteriors, strict=True)):
             found |= {f"{agent}/model/{name}": value for name, value in model.state_dict().items()}
@@ -108,7 +110,7 @@ class RefitLearner(Learner):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """See the base class."""
+        """The other values of the state, as in the base class."""
         kinds: list[Any] = []
         for posterior in self.posteriors:
             if posterior is None:
@@ -119,7 +121,7 @@ class RefitLearner(Learner):
         return {"posteriors": kinds}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """See the base class."""
+        """Restore the state, as in the base class."""
         for agent, (model, kind) in enumerate(zip(self.models, facts["posteriors"], strict=True)):
             prefix = f"{agent}/model/"
             model.load_state_dict({n.removeprefix(prefix): v for n, v in tensors.items() if n.startswith(prefix)})

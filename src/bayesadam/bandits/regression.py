@@ -21,15 +21,15 @@ class ArmRegressions:
         w | sigma^2 ~ N(mean, sigma^2 Lambda^-1)
         sigma^2 ~ InvGamma(6 + n / 2, 6 + (sum r^2 - mean' Lambda mean) / 2)
 
-    With a known noise precision ``b`` the prior is ``N(0, 1 / prior_precision)`` whatever the noise,
+    With a known noise precision ``b`` the prior ``N(0, 1 / prior_precision)`` does not depend on the noise,
     ``Lambda = prior_precision I / b + sum x x'`` and ``sigma^2 = 1 / b``.
 
     Args:
-        agents: ``P``.
-        actions: ``A``.
-        width: ``F``, of ``x``.
-        prior_precision: See above; positive.
-        noise_precision: Known, or ``None``.
+        agents: Number of agents ``P``.
+        actions: Number of actions ``A``.
+        width: Number of features ``F`` of ``x``.
+        prior_precision: Precision of the prior, positive.
+        noise_precision: Precision of the noise, or ``None`` if it is unknown.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ArmRegressions:
         self.grow(actions)
 
     def grow(self, count: int) -> None:
-        """Add actions that have only their prior."""
+        """Add actions without observations."""
         agents = len(self.gram)
         eye = torch.eye(self._width, dtype=torch.float64).expand(agents, count, -1, -1)
         self.gram = torch.cat([self.gram, self._ridge * eye], dim=1)
@@ -60,14 +60,14 @@ class ArmRegressions:
         self._stale = torch.zeros(self.count.shape, dtype=torch.bool)
 
     def forget(self) -> None:
-        """Back to the prior."""
+        """Return to the prior."""
         self.gram.zero_().diagonal(dim1=-2, dim2=-1).fill_(self._ridge)
         for part in (self.count, self.moment, self.square):
             part.zero_()
         self._stale.fill_(True)
 
     def add(self, x: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Add rows ``(P, n, F)`` with their actions and rewards ``(P, n)``."""
+        """Add features ``(P, n, F)`` with their actions and rewards ``(P, n)``."""
         agents, rows = actions.shape
         if rows == 1:
             where, chosen, own = torch.arange(agents), actions[:, 0], x[:, 0].double()
@@ -94,13 +94,13 @@ class ArmRegressions:
         return self._mean
 
     def sample(self, number: int, seeds: Sequence[int], *, center: Tensor | None = None, width: float = 1.0) -> Tensor:
-        """One draw of the weights of all agents and actions, ``(P, A, F)``; a function of seed and number.
+        """Draw the weights of all agents and actions once, ``(P, A, F)``; a function of seed and number.
 
         Args:
-            number: Of the draw.
-            seeds: Of the agents.
-            center: In place of the posterior means.
-            width: Factor on the standard deviations.
+            number: Number of the draw.
+            seeds: Seeds of the agents.
+            center: Centre of the draw instead of the posterior means.
+            width: Factor of the standard deviations.
         """
         self._solve()
         eps, variance = np.empty(self.moment.shape), np.empty(self.count.shape)
@@ -117,7 +117,7 @@ class ArmRegressions:
         return center + width * torch.from_numpy(variance).sqrt().unsqueeze(2) * noise
 
     def _solve(self) -> None:
-        """Means and roots ``R`` with ``R R' = Lambda^-1`` of the regressions that have new rows."""
+        """Compute means, and roots ``R`` with ``R R' = Lambda^-1``, of the regressions that have new rows."""
         if not self._stale.any():
             return
         stale = self._stale
@@ -129,11 +129,11 @@ class ArmRegressions:
         self._stale = torch.zeros_like(stale)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is saved."""
+        """Tensors to be saved."""
         return {"count": self.count, "gram": self.gram, "moment": self.moment, "square": self.square}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what :meth:`tensors` gave."""
+        """Restore the result of :meth:`tensors`."""
         for name, value in self.tensors().items():
             value.copy_(tensors[name])
         self._stale.fill_(True)

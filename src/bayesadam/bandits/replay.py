@@ -1,4 +1,4 @@
-"""What agents have seen, and the minibatches that their networks are trained on."""
+"""The observations of agents, and minibatches of them for training."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from bayesadam.population.batches import Batch, order
 
 _GATHERED = 2**22
-"""Bytes of contexts, about, that are gathered at a time."""
+"""Approximate memory in bytes of the contexts that are gathered at a time."""
 
 
 class Replay:
     """Contexts, actions and rewards of ``P`` agents that have made the same number of observations.
 
     Args:
-        agents: ``P``.
+        agents: Number of agents ``P``.
         num_features: Length ``d`` of a context.
 
     Attributes:
-        size: Observations of each agent.
+        size: Number of observations of each agent.
     """
 
     def __init__(self, agents: int, num_features: int) -> None:
@@ -32,21 +32,21 @@ class Replay:
 
     @property
     def contexts(self) -> Tensor:
-        """``(P, n, d)``, a view."""
+        """Contexts, ``(P, n, d)``, as a view."""
         return self._contexts[:, : self.size]
 
     @property
     def actions(self) -> Tensor:
-        """Numbers of the chosen actions, ``(P, n)``, a view."""
+        """Numbers of the chosen actions, ``(P, n)``, as a view."""
         return self._actions[:, : self.size]
 
     @property
     def rewards(self) -> Tensor:
-        """``(P, n)``, a view."""
+        """Rewards, ``(P, n)``, as a view."""
         return self._rewards[:, : self.size]
 
     def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Append ``(P, m, d)``, ``(P, m)`` and ``(P, m)``; memory grows by doubling."""
+        """Append contexts ``(P, m, d)``, actions ``(P, m)`` and rewards ``(P, m)``; memory grows by doubling."""
         needed = self.size + contexts.shape[1]
         if needed > self._contexts.shape[1]:
             room = max(needed, 2 * self._contexts.shape[1], 64)
@@ -62,15 +62,15 @@ class Replay:
     def minibatches(
         self, steps: int, batch_size: int, *, seeds: Sequence[int], number: int, shift: Tensor, scale: Tensor
     ) -> Iterator[Batch]:
-        """Minibatches drawn with replacement; targets are the action's number and the reward, ``(P, M, 2)``.
+        """Yield minibatches drawn with replacement; targets are the action's number and the reward, ``(P, M, 2)``.
 
         Args:
-            steps: How many.
-            batch_size: ``M``.
-            seeds: Of the agents.
-            number: Of this training; the order is a pure function of seed and number.
-            shift: Subtracted from the rewards, ``(P, 1)``.
-            scale: What they are then divided by, ``(P, 1)``.
+            steps: Number of minibatches.
+            batch_size: Size ``M`` of a minibatch.
+            seeds: Seeds of the agents.
+            number: Number of this training; the order is a pure function of seed and number.
+            shift: Shift subtracted from the rewards, ``(P, 1)``.
+            scale: Divisor of the shifted rewards, ``(P, 1)``.
         """
         drawn = [order(self.size, seed=s, epoch=number, replacement=True, size=steps * batch_size) for s in seeds]
         rows = torch.stack([torch.from_numpy(own) for own in drawn])
@@ -88,10 +88,10 @@ class Replay:
                 yield Batch(own_x, own_y, None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What is saved."""
+        """Tensors to be saved."""
         return {"contexts": self.contexts, "actions": self.actions, "rewards": self.rewards}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what :meth:`tensors` gave."""
+        """Restore the result of :meth:`tensors`."""
         self.size = 0
         self.add(tensors["contexts"], tensors["actions"], tensors["rewards"])

@@ -1,4 +1,4 @@
-"""Agents as files: one safetensors file with a JSON header, no pickle."""
+"""Files of agents: one safetensors file with a JSON header, without pickle."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from bayesadam.files import whole_file
 VERSION = 1
 _KEY = "bayesadam.agent"
 KINDS: dict[str, type[Belief]] = {"Linear": Linear, "Neural": Neural}
-"""Beliefs that a file can hold."""
+"""Beliefs that a file can hold, by name."""
 
 
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file completely or not at all."""
+    """Write a file whole or not at all."""
     metadata = {_KEY: json.dumps({"version": VERSION, **header})}
     separate = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
     with whole_file(Path(path)) as temporary:
@@ -32,11 +32,11 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Header and tensors.
+    """Read header and tensors.
 
     Raises:
-        FileNotFoundError: No such file.
-        ValueError: A file that is damaged, foreign or written by a newer version.
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged, of another format or written by a newer version.
     """
     path = os.fspath(path)
     if not os.path.isfile(path):
@@ -58,7 +58,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def belief_of(header: Mapping[str, Any], given: Belief | None) -> Belief:
-    """The belief of a file, or the one that is given for it."""
+    """The belief of a file, or the one given for it."""
     kind = header["kind"]
     if given is not None:
         if type(given).__name__ != kind:

@@ -1,4 +1,4 @@
-"""Files: written completely or not at all, and read with a digest that tells damage."""
+"""Files that are written whole or not at all, and read with a digest that detects damage."""
 
 from bayesadam.files.locks import lock as lock
 from bayesadam.files.locks import locked as locked

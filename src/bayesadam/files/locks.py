@@ -1,4 +1,4 @@
-"""Locks on open files, which the system releases when their process ends, however it ends."""
+"""Locks on open files, which the system releases when their process ends for any reason."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ try:
 except ImportError:  # Windows
     fcntl = None
 THERE = fcntl is not None
-"""Whether the system has locks."""
+"""Whether the system has file locks."""
 
 
 def lock(descriptor: int, *, wait: bool) -> bool | None:
     """Lock an open file or folder until it is closed.
 
     Args:
-        descriptor: Of the file.
-        wait: Wait for another process that holds the lock.
+        descriptor: File descriptor.
+        wait: Whether to wait for another process that holds the lock.
 
     Returns:
-        Whether this process holds the lock now; ``None`` where the system or the file system has no locks.
+        Whether this process holds the lock now; ``None`` if the system or the file system has no locks.
     """
     if not THERE:
         return None
@@ -40,9 +40,9 @@ def lock(descriptor: int, *, wait: bool) -> bool | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[bool]:
-    """Hold the lock of a folder, which may be renamed meanwhile; gives whether another process holds it instead.
+    """Context that holds the lock of a folder, which may be renamed inside; it gives whether another process holds it.
 
-    A folder that is not there, or that cannot be locked, is nobody's.
+    A folder that does not exist, or cannot be locked, counts as not locked.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY)

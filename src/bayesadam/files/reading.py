@@ -1,4 +1,4 @@
-"""Files that are read: whatever damage makes of them is one error."""
+"""Reading files, with one error for all kinds of damage."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _LONGEST = 300
 
 
 class DamagedFile(ValueError):
-    """A file that is truncated, damaged, foreign, or written by a newer version of the library."""
+    """Raised for a file that is truncated, damaged, of another format, or written by a newer version of the library."""
 
 
 class NoDigestWarning(UserWarning):
-    """A file of an earlier version has no digest, so that damage in it may not be noticed."""
+    """Warning that a file of an earlier version has no digest, so that damage may go unnoticed."""
 
 
 @contextmanager
 def reading(rule: str, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Around everything that is done with a file's content: what it raises becomes a :class:`DamagedFile`.
+    """Context for the use of a file's content, in which any error becomes a :class:`DamagedFile`.
 
     Args:
-        rule: What the file must be, as "the posterior file must be a complete safetensors file".
-        path: Of the file.
+        rule: Requirement of the file, such as "the posterior file must be a complete safetensors file".
+        path: Path of the file.
 
     Raises:
-        DamagedFile: Any error in the block, except those of the system and of a memory that is full.
+        DamagedFile: There was an error in the block, other than system errors and lack of memory.
     """
     try:
         yield
@@ -48,18 +48,18 @@ def reading(rule: str, path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_json(path: str | os.PathLike[str], rule: str) -> tuple[dict[str, Any], str | None]:
-    """Read a JSON object, and see that it is what its digest says.
+    """Read a JSON object, and check its digest.
 
     Args:
-        path: Of the file.
-        rule: As for :func:`reading`.
+        path: Path of the file.
+        rule: Requirement of the file, as for :func:`reading`.
 
     Returns:
-        The record without its digest, and the digest; ``None`` if it has none, as those of earlier versions.
+        The record without its digest, and the digest; ``None`` for files of earlier versions without one.
 
     Raises:
         OSError: The file is missing or cannot be read.
-        DamagedFile: It is no JSON object with finite numbers, or its digest is another.
+        DamagedFile: The content is not a JSON object with finite numbers, or its digest differs.
     """
     content = Path(path).read_bytes()
     with reading(rule, path):

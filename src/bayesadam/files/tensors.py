@@ -1,4 +1,4 @@
-"""Tensors with a header of plain values: one safetensors file, no pickle."""
+"""Tensors with a header of plain values in one safetensors file, without pickle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bayesadam.files.reading import DamagedFile, reading
 from bayesadam.files.writing import whole_file
 
 FORMAT_VERSION = 2
-"""Since version 2 there is a digest of the whole file."""
+"""Version of the format; since version 2 there is a digest of the whole file."""
 _KEY = "bayesadam.posterior"
 _BLANK = "0" * 64
 _CHUNK = 2**22
@@ -38,13 +38,13 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class Stored:
-    """What a file holds.
+    """Contents of a file.
 
     Attributes:
-        kind: What the tensors make.
-        tensors: By name, in the order in which they were written; on the CPU.
+        kind: Name of the class that the tensors belong to.
+        tensors: Tensors by name, in the order in which they were written; on the CPU.
         hyperparameters: Plain values.
-        digest: Of the file; ``None`` in one of format version 1.
+        digest: Digest of the file; ``None`` in format version 1.
     """
 
     kind: str
@@ -56,30 +56,30 @@ class Stored:
 def write_tensors(
     path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]
 ) -> str:
-    """Write a file completely or not at all; see :func:`dump_tensors`.
+    """Write a file whole or not at all; see :func:`dump_tensors`.
 
     Raises:
-        TypeError: See there.
-        OSError: The folder does not exist or cannot be written to; a file that was there is left as it was.
+        TypeError: As for :func:`dump_tensors`.
+        OSError: The folder does not exist or cannot be written to. An existing file is left unchanged.
     """
     with whole_file(path) as temporary, temporary.open("rb+") as file:
         return dump_tensors(file, kind, tensors, hyperparameters)
 
 
 def dump_tensors(file: BinaryIO, kind: str, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> str:
-    """Write to a file that is open and empty.
+    """Write tensors to a file that is open and empty.
 
     Args:
-        file: Of bytes; one that can be gone back in.
-        kind: What the tensors make.
-        tensors: On any device; dtypes are those of weights, counters and masks.
-        hyperparameters: JSON values, or numbers and arrays of NumPy and PyTorch, which are written as such.
+        file: Binary file that supports seeking.
+        kind: Name of the class that the tensors belong to.
+        tensors: Tensors on any device, with dtypes of weights, counters and masks.
+        hyperparameters: JSON values, or numbers and arrays of NumPy and PyTorch, which are converted.
 
     Returns:
         The digest of the file.
 
     Raises:
-        TypeError: A hyper-parameter that is neither, or a tensor of another dtype; it is named.
+        TypeError: A hyper-parameter has no JSON form, or a tensor has another dtype; the message names it.
     """
     for name, value in hyperparameters.items():
         try:
@@ -119,15 +119,15 @@ def dump_tensors(file: BinaryIO, kind: str, tensors: Mapping[str, Tensor], hyper
 
 
 def read_tensors(path: str | os.PathLike[str], what: str) -> Stored:
-    """Read what :func:`write_tensors` wrote.
+    """Read a file that :func:`write_tensors` wrote.
 
     Args:
-        path: Of the file.
-        what: What it is called in messages, as "the posterior file".
+        path: Path of the file.
+        what: Name of the file in messages, such as "the posterior file".
 
     Raises:
-        FileNotFoundError: No such file.
-        DamagedFile: The file is truncated, foreign, damaged, or was written by a newer version of the library.
+        FileNotFoundError: There is no such file.
+        DamagedFile: The file is truncated, damaged, of another format, or written by a newer version of the library.
     """
     path = os.fspath(path)
     if not os.path.isfile(path):
@@ -176,7 +176,7 @@ def _read(path: str, what: str) -> Stored:
 
 
 def _digest(path: str, told: str) -> str:
-    """Of the file with zeros in place of the digest that it tells."""
+    """Digest of the file with zeros in place of the digest that it contains."""
     with open(path, "rb") as file:
         head = file.read(8)
         head += file.read(int.from_bytes(head, "little"))
@@ -187,7 +187,7 @@ def _digest(path: str, told: str) -> str:
 
 
 def _identity(path: str) -> tuple[int, ...]:
-    """Another one if the file is replaced."""
+    """Identity of a file, which changes if the file is replaced."""
     found = os.stat(path)
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 

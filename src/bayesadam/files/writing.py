@@ -1,4 +1,4 @@
-"""Files that are written completely or not at all."""
+"""Writing files whole or not at all."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from typing import Any
 from bayesadam.files import locks
 
 MAX_NAME = 255
-"""Bytes of the longest name that file systems take."""
+"""Length in bytes of the longest name that file systems accept."""
 _LOST = 3600.0
-"""A temporary file that cannot be locked is taken for lost after so many seconds without a change."""
+"""Seconds without a change after which a temporary file that cannot be locked counts as lost."""
 _TEMPORARY = re.compile(r"\.bayesadam-[0-9a-f]{16}(\.\w{1,15})?")
 _EARLIER = re.compile(r"\..+\.[0-9a-f]{32}\.tmp")  # of versions that did not lock them
 _IN_USE: set[Path] = set()  # by this process, whose writers may have put another file under that name
@@ -32,14 +32,14 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a temporary file to write to; it takes the place of ``path`` if the block ends without an error.
+    """Context that gives a temporary file to write to; it replaces ``path`` if the block ends without an error.
 
-    A symbolic link stays one: the file that it points to is replaced. The new file has the permissions of the old one,
-    or those that the umask leaves. Temporary files that killed processes left in the folder are removed. Into a FIFO or
-    a character device the content is written when it is complete, and the node stays what it is.
+    A symbolic link is kept, and the file that it points to is replaced. The new file has the permissions of the old
+    one, or those that the umask leaves. Temporary files of killed processes in the folder are removed. For a FIFO or a
+    character device, the content is written to it when it is complete.
 
     Raises:
-        OSError: The file cannot be written, or is neither of these; what was there is left as it was.
+        OSError: The file cannot be written, or is none of these. An existing file is left unchanged.
     """
     path = Path(path)
     kind = _mode(path)
@@ -77,7 +77,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(path: str | os.PathLike[str], text: str, *, errors: str = "strict") -> None:
-    """Write a text file in UTF-8, completely or not at all."""
+    """Write a text file in UTF-8, whole or not at all."""
     with whole_file(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n", errors=errors)
 
@@ -85,13 +85,13 @@ def write_text(path: str | os.PathLike[str], text: str, *, errors: str = "strict
 def write_json(
     path: str | os.PathLike[str], record: Mapping[str, Any], *, digest: bool = True, indent: int | None = None
 ) -> str:
-    """Write plain numbers, texts, lists and mappings as JSON, completely or not at all.
+    """Write plain numbers, texts, lists and mappings as JSON, whole or not at all.
 
     Args:
-        path: Of the file.
-        record: What it says; a digest in it is left out.
-        digest: Whether a digest of it stands before it, for :func:`bayesadam.files.read_json`.
-        indent: Of the lines; ``None``: all in one.
+        path: Path of the file.
+        record: Mapping to write; a digest in it is left out.
+        digest: Whether to write a digest before it, for :func:`bayesadam.files.read_json`.
+        indent: Indentation of the lines; ``None`` writes a single line.
 
     Returns:
         The digest.
@@ -107,13 +107,13 @@ def write_json(
 
 
 def json_digest(record: Mapping[str, Any]) -> str:
-    """SHA-256 of what a record says, however it is laid out; ``ValueError`` where numbers are not finite."""
+    """SHA-256 of a record's values, whatever their layout; ``ValueError`` if numbers are not finite."""
     text = json.dumps(record, allow_nan=False, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def sync_folder(folder: Path) -> None:
-    """Make sure that renames in a folder outlast a power failure, where the system can."""
+    """Make sure that renames in a folder survive a power failure, if the system supports it."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError:  # Windows
@@ -137,7 +137,7 @@ def beside(path: Path, ending: str) -> Path:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is one that :func:`whole_file` gave, in this version or an earlier one."""
+    """Whether a name is that of a temporary file of :func:`whole_file`, in this version or an earlier one."""
     return bool(_TEMPORARY.fullmatch(name) or _EARLIER.fullmatch(name))
 
 
@@ -164,7 +164,7 @@ def _remove_if_lost(path: Path) -> None:
 
 
 def _create(folder: Path, suffix: str) -> tuple[Path, int | None]:
-    """A new temporary file, and the descriptor by which it is locked."""
+    """Create a temporary file; return it with the descriptor by which it is locked."""
     suffix = suffix if re.fullmatch(r"\.\w{1,15}", suffix) else ""
     while True:
         path = folder / f".bayesadam-{uuid.uuid4().hex[:16]}{suffix}"

@@ -1,1 +1,3 @@
-"""The library in other packages' loops, and views with their shapes; each module is imported by its own name."""
+"""Integrations with other packages: training callbacks, and adapters to their interfaces, one module for each
+package.
+"""

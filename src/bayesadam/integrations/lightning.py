@@ -1,4 +1,4 @@
-"""Lightning: a callback that trains at samples, and evaluates, saves and ends at the mean.
+"""A callback for Lightning that trains at posterior samples, and evaluates, saves and ends at the mean.
 
 ::
 
@@ -16,7 +16,7 @@ from bayesadam.optim.base import PerturbedOptimizer
 
 
 def _callback_class() -> Any:
-    """Lightning's, by either of the names that its package has."""
+    """Lightning's base class of callbacks, from the package under either of its names."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         with suppress(ImportError):
             return import_module(name).Callback
@@ -27,22 +27,23 @@ Callback: Any = _callback_class()
 
 
 class PosteriorCallback(Callback):  # type: ignore[misc]
-    """For a ``LightningModule`` whose ``configure_optimizers`` returns optimisers of this library.
+    """Callback for a ``LightningModule`` whose ``configure_optimizers`` returns optimisers of this library.
 
-    With one sample per step the weights hold a sample while training: accumulated gradients, clipping, ``precision``
-    and schedulers work as with Adam. While Lightning validates, tests and predicts, and after ``fit``, they hold the
-    mean, and so does every checkpoint. With ``mc_samples`` above 1 the weights always hold the mean but inside
-    ``optimizer.step(closure)``, which Lightning calls: the loss is computed and clipped once for each sample.
+    With one sample per step the weights hold a sample during training: accumulated gradients, clipping, ``precision``
+    and schedulers work as with Adam. They hold the mean while Lightning validates, tests and predicts and after
+    ``fit``, and so does every checkpoint. With ``mc_samples`` above 1 the weights hold a sample only inside
+    ``optimizer.step(closure)``, which Lightning calls; the loss is computed and clipped once for each sample.
 
-    Several such optimisers, and others beside them, may train parts of a module.
+    Several such optimisers, together with other optimisers, may train parts of a module.
 
     Raises:
-        ValueError: At the start of ``fit``: no optimiser of this library; or ``mc_samples`` above 1 together with
-            accumulated gradients, a gradient scaler (``precision="16-mixed"``) or manual optimisation.
+        ValueError: Raised at the start of ``fit`` if there is no optimiser of this library, or if ``mc_samples`` above
+            1 is combined with accumulated gradients, a gradient scaler (``precision="16-mixed"``) or manual
+            optimisation.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Tie the optimisers to the module, so that checkpoints have the mean."""
+        """Attach the optimisers to the module, so that checkpoints hold the mean."""
         optimizers = perturbed(trainer.optimizers)
         if not optimizers:
             raise none_found()
@@ -52,28 +53,28 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
             optimizer.attach(pl_module)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """From now on the weights hold samples."""
+        """Start training at samples."""
         self._train(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """The mean."""
+        """Put the mean into the weights."""
         self._eval(trainer)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Samples again, if this was in the middle of training."""
+        """Put samples into the weights again, if training continues."""
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._train(trainer)
 
     def on_sanity_check_start(self, trainer: Any, pl_module: Any) -> None:
-        """The mean, also of a run that was resumed."""
+        """Put the mean into the weights, also in a resumed run."""
         self._eval(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """The mean."""
+        """Put the mean into the weights."""
         self._eval(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The mean, also where training was interrupted."""
+        """Put the mean into the weights when training was interrupted."""
         self._eval(trainer)
 
     def _train(self, trainer: Any) -> None:
@@ -87,12 +88,14 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
 
 
 def _is_drop_in(optimizer: PerturbedOptimizer) -> bool:
-    """Whether its weights hold a sample between steps: with several samples per step they cannot."""
+    """Whether the weights hold a sample between steps, which they cannot with several samples per step."""
     return bool(optimizer.param_groups[0]["mc_samples"] == 1)
 
 
 def _check_closures(trainer: Any, pl_module: Any, optimizer: PerturbedOptimizer) -> None:
-    """Several samples need a trainer that computes the whole gradient of a step inside ``step(closure)``."""
+    """Check that the trainer computes the whole gradient of a step inside ``step(closure)``, as several samples
+    need.
+    """
     what = f"with mc_samples={optimizer.param_groups[0]['mc_samples']}"
     if trainer.accumulate_grad_batches != 1:
         raise ValueError(f"accumulate_grad_batches must be 1 {what}, got {trainer.accumulate_grad_batches!r}")

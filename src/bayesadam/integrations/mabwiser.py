@@ -1,4 +1,4 @@
-"""An agent with the methods of MABWiser's ``MAB``."""
+"""An adapter that gives an agent the methods of MABWiser's ``MAB``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bayesadam.bandits import Agent
 
 
 class MAB:
-    """``fit``, ``partial_fit``, ``predict``, ``predict_expectations`` and ``add_arm`` as in MABWiser.
+    """A bandit with ``fit``, ``partial_fit``, ``predict``, ``predict_expectations`` and ``add_arm`` as in MABWiser.
 
     ::
 
@@ -23,10 +23,10 @@ class MAB:
     MABWiser itself is not needed. Arguments may be lists, arrays, Series and DataFrames.
 
     Args:
-        agent: It learns.
+        agent: The agent, which is trained.
 
     Attributes:
-        agent: The same; another one after :meth:`fit`.
+        agent: The agent; :meth:`fit` replaces it by another one.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -40,19 +40,19 @@ class MAB:
 
     @property
     def is_contextual(self) -> bool:
-        """True: predictions need contexts."""
+        """True, since predictions need contexts."""
         return True
 
     def fit(self, decisions: Any, rewards: Any, contexts: Any) -> MAB:
         """Learn from logged decisions, and forget what was learned before.
 
         Args:
-            decisions: Labels of the chosen arms, ``n``.
-            rewards: Numbers, ``n``.
-            contexts: ``(n, d)``.
+            decisions: Labels of the ``n`` chosen arms.
+            rewards: The ``n`` rewards.
+            contexts: Contexts, ``(n, d)``.
 
         Raises:
-            ValueError: As :meth:`bayesadam.bandits.Agent.partial_fit`; nothing has changed.
+            ValueError: As for :meth:`bayesadam.bandits.Agent.partial_fit`; nothing has changed.
         """
         agent = copy.deepcopy(self._fresh)
         agent.partial_fit(np.asarray(decisions), rewards, np.asarray(contexts))
@@ -65,23 +65,27 @@ class MAB:
         return self
 
     def predict(self, contexts: Any) -> Any:
-        """The chosen arm of each context, another posterior sample for each; without a list for a single row."""
+        """Choose an arm for each context, with a different posterior sample for each; a single row gives a single
+        arm.
+        """
         found = self.agent.act(_rows(contexts), per_row=True)
         return found[0] if len(found) == 1 else found
 
     def predict_expectations(self, contexts: Any) -> Any:
-        """For each context a dictionary with the posterior mean of every arm's reward; itself for a single row."""
+        """Posterior mean of every arm's reward, as a dictionary for each context; a single row gives a single
+        dictionary.
+        """
         scores = self.agent.scores(_rows(contexts)).tolist()
         found = [dict(zip(self.arms, row, strict=True)) for row in scores]
         return found[0] if len(found) == 1 else found
 
     def add_arm(self, arm: Hashable) -> None:
-        """Add an arm, which is tried ``warm_up`` times first."""
+        """Add an arm, which is first chosen ``warm_up`` times."""
         self.agent.add_action(arm)
         self._fresh.add_action(arm)
 
 
 def _rows(contexts: Any) -> Any:
-    """A single context as one row."""
+    """Contexts as rows; a single context becomes one row."""
     rows = np.asarray(contexts)
     return rows[None] if rows.ndim == 1 else rows

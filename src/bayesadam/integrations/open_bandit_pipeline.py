@@ -29,11 +29,11 @@ class OpenBanditPolicy:
         action_dist = obp.simulator.run_bandit_simulation(bandit_feedback=feedback, policy=policy)
 
     Args:
-        agent: Whose labels are the numbers 0, 1, ...; it learns.
-        len_list: How many different actions are recommended at a time, the best first.
+        agent: The agent, which is trained; its labels must be the numbers 0, 1, ....
+        len_list: Number of different actions that are recommended at a time, the best first.
 
     Raises:
-        ValueError: Other labels, or a list that is longer than there are actions.
+        ValueError: The agent has other labels, or ``len_list`` is above the number of actions.
     """
 
     policy_type = PolicyType.CONTEXTUAL
@@ -59,15 +59,15 @@ class OpenBanditPolicy:
 
     @property
     def n_trial(self) -> int:
-        """Rewards that have been learned from."""
+        """Number of rewards that the agent has learned from."""
         return self.agent.num_observations
 
     def initialize(self) -> None:
-        """Forget everything since the policy was made."""
+        """Forget everything learned since the policy was made."""
         self.agent = copy.deepcopy(self._fresh)
 
     def select_action(self, context: NDArray[Any]) -> NDArray[np.int64]:
-        """Recommend actions for one context of shape ``(1, dim)``: ``(len_list,)``."""
+        """Recommend actions for one context of shape ``(1, dim)``; the result has shape ``(len_list,)``."""
         context = np.asarray(context)
         if context.shape != (1, self.dim):
             raise ValueError(f"context must be of shape {(1, self.dim)}, got {context.shape}")

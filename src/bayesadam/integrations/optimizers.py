@@ -1,4 +1,4 @@
-"""Finding this library's optimisers inside what trainers wrap around them."""
+"""Finding this library's optimisers inside the wrappers of trainers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bayesadam.optim.base import PerturbedOptimizer
 
 
 def perturbed(optimizers: Iterable[Any]) -> list[PerturbedOptimizer]:
-    """The perturbed optimisers among those given, looking through wrappers that keep theirs as ``optimizer``."""
+    """The perturbed optimisers among those given, also inside wrappers that keep an optimiser as ``optimizer``."""
     found = []
     for optimizer in optimizers:
         while not isinstance(optimizer, PerturbedOptimizer) and getattr(optimizer, "optimizer", None) is not None:
@@ -20,5 +20,5 @@ def perturbed(optimizers: Iterable[Any]) -> list[PerturbedOptimizer]:
 
 
 def none_found() -> ValueError:
-    """The error of a callback in a training without such an optimiser."""
+    """Make the error of a callback in a training without such an optimiser."""
     return ValueError("the trainer must have a perturbed optimiser of bayesadam (Vadam, IVON, ...), got none")

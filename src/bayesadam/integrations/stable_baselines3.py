@@ -1,4 +1,4 @@
-"""Exploration with noise in the weights of the actor, for off-policy algorithms of stable-baselines3 as they are."""
+"""Exploration by noise in the weights of the actor, for unmodified off-policy algorithms of stable-baselines3."""
 
 from __future__ import annotations
 
@@ -14,45 +14,48 @@ from bayesadam.checks import check
 from bayesadam.optim import PerturbedOptimizer
 
 Schedule: TypeAlias = Callable[[float], float]
-"""As in stable-baselines3: what is left of the training, from 1 down to 0, to a learning rate."""
+"""Function from the remaining fraction of the training, from 1 down to 0, to a learning rate, as in
+stable-baselines3.
+"""
 ACT, STEP, ROLLOUT = "noise_step", "step", "rollout"
 
 
 class ParameterExploration(BaseCallback):
-    """Trains the actor with an optimiser of this library, whose posterior samples explore.
+    """Callback that trains the actor with an optimiser of this library, and explores by its posterior samples.
 
     The actor acts with a sample of its weights, and the gradient of the next step is taken at the same sample (Khan et
     al. 2018, appendix K, Algorithms 1 and 2). It works with algorithms that train an ``actor`` and a ``critic``, each
-    with an optimiser of its own: DDPG, TD3, SAC, and those of sb3-contrib that are built alike. ::
+    with its own optimiser: DDPG, TD3, SAC, and similar ones of sb3-contrib. ::
 
         exploration = ParameterExploration(lambda weights: ba.VadaGrad(weights, initial_precision=1e4))
         model = DDPG("MlpPolicy", "Pendulum-v1").learn(10_000, callback=exploration)
 
-    The mean is used wherever exploration is not wanted: for ``predict(..., deterministic=True)``, and so for
-    evaluation callbacks whatever their place in the list, for what is saved, for target networks of the actor, and
-    after the training. ``predict(..., deterministic=False)`` acts with the sample during the training.
+    Where exploration is not wanted, the mean is used: for ``predict(..., deterministic=True)``, and so in evaluation
+    callbacks at any place in the list, for saved models, for target networks of the actor, and after the training.
+    During the training ``predict(..., deterministic=False)`` acts with the sample.
 
-    The optimiser stays with the actor: ``learn`` may be called again with the callback, and a saved model has the
-    optimiser's state, which another ``ParameterExploration`` with the same arguments takes up. Without one, the
-    training cannot go on; predictions need none. After a training that was interrupted, ``optimizer.eval()`` puts
-    the mean into the weights.
+    The optimiser stays with the actor: ``learn`` may be called again with the callback. A saved model contains the
+    optimiser's state, from which another ``ParameterExploration`` with the same arguments continues. The training
+    cannot be continued without such a callback; predictions do not need one. After an interrupted training,
+    ``optimizer.eval()`` puts the mean into the weights.
 
     Args:
-        optimizer: Makes the optimiser from the actor's named parameters. Its ``mc_samples`` must be 1. The actor's
-            objective is a mean over the minibatch, so ``num_data`` is the factor by which gradients enter precisions.
-        every: How long a sample acts: ``"step"``, for one step of the environment (of all environments, where there
-            are several), or ``"rollout"``, for all steps between two rounds of training. A step of the optimiser ends a
+        optimizer: Function that makes the optimiser from the actor's named parameters. Its ``mc_samples`` must be 1.
+            The actor's objective is a mean over the minibatch, so ``num_data`` is the factor by which gradients enter
+            precisions.
+        every: How long a sample acts: ``"step"``, for one step of the environment (or of all environments, if there are
+            several), or ``"rollout"``, for all steps between two rounds of training. A step of the optimiser ends a
             sample, too.
-        learning_rate: Of the actor: a number, or a schedule. ``None``: that of the algorithm, which
+        learning_rate: Learning rate of the actor, a number or a schedule. ``None`` uses that of the algorithm, which
             stable-baselines3 sets in all optimisers, whatever they were constructed with.
-        verbose: As every callback's.
+        verbose: Verbosity, as for every callback.
 
     Attributes:
-        optimizer: The optimiser, once the training has begun: ``optimizer.posterior(model.actor)`` is the posterior.
+        optimizer: The optimiser, once the training has begun; ``optimizer.posterior(model.actor)`` is the posterior.
 
     Raises:
-        ValueError: ``every`` or ``learning_rate`` is none of the above; at the start of the training: the algorithm has
-            no actor and critic with optimisers, or what was made is not an optimiser of this library with
+        ValueError: ``every`` or ``learning_rate`` is none of the above. At the start of the training: the algorithm has
+            no actor and critic with optimisers, or the function did not return an optimiser of this library with an
             ``mc_samples`` of 1.
     """
 
@@ -114,7 +117,7 @@ class ParameterExploration(BaseCallback):
         return made
 
     def _watch(self, policy: Any) -> None:
-        """From now on the policy predicts with the mean if it is asked to be deterministic, else with a sample."""
+        """Make the policy predict with the mean if it is asked to be deterministic, and with a sample otherwise."""
         predict, optimizer = policy.predict, self._optimizer()
 
         def predict_watched(
@@ -133,7 +136,7 @@ class ParameterExploration(BaseCallback):
         self._handles.append(_Unset(policy, "predict"))
 
     def _renew(self) -> None:
-        """Draw another sample if this one has acted: no step of the optimiser came in between."""
+        """Draw another sample if this one has acted and no step of the optimiser has ended it."""
         if self._number() == self._acted:
             optimizer = self._optimizer()
             optimizer.eval()
@@ -142,7 +145,7 @@ class ParameterExploration(BaseCallback):
             optimizer.zero_grad()  # gives the sample up
 
     def _number(self) -> int:
-        """Of the sample."""
+        """Number of the sample."""
         return int(self._optimizer().param_groups[0][ACT])
 
     def _set_learning_rate(self, *_: Any) -> None:
@@ -163,7 +166,7 @@ class ParameterExploration(BaseCallback):
 
 
 class _Unset:
-    """Removes an attribute that covers a method."""
+    """Removes an attribute that hides a method."""
 
     def __init__(self, owner: Any, name: str) -> None:
         self.owner, self.name = owner, name

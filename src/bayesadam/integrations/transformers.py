@@ -1,4 +1,5 @@
-"""Hugging Face's ``Trainer``: a callback that trains at samples, and evaluates, saves and ends at the mean.
+"""A callback for Hugging Face's ``Trainer`` that trains at posterior samples, and evaluates, saves and ends at the
+mean.
 
 ::
 
@@ -20,26 +21,26 @@ except ImportError as error:
 
 
 class PosteriorCallback(TrainerCallback):  # type: ignore[misc,unused-ignore]
-    """For a ``Trainer`` that is given an optimiser of this library, and for trainers that are made of it (trl's).
+    """Callback for a ``Trainer`` with an optimiser of this library, and for trainers that derive from it (trl's).
 
     The ``Trainer`` itself sets the optimiser to training before every batch and to evaluation before it evaluates. The
-    callback sees to the rest: what is saved at any time, what ``model.eval()`` and ``model.generate()`` meet, and the
-    weights at the end of training are the mean. Accumulated gradients, clipping, ``bf16`` and schedulers work as with
-    Adam; ``mc_samples`` must be 1, as the ``Trainer`` calls no closure.
+    callback makes sure that the mean is saved at any time, that ``model.eval()`` and ``model.generate()`` use the mean,
+    and that the weights at the end of training are the mean. Accumulated gradients, clipping, ``bf16`` and schedulers
+    work as with Adam. ``mc_samples`` must be 1, since the ``Trainer`` calls no closure.
 
     Raises:
-        ValueError: At the start of training: no optimiser of this library.
-        RuntimeError: At the start of training: ``mc_samples`` is not 1.
+        ValueError: Raised at the start of training if there is no optimiser of this library.
+        RuntimeError: Raised at the start of training if ``mc_samples`` is not 1.
     """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Let the optimiser follow the model's mode."""
+        """Make the optimiser follow the model's mode."""
         optimizers = perturbed([kwargs.get("optimizer")])
         if not optimizers:
             raise none_found()
         optimizers[0].follow(kwargs["model"])
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The mean."""
+        """Put the mean into the weights."""
         for optimizer in perturbed([kwargs.get("optimizer")]):
             optimizer.eval()

@@ -1,4 +1,4 @@
-"""Compile small C++ sources with the system's compiler and load them; everything works without one, only slower.
+"""Compiling small C++ sources with the system's compiler and loading them; without a compiler the library is slower.
 
 A library is compiled once per source, compiler and instruction set, and kept in the user's cache folder
 (``$BAYESADAM_CACHE``, by default ``~/.cache/bayesadam``). ``BAYESADAM_NATIVE=0`` in the environment switches all
@@ -23,11 +23,11 @@ FLAGS = (
 """Not ``-ffast-math``: infinities and NaN must be what they are."""
 WIDE = "-mprefer-vector-width=512"
 SECONDS = 120.0
-"""After which a compiler that has not answered counts as one that failed."""
+"""Time after which a compiler that has not finished counts as failed."""
 
 
 class CompilationError(RuntimeError):
-    """There is no compiler, or it did not compile a source; the message is one line that says why."""
+    """Raised if there is no compiler, or it did not compile a source; the message is one line with the reason."""
 
 
 def has_compiler() -> bool:
@@ -36,14 +36,14 @@ def has_compiler() -> bool:
 
 
 def read(name: str) -> str:
-    """A source file beside this module, with what it includes from there in it."""
+    """Read a source file beside this module, with its local includes inserted."""
     folder = Path(__file__).parent
     lines = (folder / name).read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(read(line.split('"')[1]) if line.startswith('#include "') else line for line in lines)
 
 
 def load(source: str) -> ctypes.CDLL:
-    """The library that a C++ source makes, from the cache where it was made before.
+    """Load the library of a C++ source, which is compiled if it is not in the cache.
 
     Raises:
         CompilationError: There is no compiler, or the source does not compile or load.
@@ -68,8 +68,10 @@ def _compiler() -> str | None:
 
 @cache
 def _target(compiler: str) -> tuple[tuple[str, ...], str]:
-    """The flags that this compiler takes, and all macros that it predefines with them: its version, and what the
-    processor has; together they say for what a library was compiled.
+    """Flags that this compiler accepts, and all macros that it predefines with them.
+
+    The macros contain its version and the features of the processor, and together they identify the target of a
+    library.
     """
     for flags in ((*FLAGS, WIDE), FLAGS, tuple(flag for flag in FLAGS if flag not in ("-march=native", "-fopenmp"))):
         command = [compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull]
@@ -80,7 +82,7 @@ def _target(compiler: str) -> tuple[tuple[str, ...], str]:
 
 
 def _folder() -> Path:
-    """The cache, or a folder of this process where there can be none."""
+    """The cache folder, or a folder of this process where there is none."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     folder = Path(os.environ.get("BAYESADAM_CACHE") or Path(base) / "bayesadam")
     try:
@@ -98,7 +100,7 @@ def _own_folder() -> Path:
 
 
 def _compile(source: str, flags: tuple[str, ...], path: Path) -> None:
-    """Write the library under another name first, so that no other process sees half of it."""
+    """Compile to another name first, so that no other process sees an incomplete library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         code, made = Path(folder) / "source.cpp", Path(folder) / "library.so"
         code.write_text(source)

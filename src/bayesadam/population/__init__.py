@@ -1,4 +1,4 @@
-"""Train many small networks of one architecture at once: ensembles, sweeps, cross-validation::
+"""Training many small networks of one architecture at once, for ensembles, sweeps and cross-validation::
 
     models = population.initialize(lambda: nn.Sequential(nn.Linear(8, 50), nn.ReLU(), nn.Linear(50, 1)), seeds=range(9))
     nets = population.train(models, data, likelihood=ba.Gaussian(4.0), method="vadam", epochs=40, batch_size=32,

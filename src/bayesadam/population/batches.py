@@ -1,4 +1,6 @@
-"""The data of all members, and the minibatches of an epoch: ragged sizes, nothing copied that is shared."""
+"""Data of all members and the minibatches of an epoch, for data sets of different sizes, without copies of shared
+data.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch import Tensor
 Pair = tuple[Tensor, Tensor]
 
 _GATHERED = 2**20
-"""Bytes of data, about, that are gathered at a time, for as many steps as that makes."""
+"""Approximate memory in bytes of the data that are gathered at a time, for as many steps as fit."""
 
 
 def order(
@@ -22,22 +24,22 @@ def order(
     """The order in which a member with this seed sees its data in an epoch, counted from 0.
 
     ``order(...)[i : i + batch_size]`` for ``i = 0, batch_size, ...`` are the minibatches; the last one may be smaller.
-    A pure function of its arguments (NumPy's Philox, keyed by the seed and counted by the epoch), so that training
-    resumes exactly, and a member can be trained alone on the same minibatches. A minibatch that holds all data is
-    taken in the data's own order: the same to rounding.
+    The order is a pure function of the arguments (NumPy's Philox, with the seed as key and the epoch as counter), so
+    that training resumes exactly, and a member can be trained alone on the same minibatches. A minibatch with all data
+    keeps the data's own order, which gives the same result up to rounding.
 
     Args:
         num_data: Size of the data set.
-        seed: The member's.
-        epoch: From 0.
-        replacement: Draw every data point from all of them, ``size`` times; else it is a permutation.
-        size: With replacement: ``steps_per_epoch * batch_size``; default ``num_data``.
+        seed: Seed of the member.
+        epoch: Number of the epoch, from 0.
+        replacement: Whether to draw ``size`` data points with replacement; otherwise the order is a permutation.
+        size: Number of draws with replacement, ``steps_per_epoch * batch_size``; default ``num_data``.
 
     Returns:
         Numbers of data points, ``(num_data,)``, or with replacement ``(size,)``.
 
     Raises:
-        ValueError: A size without replacement.
+        ValueError: A size is given without replacement.
     """
     if size is not None and not replacement:
         raise ValueError(f"size must be given with replacement=True only, got {size!r}")
@@ -52,10 +54,10 @@ class Batch:
     """One minibatch of each of the first ``k`` members.
 
     Attributes:
-        x: ``(k, M, ...)``. It may be a view of the users' data: never to be written to.
-        y: ``(k, M, ...)``, likewise.
-        weight: ``(k, M)``: 1 over the size of the member's minibatch, times the data point's own weight, and 0 for rows
-            that only fill it up; ``None`` where all are of the same size and weight.
+        x: Inputs, ``(k, M, ...)``. They may be a view of the user's data and must not be written to.
+        y: Targets, ``(k, M, ...)``, which must not be written to.
+        weight: Weights, ``(k, M)``: 1 over the size of the member's minibatch, times the data point's own weight, and 0
+            for rows of padding; ``None`` if all have the same size and weight.
     """
 
     x: Tensor
@@ -63,29 +65,29 @@ class Batch:
     weight: Tensor | None
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the data points: ``(k, S, M, ...)`` to ``(k, S)``, further axes averaged."""
+        """Mean over the data points, from ``(k, S, M, ...)`` to ``(k, S)``; further axes are averaged."""
         values = values.flatten(3).mean(-1) if values.ndim > 3 else values
         return values.mean(-1) if self.weight is None else (values * self.weight[:, None].to(values.dtype)).sum(-1)
 
     def shares(self, values: Tensor) -> Tensor:
-        """Every data point's part of the mean: ``(k, S, M, D)`` times its weight."""
+        """Contribution of every data point to the mean: ``(k, S, M, D)`` times its weight."""
         if self.weight is None:
             return values / values.shape[2] if values.shape[2] > 1 else values
         return values * self.weight[:, None, :, None].to(values.dtype)
 
 
 class Pool:
-    """The data sets of all members in one tensor, those that members share only once.
+    """The data sets of all members in one tensor; data that members share are stored once.
 
     Args:
-        data: ``(x, y)`` of every member; the same tensors for members that share them.
-        batch_size: Data points per minibatch.
-        replacement: Draw minibatches with replacement, each of ``batch_size`` points.
-        steps_per_epoch: With replacement: minibatches per epoch; default as many as without.
-        weights: Of the data points of every member, ``(n,)``, with a mean of 1; ``None``: all 1.
+        data: Pair ``(x, y)`` of every member; the same tensors for members that share them.
+        batch_size: Number of data points per minibatch.
+        replacement: Whether to draw minibatches with replacement, each of ``batch_size`` points.
+        steps_per_epoch: Number of minibatches per epoch with replacement; default as many as without.
+        weights: Weights of the data points of every member, ``(n,)``, with a mean of 1; ``None`` for equal weights.
 
     Attributes:
-        batches: Minibatches per epoch of every member.
+        batches: Number of minibatches per epoch of every member.
     """
 
     def __init__(
@@ -114,9 +116,9 @@ class Pool:
         self._whole: tuple[tuple[int, ...], Batch | None] = (), None
 
     def epoch(self, members: Sequence[int], seeds: Sequence[int], epoch: int) -> Iterator[Batch]:
-        """The minibatches of an epoch for members sorted by falling number of minibatches.
+        """Yield the minibatches of an epoch, for members sorted by falling number of minibatches.
 
-        The ``i``-th has those members that still have one: as many as are left, from the front.
+        The ``i``-th minibatch has the members that still have one, which are the first ones.
         """
         if not self.replacement and max(self.sizes[member] for member in members) <= self.batch_size:
             yield self._all(tuple(members))
@@ -158,7 +160,7 @@ class Pool:
             i += steps
 
     def _all(self, members: tuple[int, ...]) -> Batch:
-        """All data of every member, made once: a view if they share it."""
+        """All data of every member, made once; a view if they share it."""
         known, batch = self._whole
         if batch is None or known != members:
             batch = self._stacked(members)

@@ -1,4 +1,4 @@
-"""Checkpoints of a population: one file per chunk, written at most every half minute and when the chunk is done."""
+"""Checkpoints of a population, one file per chunk, written at intervals and when the chunk is finished."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _KIND = "population"
 
 
 def fingerprint(settings: Any, tensors: Iterable[Tensor]) -> str:
-    """Of everything that determines a run; shared tensors are read once."""
+    """Digest of everything that determines a run; shared tensors are read once."""
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=_plain).encode())
     seen: dict[int, int] = {}
     for tensor in tensors:
@@ -37,22 +37,22 @@ def fingerprint(settings: Any, tensors: Iterable[Tensor]) -> str:
 
 
 class Memory(Protocol):
-    """What ``on_epoch`` remembers from one epoch to the next."""
+    """State of ``on_epoch`` that is kept from one epoch to the next."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """All of it, as it is after an epoch."""
+        """The whole state after an epoch, as tensors."""
 
     def restore(self, tensors: Mapping[str, Tensor], members: list[int], nets: Population) -> None:
-        """Take it back, before training goes on with these members as they were after that epoch."""
+        """Restore the state, before training continues with these members as they were after that epoch."""
 
 
 class Checkpoint:
     """The checkpoints of one run in a folder.
 
     Args:
-        folder: Made if need be.
-        identity: :func:`fingerprint` of the run.
-        memory: Kept with every checkpoint.
+        folder: Folder of the files; it is created if necessary.
+        identity: The :func:`fingerprint` of the run.
+        memory: State of ``on_epoch``, saved with every checkpoint.
     """
 
     def __init__(self, folder: Path, identity: str, memory: Memory | None = None) -> None:
@@ -64,7 +64,7 @@ class Checkpoint:
         return self.folder / f"chunk-{number:04d}.safetensors"
 
     def save(self, number: int, part: Chunk, record: Record, chosen: Sequence[int], epoch: int) -> None:
-        """Write chunk ``number``, whose members were ``chosen``, after ``epoch`` epochs, if it is time."""
+        """Write chunk ``number``, with the members ``chosen``, after ``epoch`` epochs, if enough time has passed."""
         begin = time.monotonic()
         if part.members and begin < self._due:
             return
@@ -87,11 +87,11 @@ class Checkpoint:
         self._due = now + max(SECONDS, SHARE * (now - begin)) if SECONDS else now
 
     def load(self, number: int, part: Chunk, record: Record) -> int:
-        """Put chunk and record where the checkpoint left them; the epochs that are done, 0 without a checkpoint.
+        """Restore chunk and record from the checkpoint; return the number of finished epochs, 0 without a checkpoint.
 
         Raises:
-            ValueError: The checkpoint is that of another run.
-            bayesadam.files.DamagedFile: It is damaged; a ``ValueError``, too.
+            ValueError: The checkpoint is of another run.
+            bayesadam.files.DamagedFile: The file is damaged; this is a ``ValueError``, too.
         """
         path = self._path(number)
         files.remove_temporaries(self.folder)
@@ -129,7 +129,7 @@ class Checkpoint:
 
 
 def _check(tensors: Mapping[str, Tensor], header: Mapping[str, Any], part: Chunk, record: Record) -> None:
-    """Raise ``ValueError``, or another error of what is missing, unless all of it fits the run."""
+    """Raise ``ValueError``, or an error about what is missing, unless the contents of the file fit the run."""
     if not is_whole(header["epoch"], 0) or header["epoch"] > part.epochs:
         raise ValueError(f"epoch must be a whole number of at most {part.epochs}, got {header['epoch']!r}")
     if header["chosen"] != part.members or not set(header["members"]) <= set(part.members):

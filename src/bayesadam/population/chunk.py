@@ -1,4 +1,4 @@
-"""The training loop of a chunk of members: as many as the cache holds, one epoch after another."""
+"""The training loop of a chunk of members, as many as fit into the cache."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from bayesadam.population.segments import View, first, segments, views, wide
 class Chunk:
     """Members that are trained together, sorted by falling number of minibatches per epoch.
 
-    The members that still have a minibatch are then always the first ones, and everything is done on views of the
-    first rows: no masks, and nothing is computed for those that wait.
+    The members that still have a minibatch are then always the first ones, and all operations use views of the first
+    rows: there are no masks, and nothing is computed for members that wait.
 
     Attributes:
-        members: Which of the population these are, ``k`` of them.
-        mean: ``(k, numel)``.
-        state: The rule's tensors, each ``(k, numel)``.
-        counters: See :func:`bayesadam.engine.rule.initial_counters`: numbers if they will always be the same for all
-            members, else columns.
-        steps: How many steps every member has made.
-        epochs: Of the whole training.
-        bad: Members that met a gradient that is not finite, with their rows before it.
+        members: Numbers of the ``k`` members within the population.
+        mean: Means, ``(k, numel)``.
+        state: Tensors of the rule, each ``(k, numel)``.
+        counters: Counters, see :func:`bayesadam.engine.rule.initial_counters`: numbers if they are always the same for
+            all members, otherwise columns.
+        steps: Number of steps of every member.
+        epochs: Number of epochs of the whole training.
+        bad: Members with a gradient that was not finite, with their rows before it.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Chunk:
         return {name: torch.cat([state[name] for state in parts], dim=1) for name in self.rule.state}
 
     def train_epoch(self, epoch: int, raise_nonfinite: bool) -> Tensor:
-        """One epoch; mean training loss of every member, ``(k,)``."""
+        """Train for one epoch; return the mean training loss of every member, ``(k,)``."""
         seeds = [hyper["seed"] for hyper in self.hypers]
         batches = [self.pool.batches[member] for member in self.members]
         ragged = batches[0] != batches[-1]
@@ -98,7 +98,7 @@ class Chunk:
     def _step(
         self, batch: Batch, seeds: Sequence[int], batches: Sequence[int], ahead: float, raise_nonfinite: bool
     ) -> Tensor:
-        """One step of the first members, those that have a minibatch; their losses, ``(k, S)``."""
+        """Make one step of the first members, those that have a minibatch; return their losses, ``(k, S)``."""
         count = len(seeds)
         shown = self._first(count)
         counters = first(self.counters, count)
@@ -129,7 +129,7 @@ class Chunk:
         return self._views[count]
 
     def _sample(self, view: View, changing: Hyper, seeds: Sequence[int], ahead: float) -> tuple[Tensor, Tensor | None]:
-        """Weights ``(k, S, numel)``, and the noise in them."""
+        """Sampled weights ``(k, S, numel)``, and their noise."""
         mean = self.mean[: len(seeds)].unsqueeze(1)
         if not view.segment.noisy:
             return mean.expand(-1, self.samples, -1), None
@@ -145,7 +145,7 @@ class Chunk:
     def _curvature(
         self, view: View, grads: Tensor, eps: Tensor | None, outside: Tensor | None, changing: Hyper
     ) -> Tensor | None:
-        """Averaged over the samples: the objective's, or else the rule's estimate from the gradients."""
+        """Curvature averaged over the samples, from the objective, or from the gradients by the rule."""
         part = view.segment
         if outside is not None:
             return outside[:, :, part.part].mean(1) if part.part.start < outside.shape[2] else None
@@ -158,7 +158,7 @@ class Chunk:
         return None if curvature is None else curvature.mean(1)
 
     def _check_finite(self, grad: Tensor, raise_nonfinite: bool) -> None:
-        """Keep the rows of members whose gradient is not finite: their last good ones."""
+        """Restore the last good rows of members whose gradient is not finite."""
         if math.isfinite(torch.linalg.vector_norm(grad).item()):
             return
         good = torch.linalg.vector_norm(grad, dim=1).isfinite()  # as alone: a square that overflows is refused too
@@ -168,7 +168,9 @@ class Chunk:
     def _check_positive(
         self, shown: Sequence[View], curvatures: Sequence[Tensor | None], changing: Hyper, raise_nonfinite: bool
     ) -> None:
-        """The same for members whose precision would not stay positive, where the rule does not see to it."""
+        """Restore the last good rows of members whose precision would not stay positive, if the rule does not ensure
+        it.
+        """
         if self._hyper.get("correction", "elementwise") is not None:
             return
         rule: Any = self.rule
@@ -207,7 +209,7 @@ class Chunk:
         return self.rule.precision(view.state, {**view.hyper, **self.counters}).reciprocal_()
 
     def rows(self) -> dict[str, Tensor]:
-        """Mean, variance and state of all members; the last good ones of those that went bad."""
+        """Mean, variance and state of all members; for members with an error their last good ones."""
         rows = {"mean": self.mean.clone(), "variance": self.variance()}
         rows |= {f"state/{name}": value.clone() for name, value in self.state.items()}
         for row, kept in self.bad.items():
@@ -216,13 +218,13 @@ class Chunk:
         return rows
 
     def tell(self, **changed: float) -> None:
-        """Change hyper-parameters that are numbers (``num_data``, say), for all members, from the next step on."""
+        """Change hyper-parameters that are numbers (such as ``num_data``), for all members, from the next step on."""
         self.hypers = [{**own, **changed} for own in self.hypers]
         self._hyper = {**self._hyper, **changed}
         self._views = {}
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Go on with some of the members only."""
+        """Continue with some of the members only."""
         index = torch.tensor(rows, dtype=torch.int64, device=self.mean.device)
         self.members, self.hypers = [self.members[r] for r in rows], [self.hypers[r] for r in rows]
         self.bad = {}
@@ -238,7 +240,7 @@ class Chunk:
     def restore(
         self, mean: Tensor, state: Mapping[str, Tensor], counters: Mapping[str, Any], steps: Sequence[int]
     ) -> None:
-        """Put the members where they were."""
+        """Restore the state of the members."""
         self.mean, self.state = mean, dict(state)
         self.counters, self.steps = dict(counters), list(steps)
         self._views = {}

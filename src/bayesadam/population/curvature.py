@@ -1,4 +1,4 @@
-"""Curvature of any objective: exact by second derivatives, or from the examples' gradients, in bounded memory."""
+"""Curvature of any objective, by second derivatives or from the gradients of examples, in bounded memory."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch import Tensor
 from bayesadam.population.batches import Batch
 
 _NUMBERS = 2**22
-"""How many numbers are computed at a time, about."""
+"""Approximate number of values that are computed at a time."""
 
 
 class Gradients(NamedTuple):
-    """What an objective says about one minibatch.
+    """Losses of one minibatch with their derivatives.
 
     Attributes:
-        losses: ``(k, S)``.
-        grads: Of the losses, ``(k, S, numel)``.
-        curvature: Likewise, if asked for; or of the first coordinates alone.
+        losses: Losses, ``(k, S)``.
+        grads: Gradients of the losses, ``(k, S, numel)``.
+        curvature: Curvature of the same shape, if requested, or of the first coordinates only.
     """
 
     losses: Tensor
@@ -39,7 +39,7 @@ def by_autograd(losses: Callable[[Tensor], Tensor], theta: Tensor) -> Gradients:
 
 
 def with_hessian(losses: Callable[[Tensor], Tensor], theta: Tensor) -> Gradients:
-    """The same with the diagonal of the Hessian: a backward pass per coordinate, for small networks."""
+    """Losses, gradients and the diagonal of the Hessian, by a backward pass per coordinate; for small networks."""
     theta = theta.detach().requires_grad_()
     with torch.enable_grad():
         values = losses(theta)
@@ -48,11 +48,11 @@ def with_hessian(losses: Callable[[Tensor], Tensor], theta: Tensor) -> Gradients
 
 
 def diagonal(grads: Tensor, inputs: Tensor) -> Tensor:
-    """``d grads[..., j] / d inputs[..., j]``, where nothing else of the last axis' rows depends on each other.
+    """``d grads[..., j] / d inputs[..., j]``, where rows of the last axis do not depend on each other.
 
     Args:
         grads: First derivatives with respect to ``inputs``, with their graph, which is kept.
-        inputs: ``(..., n)``.
+        inputs: Inputs, ``(..., n)``.
     """
     found = torch.zeros_like(inputs)
     if not grads.requires_grad:
@@ -71,14 +71,14 @@ def diagonal(grads: Tensor, inputs: Tensor) -> Tensor:
 
 
 def with_squares(losses: Callable[[Tensor, Batch, Tensor], Tensor], theta: Tensor, batch: Batch) -> Gradients:
-    """The losses, their gradients, and the mean over the minibatch of the data points' squared gradients.
+    """Losses, gradients, and the mean over the minibatch of the squared gradients of single data points.
 
     A data point is treated as a member with a minibatch of one.
 
     Args:
-        losses: ``(n, S)``, given the rows of ``n`` members, their batch and parameters.
-        theta: ``(k, S, numel)``.
-        batch: Of the ``k`` members.
+        losses: Function that returns losses ``(n, S)``, given the numbers of ``n`` members, their batch and parameters.
+        theta: Parameters, ``(k, S, numel)``.
+        batch: Minibatches of the ``k`` members.
     """
     count, points = batch.y.shape[:2]
     mean, grads, squares = theta.new_zeros(theta.shape[:2]), torch.zeros_like(theta), torch.zeros_like(theta)

@@ -1,4 +1,4 @@
-"""The likelihoods of all members, at outputs of several sets of weights each."""
+"""The likelihoods of all members, at the outputs of several sets of weights each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bayesadam.population.perceptron import Weights
 
 
 class Likelihoods:
-    """One likelihood per member, of one kind; they may differ in the values of parameters and buffers.
+    """One likelihood per member, all of one kind, which may differ in the values of parameters and buffers.
 
     Attributes:
-        layout: Of the trainable parameters, none for most.
+        layout: Layout of the trainable parameters, which most likelihoods do not have.
         fixed: All other parameters and buffers, each ``(P, ...)``.
     """
 
@@ -38,7 +38,7 @@ class Likelihoods:
         self._closed = not self.layout.shapes and likelihoods[0].defines("score")
 
     def select(self, rows: Tensor) -> Likelihoods:
-        """Some of the members'."""
+        """The likelihoods of some of the members."""
         chosen = copy.copy(self)
         chosen.members = [self.members[row] for row in rows.tolist()]
         chosen.fixed = {name: value[rows] for name, value in self.fixed.items()}
@@ -48,9 +48,9 @@ class Likelihoods:
         """``log p(y | output)`` of every data point of the first ``k`` members, ``(k, S, M)``.
 
         Args:
-            weights: Of the trainable parameters, ``(k, S, *shape)``.
-            output: ``(k, S, M, ...)``.
-            target: ``(k, M, ...)``, checked before.
+            weights: Trainable parameters by name, ``(k, S, *shape)``.
+            output: Outputs, ``(k, S, M, ...)``.
+            target: Targets ``(k, M, ...)`` that were checked before.
         """
         if self._alike:  # without vmap, which costs as much as all the rest of a small network
             count, samples, points = output.shape[:3]
@@ -90,7 +90,7 @@ class Likelihoods:
 
 
 class _Method(nn.Module):
-    """A method of a likelihood as a forward method, which ``functional_call`` wants."""
+    """A method of a likelihood as the forward method of a module, as ``functional_call`` needs it."""
 
     def __init__(self, likelihood: Likelihood, name: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The noise of several steps at once: many small draws cost their calls, one large one does not."""
+"""The noise of several steps at once, since one large draw is faster than many small ones."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 from bayesadam import noise
 
 _AHEAD = 2**16
-"""Numbers drawn at a time, about."""
+"""Approximate number of values that are drawn at a time."""
 
 
 class Draws:
     """Standard normals for the members of a chunk, in the order of their steps.
 
     Args:
-        sizes: Of the noise's tensors by noise index.
-        samples: Per step.
-        antithetic: Every second sample is the one before with the other sign.
-        dtype: Of the result; the noise does not depend on it.
-        device: Of the result.
+        sizes: Sizes of the noise's tensors by noise index.
+        samples: Number of samples per step.
+        antithetic: Whether every second sample is the previous one with the opposite sign.
+        dtype: Dtype of the result; the noise does not depend on it.
+        device: Device of the result.
     """
 
     def __init__(
@@ -40,17 +40,17 @@ class Draws:
         self._next = 0
 
     def forget(self) -> None:
-        """What was drawn ahead: the members or their steps are others now."""
+        """Discard noise that was drawn ahead, because the members or their steps have changed."""
         self._steps, self._next = [], 0
 
     def take(self, seeds: Sequence[int], steps: Sequence[int], ahead: float) -> Tensor:
         """The noise of one step of the first members, ``(k, S, numel)``.
 
         Args:
-            seeds: Of these members.
-            steps: How many steps each has made.
-            ahead: For how many steps from this one these members, and no others, will go on, unless :meth:`forget` is
-                called before.
+            seeds: Seeds of these members.
+            steps: Number of steps that each has made.
+            ahead: Number of steps, from this one, that exactly these members will make, unless :meth:`forget` is called
+                before.
         """
         if self._next == len(self._steps):
             self._draw(seeds, steps, ahead)

@@ -1,4 +1,4 @@
-"""Where the weights of one network lie in a flat vector."""
+"""Positions of the weights of one network in a flat vector."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
-    """Named tensors one after another: rules then see one matrix for all members instead of many small tensors.
+    """Named tensors one after another in a vector, so that a rule sees one matrix for all members.
 
     Attributes:
-        shapes: Of every tensor, by name and in order.
+        shapes: Shape of every tensor, by name and in order.
     """
 
     shapes: Mapping[str, torch.Size]
@@ -30,7 +30,7 @@ class Layout:
         return sum(self.sizes)
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """Tensors of shape ``(..., *shape)`` to one of shape ``(..., numel)``."""
+        """Concatenate tensors of shape ``(..., *shape)`` to one of shape ``(..., numel)``."""
         parts = [
             tensors[name].flatten(tensors[name].ndim - len(shape)) if shape else tensors[name].unsqueeze(-1)
             for name, shape in self.shapes.items()
@@ -38,7 +38,7 @@ class Layout:
         return torch.cat(parts, dim=-1)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """The inverse of :meth:`flatten`; views where the memory allows it."""
+        """Invert :meth:`flatten`; the result are views where the memory layout allows it."""
         parts = flat.split_with_sizes(self.sizes, dim=-1)
         return {
             name: part.reshape(*flat.shape[:-1], *shape)

@@ -26,11 +26,11 @@ class MappedObjective(Losses):
 
     Args:
         models: One network per member.
-        objectives: One objective per member, of one kind. What they learn follows the networks' weights and is trained
-            without noise.
+        objectives: One objective per member, all of one kind. Their learned parameters follow the networks' weights and
+            are trained without noise.
 
     Raises:
-        ValueError: One is no :class:`Objective`, or they are of several kinds.
+        ValueError: One is not an :class:`Objective`, or they are of several kinds.
     """
 
     def __init__(self, models: Sequence[nn.Module], objectives: Sequence[Objective]) -> None:
@@ -59,7 +59,7 @@ class MappedObjective(Losses):
         return chosen
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Mean losses, as in the base class."""
         count, samples = theta.shape[:2]
         weights = {name: value.flatten(0, 1) for name, value in self.layout.split(theta).items()}
         fixed = self.networks.fixed | {f"likelihood.{name}": value for name, value in self._fixed.items()}
@@ -69,12 +69,12 @@ class MappedObjective(Losses):
         return batch.mean(each.view(count, samples, -1)) + penalty.view(count, samples)
 
     def constants(self) -> list[Tensor]:
-        """All tensors that the losses depend on besides weights and data."""
+        """All tensors other than weights and data that the losses depend on."""
         own = (self.networks.fixed, self.networks.common, self._fixed, self._common)
         return [value for tensors in own for value in tensors.values()]
 
     def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
-        """See the base class: the losses must be one number for each data point, and the penalty one number."""
+        """Check that the losses are one number for each data point, and the penalty one number."""
         x, y = x[:2].clone(), y[:2]  # of one alone, a mean would look like a loss
         weights = {key: value[member] for key, value in self.layout.split(theta).items()}
         weights |= {key: value[member] for key, value in self.networks.fixed.items()}

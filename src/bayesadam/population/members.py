@@ -1,4 +1,4 @@
-"""The hyper-parameters of all members: numbers where they agree, columns where they differ."""
+"""The hyper-parameters of all members, as numbers where they agree and as columns where they differ."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ def configure(
     layout: Layout,
     options: Sequence[Mapping[str, Any]],
 ) -> tuple[Rule, list[Hyper], Tensor]:
-    """What the library's own optimiser of each member would do: rule, hyper-parameters, and first means.
+    """Rule, hyper-parameters and initial means of every member, as the library's optimiser would have them.
 
-    The optimisers are really made, so that defaults, checks, messages and the start from a posterior are theirs.
+    The optimisers are constructed, so that defaults, checks, messages and the start from a posterior are theirs.
 
     Returns:
-        The rule; for every member its hyper-parameters, with ``perturb`` and, where it continues from a posterior,
-        rows ``prior_mean`` and ``prior_precision`` of length ``numel``; and the means ``(P, numel)``.
+        The rule; the hyper-parameters of every member, with ``perturb`` and, if it continues from a posterior, rows
+        ``prior_mean`` and ``prior_precision`` of length ``numel``; and the means ``(P, numel)``.
     """
     make = _optimizer(method)
     called = method if isinstance(method, str) else method.__name__
@@ -123,7 +123,7 @@ def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
 
 
 def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The prior as rows: for all members, if any continues from a posterior."""
+    """The prior as rows for all members, if any of them continues from a posterior."""
     states = {name: optimizer.state.get(parameter, {}) for name, parameter in named}
     tensors, rows = dict(named), {}
     for key, other in (("prior_mean", 0.0), ("prior_precision", group["prior_precision"])):
@@ -133,7 +133,7 @@ def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Map
 
 
 def columns(hypers: Sequence[Hyper], device: torch.device) -> Hyper:
-    """One mapping for a rule: the value on which all members agree, or else a column ``(P, 1)`` in float64.
+    """Combine the members' hyper-parameters: a value if all members agree, otherwise a column ``(P, 1)`` in float64.
 
     Rows of a prior become ``(P, numel)``.
     """
@@ -151,7 +151,7 @@ def columns(hypers: Sequence[Hyper], device: torch.device) -> Hyper:
 
 
 def map_columns(shared: Hyper, function: Callable[[Tensor], Tensor]) -> Hyper:
-    """The same with another view of every column."""
+    """Hyper-parameters with a function applied to every column."""
 
     def apply(value: Any) -> Any:
         return function(value) if isinstance(value, Tensor) else value

@@ -1,4 +1,4 @@
-"""What the modules of several members have in common."""
+"""Comparison of the modules of several members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def tensors(module: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def signature(module: nn.Module) -> list[object]:
-    """Equal for two modules of one architecture, which may differ in the values of their tensors."""
+    """A description that is equal for two modules of one architecture, whatever the values of their tensors."""
     kinds: list[object] = [
         (name, f"{type(part).__module__}.{type(part).__qualname__}", part.extra_repr())
         for name, part in module.named_modules()
@@ -23,7 +23,7 @@ def signature(module: nn.Module) -> list[object]:
 
 
 def places(module: nn.Module) -> dict[str, str]:
-    """The name of the tensor at every place of a module that has one: tied tensors have several places."""
+    """The name of the tensor at every place of a module that has one; tied tensors have several places."""
     names = {tensor: name for name, tensor in tensors(module)}
     return {
         f"{prefix}{'.' if prefix else ''}{own}": names[tensor]
@@ -34,7 +34,7 @@ def places(module: nn.Module) -> dict[str, str]:
 
 
 def constants(modules: Sequence[nn.Module], trained: Container[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Tensors that are not trained, by name: those that differ, each ``(P, ...)``, and those that all have."""
+    """Tensors that are not trained, by name: those that differ, each ``(P, ...)``, and those that are equal in all."""
     differing: dict[str, Tensor] = {}
     common: dict[str, Tensor] = {}
     by_name = [dict(tensors(module)) for module in modules]

@@ -15,7 +15,7 @@ from bayesadam.population.perceptron import Perceptron, Weights, plain_layers
 
 
 def initialize(make: Callable[[], nn.Module], *, seeds: Iterable[int]) -> list[nn.Module]:
-    """Networks whose weights were drawn under one seed each; torch's generator is left as it was."""
+    """Make one network for each seed, with weights drawn under it; the state of torch's generator is restored."""
     models = []
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         for seed in seeds:
@@ -28,9 +28,9 @@ class Networks:
     """``P`` networks that differ in the values of their parameters and buffers only.
 
     Attributes:
-        layout: Of the trainable parameters.
+        layout: Layout of the trainable parameters.
         fixed: Frozen parameters and buffers that differ between the networks, each ``(P, ...)``.
-        common: Those that do not, as they are.
+        common: Frozen parameters and buffers that are equal in all networks.
         template: The module that is run, with the weights of any of them.
     """
 
@@ -76,7 +76,9 @@ class Networks:
 
     @torch.no_grad()
     def activations(self, x: Tensor) -> int:
-        """How many numbers the layers of one network put out for inputs ``x``; counted once for inputs of a shape."""
+        """Number of values that the layers of one network return for inputs ``x``; counted once for each shape of
+        inputs.
+        """
         if x.shape in self._activations:
             return self._activations[x.shape]
         counted = 0
@@ -103,11 +105,11 @@ class Networks:
         """Outputs of the first ``k`` networks at ``S`` sets of weights each.
 
         Args:
-            weights: By name, ``(k, S, *shape)``.
-            x: ``(k, M, ...)``; a network's inputs are the same for all its sets of weights.
+            weights: Weights by name, ``(k, S, *shape)``.
+            x: Inputs ``(k, M, ...)``; a network has the same inputs for all its sets of weights.
 
         Returns:
-            ``(k, S, M, ...)``.
+            Outputs, ``(k, S, M, ...)``.
         """
         perceptron = self.perceptron(x)
         if perceptron is not None:
@@ -122,7 +124,7 @@ class Networks:
         return output.reshape(count, samples, *output.shape[1:])
 
     def perceptron(self, x: Tensor) -> Perceptron | None:
-        """The networks as plain perceptrons, if they are and are for inputs ``(k, M, ...)`` like these."""
+        """The networks as plain perceptrons, or None if they are not or take other inputs than ``(k, M, ...)``."""
         return self._perceptron if x.ndim == 3 else None
 
     def _run(self, weights: Weights, x: Tensor) -> Tensor:

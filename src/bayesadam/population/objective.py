@@ -1,4 +1,4 @@
-"""What a population minimises: objectives as users write them, and losses at rows of a flat matrix of parameters."""
+"""Objectives of populations: as users write them, and as losses at rows of a flat matrix of parameters."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Objective(nn.Module, abc.ABC):
-    """What a population minimises in place of a likelihood: the mean loss of the data points, plus a penalty.
+    """Base class of objectives that replace the likelihood: the mean loss of the data points plus a penalty.
 
-    A subclass is written for one network and one minibatch, as an ordinary training loop would be, and defines
-    :meth:`losses` at least; :func:`bayesadam.population.train` maps it over members and their posterior samples. It is
-    a module: its parameters that require gradients are trained with the network's, each member its own and without
-    noise, and its parameters and buffers may have other values for every member. Anything else about it, numbers and
-    text among its attributes included, is the same for all members::
+    A subclass is written for one network and one minibatch, as in an ordinary training loop, and defines at least
+    :meth:`losses`; :func:`bayesadam.population.train` maps it over members and their posterior samples. It is a module:
+    its parameters that require gradients are trained with those of the network, separately for each member and without
+    noise, and its parameters and buffers may differ between members. Everything else, including numbers and text among
+    its attributes, is the same for all members::
 
         class Lasso(population.Objective):
             def __init__(self, strength):
@@ -41,41 +41,41 @@ class Objective(nn.Module, abc.ABC):
             def penalty(self, model):
                 return self.strength * sum(weight.abs().sum() for weight in model.parameters())
 
-    The methods are mapped by ``torch.func.vmap``: they may not branch by the values of tensors. For a posterior the
-    losses should be negative log-densities in nats, as those of a likelihood are. Methods that square the gradients of
-    single examples take the penalty as a part of each example's loss.
+    The methods are mapped by ``torch.func.vmap``, so they must not branch on the values of tensors. For a posterior the
+    losses should be negative log densities in nats, as for a likelihood. Methods that square the gradients of single
+    examples treat the penalty as a part of each example's loss.
     """
 
     @abc.abstractmethod
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The loss of every data point of a minibatch, ``(M,)``; those of other data points must not enter.
+        """Loss of every data point of a minibatch, ``(M,)``, which must not depend on other data points.
 
         Args:
-            model: The network, at the weights of one member or sample; it may be called as often as one likes.
-            x: Inputs, ``(M, ...)``; not to be written to.
-            y: Targets, likewise.
+            model: The network, at the weights of one member or sample; it may be called any number of times.
+            x: Inputs, ``(M, ...)``; they must not be written to.
+            y: Targets, ``(M, ...)``; they must not be written to.
         """
 
     def penalty(self, model: nn.Module) -> Tensor | float:
-        """What is added to the mean of the losses, one number; by default 0.
+        """Penalty that is added to the mean of the losses, one number; by default 0.
 
-        The Kullback-Leibler divergence from a prior is to be divided by the number of training data points.
+        A Kullback-Leibler divergence from a prior must be divided by the number of training data points.
         """
         return 0.0
 
     def extra_repr(self) -> str:
-        """Attributes that are numbers or text: objectives that differ in them are not of one kind."""
+        """Attributes that are numbers or text; objectives that differ in them are not of one kind."""
         told = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "training"}
         return ", ".join(f"{n}={v!r}" for n, v in told.items() if isinstance(v, bool | int | float | str | tuple))
 
 
 class Losses(abc.ABC):
-    """The interface between methods and the training loop. A subclass defines ``select`` and ``losses`` at least.
+    """The interface between methods and the training loop. A subclass defines at least ``select`` and ``losses``.
 
     Attributes:
-        networks: Of all members.
-        layout: Of all trainable parameters.
-        perturbed: How many of the first coordinates a rule may perturb; the others are trained without noise.
+        networks: Networks of all members.
+        layout: Layout of all trainable parameters.
+        perturbed: Number of the first coordinates that a rule may perturb; the others are trained without noise.
         draws: Sizes of the noise's tensors by noise index, as the library's optimiser would number them.
     """
 
@@ -85,7 +85,9 @@ class Losses(abc.ABC):
     draws: Mapping[int, int]
 
     def place(self, networks: Networks, learned: Layout) -> None:
-        """Set the attributes: weights of the networks first, then what likelihoods or objectives learn."""
+        """Set the attributes: first the weights of the networks, then the learned parameters of likelihoods or
+        objectives.
+        """
         own = {f"likelihood.{name}": shape for name, shape in learned.shapes.items()}
         self.layout = Layout({**networks.layout.shapes, **own})
         self.perturbed = networks.layout.numel
@@ -102,15 +104,15 @@ class Losses(abc.ABC):
         """Mean loss over the minibatch, ``(k, S)``, of the first ``k`` members at parameters ``(k, S, numel)``."""
 
     def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None) -> Gradients:
-        """Losses, their gradients at ``theta``, and a curvature there, which a rule cannot compute itself.
+        """Losses, their gradients at ``theta``, and a curvature there that the rule cannot compute itself.
 
         Args:
-            theta: ``(k, S, numel)``.
-            batch: Of the first ``k`` members.
-            curvature: ``"exact"``: the diagonal of the loss's Hessian; ``"empirical_fisher"``: the mean over the
-                minibatch of the squared gradients of each data point, whose own loss is :meth:`losses` with it alone,
-                at the perturbed coordinates only: a likelihood's parameters are outside of the network, where the
-                library's optimiser knows none and follows the gradient.
+            theta: Parameters, ``(k, S, numel)``.
+            batch: Minibatches of the first ``k`` members.
+            curvature: ``"exact"`` is the diagonal of the loss's Hessian. ``"empirical_fisher"`` is the mean over the
+                minibatch of the squared gradients of single data points, each of :meth:`losses` at that data point
+                alone. It is computed at the perturbed coordinates only, since for parameters of a likelihood the
+                library's optimiser has no curvature and follows the gradient.
         """
         if curvature == "exact":
             return with_hessian(lambda theta: self.losses(theta, batch), theta)
@@ -122,18 +124,18 @@ class Losses(abc.ABC):
 
     @torch.no_grad()
     def check(self, theta: Tensor, data: Sequence[Pair], name: str) -> int:
-        """Try data points of every member that has data of its own.
+        """Check every member that has its own data on some data points.
 
         Args:
-            theta: ``(P, numel)``.
-            data: ``(x, y)`` of every member.
-            name: What messages call the data.
+            theta: Parameters, ``(P, numel)``.
+            data: Pair ``(x, y)`` of every member.
+            name: Name of the data in messages.
 
         Returns:
-            Numbers that a network keeps per data point for its backward pass, about.
+            Approximate number of values per data point that a network keeps for its backward pass.
 
         Raises:
-            ValueError: What :meth:`try_one` refuses.
+            ValueError: :meth:`try_one` refuses the data.
         """
         self.networks.train(False)  # dropout must not draw
         seen = set()
@@ -144,11 +146,11 @@ class Losses(abc.ABC):
         return self.networks.activations(data[0][0][:1])
 
     def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:  # noqa: B027
-        """Raise ``ValueError`` if a member cannot be trained on its data; by default there is nothing to look at."""
+        """Raise ``ValueError`` if a member cannot be trained on its data; by default nothing is checked."""
 
 
 class NegativeLogLikelihood(Losses):
-    """The mean negative log-likelihood: the loss of every optimiser of the library.
+    """Mean negative log-likelihood, the loss of every optimiser of the library.
 
     Args:
         models: One network per member.
@@ -168,13 +170,13 @@ class NegativeLogLikelihood(Losses):
         return chosen
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
-        """See the base class."""
+        """Mean losses, as in the base class."""
         output = self.networks(self.networks.layout.split(theta[..., : self.perturbed]), batch.x)
         learned = theta[..., self.perturbed :] if self.likelihoods.layout.shapes else None
         return self._losses(output, learned, batch=batch)
 
     def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None) -> Gradients:
-        """See the base class; for plain perceptrons in closed form, with autograd through the likelihood alone."""
+        """Losses and gradients, as in the base class; for plain perceptrons in closed form."""
         perceptron = self.networks.perceptron(batch.x)
         if perceptron is None or (curvature == "exact" and not perceptron.single):
             return super().gradients(theta, batch, curvature)
@@ -209,11 +211,11 @@ class NegativeLogLikelihood(Losses):
         return -batch.mean(self.likelihoods.log_density(own, output, batch.y))
 
     def constants(self) -> list[Tensor]:
-        """All tensors that the losses depend on besides weights and data."""
+        """All tensors other than weights and data that the losses depend on."""
         return [*self.networks.fixed.values(), *self.networks.common.values(), *self.likelihoods.fixed.values()]
 
     def try_one(self, theta: Tensor, member: int, x: Tensor, y: Tensor, name: str) -> None:
-        """See the base class: the targets must fit the output."""
+        """Check that the targets fit the output."""
         alone = self.networks.select(torch.tensor([member]))
         weights = self.networks.layout.split(theta[member, None, None, : self.perturbed])
         output = alone(weights, x[None, :1].clone())[0]
@@ -224,5 +226,5 @@ class NegativeLogLikelihood(Losses):
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The network's coordinates, and those of the likelihood if there are any."""
+    """The network's coordinates, followed by those of the likelihood if there are any."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)

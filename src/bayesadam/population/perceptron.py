@@ -25,10 +25,10 @@ Layers = list[tuple[str, nn.Module]]
 
 
 class Perceptron:
-    """Linear layers and element-wise functions, one after another; units stand before data points in memory.
+    """Linear layers and element-wise functions, one after another; in memory, units come before data points.
 
     Args:
-        layers: With the prefix of their parameters' names: see :func:`plain_layers`.
+        layers: Layers with the prefix of their parameters' names, see :func:`plain_layers`.
     """
 
     def __init__(self, layers: Layers) -> None:
@@ -36,20 +36,20 @@ class Perceptron:
         self.single = [type(layer) for _, layer in layers] == [nn.Linear]
 
     def __call__(self, weights: Weights, x: Tensor) -> Tensor:
-        """Outputs ``(k, S, M, ...)``: see :class:`bayesadam.population.networks.Networks`; differentiable."""
+        """Outputs ``(k, S, M, ...)``, differentiable; see :class:`bayesadam.population.networks.Networks`."""
         return Pass(self.layers, weights, x, keep=False).output
 
     def trace(self, weights: Weights, x: Tensor) -> Pass:
-        """The same, with what its backward pass needs; not differentiable by autograd."""
+        """The outputs with the values for the backward pass; not differentiable by autograd."""
         with torch.no_grad():
             return Pass(self.layers, weights, x, keep=True)
 
 
 class Pass:
-    """One forward pass: all samples of the first layer are one product with ``x``.
+    """One forward pass; for all samples, the first layer is one product with ``x``.
 
     Attributes:
-        output: ``(k, S, M, ...)``.
+        output: Outputs, ``(k, S, M, ...)``.
     """
 
     def __init__(self, layers: Layers, weights: Weights, x: Tensor, keep: bool) -> None:
@@ -94,14 +94,15 @@ class Pass:
         """Gradients with respect to all weights.
 
         For a layer with inputs ``A`` and gradients ``B`` with respect to its outputs they are ``B A'``, and the sums of
-        the data points' squares are ``B^2 A^2'``.
+        the squares of single data points are ``B^2 A^2'``.
 
         Args:
-            grad: With respect to the output, ``(k, S, M, ...)``.
-            squares: Also the sums over the data points of the squared gradients of each.
+            grad: Gradient with respect to the output, ``(k, S, M, ...)``.
+            squares: Whether to compute the sums over the data points of their squared gradients, too.
 
         Returns:
-            Two ``(k, S, numel)``, the weights in the order of the layers; the second may be None.
+            Gradients and sums of squares, each ``(k, S, numel)``, with the weights in the order of the layers; the
+            second may be None.
         """
         count, samples = self._sizes
         grads: list[Tensor] = []
@@ -121,14 +122,15 @@ class Pass:
 
     @torch.no_grad()
     def second(self, signal: Tensor) -> Tensor:
-        """``H A^2'``: the Hessian's diagonal of a single layer, ``H`` that of the loss in the output's coordinates.
+        """``H A^2'``, the Hessian's diagonal of a single layer, where ``H`` is that of the loss in the output's
+        coordinates.
 
         Args:
-            signal: Second derivatives with respect to the output, ``(k, S, M, ...)``, of which those between two
-                outputs of one data point do not matter.
+            signal: Second derivatives with respect to the output, ``(k, S, M, ...)``; those between two outputs of one
+                data point are not needed.
 
         Returns:
-            ``(k, S, numel)``.
+            The diagonal, ``(k, S, numel)``.
         """
         (kept,) = self._kept
         assert isinstance(kept, _Linear)
@@ -140,12 +142,12 @@ class Pass:
 
 @dataclass(frozen=True)
 class _Linear:
-    """What a linear layer leaves for the backward pass.
+    """Values of a linear layer for the backward pass.
 
     Attributes:
-        inputs: ``(k or k S, in, M)``.
-        weight: ``(k S, out, in)``; None for the first layer, which hands nothing on.
-        bias: Whether it has one.
+        inputs: Inputs, ``(k or k S, in, M)``.
+        weight: Weights ``(k S, out, in)``; None for the first layer, which propagates no gradient.
+        bias: Whether the layer has a bias.
     """
 
     inputs: Tensor

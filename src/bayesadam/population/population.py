@@ -1,4 +1,4 @@
-"""What training a population gives: posteriors, predictions, and how training went."""
+"""The result of training a population: posteriors, predictions and the history of the training."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ class Population:
     """``P`` trained members.
 
     Attributes:
-        history: ``"loss"``: mean training loss of every epoch, ``(P, epochs)``, at the samples; with validation data,
-            ``"validation"``: the mean negative log predictive density. NaN after a member has stopped.
-        epochs: How many epochs every member has trained, ``(P,)``.
-        stopped: Why every member ended: ``"epochs"``, ``"patience"`` or ``"nonfinite"``.
+        history: ``"loss"`` is the mean training loss at the samples in every epoch, ``(P, epochs)``. With validation
+            data, ``"validation"`` is the mean negative log predictive density. Values are NaN after a member has
+            stopped.
+        epochs: Number of epochs that every member was trained, ``(P,)``.
+        stopped: Reason why the training of every member ended: ``"epochs"``, ``"patience"`` or ``"nonfinite"``.
     """
 
     def __init__(
@@ -53,27 +54,31 @@ class Population:
 
     @cached_property
     def mean(self) -> dict[str, Tensor]:
-        """``(P, ...)`` of every weight tensor, by name."""
+        """Means of every weight tensor by name, ``(P, ...)``."""
         return self._networks.layout.split(self._mean)
 
     @cached_property
     def variance(self) -> dict[str, Tensor]:
-        """The same of the posterior variances; 0 for a method without noise."""
+        """Posterior variances of every weight tensor by name, ``(P, ...)``; 0 for a method without noise."""
         return self._networks.layout.split(self._variance)
 
     @cached_property
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """The rule's tensors by name (``"exp_avg_sq"``, say), each ``(P, ...)`` by weight name."""
+        """Tensors of the rule by name (such as ``"exp_avg_sq"``), each ``(P, ...)`` by weight name."""
         return {name: self._layout.split(rows) for name, rows in self._state.items()}
 
     @cached_property
     def likelihoods(self) -> list[Likelihood]:
-        """One per member, learned parameters in them; none of a population that was trained by an objective."""
+        """One likelihood per member, with its learned parameters; empty if the population was trained by an
+        objective.
+        """
         return [found for found in self._learned if not isinstance(found, Objective)]
 
     @cached_property
     def objectives(self) -> list[Objective]:
-        """One per member, learned parameters in them; none of a population that was trained by a likelihood."""
+        """One objective per member, with its learned parameters; empty if the population was trained by a
+        likelihood.
+        """
         return [found for found in self._learned if isinstance(found, Objective)]
 
     @cached_property
@@ -82,11 +87,13 @@ class Population:
 
     @property
     def rows(self) -> dict[str, Tensor]:
-        """All that training changes, a row per member: ``"mean"``, ``"variance"``, and ``"state/<name>"``."""
+        """All tensors that training changes, with a row per member: ``"mean"``, ``"variance"``, and
+        ``"state/<name>"``.
+        """
         return {"mean": self._all, "variance": self._variance} | {f"state/{n}": v for n, v in self._state.items()}
 
     def select(self, members: Sequence[int], rows: Mapping[str, Tensor] | None = None) -> Population:
-        """Some of the members, in this order; with these :attr:`rows` for them, if given, in place of their own."""
+        """Return some of the members, in this order; :attr:`rows` replaces their own rows if it is given."""
         index = torch.tensor(list(members))
         if rows is None:
             rows = {name: value[index.to(value.device)] for name, value in self.rows.items()}
@@ -126,19 +133,19 @@ class Population:
     def predict(
         self, x: Tensor | Sequence[Tensor], *, mc_samples: int = 64, seed: int = 0, method: str = "monte_carlo"
     ) -> list[Predictive]:
-        """The predictive distribution of every member.
+        """Return the predictive distribution of every member.
 
         Each is that of :func:`bayesadam.predict` with the member's posterior and likelihood, and the same seed.
 
         Args:
             x: Inputs for all members, ``(N, ...)``, or a sequence with one tensor per member.
-            mc_samples: Posterior samples of every member; a method without noise has one.
-            seed: The same for all members.
-            method: ``"monte_carlo"``, or ``"mean"``: the networks at the posterior means alone.
+            mc_samples: Number of posterior samples of every member; a method without noise has one.
+            seed: Seed of the samples, the same for all members.
+            method: ``"monte_carlo"``, or ``"mean"`` for the networks at the posterior means alone.
 
         Raises:
-            ValueError: Not one tensor per member, an unknown method, no samples, or members that were trained by an
-                objective, which does not say what outputs mean.
+            ValueError: There is not one tensor per member, the method is unknown, there are no samples, or members were
+                trained by an objective, which defines no distribution of the targets.
         """
         if method not in ("monte_carlo", "mean"):
             raise ValueError(f"method must be 'monte_carlo' or 'mean', got {method!r}")
@@ -176,7 +183,7 @@ class Population:
         return eps[0].to(self._mean.dtype)
 
     def _outputs(self, network: Networks, weights: Tensor, x: Tensor) -> Tensor:
-        """``(S, N, ...)``, in runs of rows that stay in the cache."""
+        """Outputs ``(S, N, ...)``, computed for as many rows at a time as fit into the cache."""
         split = network.layout.split(weights[None])
         each = len(weights) * max(1, network.activations(x[:1])) * weights.element_size()
         rows = torch.split(x, max(1, self._working_set // (2 * each)))

@@ -1,4 +1,4 @@
-"""The learning rate and the betas of every step: they follow the share of the training, or the number of steps."""
+"""Learning rates and betas that depend on the fraction of the training or on the number of steps."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Decay = Callable[[int], float]
 
 
 class Rates:
-    """What changes from step to step, for members that are in different steps of a training of different length.
+    """Schedules for members that are at different steps of trainings of different length.
 
     Args:
-        epochs: Of the whole training.
-        lr_schedule: Factor on the learning rate, given the share of the training that is done.
-        lr_decay: The same, given the number of steps that the member has made.
-        beta_decay: Factor on ``1 - betas[1]``, likewise.
+        epochs: Number of epochs of the whole training.
+        lr_schedule: Factor of the learning rate as a function of the fraction of the training that is done.
+        lr_decay: Factor of the learning rate as a function of the number of steps that the member has made.
+        beta_decay: Factor of ``1 - betas[1]`` as a function of the number of steps.
     """
 
     def __init__(
@@ -32,10 +32,11 @@ class Rates:
         self.lr_schedule, self.lr_decay, self.beta_decay = lr_schedule, lr_decay, beta_decay
 
     def factors(self, batches: int) -> list[list[float]]:
-        """The factors in 64 places, to tell one training from another: shares, and steps spread over the training.
+        """The factors at 64 points of the training (fractions, and numbers of steps), by which trainings are
+        distinguished.
 
         Args:
-            batches: The largest number of minibatches per epoch.
+            batches: Largest number of minibatches per epoch.
         """
         shares = [part / 64 for part in range(64)]
         last = self.epochs * batches - 1
@@ -50,13 +51,13 @@ class Rates:
     def at(
         self, hyper: Mapping[str, Any], steps: Sequence[int], batches: Sequence[int], device: torch.device
     ) -> dict[str, Any]:
-        """``lr`` and ``betas`` of the next step, as far as they change: numbers where all members agree, else columns.
+        """``lr`` and ``betas`` of the next step, if they change: numbers where all members agree, otherwise columns.
 
         Args:
-            hyper: Of these members; its ``lr`` and ``betas`` are numbers or columns.
-            steps: How many every member has made.
-            batches: Minibatches per epoch of every member.
-            device: Of columns.
+            hyper: Hyper-parameters of these members; ``lr`` and ``betas`` are numbers or columns.
+            steps: Number of steps that every member has made.
+            batches: Number of minibatches per epoch of every member.
+            device: Device of columns.
 
         Raises:
             ValueError: ``beta_decay`` takes ``betas[1]`` out of [0, 1).
@@ -75,7 +76,7 @@ class Rates:
 
 
 def _factor(function: Callable[[Any], float], places: Sequence[Any], device: torch.device) -> Any:
-    """One number if all members are in the same place, else a column."""
+    """One number if all members are at the same point, otherwise a column."""
     if places.count(places[0]) == len(places):
         return function(places[0])
     values = {place: function(place) for place in set(places)}

@@ -1,4 +1,4 @@
-"""What becomes of every member: results, history, and who stops when."""
+"""Results and history of every member, and early stopping."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class Record:
     """The results of all ``P`` members, in the order of the population.
 
     Attributes:
-        rows: ``"mean"``, ``"variance"`` and ``"state/<name>"``, each ``(P, ...)``: the last, or the best by validation.
-        history: ``"loss"``, and ``"validation"`` if watched: ``(P, epochs)``.
-        epochs: Trained so far, ``(P,)``.
+        rows: ``"mean"``, ``"variance"`` and ``"state/<name>"``, each ``(P, ...)``: the last ones, or the best by
+            validation.
+        history: ``"loss"``, and ``"validation"`` if there are validation data: ``(P, epochs)``.
+        epochs: Number of epochs so far, ``(P,)``.
         best: Lowest validation value so far, ``(P,)``.
-        best_epoch: When that was, ``(P,)``.
-        stopped: Code of why a member ended, ``(P,)``: a place in ``REASONS``.
+        best_epoch: Epoch of that value, ``(P,)``.
+        stopped: Code of the reason why a member ended, ``(P,)``: an index into ``REASONS``.
     """
 
     REASONS = ("", "epochs", "patience", "nonfinite")
@@ -58,13 +59,13 @@ class Record:
         self._samples, self._patience = 1, math.inf
 
     def watch(self, held_out: list[Pair], samples: int, patience: int | None) -> None:
-        """Record the density on held-out data after every epoch, and stop by it if ``patience`` is a number."""
+        """Record the density on held-out data after every epoch, and stop members early if ``patience`` is a number."""
         self._held_out, self._samples = held_out, samples
         self._patience = math.inf if patience is None else patience
         self.history["validation"] = torch.full_like(self.history["loss"], math.nan)
 
     def after_epoch(self, part: Chunk, epoch: int, loss: Tensor, on_epoch: Callback | None) -> None:
-        """Note an epoch of a chunk, whose members that end are taken out of it."""
+        """Record an epoch of a chunk; members that end are removed from it."""
         members, index = part.members, torch.tensor(part.members)
         rows = cache(part.rows)
         self.history["loss"][index, epoch] = loss.cpu()
@@ -92,7 +93,7 @@ class Record:
             part.keep([row for row in range(len(members)) if row not in ended])
 
     def _ended(self, part: Chunk, epoch: int, index: Tensor) -> dict[int, str]:
-        """Rows of the members that end after an epoch, and why."""
+        """Rows of the members that end after an epoch, with the reason."""
         ended = {}
         if epoch + 1 == part.epochs:
             ended = dict.fromkeys(range(len(index)), "epochs")
@@ -111,7 +112,7 @@ class Record:
         return torch.stack(values).cpu()
 
     def population(self, members: Sequence[int], rows: Mapping[str, Tensor], epoch: int | None = None) -> Population:
-        """Some of the members, with the given rows for them; as they are after an epoch, or at the end."""
+        """Some of the members with the given rows, as they are after an epoch, or at the end."""
         index = torch.tensor(list(members))
         history: Mapping[str, Tensor] = _Snapshot(self.history, index, epoch)
         return Population(
@@ -130,7 +131,7 @@ class Record:
 
 
 class _Snapshot(Mapping[str, Tensor]):
-    """The history of some members until an epoch, copied when it is asked for: long ones are many numbers."""
+    """The history of some members until an epoch, which is copied only when it is read."""
 
     def __init__(self, history: Mapping[str, Tensor], index: Tensor, epoch: int | None) -> None:
         self._history, self._index, self._epoch = history, index, epoch

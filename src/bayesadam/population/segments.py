@@ -1,4 +1,4 @@
-"""Coordinates that are trained alike, and what a rule is given for those of the first members."""
+"""Coordinates with and without noise, and the tensors that a rule gets for those of the first members."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from bayesadam.population.members import Hyper, map_columns
 
 @dataclass(frozen=True)
 class Segment:
-    """A run of coordinates, with noise or without.
+    """A range of coordinates, with noise or without.
 
     Attributes:
-        part: Which ones.
+        part: Slice of the coordinates.
         noisy: Whether they are perturbed.
-        numel: Of all coordinates.
+        numel: Number of all coordinates.
     """
 
     part: slice
@@ -28,32 +28,32 @@ class Segment:
 
     @property
     def whole(self) -> bool:
-        """Whether these are all."""
+        """Whether the segment has all coordinates."""
         return self.part == slice(0, self.numel)
 
     def rows(self, tensor: Tensor) -> Tensor:
-        """The columns of a matrix, a view."""
+        """The segment's columns of a matrix, as a view."""
         return tensor if self.whole else tensor[..., self.part]
 
     def hyper(self, shared: Mapping[str, Any]) -> Hyper:
-        """Hyper-parameters of these coordinates: rows of a prior are cut, columns are not."""
+        """Hyper-parameters of these coordinates: rows of a prior are sliced, columns are not."""
         return map_columns(dict(shared), lambda column: column if column.shape[-1] == 1 else self.rows(column))
 
 
 def segments(noisy: int, numel: int) -> list[Segment]:
-    """The first ``noisy`` coordinates, and the others, as far as there are any."""
+    """The first ``noisy`` coordinates and the others, as segments that are not empty."""
     return [Segment(slice(lo, hi), lo < noisy, numel) for lo, hi in ((0, noisy), (noisy, numel)) if hi > lo]
 
 
 @dataclass(frozen=True)
 class View:
-    """What is the same in every step of the first ``k`` members on one segment: views of the rows, made once.
+    """Tensors that are the same in every step of the first ``k`` members on one segment: views of the rows, made once.
 
     Attributes:
-        segment: Which coordinates.
-        mean: ``(k, n)``.
-        state: The rule's tensors, each ``(k, n)``.
-        hyper: The hyper-parameters.
+        segment: The segment.
+        mean: Means, ``(k, n)``.
+        state: Tensors of the rule, each ``(k, n)``.
+        hyper: Hyper-parameters.
     """
 
     segment: Segment
@@ -63,7 +63,7 @@ class View:
 
     @cached_property
     def with_samples(self) -> View:
-        """The same with an axis for samples behind the members'."""
+        """The same view with an axis for samples after that of the members."""
         return View(
             self.segment,
             self.mean.unsqueeze(1),
@@ -73,7 +73,7 @@ class View:
 
 
 def views(parts: Sequence[Segment], count: int, mean: Tensor, state: Mapping[str, Tensor], hyper: Hyper) -> list[View]:
-    """Of the first ``count`` members."""
+    """Views of the first ``count`` members."""
     own = first(hyper, count)
     return [
         View(
@@ -92,5 +92,5 @@ def first(shared: Mapping[str, Any], count: int) -> Hyper:
 
 
 def wide(shared: Mapping[str, Any]) -> Hyper:
-    """Hyper-parameters with an axis for samples behind the members'."""
+    """Hyper-parameters with an axis for samples after that of the members."""
     return map_columns(dict(shared), lambda column: column.unsqueeze(1))

@@ -1,4 +1,4 @@
-"""``train``: the front door."""
+"""``train``, the entry point for training populations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ from bayesadam.population.record import Record
 from bayesadam.progress import Advance, progress_bar
 
 WORKING_SET = {"cpu": 2**24, "other": 2**28}
-"""Bytes that the members of one chunk work on, about: what a core's caches hold, or what fills an accelerator."""
+"""Approximate memory in bytes for the members of one chunk: the size of a core's caches, or enough to fill an
+accelerator.
+"""
 
 
 def train(
@@ -60,58 +62,65 @@ def train(
 ) -> Population:
     """Train networks of one architecture at once, each on its own data with its own hyper-parameters.
 
-    Member ``p`` ends where the library's optimiser would have taken ``models[p]`` alone, with the same options and
-    seed and on the same minibatches (:func:`order`), up to rounding. Dropout alone draws from torch's generator: a
-    network with it trains right, but not the same again.
+    Member ``p`` ends where the library's optimiser would have taken ``models[p]`` alone, with the same options and seed
+    and on the same minibatches (:func:`order`), up to rounding. Only dropout uses torch's global generator: a network
+    with dropout is trained correctly, but the result is not reproducible from the seed alone.
 
     Args:
-        models: ``P`` networks that take and return one tensor, and differ in parameters and buffers only: anything
-            else is the first one's. They give the first weights and are left as they are.
+        models: ``P`` networks that take and return one tensor, and differ in parameters and buffers only; everything
+            else is taken from the first one. They give the initial weights and are not changed.
         data: Training inputs and targets ``(x, y)`` for all members, or one pair per member; sizes may differ.
-        likelihood: Its mean negative log-likelihood is the loss. One for all, or one per member (of one kind). Learned
-            parameters of a likelihood are trained without noise, each member its own.
-        objective: What is minimised in place of that: an :class:`bayesadam.population.Objective`, likewise one for all
-            or one per member. Without a likelihood there are no predictions, and no validation.
-        epochs: Times that every member sees its data; each in a new order.
-        batch_size: Data points per minibatch; the last one of an epoch may be smaller. From the size of the data on
-            it is one minibatch of all data, as they stand.
+        likelihood: Likelihood whose mean negative log-likelihood is the loss: one for all members, or one per member
+            (all of one kind). Learned parameters of a likelihood are trained without noise, separately for each member.
+        objective: A :class:`bayesadam.population.Objective` that is minimised instead: one for all members, or one per
+            member. Without a likelihood there are no predictions, and no validation.
+        epochs: Number of passes over the data of every member; each has a new order.
+        batch_size: Number of data points per minibatch; the last one of an epoch may be smaller. If it is at least the
+            size of the data, there is one minibatch of all data in their own order.
         method: One of ``METHODS``: an optimiser of the library, ``"bbb"`` for Bayes by Backprop
-            (:class:`bayesadam.population.BayesByBackprop`), or ``"adam"`` for point estimates. Or a subclass of
-            :class:`bayesadam.optim.PerturbedOptimizer` with a rule of its own.
-        seed: Of the noise and the order of the data: one per member, or the first one, others following by 1.
-        validation: Held-out data, as ``data``. Its mean negative log predictive density is recorded every epoch.
-        patience: Stop a member that was not better on its validation data for so many epochs, and give the best.
-        validation_samples: Posterior samples of the density on validation data.
-        lr_schedule: Factor on the learning rate, given the share of the training that is done, in [0, 1).
-        lr_decay: Instead, the same given the number of steps that the member has made: what ``LambdaLR`` is, stepped
-            after every step of the optimiser.
-        beta_decay: Factor on ``1 - betas[1]``, given the number of steps: what :class:`bayesadam.BetaScheduler` is,
-            stepped likewise.
-        replacement: Draw minibatches with replacement: each then has ``batch_size`` data points, even if there are
-            fewer data.
-        steps_per_epoch: With replacement: minibatches per epoch, for all members; default as many as without. An epoch
-            is what ``epochs``, ``validation``, ``on_epoch`` and checkpoints count, and it costs some time of its own:
-            for small problems take a few hundred steps at least.
-        sample_weight: Of the data points in the mean loss, ``(n,)``: for all members, or one per member, where those
-            that share data must share weights. Only their ratios count: they are divided by their mean. Not for
-            methods that square the gradients of single data points.
-        nonfinite: ``"raise"``: a gradient that is not finite is an error; ``"stop"``: it ends that member, which keeps
-            its last good posterior, and the others go on.
-        on_epoch: Called after every epoch of every chunk with the epoch, the numbers of the members that are still
-            trained in this chunk, and a population of them as they are now.
-        checkpoint: Folder for checkpoints; a run that is called again with the same arguments goes on there, with
-            the same result. Made if need be. ``on_epoch`` is not called again for what was done before.
-        memory: What ``on_epoch`` remembers, kept with the checkpoints: an object whose ``tensors()`` are stored, and
-            given to its ``restore(tensors, members, nets)`` where a run goes on.
-        chunk: Members trained at a time; default as many as the caches hold. Does not change the result.
-        progress: Show a progress bar; default in a terminal.
-        **options: Hyper-parameters of the method (``lr``, ``betas``, ``prior_precision``, ``mc_samples``, ...). A
-            list, array or 1-D tensor has one value per member. ``num_data`` is by default each member's own.
+            (:class:`bayesadam.population.BayesByBackprop`), or ``"adam"`` for point estimates. It may also be a
+            subclass of :class:`bayesadam.optim.PerturbedOptimizer` with its own rule.
+        seed: Seed of the noise and of the order of the data: one per member, or that of the first member, to which the
+            number of the member is added.
+        validation: Held-out data, in the form of ``data``. Their mean negative log predictive density is recorded every
+            epoch.
+        patience: Number of epochs without improvement on the validation data after which a member stops; its best
+            weights are returned.
+        validation_samples: Number of posterior samples for the density on validation data.
+        lr_schedule: Factor of the learning rate as a function of the fraction of the training that is done, in [0, 1).
+        lr_decay: Factor of the learning rate as a function of the number of steps that the member has made, instead of
+            ``lr_schedule``; it works as ``LambdaLR`` stepped after every step of the optimiser.
+        beta_decay: Factor of ``1 - betas[1]`` as a function of the number of steps; it works as
+            :class:`bayesadam.BetaScheduler` stepped after every step of the optimiser.
+        replacement: Whether to draw minibatches with replacement; each then has ``batch_size`` data points, even if
+            there are fewer data.
+        steps_per_epoch: Number of minibatches per epoch with replacement, for all members; default as many as without.
+            Epochs are the unit of ``epochs``, ``validation``, ``on_epoch`` and checkpoints, and each costs some time,
+            so for small problems an epoch should have at least a few hundred steps.
+        sample_weight: Weights of the data points in the mean loss, ``(n,)``: for all members, or one tensor per member;
+            members that share data must share weights. They are divided by their mean, so only their ratios matter.
+            They cannot be used with methods that square the gradients of single data points.
+        nonfinite: ``"raise"`` an error for a gradient that is not finite, or ``"stop"`` that member, which keeps its
+            last good posterior, while the others continue.
+        on_epoch: Function that is called after every epoch of every chunk, with the epoch, the numbers of the members
+            that are still trained in this chunk, and a population of them in their current state.
+        checkpoint: Folder for checkpoints, which is created if necessary. A run that is called again with the same
+            arguments continues from them, with the same result. ``on_epoch`` is not called again for earlier epochs.
+        memory: State of ``on_epoch`` that is saved with the checkpoints: an object whose ``tensors()`` are stored, and
+            passed to its ``restore(tensors, members, nets)`` when a run is continued.
+        chunk: Number of members trained at a time; by default as many as fit into the caches. It does not change the
+            result.
+        progress: Whether to show a progress bar; by default it is shown in a terminal.
+        **options: Hyper-parameters of the method (``lr``, ``betas``, ``prior_precision``, ``mc_samples``, ...). A list,
+            array or 1-D tensor has one value per member. ``num_data`` is by default the size of each member's data.
+
+    Returns:
+        The trained members.
 
     Raises:
-        ValueError: Sizes that do not fit, networks of different architectures or with batch normalisation in training
-            mode, a hyper-parameter out of range, a checkpoint of another run.
-        TypeError: An option that the method does not have.
+        ValueError: Sizes do not fit, networks have different architectures or batch normalisation in training mode, a
+            hyper-parameter is out of range, or a checkpoint is of another run.
+        TypeError: The method does not have an option.
         FloatingPointError: A gradient is not finite and ``nonfinite="raise"``.
     """
     models = list(models)
@@ -202,7 +211,7 @@ def train(
 
 
 class _Seldom:
-    """Moves a bar a few times per second: an epoch may be a single short step."""
+    """Updates a progress bar a few times per second, since an epoch may be a single short step."""
 
     def __init__(self, bar: Advance) -> None:
         self._bar, self._pending, self._moved = bar, 0, 0.0
@@ -237,7 +246,7 @@ def _criteria(likelihood: Any, objective: Any, count: int) -> list[Any]:
 
 
 def _per_member(name: str, data: Pair | Sequence[Pair], count: int) -> list[Pair]:
-    """One checked pair per member; shared ones are the same objects."""
+    """One checked pair per member; members that share data have the same objects."""
     shared = len(data) == 2 and isinstance(data[0], Tensor)
     pairs: list[Pair] = [data] * count if shared else list(data)  # type: ignore[list-item, arg-type]
     if len(pairs) != count:
