@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SHAPE, RATE = 6.0, 6.0
-"""The inverse gamma prior of an unknown noise variance (Riquelme et al. 2018)."""
+"""Parameters of the inverse gamma prior of an unknown noise variance (Riquelme et al. 2018)."""
 
 _STREAM = 2
 

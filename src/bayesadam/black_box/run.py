@@ -21,7 +21,7 @@ MESSAGES = {
     STOPPED: "The callback stopped the minimisation.",
 }
 AGAIN = 10
-"""For a noisy function, interval in steps at which all points are evaluated twice."""
+"""Number of steps of a noisy function after which the points of one step are evaluated twice."""
 FLAT = 10
 """Number of steps over which ``ftol`` is tested."""
 

@@ -119,7 +119,7 @@ class Watched:
 
 
 def harmless_share(posterior: Self) -> Self:
-    """Without data, scale the widths by the largest factor up to 1 for which the noise is 5% of the weights in every
+    """Scale widths, without data, by the largest factor up to 1 for which the noise is 5% of the weights in every
     matrix.
 
     Root mean squares are compared. Tensors with one axis (biases and the weights of norm layers) are used only if there

@@ -1,4 +1,4 @@
-"""Curvature of the loss as the module sees it: squared gradients of the examples, collected during backward."""
+"""Curvature of a module's loss: squared gradients of single examples, collected during the backward pass."""
 
 from bayesadam.curvature.per_example import PerExampleSquares as PerExampleSquares
 from bayesadam.curvature.reduction import reduction_of as reduction_of

@@ -1,4 +1,4 @@
-"""Calls of layers that have a closed form: what they save, and which of them take over the gradient of the weight."""
+"""Calls of layers that have a closed form, and nodes that replace the backward pass of their weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ClosedForm:
         self.form = form
 
     def capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         inputs: Tensor = args[0] if args else next(iter(kwargs.values()))
         if is_sharded(inputs):
             raise RuntimeError(f"the input of {call.unit} must be a plain tensor, got a DTensor")
@@ -39,20 +39,20 @@ class ClosedForm:
         return observed(call, [output], [inputs])[0]
 
     def squares(self, call: Call, sink: Sink) -> None:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         self.form.squares(call.unit.module, *self._whole(call), sink)
 
     def gradients(self, call: Call, part: slice, names: Sequence[str], scratch: Scratch) -> dict[str, Tensor]:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         inputs, grads = self._whole(call)
         return self.form.gradients(call.unit.module, inputs[part], grads[part], names, scratch)
 
     def bytes_each(self, call: Call) -> int:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         return self.form.bytes_each(call.unit.module, *self._whole(call))
 
     def merges(self, call: Call) -> bool:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         return isinstance(self.form, LinearForm) and math.prod(call.inputs[0].shape[1:-1]) == 1
 
     def _whole(self, call: Call) -> tuple[Tensor, Tensor]:
@@ -81,9 +81,9 @@ class ClosedForm:
 
 
 def _with_examples(call: Call, indices: Tensor, output: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions, which all examples share, are looked up once: make as many of them as there are examples.
+    """Repeat the lookup of positions, which all examples share, once for each example.
 
-    Then the gradient arrives example by example, and not as the sum.
+    The gradient then arrives example by example, and not as the sum.
     """
     size = call.during.size
     if size is None or indices.ndim == 0:
@@ -96,9 +96,9 @@ def _with_examples(call: Call, indices: Tensor, output: Tensor) -> tuple[Tensor,
 
 
 def _are_positions(call: Call, indices: Tensor, size: int) -> bool:
-    """Whether a list of indices is one of positions, or has one for each example.
+    """Whether a list of indices has positions that all examples share, and not one index for each example.
 
-    If there are as many positions as examples the list does not tell; then earlier calls may.
+    If there are as many positions as examples, the list is ambiguous, and earlier calls are used.
     """
     collector = call.collector()
     known = {} if collector is None else collector.positions

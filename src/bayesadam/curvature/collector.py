@@ -1,4 +1,4 @@
-"""Following a model's forward and backward passes, and collecting squares."""
+"""Following a model's forward and backward passes, and collecting squared gradients."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from bayesadam.functional.curvature import wide
 
 
 class Collector:
-    """Collects while its hooks are on; see :class:`PerExampleSquares`.
+    """Collects squared gradients while its hooks are on; see :class:`PerExampleSquares`.
 
     Args:
         root: The model.
-        sums: The loss is a sum over the examples.
-        closed: Gives the method of a layer with a closed form.
+        sums: Whether the loss is a sum over the examples.
+        closed: Function that returns the method of a layer with a closed form.
 
     Attributes:
-        units: The parts of the model since the last start.
-        num_examples: In the backward passes since the start.
-        generation: Counts the starts: calls from before the last one are ignored.
-        paused: While a module is called again.
-        resumable: Since :meth:`pause`, until :meth:`resume` or the next start.
-        positions: Of embeddings by name, where it is known: whether their indices are positions.
+        units: Parts of the model since the last start.
+        num_examples: Number of examples in the backward passes since the start.
+        generation: Number of starts; calls from before the last start are ignored.
+        paused: Whether hooks are ignored, because a module is called again.
+        resumable: Whether there was a :meth:`pause`, without a :meth:`resume` or a start since.
+        positions: Embeddings by name for which it is known whether their indices are positions.
     """
 
     def __init__(
@@ -70,10 +70,10 @@ class Collector:
         return bool(self._handles)
 
     def start(self) -> None:
-        """Look at the model as it is now, forget, and put the hooks on.
+        """Examine the model, discard all squares, and add the hooks.
 
         Raises:
-            RuntimeError: Another one's hooks are on; nothing has changed.
+            RuntimeError: Another collector's hooks are on the model; nothing has changed.
         """
         parts = self._parts()
         self.stop()
@@ -83,22 +83,22 @@ class Collector:
         self._follow(*parts)
 
     def pause(self) -> None:
-        """Take the hooks off for a while."""
+        """Remove the hooks temporarily."""
         self.stop()
         self.resumable = True
 
     def resume(self) -> None:
-        """Look at the model as it is now, and put the hooks on; raises as :meth:`start`."""
+        """Examine the model and add the hooks; errors are those of :meth:`start`."""
         self._follow(*self._parts())
 
     def stop(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def discard(self) -> None:
-        """Forget squares and examples."""
+        """Discard squares and the number of examples."""
         self.num_examples = 0
         for total in self._totals.values():
             total.empty = True
@@ -112,19 +112,19 @@ class Collector:
         return None if self._pass is None else self._pass.size
 
     def read(self, slot: Slot) -> Tensor | None:
-        """The mean of squares of one parameter."""
+        """Mean of squares of one parameter."""
         return None if slot.total.empty else slot.total.read(self._alpha)
 
     @property
     def _alpha(self) -> float:
-        """By what the sum of squares must be multiplied; see :class:`PerExampleSquares`."""
+        """Factor of the sum of squares; see :class:`PerExampleSquares`."""
         return 1.0 / max(1, self.num_examples) if self.sums else float(self.num_examples)
 
     def expect(self, backwards: int) -> list[nn.Parameter]:
-        """The last forward pass will be backwarded so often.
+        """Announce the number of backward passes through the last forward pass.
 
         Returns:
-            Parameters, few and small, whose gradients make a backward pass come to all calls.
+            A few small parameters whose gradients make a backward pass reach all calls.
         """
         assert self._pass is not None
         self._pass.backwards = backwards
@@ -134,7 +134,7 @@ class Collector:
     # What hooks call
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A forward pass through the model begins."""
+        """Begin a forward pass through the model."""
         if in_functorch():
             return
         inputs = list(tensors_in((args, kwargs)))
@@ -146,7 +146,7 @@ class Collector:
         self._inside = True
 
     def leave(self, output: Any) -> None:
-        """The forward pass ends, perhaps with an exception."""
+        """End a forward pass, possibly after an exception."""
         if in_functorch():
             return
         during, self._inside = self._pass, False
@@ -159,7 +159,7 @@ class Collector:
             tensor.register_hook(Counts(weakref.ref(self), during))  # type: ignore[no-untyped-call]
 
     def called(self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """A unit was called; returns the outputs that it is to return instead, or None."""
+        """Record the call of a unit; return the outputs that replace its own, or None."""
         if in_functorch():
             return None
         during = self._pass
@@ -187,7 +187,7 @@ class Collector:
         return output
 
     def arrive(self, during: Pass) -> None:
-        """A backward pass has come to a forward pass."""
+        """Record that a backward pass has reached a forward pass."""
         task = torch._C._current_graph_task_id()
         if task not in self._tasks:
             self._tasks.append(task)
@@ -197,7 +197,7 @@ class Collector:
             self.num_examples += during.size or 0
 
     def take(self, call: Call, *, sums: bool) -> dict[str, Tensor]:
-        """Square the call's per-example gradients, or keep the call if others' must be added first."""
+        """Square the call's per-example gradients, or keep the call if gradients of other calls must be added first."""
         during = call.during
         self.arrive(during)
         summed: dict[str, Tensor] | None = {} if sums else None
@@ -218,7 +218,7 @@ class Collector:
         return summed or {}
 
     def leave_backward(self, task: int) -> None:
-        """A backward pass ends; a nested one (reentrant checkpointing) leaves the rest to the outermost."""
+        """End a backward pass; a nested one (reentrant checkpointing) leaves the rest to the outermost."""
         if not self._tasks or task != self._tasks[0]:
             return
         touched = self._touched
@@ -267,7 +267,7 @@ class Collector:
         return any(isinstance(hook, Called) and hook.reference() not in (None, self) for hook in hooks)
 
     def _complete(self, call: Call) -> bool:
-        """Whether to square now: merged gradients are squared with the last of several backward passes."""
+        """Whether to square now; merged gradients are squared at the last of several backward passes."""
         if call.during.backwards == 1 or call.kept or not call.unit.method.merges(call):
             return True
         (grad,) = call.grads
@@ -278,7 +278,7 @@ class Collector:
         return call.received == call.during.backwards
 
     def _square_sums(self, slot: Slot, calls: list[tuple[str, Call]]) -> None:
-        """Square what several calls add to the gradient of one parameter."""
+        """Square the sum of several calls' contributions to the gradient of one parameter."""
         bytes_each = sum(call.unit.method.bytes_each(call) for _, call in calls)
         for part in chunks(calls[0][1].size, bytes_each):
             total: Tensor | None = None
@@ -299,9 +299,9 @@ class Collector:
         self._tasks, self._touched = [], []
 
     def _check_uses(self, during: Pass, outputs: list[Tensor]) -> None:
-        """Whether the model uses parameters beside the calls of their modules, where no hook sees it.
+        """Check that the model does not use parameters outside the calls of their modules, where no hook sees it.
 
-        Looked at once for every set of calls: follows the graph from the outputs, past the calls.
+        This is checked once for every set of calls, by following the graph from the outputs past the calls.
         """
         jumps, during.jumps = during.jumps, {}
         signature = (frozenset((unit.name, count) for unit, count in during.calls.items()), self.root.training)

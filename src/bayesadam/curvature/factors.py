@@ -21,20 +21,20 @@ from bayesadam.curvature.per_example import PerExampleSquares
 from bayesadam.curvature.totals import chunks
 
 CHUNK = 2**26
-"""Bytes of the columns of a convolution's inputs that are made at once."""
+"""Memory in bytes for the columns of a convolution's inputs that are formed at once."""
 
 
 @dataclass
 class LayerFactors:
-    """The factors of one layer, in float64: of the weight's curvature ``B kron A``, and of the bias' ``B``.
+    """The Kronecker factors of one layer, in float64: ``B kron A`` for the weight, and ``B`` for the bias.
 
     Attributes:
-        weight: Name of the weight; None if it is not looked at.
-        bias: Name of the bias; None if there is none, or it is not looked at.
+        weight: Name of the weight; None if it is not included.
+        bias: Name of the bias; None if there is none, or it is not included.
         outputs: ``B``, ``(O, O)``: the sum over all positions of all examples of the outer products of the layer's
             output gradients.
-        inputs: ``A``, ``(I, I)``: the mean there of the outer products of what the weight is multiplied by. None
-            without a weight.
+        inputs: ``A``, ``(I, I)``: the mean over them of the outer products of the vectors that the weight is multiplied
+            by. None without a weight.
     """
 
     weight: str | None
@@ -46,7 +46,7 @@ class LayerFactors:
 class FactoredForm(ClosedForm):
     """The method of a layer whose curvature is factored.
 
-    A layer that is called more than once in a forward pass, or shares a parameter, has squares of that instead.
+    A layer that is called more than once in a forward pass, or shares a parameter, has diagonal squares instead.
     """
 
     form: LinearForm | ConvForm
@@ -69,7 +69,7 @@ class FactoredForm(ClosedForm):
             self.count += columns.shape[1]
 
     def merges(self, call: Call) -> bool:
-        """Outer products are added pass by pass."""
+        """False, since outer products are added pass by pass."""
         return False
 
     def _takes_over(self, call: Call, inputs: Tensor, output: Tensor) -> bool:
@@ -77,10 +77,10 @@ class FactoredForm(ClosedForm):
 
 
 class KroneckerFactors(PerExampleSquares):
-    """Kronecker factors of linear and ungrouped convolutional layers, and squares of all other parameters.
+    """Kronecker factors of linear and ungrouped convolutional layers, and squared gradients of all other parameters.
 
-    The factors are of the sum over the examples of the outer products of their gradients. See
-    :class:`PerExampleSquares` for how a model is followed, and :class:`LayerFactors` for what is found.
+    The factors are those of the sum over the examples of the outer products of their gradients. See
+    :class:`PerExampleSquares` for how a model is followed, and :class:`LayerFactors` for the result.
     """
 
     @staticmethod
@@ -98,7 +98,7 @@ class KroneckerFactors(PerExampleSquares):
         """The factors of all layers that have any.
 
         Raises:
-            RuntimeError: A layer that was called once in some forward passes, and more often in others.
+            RuntimeError: A layer was called once in some forward passes, and more often in others.
         """
         for unit in self._collector.units:
             method: Any = unit.method

@@ -1,4 +1,4 @@
-"""Per-example gradients of any module: it is called again with what it was given, mapped over the examples."""
+"""Per-example gradients of any module, by calling it again with its inputs, mapped over the examples."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from bayesadam.functional.curvature import wide
 from bayesadam.sharding import is_sharded
 
 LIMIT = 32 * 2**20
-"""Bytes of per-example gradients, inputs and outputs that are made at once."""
+"""Memory in bytes for per-example gradients, inputs and outputs that are computed at once."""
 
 TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
-"""How far, relative to their norm, an example's outputs may be from those of the first call; rounding is far below,
-another dropout mask far above."""
+"""Largest difference, relative to their norm, between an example's outputs and those of the first call. Rounding
+errors are far below it, the effect of another dropout mask far above.
+"""
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,10 @@ class Leaf:
     """A tensor among inputs or outputs.
 
     Attributes:
-        position: Among the leaves of the nested arguments.
-        axis: Of the examples; None for what all examples share.
-        several: How many rows of axis 0 belong to one example, if not one; the module is given all of them. Else it
-            is given an axis of length 1 in place of the axis of the examples.
+        position: Position among the leaves of the nested arguments.
+        axis: Axis of the examples; None for tensors that all examples share.
+        several: Number of rows of axis 0 that belong to one example, if not one; the module then gets all of them.
+            Otherwise it gets an axis of length 1 in place of the axis of the examples.
     """
 
     position: int
@@ -49,13 +50,13 @@ class Leaf:
 
 @dataclass
 class Context:
-    """What is remembered of a call.
+    """Record of a call.
 
     Attributes:
-        leaves: Of the arguments, with None for tensors, which are saved.
-        spec: How they were nested.
-        inputs: The tensors among them.
-        outputs: The outputs through which gradients flow.
+        leaves: Leaves of the arguments, with None for tensors, which are saved.
+        spec: Nesting of the arguments.
+        inputs: Tensors among the leaves.
+        outputs: Outputs through which gradients flow.
         marks: A linear form of each example's outputs, and their norm, for every output.
         low: Whether the call ran in low precision, and is repeated in a wider one.
     """
@@ -83,7 +84,7 @@ class Replay:
     """The method of modules without a closed form."""
 
     def capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         unit, size, module = call.unit, call.during.size, call.unit.module
         _refuse_random(unit)
         leaves, spec = tree_flatten((args, kwargs))
@@ -120,24 +121,24 @@ class Replay:
         return tree_unflatten(out_leaves, out_spec)
 
     def squares(self, call: Call, sink: Sink) -> None:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         for part in chunks(call.size, self.bytes_each(call), LIMIT):
             found = self.gradients(call, part, tuple(sink.totals), sink.scratch)
             for name, gradients in found.items():
                 sink.add(name, gradients)
 
     def bytes_each(self, call: Call) -> int:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         own = sum(4 * p.numel() for p in call.unit.module.parameters())
         tensors = [t for t in (*call.inputs, *call.grads) if t is not None]
         return 2 * own + 4 * sum(t.nbytes for t in tensors) // call.size
 
     def merges(self, call: Call) -> bool:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         return False
 
     def gradients(self, call: Call, part: slice, names: Sequence[str], scratch: Scratch) -> dict[str, Tensor]:
-        """See :class:`Method`."""
+        """Part of the :class:`Method` protocol."""
         context: Context = call.context
         module = call.unit.module
         convert = _widened if context.low else _unchanged
@@ -192,7 +193,7 @@ def _map(
     grads: list[Tensor],
     used: list[int],
 ) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Outputs and per-example gradients, by ``vmap`` if the module can be mapped, else in a loop."""
+    """Outputs and per-example gradients, by ``vmap`` if the module can be mapped, otherwise in a loop."""
 
     def one(grads: list[Tensor], *tensors: Tensor) -> tuple[list[Tensor], dict[str, Tensor]]:
         def some(values: dict[str, Tensor]) -> tuple[list[Tensor], list[Tensor]]:
@@ -245,7 +246,7 @@ def _loop(
 def _input_leaves(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], size: int | None
 ) -> tuple[list[Leaf], int, int]:
-    """Where the examples are in every tensor among the arguments, in the first output, and in the other ones."""
+    """Position of the examples in every tensor among the arguments, in the first output, and in the other ones."""
     tensors = [(position, leaf) for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
     if not isinstance(module, nn.MultiheadAttention | nn.RNNBase):
         return [Leaf(k, 0 if t.ndim > 0 and len(t) == size else None) for k, t in tensors], 0, 0

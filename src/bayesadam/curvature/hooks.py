@@ -1,7 +1,7 @@
-"""The hooks on a model, which tell a collector of its forward passes.
+"""The hooks on a model that tell a collector of its forward passes.
 
-They refer weakly to the collector, as a model's hooks must not keep the model; and a copy or a pickle of the model
-carries hooks that do nothing.
+They have weak references to the collector, since a model's hooks must not keep the model alive; in a copy or a pickle
+of the model they do nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def nothing() -> None:
 
 
 class Hook:
-    """Knows its collector, until that is gone."""
+    """A hook that knows its collector as long as that exists."""
 
     def __init__(self, collector: Callable[[], Collector | None] = nothing) -> None:
         self.reference = collector
@@ -34,13 +34,13 @@ class Hook:
 
     @property
     def collector(self) -> Collector | None:
-        """Unless it is gone, or calls a module itself."""
+        """The collector, or None if it no longer exists or is itself calling a module."""
         found = self.reference()
         return None if found is None or found.paused else found
 
 
 class Called(Hook):
-    """After a call of a unit: may exchange its outputs."""
+    """Hook after a call of a unit, which may replace its outputs."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Called(Hook):
         self.unit = unit
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """As torch calls it."""
+        """Called by torch."""
         collector, unit = self.collector, self.unit()
         if collector is None or unit is None:
             return None
@@ -59,14 +59,14 @@ class Called(Hook):
 
 
 class Refused(Hook):
-    """After a call of batch normalisation."""
+    """Hook after a call of batch normalisation, which is refused."""
 
     def __init__(self, collector: Callable[[], Collector | None] = nothing, name: str = "") -> None:
         super().__init__(collector)
         self.name = name
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        """As torch calls it."""
+        """Called by torch."""
         if self.collector is None or not torch.is_grad_enabled() or not output.requires_grad:
             return
         if uses_batch_statistics(module):
@@ -77,31 +77,31 @@ class Refused(Hook):
 
 
 class Entered(Hook):
-    """Before a call of the model."""
+    """Hook before a call of the model."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """As torch calls it."""
+        """Called by torch."""
         if (collector := self.collector) is not None:
             collector.enter(args, kwargs)
 
 
 class Left(Hook):
-    """After a call of the model, also one that failed."""
+    """Hook after a call of the model, also one that failed."""
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """As torch calls it."""
+        """Called by torch."""
         if (collector := self.collector) is not None:
             collector.leave(output)
 
 
 class Counts:
-    """When the backward pass comes to the outputs of the model."""
+    """Hook for a backward pass that reaches the outputs of the model."""
 
     def __init__(self, collector: Callable[[], Collector | None], during: Pass) -> None:
         self.reference = collector
         self.during = during
 
     def __call__(self, grad: Tensor) -> None:
-        """As torch calls it."""
+        """Called by torch."""
         if (collector := self.reference()) is not None:
             collector.arrive(self.during)

@@ -1,4 +1,4 @@
-"""Closed forms: from a layer's input and output gradient to the squares of its parameters' per-example gradients."""
+"""Closed forms of the squared per-example gradients of layers, from a layer's input and output gradient."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bayesadam.functional import curvature as closed
 
 
 class Sink:
-    """Takes squares for the parameters of one call of a layer, and the plain sums of gradients if asked for.
+    """Collects squares for the parameters of one call of a layer, and if requested the plain sums of gradients.
 
     Args:
-        totals: By the layer's parameter name; others are not wanted.
-        alpha: What squares are to be multiplied by; see :class:`Total`.
+        totals: Totals by the layer's parameter name; other parameters are not needed.
+        alpha: Factor of the squares; see :class:`Total`.
         scratch: Buffers.
-        summed: By parameter name: filled with the sum over the examples of their gradients.
+        summed: Mapping by parameter name that is filled with the sum over the examples of their gradients.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Sink:
 
 
 class Form(Protocol):
-    """How one type of layer's per-example gradients are computed; ``inputs`` and ``grads`` start with the examples."""
+    """Per-example gradients of one type of layer; the first axis of ``inputs`` and ``grads`` has the examples."""
 
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
@@ -55,37 +55,37 @@ class Form(Protocol):
         """Per-example gradients ``(m, *shape)`` by parameter name; in buffers, valid until the next call."""
 
     def squares(self, module: Any, inputs: Tensor, grads: Tensor, sink: Sink) -> None:
-        """Put the squares of all examples into the sink."""
+        """Add the squares of all examples to the sink."""
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
         """Memory that :meth:`gradients` takes for one example."""
 
     def least_axes(self, module: Any) -> int:
-        """How many axes an input has that has a batch axis."""
+        """Number of axes of an input that has a batch axis, at least."""
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-        """What depends on the whole minibatch; before all others."""
+        """Compute values that depend on the whole minibatch; called before the other methods."""
 
 
 class Chunked(abc.ABC):
-    """Squares what ``gradients`` makes, a chunk of examples at a time, but for biases, which are small."""
+    """Squares the result of ``gradients``, a chunk of examples at a time, except for biases, which are small."""
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         return inputs, grads
 
     @abc.abstractmethod
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
 
     @abc.abstractmethod
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
 
     def squares(self, module: Any, inputs: Tensor, grads: Tensor, sink: Sink) -> None:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         if "bias" in sink.totals:
             sink.add("bias", self.gradients(module, inputs, grads, ("bias",), sink.scratch)["bias"])
         names = [name for name in sink.totals if name != "bias"]
@@ -103,7 +103,7 @@ class LinearForm(Chunked):
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         inputs, grads = _positions(inputs), _positions(grads)
         found = {}
         if "weight" in names:
@@ -133,25 +133,25 @@ class LinearForm(Chunked):
             value.addmv_(squared.t(), ones, alpha=total.alpha, beta=beta)
 
     def columns(self, module: Any, inputs: Tensor, scratch: Scratch) -> Tensor:
-        """What the weight is multiplied by at all positions of all examples, ``(in, positions)``."""
+        """The vectors that the weight is multiplied by, at all positions of all examples, ``(in, positions)``."""
         return inputs.reshape(-1, inputs.shape[-1]).mT
 
     def gradient_columns(self, grads: Tensor) -> Tensor:
-        """The gradients there, ``(out, positions)``."""
+        """The output gradients at these positions, ``(out, positions)``."""
         return grads.reshape(-1, grads.shape[-1]).mT
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         return grads.element_size() * grads.shape[-1] * inputs.shape[-1]
 
     def least_axes(self, module: Any) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         return 2
 
     def backward(
         self, module: nn.Linear, inputs: Tensor, weight: Tensor, grad: Tensor, asked: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of inputs, weight and bias that are asked for."""
+        """The requested gradients of inputs, weight and bias."""
         flat = grad.reshape(-1, grad.shape[-1])
         return (
             grad @ weight if asked[0] else None,
@@ -161,12 +161,12 @@ class LinearForm(Chunked):
 
 
 class ConvForm(Chunked):
-    """``nn.Conv1d``, ``nn.Conv2d``, ``nn.Conv3d`` in all their options."""
+    """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d`` with all their options."""
 
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         flat = grads.flatten(2)
         found = {}
         if "weight" in names:
@@ -194,20 +194,20 @@ class ConvForm(Chunked):
         return grads.movedim(1, 0).flatten(1)
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         kernel = math.prod(module.kernel_size)
         columns = module.in_channels * kernel * math.prod(grads.shape[2:])
         weight = module.out_channels * module.in_channels // module.groups * kernel
         return int(grads.element_size() * (columns + weight))
 
     def least_axes(self, module: Any) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         return len(module.kernel_size) + 2
 
     def backward(
         self, module: _ConvNd, inputs: Tensor, weight: Tensor, grad: Tensor, asked: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
-        """The gradients of inputs, weight and bias that are asked for."""
+        """The requested gradients of inputs, weight and bias."""
         if not any(asked):
             return None, None, None
         padding, transposed, output_padding = module.padding, False, [0] * len(module.kernel_size)
@@ -233,7 +233,7 @@ class EmbeddingForm(Chunked):
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         indices, grads = self._masked(module, inputs), _positions(grads)
         return {"weight": closed.embedding_gradients(indices, grads, module.num_embeddings)}
 
@@ -245,15 +245,15 @@ class EmbeddingForm(Chunked):
         closed.add_embedding_squares_(value, indices, grads, alpha=total.alpha)
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         return int(grads.element_size() * (module.num_embeddings + 1) * module.embedding_dim)
 
     def least_axes(self, module: Any) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         return 1
 
     def prepare(self, module: Any, inputs: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-        """With ``scale_grad_by_freq`` every contribution is divided by how often the minibatch has its index."""
+        """Divide every contribution by the count of its index in the minibatch, with ``scale_grad_by_freq``."""
         if module.scale_grad_by_freq:
             counts = torch.bincount(inputs.flatten(), minlength=module.num_embeddings)
             grads = grads / counts[inputs].unsqueeze(-1)

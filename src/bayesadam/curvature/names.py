@@ -1,4 +1,4 @@
-"""The names of curvatures: one vocabulary for VON, VOGN, populations and Laplace."""
+"""Names of curvatures, shared by VON, VOGN, populations and Laplace."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ CURVATURES = {
     "ggn": "the generalised Gauss-Newton matrix: the likelihood's expected Hessian between the network's Jacobians",
     "empirical_fisher": "the empirical Fisher information: squared gradients, or their outer products, of the examples",
 }
-"""What each is, by its name as ``hessian=`` of an optimiser and as ``curvature=`` of Laplace."""
+"""Explanations of the curvatures, by their names as ``hessian=`` of an optimiser and ``curvature=`` of Laplace."""
 
 _EARLIER = {"gauss_newton": "empirical_fisher", "fisher": "empirical_fisher"}
 _KEYS = ("hessian", "curvature")
 
 
 def current_name(name: Any) -> Any:
-    """Today's name of a curvature that a file of an earlier version names; anything else as it is."""
+    """The current name of a curvature from a file of an earlier version; other values are returned as they are."""
     return _EARLIER.get(name, name) if isinstance(name, str) else name
 
 
 def with_current_names(told: Mapping[str, Any]) -> dict[str, Any]:
-    """Hyper-parameters with today's names of curvatures, those of a mixture's components included."""
+    """Hyper-parameters with current names of curvatures, including those of a mixture's components."""
     found = {key: current_name(value) if key in _KEYS else value for key, value in told.items()}
     if isinstance(found.get("components"), list):
         found["components"] = [with_current_names(c) if isinstance(c, Mapping) else c for c in found["components"]]

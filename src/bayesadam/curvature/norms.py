@@ -28,7 +28,7 @@ class NormForm(Chunked):
     def gradients(
         self, module: Any, inputs: Tensor, grads: Tensor, names: Sequence[str], scratch: Scratch
     ) -> dict[str, Tensor]:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         found = {}
         if "weight" in names:
             found["weight"] = self._sum(module, self.normalise(module, inputs).mul_(grads))
@@ -37,7 +37,7 @@ class NormForm(Chunked):
         return found
 
     def bytes_each(self, module: Any, inputs: Tensor, grads: Tensor) -> int:
-        """See :class:`Form`."""
+        """Part of the :class:`Form` protocol."""
         return grads.element_size() * math.prod(grads.shape[1:])
 
     def least_axes(self, module: Any) -> int:

@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 
 def observed(call: Call, outputs: Sequence[Tensor], saved: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The same values, through a node that reports their gradients, together with the saved tensors, to the call."""
+    """The same values, through a node that reports their gradients and the saved tensors to the call."""
     found: tuple[Tensor, ...] = _Observe.apply(call, len(outputs), *outputs, *saved)  # type: ignore[no-untyped-call]
     return found
 
 
 def taken_over(call: Call, output: Tensor, inputs: Tensor, weight: Tensor, bias: Tensor | None, layer: Any) -> Tensor:
-    """The same values, through a node that takes the place of the layer's own in the graph.
+    """The same values, through a node that replaces the layer's own in the graph.
 
-    Where per-example gradients must be formed, their sum is the layer's gradient: the layer's own backward pass would
+    If per-example gradients must be formed, their sum is the layer's gradient, and the layer's own backward pass would
     compute it a second time.
 
     Args:
-        call: Is told inputs and output gradient, and may return the parameters' gradients.
-        output: Of the layer.
-        inputs: Of the layer.
-        weight: Of the layer.
-        bias: Of the layer, if it has one.
-        layer: Computes the other gradients: ``layer.backward(module, inputs, weight, grad, (input, weight, bias))``
-            returns three tensors, None where it was not asked.
+        call: Call that gets inputs and output gradient, and may return the parameters' gradients.
+        output: Output of the layer.
+        inputs: Inputs of the layer.
+        weight: Weight of the layer.
+        bias: Bias of the layer, if it has one.
+        layer: Object that computes the other gradients. Its method ``layer.backward(module, inputs, weight, grad,
+            asked)`` returns three tensors (input, weight, bias), with None for those that are not requested.
     """
     found: Tensor = _TakeOver.apply(call, layer, [output.detach()], inputs, weight, bias)  # type: ignore[no-untyped-call]
     return found
@@ -85,6 +85,6 @@ class _TakeOver(Function):
 
 
 def without_autocast(tensors: Sequence[Tensor | None]) -> AbstractContextManager[Any]:
-    """Backward passes inside an autocast region must not compute squares in low precision."""
+    """Context without autocast, so that backward passes inside an autocast region do not square in low precision."""
     device = next(t.device.type for t in tensors if t is not None)
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

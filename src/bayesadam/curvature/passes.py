@@ -1,4 +1,4 @@
-"""What the hooks keep: the parts of a model that are looked at, passes through it, and calls of the parts."""
+"""Records kept by the hooks: the observed parts of a model, passes through it, and calls of the parts."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayesadam.curvature.totals import Scratch, Total
 
 @dataclass(eq=False)
 class Slot:
-    """One parameter, under all the names that it has.
+    """One parameter, with all of its names.
 
     Attributes:
-        name: Its first name in the model.
-        owners: The modules that hold it, and its name there.
-        uses: How many parts of the model have it; with several the gradients of an example must be added up first.
+        name: First name in the model.
+        owners: Modules that hold it, with its name there.
+        uses: Number of parts of the model that have it; with several, the gradients of an example must be added first.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Slot:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """As it is now: sharding exchanges the objects."""
+        """The current parameter, since sharding replaces the objects."""
         module, name = self.owners[0]
         found: nn.Parameter = module._parameters[name]  # type: ignore[assignment]
         return found
@@ -40,10 +40,10 @@ class Method(Protocol):
     """How the squares of a part's parameters are computed from its calls."""
 
     def capture(self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """At the forward pass: the outputs that the part is to return instead, which report to the call."""
+        """At the forward pass, return outputs that replace the part's own and report to the call."""
 
     def squares(self, call: Call, sink: Sink) -> None:
-        """At the backward pass: put the squares of all examples into the sink."""
+        """At the backward pass, add the squares of all examples to the sink."""
 
     def gradients(self, call: Call, part: slice, names: Sequence[str], scratch: Scratch) -> dict[str, Tensor]:
         """Per-example gradients of some examples, ``(m, *shape)`` by name; may be overwritten."""
@@ -57,11 +57,11 @@ class Method(Protocol):
 
 @dataclass(eq=False)
 class Unit:
-    """A part of the model whose calls are looked at: a layer, or a module with all that is in it.
+    """A part of the model whose calls are observed: a layer, or a module with all that it contains.
 
     Attributes:
-        name: In the model; for messages.
-        slots: By the parameter's name in this module.
+        name: Name in the model, for messages.
+        slots: Slots by the parameter's name in this module.
     """
 
     name: str
@@ -78,14 +78,14 @@ class Pass:
     """One forward pass through the whole model.
 
     Attributes:
-        size: Number of examples; None if the model was given no tensor.
-        generation: Of the start that it belongs to.
+        size: Number of examples; None if the model was called without tensors.
+        generation: Number of the start that it belongs to.
         storages: Addresses of the model's inputs.
-        calls: How often each unit was called.
-        backwards: How many backward passes through it there will be.
-        jumps: From the graph node of a call's outputs to those of its inputs.
-        counted: Whether a backward pass has come here, and its examples are counted.
-        pending: Calls whose gradients must be added up before they are squared, by parameter.
+        calls: Number of calls of each unit.
+        backwards: Number of backward passes through it that will follow.
+        jumps: Map from the graph node of a call's outputs to those of its inputs.
+        counted: Whether a backward pass has reached it, and its examples are counted.
+        pending: Calls whose gradients must be added before they are squared, by parameter.
     """
 
     size: int | None
@@ -103,14 +103,14 @@ class Call:
     """One call of a unit.
 
     Attributes:
-        names: Of the parameters that were trainable.
-        context: What the method wants to remember.
-        inputs: At the backward pass: what the method saved.
-        grads: At the backward pass: the gradients of the outputs.
-        received: How many backward passes came here.
-        merged: Sum of the squared gradients of the output so far, where those of several backward passes are added up.
+        names: Names of the parameters that were trainable.
+        context: Data of the method.
+        inputs: Tensors that the method saved, at the backward pass.
+        grads: Gradients of the outputs, at the backward pass.
+        received: Number of backward passes that have reached it.
+        merged: Sum of the squared gradients of the output so far, if those of several backward passes are added.
         kept: Whether it is needed until the end of the backward pass.
-        collector: Whom to tell.
+        collector: The collector that it reports to.
     """
 
     unit: Unit
@@ -131,12 +131,12 @@ class Call:
         return self.during.size
 
     def receive(self, inputs: tuple[Tensor, ...], grads: tuple[Tensor | None, ...], *, sums: bool) -> dict[str, Tensor]:
-        """The backward pass came here.
+        """Record that a backward pass has reached this call.
 
         Args:
-            inputs: What was saved.
-            grads: Of the outputs.
-            sums: Whether the sums over the examples of the parameters' gradients are of use.
+            inputs: Tensors that were saved.
+            grads: Gradients of the outputs.
+            sums: Whether the sums over the examples of the parameters' gradients are needed.
 
         Returns:
             Those sums, by name, of the parameters for which they were computed.
@@ -159,13 +159,13 @@ class Call:
 
 
 class Collector(Protocol):
-    """Whom calls report to."""
+    """The collector that calls report to."""
 
     generation: int
     positions: dict[str, bool]
 
     def take(self, call: Call, *, sums: bool) -> dict[str, Tensor]:
-        """Square the call's per-example gradients; returns their sums if asked for and computed."""
+        """Square the call's per-example gradients; return their sums if they are requested and were computed."""
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -186,7 +186,7 @@ def nodes_of(tensors: Iterator[Tensor]) -> list[Any]:
 
 
 def no_batch(unit: Unit, size: int | None, shape: Sequence[int]) -> RuntimeError:
-    """What to tell about an input that does not start with the examples."""
+    """Make the error for an input whose first axis does not have the examples."""
     return RuntimeError(
         f"the first axis of the input of {unit} must be the {size} examples of the minibatch that the model was "
         f"called with, got shape {tuple(shape)}"

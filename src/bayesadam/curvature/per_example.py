@@ -17,21 +17,22 @@ from bayesadam.sharding import is_sharded
 
 
 class PerExampleSquares:
-    """The mean over a minibatch of the squared gradients of its examples, for every parameter of a model.
+    """Computes the mean over a minibatch of the squared gradients of its examples, for every parameter of a model.
 
-    This is the Gauss-Newton approximation as Khan et al. 2018 (section 3.2) mean it: the diagonal of the empirical
-    Fisher information, ``1/M sum_i (grad f_i)^2`` with ``f_i`` the loss of example ``i``. While started, hooks on the
-    model's layers see their inputs and output gradients, and square in cache-sized chunks: per-example gradients are
-    never kept. ``p.grad`` is what it always is, up to rounding::
+    This is the Gauss-Newton approximation of Khan et al. 2018 (section 3.2): the diagonal of the empirical Fisher
+    information, ``1/M sum_i (grad f_i)^2`` with ``f_i`` the loss of example ``i``. After :meth:`start`, hooks on the
+    model's layers see their inputs and output gradients, and square in cache-sized chunks, so per-example gradients are
+    never kept. ``p.grad`` is the ordinary gradient, up to rounding::
 
         squares = PerExampleSquares(model)
         squares.start()
         loss_fn(model(x), y).backward()               # the mean over the examples
         h = squares.mean_squares(model.weight)
 
-    The first axis of the model's first tensor, and of what every layer gets, must be the examples; where it is only as
-    long by chance (a square of positions, say), this cannot be seen. All positions of a sequence are one example, whose
-    loss is their sum: the square of their mean's gradient is too small, by their number if they are independent.
+    The first axis of the model's first tensor, and of every layer's input, must count the examples; an axis that only
+    has the same length by chance (as for a square of positions) cannot be detected. All positions of a sequence are one
+    example, whose loss is their sum. If the loss is their mean, the squares are too small, by a factor of their number
+    if they are independent.
 
     Layers with a closed form are ``Linear``, ``Conv1d`` to ``Conv3d``, ``Embedding``, ``LayerNorm``, ``RMSNorm``,
     ``GroupNorm``, ``InstanceNorm`` and ``BatchNorm`` in eval mode. Any other module with parameters of its own is
@@ -41,18 +42,18 @@ class PerExampleSquares:
 
     With ``d_i`` the contribution of example ``i`` to ``p.grad`` in a backward pass and ``n`` the number of examples in
     all passes since the start, the result is ``n sum_i d_i^2`` if the loss is a mean (``d_i = grad f_i / M``; with
-    ``k`` micro-batches, their mean losses are divided by ``k`` as usual), and ``1/n sum_i d_i^2`` if it is a sum. It is
-    on the scale of ``p.grad``: a loss scale enters squared.
+    ``k`` micro-batches, their mean losses are divided by ``k`` as usual), and ``1/n sum_i d_i^2`` if it is a sum. A
+    loss scale enters squared, as for the square of ``p.grad``.
 
     With ``DistributedDataParallel`` or ``fully_shard`` the result is the mean over the ranks, as ``p.grad`` is.
 
     Args:
-        model: Of which squares are wanted; may be wrapped in ``DistributedDataParallel``.
-        reduction: How the loss that is backpropagated reduces the examples' losses: ``"mean"`` or ``"sum"``.
+        model: Model whose squared gradients are computed; it may be wrapped in ``DistributedDataParallel``.
+        reduction: How the loss reduces the losses of the examples: ``"mean"`` or ``"sum"``.
 
     Raises:
-        ValueError: Another reduction, or a model that is compiled or replicated over devices: its layers have no
-            hooks.
+        ValueError: The reduction is neither, or the model is compiled or replicated over devices, so that its layers
+            have no hooks.
     """
 
     _closed = staticmethod(closed_form)
@@ -78,22 +79,22 @@ class PerExampleSquares:
 
     @property
     def started(self) -> bool:
-        """Whether backward passes are followed."""
+        """Whether backward passes are observed."""
         return self._collector.started
 
     @property
     def is_parallel(self) -> bool:
-        """Whether several ranks have each a part of the examples."""
+        """Whether the examples are divided between several ranks."""
         return any(ranks.groups(self.model, parameter) for parameter in self.model.parameters())
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
-        """Begin with nothing: from now on, backward passes through later forward passes are followed.
+        """Discard all squares, and observe the backward passes through later forward passes.
 
         Args:
-            after_backward: Called at the end of every backward pass, when gradients are complete.
+            after_backward: Function that is called at the end of every backward pass, when gradients are complete.
 
         Raises:
-            RuntimeError: Another one is started on the model, or on a part of it; nothing has changed.
+            RuntimeError: Another object is started on the model, or on a part of it; nothing has changed.
         """
         if "_modules" not in vars(self.model):  # of a copy that is being made, where a module has its optimiser
             return
@@ -102,15 +103,15 @@ class PerExampleSquares:
         self._slots = {}
 
     def stop(self) -> None:
-        """Follow no more forward passes; what was collected stays."""
+        """Stop observing forward passes; the squares so far are kept."""
         self._collector.stop()
 
     def pause(self) -> None:
-        """As :meth:`stop`, until :meth:`resume`."""
+        """Stop observing forward passes, until :meth:`resume`."""
         self._collector.pause()
 
     def resume(self, after_backward: Callable[[], None] | None = None) -> None:
-        """Add to what was collected before :meth:`pause`; without a pause since the last start, :meth:`start`."""
+        """Add to the squares from before :meth:`pause`; without a pause since the last start, it is :meth:`start`."""
         if not self._collector.resumable:
             self.start(after_backward)
             return
@@ -119,38 +120,38 @@ class PerExampleSquares:
         self._slots = {}
 
     def discard(self) -> None:
-        """Forget what was collected."""
+        """Discard all squares."""
         self._collector.discard()
 
     def covers(self, parameter: Tensor) -> bool:
-        """Whether a parameter is of the model."""
+        """Whether a parameter belongs to the model."""
         return any(parameter is own for own in self.model.parameters())
 
     def backward(self, loss: Tensor) -> None:
-        """``loss.backward()`` after :meth:`check`."""
+        """Call ``loss.backward()`` after :meth:`check`."""
         self.check(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
     def backward_each(self, output: Tensor, vectors: Iterable[Tensor], count: int) -> None:
         """Add the squares of ``v_i' J_i`` for several ``v``, where ``J_i`` is the Jacobian of example ``i``'s output.
 
-        There is one backward pass for each, all through one forward pass; the examples count once, and no ``p.grad`` is
-        made.
+        There is one backward pass for each ``v``, all through one forward pass; the examples count once, and no
+        ``p.grad`` is computed.
 
         Args:
-            output: Of the last forward pass.
-            vectors: Of its shape: ``v_i`` of all examples.
-            count: How many vectors there are.
+            output: Output of the last forward pass.
+            vectors: Tensors of its shape, with ``v_i`` for all examples.
+            count: Number of these tensors.
         """
         inputs = self._collector.expect(count)
         for number, vector in enumerate(vectors, 1):
             torch.autograd.grad(output, inputs, vector, retain_graph=number < count, allow_unused=True)
 
     def check(self, loss: Tensor) -> None:
-        """Check that the loss of the last forward pass reduces the examples' losses as was announced.
+        """Check that the loss of the last forward pass reduces the losses of the examples as announced.
 
         Raises:
-            ValueError: The loss is a sum where a mean was announced, or the reverse, as far as its graph tells.
+            ValueError: The loss is a sum where a mean was announced, or the reverse, as far as its graph shows.
         """
         found = reduction_of(loss, self._collector.last_size)
         if found is not None and found != self.reduction:
@@ -160,21 +161,21 @@ class PerExampleSquares:
             )
 
     def mean_squares(self, parameter: Tensor) -> Tensor | None:
-        """The mean over the examples of their squared gradients of one parameter.
+        """Mean over the examples of their squared gradients with respect to one parameter.
 
-        With several ranks a collective call: all ranks must ask for the same parameters in the same order.
+        With several ranks this is a collective call: all ranks must ask for the same parameters in the same order.
 
         Args:
-            parameter: Of the model.
+            parameter: Parameter of the model.
 
         Returns:
-            Of the parameter's full shape, float32 or wider, to be read and not to be changed: it is overwritten by
+            A tensor of the parameter's full shape in float32 or wider. It must not be changed, and is overwritten by
             later backward passes. None if the parameter had no gradient since the start.
 
         Raises:
-            ValueError: The parameter is not of the model.
-            RuntimeError: It has a gradient that did not come from a call of its module, or whose squares were
-                forgotten.
+            ValueError: The parameter does not belong to the model.
+            RuntimeError: The parameter has a gradient that did not come from a call of its module, or whose squares
+                were discarded.
         """
         slot = self._slot(parameter)
         value = self._collector.read(slot)
@@ -201,11 +202,11 @@ class PerExampleSquares:
         return self._slots[parameter]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Model, reduction, and whether started; what was collected is left behind."""
+        """Model, reduction, and whether it is started; the squares are not copied."""
         return {"model": self.model, "reduction": self.reduction, "started": self._collector.started}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Refer to the model that came along."""
+        """Restore a copy, which refers to the copied model."""
         self.model, self.reduction = state["model"], state["reduction"]
         self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
         self._slots = {}

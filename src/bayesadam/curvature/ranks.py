@@ -1,4 +1,4 @@
-"""Several processes that train together: which of them average, and the mean over them."""
+"""Process groups over which gradients are averaged, and means over them."""
 
 from __future__ import annotations
 

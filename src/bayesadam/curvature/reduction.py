@@ -1,4 +1,4 @@
-"""How a loss reduces the losses of the examples, as far as its graph tells."""
+"""Detecting from its graph whether a loss is the mean or the sum over the examples."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Any
 from torch import Tensor
 
 _NODES = 1000
-"""A larger graph is not searched: then nothing is known of the loss."""
+"""Number of nodes of a graph above which it is not searched, and nothing is known of the loss."""
 
 _ONE_AXIS = ("SelectBackward0", "SliceBackward0", "IndexBackward0", "IndexSelectBackward0", "UnbindBackward0")
 _JOINING = ("CatBackward0", "StackBackward0")
 
 
 def reduction_of(loss: Tensor, size: int | None) -> str | None:
-    """Whether a loss is the mean or the sum over the examples.
+    """Detect whether a loss is the mean or the sum over the examples.
 
-    Only what is certain is told. Looked through: additions of constants, changes of shape and dtype, multiplication
-    of a mean by a constant of at most 1 (as for micro-batches). Not certain are: a scaled sum (which may be a mean), a
-    mean times a larger constant (which may be a sum), several means added up (they may be of one example each), a
-    reduction of what may have been reduced over the examples before, and anything with one example only.
+    The result is None unless it is certain. The search passes through additions of constants, changes of shape and
+    dtype, and multiplication of a mean by a constant of at most 1 (as for micro-batches). The following are not
+    certain: a scaled sum (which may be a mean), a mean times a larger constant (which may be a sum), a sum of several
+    means (which may be of one example each), a reduction of values that may already have been reduced over the
+    examples, and any loss of a single example.
 
     Args:
         loss: A scalar with a graph.
@@ -60,7 +61,7 @@ def _reduction(node: Any, size: int) -> str | None:
 
 
 def _own_reduction(node: Any, name: str) -> str | None:
-    """What a node does to its input: a mean, a sum, or (None) something else."""
+    """Reduction that a node applies to its input: a mean, a sum, or None for others."""
     if name.startswith(("MeanBackward", "SumBackward")):
         return "mean" if name.startswith("Mean") else "sum"
     return {1: "mean", 2: "sum"}.get(getattr(node, "_saved_reduction", 0))
@@ -82,7 +83,7 @@ def _factor(node: Any, name: str, inputs: Sequence[Any]) -> float | None:
 
 
 def _shape(inputs: Sequence[Any]) -> Sequence[int] | None:
-    """Of the first input of a node."""
+    """Shape of the first input of a node."""
     if not inputs:
         return None
     following, number = inputs[0]
@@ -101,7 +102,7 @@ def _numel(inputs: Sequence[Any]) -> int | None:
 
 
 def _reduces_examples(node: Any, size: int) -> bool:
-    """Whether a reduction surely is over all examples: its input has them, and nothing before has reduced them."""
+    """Whether a reduction certainly is over all examples, which its input has and no earlier node has reduced."""
     count = _numel([item for item in node.next_functions if item[0] is not None])
     if count is None or count < size or count % size or not _is_over_first(node):
         return False

@@ -1,4 +1,4 @@
-"""Reentrant activation checkpointing hides weights from derivatives: it computes without a graph, and says nothing."""
+"""Refusing reentrant activation checkpointing, which hides weights from derivatives without an error."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _CHECKPOINTED = CheckpointFunction.forward.__code__
 
 
 class RefusingReentrant(TorchFunctionMode):
-    """Inside, no reentrant checkpoint may compute with these tensors.
+    """Context in which no reentrant checkpoint may compute with the given tensors.
 
-    Such a checkpoint builds its graph in ``loss.backward()`` only, so that ``torch.autograd.grad`` would find no
-    derivative with respect to weights that are used inside it, and take it for zero.
+    Such a checkpoint builds its graph only in ``loss.backward()``, so ``torch.autograd.grad`` would find no derivative
+    with respect to weights that are used inside it, and treat it as zero.
 
     Args:
-        tensors: Whose derivatives are wanted.
+        tensors: Tensors by which derivatives are taken.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -37,7 +37,7 @@ class RefusingReentrant(TorchFunctionMode):
         """Call the function, unless it is refused.
 
         Raises:
-            RuntimeError: A function of one of the tensors, called inside a reentrant checkpoint.
+            RuntimeError: A function of one of the tensors is called inside a reentrant checkpoint.
         """
         kwargs = kwargs or {}
         if not torch.is_grad_enabled() and _is_checkpointed():

@@ -1,4 +1,4 @@
-"""Which layers have a closed form."""
+"""Registry of the layers that have a closed form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORMS: dict[type[nn.Module], Form] = {
 
 
 def form_of(module: nn.Module) -> Form | None:
-    """The closed form of a module's own parameters; None if its forward is another than its base class's."""
+    """The closed form of a module's own parameters; None if its forward method differs from that of its base class."""
     for cls, form in _FORMS.items():
         if isinstance(module, cls) and type(module).forward is cls.forward:
             names = {"weight"} if cls in (nn.Embedding, nn.RMSNorm) else {"weight", "bias"}

@@ -1,4 +1,4 @@
-"""Where squares are added up, and buffers that are used again."""
+"""Sums of squares, and reusable buffers."""
 
 from __future__ import annotations
 
@@ -9,25 +9,28 @@ import torch
 from torch import Tensor
 
 CHUNK = 2 * 2**20
-"""Bytes of a chunk of per-example gradients: large enough to keep the threads busy, small enough for the cache."""
+"""Size in bytes of a chunk of per-example gradients: large enough to keep the threads busy, small enough for the
+cache.
+"""
 
 
 def chunks(count: int, bytes_each: int, limit: int = CHUNK) -> list[slice]:
-    """Cut ``count`` examples into runs of equal length (the last may be shorter) of at most ``limit`` bytes."""
+    """Divide ``count`` examples into runs of equal length (the last may be shorter) of at most ``limit`` bytes."""
     length = max(1, min(count, limit // max(1, bytes_each)))
     return [slice(start, min(start + length, count)) for start in range(0, count, length)]
 
 
 class Scratch:
-    """Buffers by name; fresh memory costs more than what is written into it."""
+    """Reusable buffers by name, since allocating memory costs more than filling it."""
 
     def __init__(self) -> None:
         self._buffers: dict[Hashable, Tensor] = {}
 
     def get(self, name: Hashable, shape: Sequence[int], like: Tensor, *, zero: bool = False) -> Tensor:
-        """A contiguous tensor with the dtype and device of ``like``, valid until the same name is asked for again.
+        """Return a contiguous tensor with the dtype and device of ``like``, valid until the next call with the same
+        name.
 
-        With ``zero`` it starts with zeros when first made; what is written there stays.
+        With ``zero`` it is filled with zeros when it is first created; later contents are kept.
         """
         key, size = (name, like.dtype, like.device), math.prod(shape)
         found = self._buffers.get(key)
@@ -37,7 +40,7 @@ class Scratch:
         return found[:size].view(tuple(shape))
 
     def ones(self, length: int, like: Tensor) -> Tensor:
-        """That many ones, not to be changed."""
+        """Return a vector of ones, which must not be changed."""
         key = ("ones", like.dtype, like.device)
         if key not in self._buffers or len(self._buffers[key]) < length:
             self._buffers[key] = like.new_ones(length)
@@ -45,7 +48,7 @@ class Scratch:
 
 
 class Total:
-    """``alpha`` times the sum of one parameter's squared per-example gradients; the memory is kept when forgotten."""
+    """``alpha`` times the sum of one parameter's squared per-example gradients; its memory is kept when it is reset."""
 
     def __init__(self) -> None:
         self.empty = True
@@ -53,12 +56,12 @@ class Total:
         self._value: Tensor | None = None
 
     def open(self, shape: Sequence[int], like: Tensor, alpha: float) -> tuple[Tensor, float]:
-        """The tensor to add to, and by what it must be multiplied first: 0 if its contents mean nothing.
+        """The tensor to add to, and its factor, which is 0 if its contents are invalid.
 
         Args:
-            shape: Of the parameter.
-            like: Gives dtype (float32 or wider) and device.
-            alpha: What the sum is to be multiplied by, as far as known; later sums follow the first.
+            shape: Shape of the parameter.
+            like: Tensor that gives dtype (float32 or wider) and device.
+            alpha: Factor of the sum, as far as it is known; later sums use the first one.
         """
         if self.empty:
             old = self._value
@@ -71,12 +74,12 @@ class Total:
         return self._value, 1.0
 
     def add(self, shape: Sequence[int], like: Tensor, alpha: float) -> Tensor:
-        """The tensor to add to, its contents valid; see :meth:`open`."""
+        """The tensor to add to, with valid contents; see :meth:`open`."""
         value, beta = self.open(shape, like, alpha)
         return value.zero_() if beta == 0.0 else value
 
     def read(self, alpha: float) -> Tensor:
-        """``alpha`` times the sum; rescales in place, so that reading again is free."""
+        """``alpha`` times the sum; the tensor is rescaled in place, so that repeated reads cost nothing."""
         assert self._value is not None
         if alpha != self.alpha:
             self._value.mul_(alpha / self.alpha)

@@ -1,4 +1,4 @@
-"""Cutting a model into the parts whose calls are looked at."""
+"""Dividing a model into the parts whose calls are observed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bayesadam.curvature.registry import form_of
 from bayesadam.curvature.totals import Total
 
 OPAQUE: tuple[type[nn.Module], ...] = (nn.MultiheadAttention, nn.RNNBase)
-"""They use their children's parameters without calling the children."""
+"""Modules that use their children's parameters without calling the children."""
 
 
 def closed_form(form: Form, module: nn.Module) -> Method:
-    """The method of a layer with a closed form: squares."""
+    """The method of a layer with a closed form, which sums squares."""
     return ClosedForm(form)
 
 
@@ -30,8 +30,8 @@ def units_of(
 
     Args:
         root: The model.
-        totals: Of earlier times, by parameter name; filled up.
-        closed: Gives the method of a layer with a closed form.
+        totals: Totals of earlier starts by parameter name, to which missing ones are added.
+        closed: Function that returns the method of a layer with a closed form.
     """
     slots: dict[Tensor, Slot] = {}
     units, inside = [], set[nn.Module]()

@@ -1,1 +1,1 @@
-"""The engine of all weight-perturbed methods: a sample, a step, where curvature comes from, and what runs them."""
+"""The engine of all weight-perturbed methods: samples, steps, sources of curvature, and their execution."""

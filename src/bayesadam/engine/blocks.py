@@ -1,4 +1,4 @@
-"""Walking over a parameter and its state in cache-sized blocks, whatever its layout, and over its own shard only."""
+"""Iterating over a parameter and its state in cache-sized blocks, for any memory layout, and over local shards only."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from bayesadam.sharding import local, place
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a parameter: ``start:stop`` of its flat view, or of its rows, or all that is local at once.
+    """A part of a parameter: ``start:stop`` of its flat view, or of its rows, or all of its local part.
 
-    ``offset`` is where the part lies in the full (unsharded) tensor of ``full_shape``: one number if flat.
+    ``offset`` is the position of the part in the full (unsharded) tensor of ``full_shape``; a single number if it is
+    flat.
     """
 
     start: int
@@ -35,15 +36,15 @@ class Block:
 
 
 def blocks(parameter: Tensor, others: Sequence[Tensor], size: int) -> Iterator[Block]:
-    """Cut a parameter's local part; ``others`` are the local tensors of the same shape that go along.
+    """Divide a parameter's local part; ``others`` are local tensors of the same shape that are divided with it.
 
-    Flat where all of them are contiguous and the shard is one run of the full tensor; else whole rows of the first
-    axis, so that strides, views and memory formats stay as they are.
+    Blocks are flat if all tensors are contiguous and the shard is one run of the full tensor; otherwise they are whole
+    rows of the first axis, so that strides, views and memory formats are kept.
 
     Args:
-        parameter: Whose part it is.
-        others: See above.
-        size: Elements of a block, about: a multiple of a tile of noise.
+        parameter: Parameter to divide.
+        others: Local tensors of the same shape.
+        size: Approximate number of elements of a block: a multiple of a tile of noise.
     """
     here = local(parameter)
     if here.numel() == 0:

@@ -1,9 +1,10 @@
-"""One Gaussian over all weights together: the Hessian is a matrix, and so sampling and stepping are not element-wise.
+"""One Gaussian over all weights together, where the Hessian is a matrix, and samples and steps are not element-wise.
 
 ``S`` is kept row by row with the parameters: ``state[p]["hessian"]`` has the rows of ``p`` and the columns of all
-parameters that were trainable when the optimiser was made, in order. What is frozen later is held at its mean: the
-posterior of the others is then the conditional one, whose precision is a part of the matrix. The matrix and all algebra
-are float64, whatever the parameters: in float32 a precision whose eigenvalues span seven digits need not be positive.
+parameters that were trainable when the optimiser was made, in order. Parameters that are frozen later are held at their
+means; the posterior of the others is then the conditional one, whose precision is a submatrix. The matrix and all
+algebra are float64 for parameters of any dtype: in float32 a precision whose eigenvalues span seven orders of magnitude
+need not be positive.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bayesadam.functional import hessian
 
 
 def layout(groups: Sequence[dict[str, Any]]) -> int:
-    """Write into every group where its parameters' columns begin, -1 for frozen ones; returns the number of columns."""
+    """Write the first column of each parameter into its group, -1 for frozen ones; return the number of columns."""
     total = 0
     for group in groups:
         group["columns"] = []
@@ -39,7 +40,7 @@ class DenseStore(Store):
     """Keeps rows of the matrix with every parameter."""
 
     def start_rule(self, slot: Slot, state: dict[str, Any]) -> None:
-        """See the base class; the Hessian has rows."""
+        """Set the initial state, as in the base class; the Hessian has rows."""
         super().start_rule(slot, state)
         diagonal = state["hessian"].flatten()
         start = slot.group["columns"][slot.index - slot.group["noise_index"]]
@@ -49,7 +50,9 @@ class DenseStore(Store):
         state["hessian"] = rows
 
     def check_loaded(self) -> None:
-        """See the base class: rows that a hook gave to other parameters do not fit to the columns of all."""
+        """Check a loaded state, as in the base class; rows that a hook gave to other parameters do not fit the
+        columns.
+        """
         if not self._fits():
             raise ValueError(
                 "the rows of the state_dict's Hessian must be in the order of its columns, got a matrix that is not a "
@@ -173,7 +176,7 @@ class DenseWeights(Weights):
         self._drawn = key
 
     def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
-        """See the base class; whatever the slots, what is drawn is a part of one draw of all weights."""
+        """Plan a sample, as in the base class; for any slots the values are a part of one draw of all weights."""
         parameters = [slot.parameter for slot in slots]
         means = [self.store.state_of(slot)["mean"] for slot in slots]
 
@@ -207,12 +210,12 @@ class DenseHessianSource(HessianSource):
         self.matrix: Tensor | None = None
 
     def discard(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         super().discard()
         self.matrix = None
 
     def backward(self, loss: Tensor) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         parameters, grads = self.differentiate(loss)
         found = hessian.matrix(grads, parameters).detach().double()
         if self.matrix is None:
@@ -223,7 +226,7 @@ class DenseHessianSource(HessianSource):
         self.add_gradients(parameters, grads)
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """None: a matrix does not fall into parameters."""
+        """None, since a matrix cannot be divided between parameters."""
         return None
 
 
@@ -241,7 +244,7 @@ class DenseGradients(Gradients):
 
     @property
     def keeps_curvature(self) -> bool:
-        """Always: the whole step must be seen before any of it is made."""
+        """Always true, since the whole step must be known before any of it is made."""
         return True
 
     def discard(self) -> None:
@@ -251,14 +254,14 @@ class DenseGradients(Gradients):
 
     @torch.no_grad()
     def collect(self, hidden: Sequence[Hidden]) -> None:
-        """Close a sample; the mean over the samples of the whole Hessian is kept."""
+        """Finish a sample; the mean of the whole Hessian over the samples is kept."""
         share = 1.0 / (self.collected + 1)
         measured = self._measure(self.collected)
         self._matrix = measured if self._matrix is None else self._matrix.lerp_(measured, share)
         super().collect(hidden)
 
     def _keep(self, trained: Sequence[Slot], share: float) -> None:
-        """In drop-in training the one sample is measured here; blocks do it in :meth:`collect`."""
+        """Measure the one sample of drop-in training; samples of blocks are measured in :meth:`collect`."""
         if self._matrix is None:
             self._matrix = self._measure(0)
 
@@ -282,7 +285,7 @@ class DenseGradients(Gradients):
         return torch.cat(grads)
 
     def ready(self) -> bool:
-        """Whether to step; plans the new Hessian, which must leave the precision positive."""
+        """Whether to step; plans the new Hessian, with which the precision must stay positive."""
         if not super().ready():
             return False
         slots = self.store.trained()
@@ -314,14 +317,14 @@ class DenseGradients(Gradients):
         return True
 
     def _limit_rates(self) -> bool:
-        """See :meth:`ready`, which looks at the matrix instead."""
+        """Nothing, since :meth:`ready` checks the matrix instead."""
         return True
 
     def _keep_others(self, precision: Tensor, change: Tensor) -> None:
-        """Plan for what has no gradient in this step: its own marginal posterior stays, whatever the others' does.
+        """Plan the Hessian of parameters without a gradient in this step, whose marginal posterior does not change.
 
-        Those follow a conditional posterior given it, of which only the precision changes and the regression on it does
-        not. If the rows that they share stayed instead, all together might be no precision of anything.
+        The other parameters follow a conditional posterior given these, of which only the precision changes and not the
+        regression on them. If the shared rows stayed as they are, the whole matrix might not be a precision.
         """
         assert self._planned is not None
         planned, divisor, slots = self._planned
@@ -347,7 +350,7 @@ class DenseGradients(Gradients):
     def _add_updates(
         self, plan: Plan, draws: Mapping[str, Draw], numbers: NumbersCache, drop_in: bool
     ) -> list[Updated]:
-        """What was planned, as one step."""
+        """Add the planned change as one step."""
         slots = self.store.trained()
         if self._planned is None or not slots:
             return []

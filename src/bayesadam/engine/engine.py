@@ -1,4 +1,6 @@
-"""The life of an optimiser between two steps: samples come and go, gradients are collected, a step is made of them."""
+"""The life of an optimiser between two steps: samples are drawn, gradients are collected, and a step is made of
+them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from bayesadam.engine.store import Store
 from bayesadam.engine.weights import BLOCK, MEAN, TRAIN, Weights
 
 BEGUN, COLLECTING, COLLECTED = "begun", "collecting", "collected"
-"""How far a block is with its sample: interrupted while it collects, the means are half-updated."""
+"""Stages of a sampling block; if it is interrupted while it collects, the means are half-updated."""
 
 Running: TypeAlias = Generator[None, None, None]
 
@@ -39,13 +41,13 @@ class Block(_GeneratorContextManager[None]):
 
 
 class Engine:
-    """Transient: rebuilt in a copy and after loading, from what groups and state say.
+    """Transient state of an optimiser, rebuilt in a copy and after loading from groups and state.
 
     Args:
         store: Groups and state.
-        weights: What the weights hold.
-        gradients: What one unfinished step has collected.
-        source: Where curvature comes from that the rule does not compute itself.
+        weights: Samples and means in the weights.
+        gradients: Gradients collected for the unfinished step.
+        source: Source of curvature that the rule does not compute itself.
     """
 
     def __init__(self, store: Store, weights: Weights, gradients: Gradients, source: CurvatureSource | None) -> None:
@@ -58,7 +60,9 @@ class Engine:
 
     @property
     def open(self) -> bool:
-        """Whether a sampling block is open: asked of what runs it, so that a block that was cut short is not."""
+        """Whether a sampling block is open; the generator that runs it is asked, so a block that was abandoned is
+        not.
+        """
         running = self._opened()
         return running is not None and inspect.getgeneratorstate(running) != inspect.GEN_CLOSED
 
@@ -68,7 +72,9 @@ class Engine:
             raise RuntimeError(f"{name} must be called outside sampled_params(), got a call inside")
 
     def block(self, *, shown: Sequence[Hidden] = ()) -> AbstractContextManager[None]:
-        """Inside, the weights are the next sample, and gradients from before are hidden but for those in ``shown``."""
+        """Context in which the weights are the next sample; earlier gradients are hidden, except for those in
+        ``shown``.
+        """
         own: list[Callable[[], Running | None]] = []
         return Block(self._block, (shown, own), {})
 
@@ -112,7 +118,7 @@ class Engine:
             )
 
     def _close(self, before: Sequence[Hidden], stage: str) -> None:
-        """The weights are the mean again. Can be repeated."""
+        """Put the mean back into the weights; it may be called repeatedly."""
         self.weights.restore()
         if self.source is not None:
             self.source.stop()
@@ -123,7 +129,7 @@ class Engine:
                 slot.parameter.grad = grad
 
     def _was_skipped(self) -> bool:
-        """Whether a gradient scaler skipped the step that the collected samples were for; they are given up then."""
+        """Whether a gradient scaler skipped the step of the collected samples, which are then discarded."""
         if self.gradients.are_finite():
             return False
         self.store.set_all("skipped_steps", self.store.first["skipped_steps"] + 1)
@@ -131,14 +137,14 @@ class Engine:
         return True
 
     def give_up(self) -> None:
-        """Forget the samples collected for the next step; others will be drawn for it."""
+        """Discard the samples collected for the next step; others will be drawn for it."""
         collected = self.gradients.collected
         self.gradients.discard()
         if collected:
             self.store.set_all("noise_step", self.store.first["noise_step"] + 1)
 
     def check_drop_in(self) -> None:
-        """Raise ``RuntimeError`` if there are several samples, of which weights can hold one."""
+        """Raise ``RuntimeError`` if there are several samples per step, since weights can hold only one."""
         if self.store.first["mc_samples"] != 1:
             raise RuntimeError(
                 f"mc_samples must be 1 to use train(), got {self.store.first['mc_samples']!r} (several samples are for "
@@ -146,7 +152,7 @@ class Engine:
             )
 
     def train(self) -> None:
-        """From now on the weights hold a sample."""
+        """Put a sample into the weights, for drop-in training."""
         self.check_drop_in()
         if self.open or self.gradients.collected:
             raise RuntimeError("train() must be called before sampled_params() or after its step(), got a call between")
@@ -166,7 +172,9 @@ class Engine:
             raise
 
     def eval(self) -> list[Tensor]:
-        """The weights hold the mean; returns those that were modified externally and are the mean as they are."""
+        """Put the mean into the weights; return those that were modified externally, whose present values are the
+        mean.
+        """
         self.refuse_inside("eval()")
         if self.weights.held == MEAN and not (self.source is not None and self.source.started):
             return []
@@ -178,7 +186,7 @@ class Engine:
         return others
 
     def cleared(self) -> None:
-        """Gradients were cleared: outside a block this also discards the samples collected for the next step."""
+        """Handle cleared gradients: outside a block this also discards the samples collected for the next step."""
         self._cleared = True
         if self.source is not None:
             self.source.discard()
@@ -186,12 +194,12 @@ class Engine:
             self.give_up()
 
     def start_source(self) -> None:
-        """In drop-in training curvature is collected at any time."""
+        """Start collecting curvature for drop-in training."""
         if self.source is not None and self.weights.held == TRAIN:
             self.source.start(self.gradients.after_backward)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update from what was collected, if it is complete, or from what a closure leaves in the gradients."""
+        """Update from the collected gradients, if they are complete, or from those that a closure computes."""
         if closure is None:
             self._step()
             return None
@@ -208,7 +216,7 @@ class Engine:
         return loss
 
     def _run(self, closure: Callable[[], Any]) -> Any:
-        """Call a closure once for every sample, and collect what it leaves in the gradients."""
+        """Call a closure once for every sample, and collect its gradients."""
         if self.weights.held == TRAIN:
             return self._call(closure)
         count = self.store.first["mc_samples"]
@@ -242,7 +250,7 @@ class Engine:
 
     @contextmanager
     def _watched(self, shown: Sequence[Hidden]) -> Iterator[None]:
-        """Curvature from outside is that of the closure's own backward passes, and the gradient must be that, too."""
+        """Context in which curvature is that of the closure's own backward passes, and so must be the gradient."""
         known: dict[Tensor, tuple[Tensor, int]] = {}
         for slot, grad in shown if self.source is not None else ():
             if grad is not None and slot.parameter.requires_grad:
@@ -294,7 +302,9 @@ class Engine:
         gradients.step(ready=ready)
 
     def _creates_state_only(self) -> bool:
-        """What distributed checkpoints do to a fresh optimiser: ``step()`` with rate 0 and zero gradients."""
+        """Whether this is the ``step()`` with rate 0 and zero gradients by which distributed checkpoints create the
+        state.
+        """
         if any(float(group["lr"]) != 0 for group in self.store.owner.param_groups) or not self.gradients.are_zero():
             return False
         for slot in self.store.slots():

@@ -1,4 +1,4 @@
-"""Whether gradients are finite: one walk over them, and one number that is read."""
+"""A check that gradients are finite, with one pass over them and a single number to read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bayesadam.sharding import full, is_sharded
 
 
 def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
-    """The number of the first gradient that is not finite or whose squares are not; ``None`` if all are.
+    """Number of the first gradient that is not finite or whose squares are not; ``None`` if all are finite.
 
-    Of a sharded gradient it is a collective call, with the same answer on all ranks.
+    For a sharded gradient it is a collective call, with the same answer on all ranks.
 
     Args:
-        grads: Of any dtypes.
-        compiles: Walk by a compiled function where it fits, if this is not ``False``.
+        grads: Gradients of any dtypes.
+        compiles: Use a compiled function where possible, unless this is ``False``.
     """
     if not grads:
         return None
@@ -41,7 +41,7 @@ def first_bad(grads: Sequence[Tensor], *, compiles: bool | None) -> int | None:
 
 @cache
 def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
-    """The compiled walk, or ``None`` where there is none."""
+    """The compiled function, or ``None`` if there is none."""
     try:
         function = native.load(native.read("finite.cpp")).first_bad
     except native.CompilationError:  # the kernels say so where it is asked for
@@ -58,12 +58,12 @@ def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
 
 
 def _is_plain(grad: Tensor) -> bool:
-    """Whether it is contiguous float32 in a CPU's memory."""
+    """Whether a gradient is contiguous float32 in CPU memory."""
     return type(grad) is Tensor and grad.dtype is torch.float32 and grad.device.type == "cpu" and grad.is_contiguous()
 
 
 def _read(value: Tensor) -> float:
-    """A 0-d tensor's number, without asking the device for it where it is in memory."""
+    """A 0-d tensor's number, without a device synchronisation if it is in CPU memory."""
     if is_sharded(value) or value.device.type != "cpu":
         return float(value)
     return float(value.detach().double().numpy())

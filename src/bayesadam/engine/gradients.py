@@ -1,4 +1,4 @@
-"""From the gradients at one or several samples to one update: Monte Carlo means, scaling, and the finite check."""
+"""From the gradients at one or several samples to one update: Monte Carlo averages, scaling, and the finite check."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group
 from bayesadam.sharding import like, local
 
 BACKTRACK = 0.5
-"""The share of the largest admissible rate that back-tracking takes: no precision more than halves."""
+"""Fraction of the largest admissible rate that back-tracking uses, so that no precision more than halves."""
 
 
 Updated: TypeAlias = tuple[Slot, Any, dict[str, Any]]
-"""A parameter that is stepped with, its state, and the counters after the step."""
+"""A parameter that is updated, its state, and the counters after the step."""
 
 
 class Hidden(NamedTuple):
@@ -34,17 +34,17 @@ class Hidden(NamedTuple):
 
 
 class Gradients:
-    """Transient: what one unfinished step has collected.
+    """Transient gradients and curvatures collected for an unfinished step.
 
-    With one sample per step nothing is kept: everything is computed from ``p.grad`` at the step. With more, or with
-    a curvature that is not computed from the gradient, ``p.grad`` is the mean gradient so far and the mean curvature is
-    kept here, on the scale that the gradients had; the step rescales it by what unscaling and clipping did to
-    ``p.grad`` meanwhile, to the power by which it scales.
+    With one sample per step nothing is kept, and everything is computed from ``p.grad`` at the step. With several
+    samples, or with a curvature that is not computed from the gradient, ``p.grad`` is the mean gradient so far and the
+    mean curvature is kept here, on the scale that the gradients had. The step multiplies it by the factor by which
+    unscaling and clipping have changed ``p.grad`` since, to the power with which it scales.
 
     Args:
-        store: Of the optimiser.
-        weights: What the weights hold.
-        source: Where curvature comes from that the rule does not compute itself.
+        store: Groups and state of the optimiser.
+        weights: Samples and means in the weights.
+        source: Source of curvature that the rule does not compute itself.
     """
 
     resamples = True
@@ -63,7 +63,7 @@ class Gradients:
 
     @property
     def keeps_curvature(self) -> bool:
-        """Whether curvature is collected with every sample, rather than computed at the step."""
+        """Whether curvature is collected with every sample, and not computed at the step."""
         first = self.store.first
         return (
             self.source is not None
@@ -87,7 +87,7 @@ class Gradients:
 
     @torch.no_grad()
     def collect(self, hidden: Sequence[Hidden]) -> None:
-        """Close a sample: ``p.grad`` becomes the mean over the samples so far, and so does the kept curvature."""
+        """Finish a sample: ``p.grad`` becomes the mean over the samples so far, and so does the kept curvature."""
         if self.keeps_curvature:
             factor = 1.0 if self.source is None else self.source.gradient_factor()
             if factor != 1.0:
@@ -99,7 +99,7 @@ class Gradients:
         self.collected += 1
 
     def _average(self, hidden: Sequence[Hidden], share: float) -> None:
-        """Gradients averaged with those of earlier samples; a sample without a gradient counts as one of zero."""
+        """Average gradients with those of earlier samples; a sample without a gradient counts as zero."""
         both, new, old = [], [], []
         for slot, earlier in hidden:
             parameter = slot.parameter
@@ -124,7 +124,7 @@ class Gradients:
 
     @torch.no_grad()
     def after_backward(self) -> None:
-        """Remember the scale of the gradients, in drop-in training, where others may change it before the step."""
+        """Record the scale of the gradients in drop-in training, since it may be changed before the step."""
         self._remember_norms()
 
     def _remember_norms(self) -> None:
@@ -132,7 +132,7 @@ class Gradients:
         self._norms.update(zip(parameters, self._norms_of(parameters), strict=True))
 
     def collect_drop_in(self) -> None:
-        """At a step in drop-in training: keep the curvature of its one sample."""
+        """Keep the curvature of the one sample at a step of drop-in training."""
         if not self.keeps_curvature:
             return
         self._curvature = {}  # of a step that was refused
@@ -143,7 +143,7 @@ class Gradients:
         self._keep(trained, 1.0)
 
     def _keep(self, trained: Sequence[Slot], share: float) -> None:
-        """Average a sample's curvature into what is kept."""
+        """Average a sample's curvature into the one that is kept."""
         if self.source is not None:
             for slot in trained:
                 self._keep_from_source(slot, share)
@@ -204,7 +204,7 @@ class Gradients:
         return self._first_bad() is None
 
     def ready(self) -> bool:
-        """Whether to step; raises where the user wants to hear of a step that cannot be made."""
+        """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
         bad = self._first_bad()
         if bad is not None:
             rates = sorted({float(group["lr"]) for group in self.store.owner.param_groups})
@@ -216,13 +216,13 @@ class Gradients:
         return self._curvature_is_finite() and self._limit_rates()
 
     def _first_bad(self) -> Tensor | None:
-        """The first parameter whose gradient is not finite, if there is any."""
+        """The first parameter whose gradient is not finite, if there is one."""
         trained, grads = self._gradients()
         number = first_bad(grads, compiles=self.store.first["compile"])
         return None if number is None else trained[number].parameter
 
     def _curvature_is_finite(self) -> bool:
-        """The same of second derivatives, which may be infinite where the gradient is not."""
+        """Whether second derivatives are finite, which may be infinite where the gradient is finite."""
         if self.source is None or not self.source.differentiates:
             return True
         for parameter, kept in self._curvature.items():
@@ -231,16 +231,16 @@ class Gradients:
         return True
 
     def _refuse(self, why: str, hint: str = "") -> bool:
-        """Skip the step, or raise, as the user wants it."""
+        """Skip the step, or raise an error, as ``nonfinite`` says."""
         if self.store.first["nonfinite"] == "skip":
             return False
         raise FloatingPointError(f"{why}, got inf or nan; nothing was changed{hint}")
 
     def step(self, *, ready: bool) -> None:
-        """Apply the rule to every parameter that has a gradient, if ``ready``, and go on to the next step.
+        """Apply the rule to every parameter that has a gradient, if ``ready``, and advance to the next step.
 
-        In drop-in training the weights get their next sample. Once it has begun it is completed, even if an exception
-        (an interrupt, say) comes between, which is passed on afterwards.
+        In drop-in training the weights get their next sample. A step that has begun is completed even if an exception
+        such as an interrupt occurs, which is raised afterwards.
         """
         drop_in, first = self.weights.held == TRAIN, self.store.first
         step, skipped = first["noise_step"] + 1, first["skipped_steps"] + (not ready)
@@ -278,7 +278,7 @@ class Gradients:
     def _add_updates(
         self, plan: Plan, draws: Mapping[str, Draw], numbers: NumbersCache, drop_in: bool
     ) -> list[Updated]:
-        """Append the updates to a plan; returns what they change."""
+        """Add the updates to a plan; return the parameters that they change."""
         trained, grads = self._gradients()
         factors = self._curvature_factors(trained) if self.keeps_curvature else {}
         walk = self._update_walk(trained, grads, drop_in)
@@ -302,7 +302,7 @@ class Gradients:
         return trained, [self.store.dense_gradient(slot.parameter) for slot in trained]
 
     def _update_walk(self, trained: list[Slot], grads: Sequence[Tensor], drop_in: bool) -> Walk:
-        """The jobs of an update; those of the last one where they are the same."""
+        """The jobs of an update; those of the last step are reused if they have not changed."""
         rule, keeps = self.store.rule, self.keeps_curvature
         held_mean = self.weights.held == MEAN
         compiles = self.store.first["compile"]
@@ -337,7 +337,7 @@ class Gradients:
         return walk
 
     def _limit_rates(self) -> bool:
-        """See to it that all precisions stay positive, where the rule itself does not."""
+        """Make sure that all precisions stay positive, if the rule itself does not."""
         correction = self.store.first.get("correction", "elementwise")
         if correction == "elementwise":
             return True
@@ -378,13 +378,14 @@ class Gradients:
         )
 
     def _curvature_factors(self, trained: Sequence[Slot]) -> dict[Tensor, float]:
-        """By what a kept curvature must be multiplied to go with ``p.grad`` as it is now."""
+        """Factors by which kept curvatures must be multiplied to match the present ``p.grad``."""
         return {parameter: ratio**self.store.rule.power for parameter, ratio in self._rescaled(trained).items()}
 
     def _rescaled(self, trained: Sequence[Slot]) -> dict[Tensor, float]:
-        """By what factor others (unscaling, clipping) changed each gradient since the last sample was collected.
+        """Factors by which unscaling or clipping changed each gradient since the last sample was collected.
 
-        A gradient of zero does not tell: the others do, as it is one factor for all wherever curvature can be scaled.
+        A zero gradient has no such factor and takes that of the others, since wherever curvature can be scaled the
+        factor is the same for all.
         """
         parameters = [slot.parameter for slot in trained if slot.parameter in self._norms]
         if not parameters:
@@ -398,7 +399,7 @@ class Gradients:
         return {p: n / b if b > 0 else common for p, b, n in zip(parameters, before, now, strict=True)}
 
     def _norms_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Of the local gradients, in float32 or wider: in float16 they overflow easily."""
+        """Norms of the local gradients, in float32 or wider, since they easily overflow in float16."""
         grads = [local(self.store.dense_gradient(parameter)) for parameter in parameters]
         wide = {torch.promote_types(grad.dtype, torch.float32) for grad in grads}
         if len(wide) == 1:

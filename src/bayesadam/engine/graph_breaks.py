@@ -1,4 +1,4 @@
-"""What is called inside ``torch.compile`` and must run as it is."""
+"""Methods that are called inside ``torch.compile`` and must run without compilation."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def uncompiled(method: F) -> F:
-    """Let a method break the graph where it is called inside ``torch.compile``, as torch's own optimisers do."""
+    """Make a method break the graph when it is called inside ``torch.compile``, as torch's own optimisers do."""
     kept: Any = torch._disable_dynamo(method)  # type: ignore[attr-defined]
     return kept  # type: ignore[no-any-return]

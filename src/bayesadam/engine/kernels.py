@@ -1,8 +1,8 @@
-"""Passes as compiled kernels: one call for all parameters, one walk over memory, the noise made on the way.
+"""Passes as compiled kernels: one call for all parameters and one walk over memory, with the noise drawn on the way.
 
-An accelerator only: its numbers are those of the eager code up to rounding, and where no kernel fits (another device,
-dtype or layout, no compiler) the eager code does the work. The rule's own Python code is what is compiled
-(:mod:`bayesadam.engine.recording`). A kernel is tried against the eager code before it is first used.
+Kernels are only an accelerator: their results are those of the eager code up to rounding, and where no kernel fits
+(another device, dtype or layout, no compiler) the eager code is used. The compiled code is the rule's own Python code
+(:mod:`bayesadam.engine.recording`). A kernel is compared with the eager code before its first use.
 """
 
 from __future__ import annotations
@@ -23,28 +23,32 @@ from bayesadam.engine.passes import Pass
 from bayesadam.engine.recording import TYPES, NotElementwise, record
 
 Dtypes: TypeAlias = tuple[torch.dtype, torch.dtype, torch.dtype]
-"""Of the weights, of the gradients, and of the mean and all that is kept with it."""
+"""Dtypes of the weights, of the gradients, and of the mean and the rule's state."""
 Kernel: TypeAlias = Callable[..., None]
-"""Takes a row for every run of elements, a row of numbers and one of words for every group, how many elements there
-are, a 0-d integer tensor and what to write there when the work is done; and perhaps where noise is kept, and whether
-that of ``eps`` is there and that of ``next_eps`` is to be."""
+"""Compiled function. Its arguments are a row for every run of elements, a row of numbers and one of words for every
+group, the number of elements, a 0-d integer tensor and the value to write there when the work is done; and
+optionally the address of kept noise, whether that of ``eps`` is there and whether that of ``next_eps`` is to be
+written.
+"""
 
 _ARGUMENTS: list[Any] = [
     *(ctypes.c_int64, *[ctypes.c_void_p] * 4, ctypes.c_int64),
     *(ctypes.c_void_p, *[ctypes.c_int] * 3),
 ]
 FIXED = 5
-"""Columns of a run before its addresses: first element, number of elements, lanes of a tile of noise, index of the
-parameter, and the row of numbers and words."""
+"""Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise,
+index of the parameter, and the row of numbers and words.
+"""
 ROOM = 2**21
-"""Elements up to which noise is kept from the sample to the step: 8 MiB."""
+"""Number of elements up to which noise is kept from the sample to the step: 8 MiB."""
 
 
 class Recent:
-    """The noise of the sample that kernels drew last, for rules that read it at the step: it is not drawn again.
+    """Noise of the last sample that kernels drew, kept for rules that use it at the step, so that it is not drawn
+    twice.
 
     Attributes:
-        known: Of which elements of which parameters it is, and the draw; ``None``: of none.
+        known: The elements, parameters and draw that it belongs to; ``None`` if there is none.
     """
 
     def __init__(self) -> None:
@@ -52,7 +56,7 @@ class Recent:
         self._buffer = np.empty(0, dtype=np.float32)
 
     def take(self, room: int) -> int:
-        """Where it is; room for so many elements of other noise, if any, is made there."""
+        """Address of the noise, with room for so many elements."""
         if room:
             self.known = None
         if room > len(self._buffer):
@@ -72,13 +76,13 @@ def dtypes_fit(dtypes: Dtypes) -> bool:
 
 
 def kernel_of(work: Pass, dtypes: Dtypes, names: tuple[str, ...], *, asked: bool) -> Kernel | None:
-    """The kernel of a pass, made and tried once; ``None`` where it cannot be made or is not right.
+    """The kernel of a pass, compiled and tested once; ``None`` if it cannot be compiled or its results are wrong.
 
     Args:
         work: The pass.
-        dtypes: Of what it works on.
-        names: Of the numbers, in the order of the rows.
-        asked: The user asked for kernels, and is told once where there is none, and why.
+        dtypes: Dtypes of its tensors.
+        names: Names of the numbers, in the order of the rows.
+        asked: Whether the user asked for kernels, and is warned once, with the reason, if there is none.
     """
     if not available():
         found: Kernel | str = "needs a C++ compiler, found none: going on without it"
@@ -93,7 +97,7 @@ def kernel_of(work: Pass, dtypes: Dtypes, names: tuple[str, ...], *, asked: bool
 
 @cache
 def _made(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | str:
-    """A kernel, or why there is none."""
+    """A kernel, or the reason why there is none."""
     without = f"goes on without the {work.kind} kernel of {type(work.rule).__name__}"
     try:
         function = native.load(_source(work, dtypes, names)).run
@@ -198,7 +202,7 @@ def _source(work: Pass, dtypes: Dtypes, names: Sequence[str]) -> str:
 def _trial(
     work: Pass, dtypes: Dtypes, names: Sequence[str], kernel: Kernel
 ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
-    """What the kernel and the eager code make of the same small problem: three runs, one of them in two tiles."""
+    """Results of the kernel and of the eager code on the same small problem: three runs, one of them in two tiles."""
     sizes = (5, noise.TILE + 70, 130)
     total = sum(sizes)
     generator = torch.Generator().manual_seed(1)

@@ -1,4 +1,6 @@
-"""Means that are not kept while the weights hold a sample, but made of it and its noise: ``low_memory=True``."""
+"""``low_memory=True``: means that are not stored while the weights hold a sample, but recomputed from it and its
+noise.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +17,23 @@ from bayesadam.sharding import local
 
 _PRINTED = 16
 _CHANGING = ("params", "lr", "initial_lr", "weights", "noise_step", "skipped_steps")
-"""Of a group, what the width of a sample does not depend on."""
+"""Entries of a group that do not affect the width of a sample."""
 
 
 class Lean:
-    """The parameters whose mean in the state *is* the weights' memory, so that it takes none.
+    """The parameters whose mean in the state shares the memory of the weights, so that it takes none.
 
-    ``state["mean"]`` shares the parameter's storage. While the weights hold the mean nothing is different; while they
-    hold a sample the mean is ``theta - sigma * eps``, with the sample's noise and the width that it was drawn with.
-    Parameters of less than float32 keep their mean: a sample in few bits does not tell it.
+    While the weights hold the mean, nothing is different. While they hold a sample, the mean is ``theta - sigma *
+    eps``, with the sample's noise and the width with which it was drawn. Parameters of less than float32 keep their
+    mean, since a sample of few bits does not determine it.
 
     Args:
-        store: Of the optimiser.
+        store: Groups and state of the optimiser.
         runner: Runs the passes.
 
     Attributes:
-        held: Such parameters, since a sample was put into them.
-        draw: The noise of the sample that they hold.
+        held: These parameters, once a sample was put into them.
+        draw: Noise of the sample that they hold.
     """
 
     def __init__(self, store: Store, runner: Runner) -> None:
@@ -43,7 +45,7 @@ class Lean:
         self._prints: dict[Tensor, Tensor] = {}
 
     def begin(self, draw: Draw) -> None:
-        """The weights hold the mean, and will hold a sample: share memory where it can be shared."""
+        """Share memory where possible, before a sample is put into weights that hold the mean."""
         self.held, self._prints, self.draw = {}, {}, draw
         if not self.store.first["low_memory"]:
             return
@@ -55,7 +57,9 @@ class Lean:
         self._groups = self._widths()
 
     def settle(self, written: Container[Tensor], draw: Draw | None, *, drop_in: bool) -> None:
-        """Samples were drawn for these, by ``draw`` if it is another one than at the beginning."""
+        """Record that samples were drawn for these parameters, by ``draw`` if it differs from the one at the
+        beginning.
+        """
         if not self.store.first["low_memory"]:
             return
         for slot in self.store.slots():  # one that was frozen for a while was given its mean, and holds a sample again
@@ -67,7 +71,7 @@ class Lean:
             self.remember(self.held)
 
     def changed(self) -> bool:
-        """Whether a hyper-parameter of the width was changed since the sample was drawn."""
+        """Whether a hyper-parameter that affects the width was changed since the sample was drawn."""
         return bool(self.held) and self._groups != self._widths()
 
     @torch.inference_mode(False)
@@ -81,7 +85,9 @@ class Lean:
     @torch.inference_mode(False)
     @torch.no_grad()
     def restore(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Put their means in the place of the sample; returns them. If it is interrupted, it is completed."""
+        """Replace the sample of these parameters by their means, which are returned; completed even if it is
+        interrupted.
+        """
         if not parameters:
             return []
         plan = self._run("restore", parameters, [self._share(parameter) for parameter in parameters])
@@ -94,12 +100,12 @@ class Lean:
         return done
 
     def forget(self, parameter: Tensor) -> None:
-        """It holds no sample."""
+        """Record that a parameter holds no sample."""
         self.held.pop(parameter, None)
         self._prints.pop(parameter, None)
 
     def move(self, moved: Mapping[Tensor, Tensor]) -> None:
-        """Parameters were replaced by others."""
+        """Record that parameters were replaced by others."""
         slots: dict[Tensor, Slot] = {slot.parameter: slot for slot in self.store.slots()}
         self.held = {moved.get(p, p): slots[moved.get(p, p)] for p in self.held}
         self._prints = {p: found for p, found in self._prints.items() if p not in moved}
@@ -107,16 +113,16 @@ class Lean:
             self._share(parameter)
 
     def remember(self, parameters: Iterable[Tensor]) -> None:
-        """What a few of their elements are, by which it is seen if others write to them."""
+        """Record a few elements of the parameters, by which external changes are detected."""
         self._prints.update({parameter: _some(parameter).clone() for parameter in parameters})
 
     def is_unchanged(self, parameter: Tensor) -> bool:
-        """Whether those elements are what they were."""
+        """Whether those elements still have the recorded values."""
         known = self._prints.get(parameter)
         return known is not None and torch.equal(known, _some(parameter))
 
     def kept(self) -> Callable[[], None]:
-        """Returns what puts everything back as it is now."""
+        """Return a function that restores the present state."""
         known = dict(self.held), self.draw, self._groups, dict(self._prints)
 
         def put_back() -> None:
@@ -127,7 +133,7 @@ class Lean:
         return put_back
 
     def _share(self, parameter: Tensor) -> Tensor:
-        """Let the mean in the state be the weights' memory, wherever that is by now."""
+        """Make the mean in the state share the memory of the weights at its present place."""
         state = self.store.owner.state[parameter]
         if not self._is_shared(parameter):
             state["mean"] = parameter.detach()
@@ -155,12 +161,12 @@ class Lean:
         return plan
 
     def _widths(self) -> dict[int, dict[str, Any]]:
-        """By group, what it has that may decide the width."""
+        """Entries of each group that may affect the width."""
         groups = self.store.owner.param_groups
         return {id(group): {k: v for k, v in group.items() if k not in _CHANGING} for group in groups}
 
 
 def _some(parameter: Tensor) -> Tensor:
-    """A few elements of the part of a parameter that is here."""
+    """A few elements of the local part of a parameter."""
     flat = local(parameter.detach()).reshape(-1)
     return flat[:: max(1, flat.numel() // _PRINTED)]

@@ -1,8 +1,8 @@
-"""What is done to the weights, element by element, whoever does it: the one place where a sample is made of mean,
-width and noise, and where a step is made of a gradient.
+"""Element-wise operations on the weights: the only place where a sample is computed from mean, width and noise, and a
+step from a gradient.
 
-A pass runs eagerly on blocks of many tensors (:mod:`bayesadam.engine.run`), as a compiled kernel
-(:mod:`bayesadam.engine.kernels`), and its functions on the stacked networks of a population.
+A pass runs eagerly on blocks of many tensors (:mod:`bayesadam.engine.run`) or as a compiled kernel
+(:mod:`bayesadam.engine.kernels`); its functions also run on the stacked networks of a population.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def perturbed(rule: Rule, mean: Tensor, state: Mapping[str, Tensor], eps: Tensor
 
 
 def recovered(rule: Rule, weights: Tensor, state: Mapping[str, Tensor], eps: Tensor, hp: Hyper) -> Tensor:
-    """``mu = theta - sigma * eps``, a new tensor: the mean of which a sample was made, to rounding."""
+    """``mu = theta - sigma * eps`` as a new tensor: the mean of a sample, up to rounding."""
     return torch.addcmul(weights, rule.precision(state, hp).rsqrt_(), eps, value=-1.0)
 
 
 def follow_(mean: Tensor, weights: Tensor) -> None:
-    """The weights are authoritative; a wider mean keeps its low bits where it still rounds to the weight."""
+    """Set the mean to the weights; a wider mean keeps its low bits where it still rounds to the weight."""
     if mean.dtype == weights.dtype:
         mean.copy_(weights)
     else:
@@ -50,14 +50,14 @@ def follow_(mean: Tensor, weights: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Pass:
-    """One walk over the weights of a group, for a rule and what is the same for all of them.
+    """One walk over the weights of a group, with a rule and the options that are the same for all weights.
 
-    What it works on has names: ``weights``, ``grad``, ``kept`` (a curvature from outside or over several samples),
+    It works on named tensors: ``weights``, ``grad``, ``kept`` (a curvature from a source or over several samples),
     ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight has its own, and the noise
-    ``eps`` of the sample that gradients are of and ``next_eps`` of the one to be drawn.
+    ``eps`` of the sample at which the gradients were taken and ``next_eps`` of the next sample.
 
     Attributes:
-        rule: Of the method.
+        rule: Rule of the method.
         kind: ``"adopt"``: the mean follows the weights. ``"sample"``: a sample is put into the weights. ``"collect"``:
             the curvature of a sample is averaged into ``kept``. ``"update"``: a step of the rule. ``"recover"``: the
             mean is made of the weights, which hold a sample. ``"restore"``: the same, in their place.
@@ -94,12 +94,12 @@ class Pass:
 
     @property
     def reads_weights(self) -> bool:
-        """Whether what the weights are matters, and not only where they are."""
+        """Whether it uses the values of the weights, and does not only overwrite them."""
         return self.kind in ("adopt", "recover", "restore") or self.holds_mean or self.recovers
 
     @property
     def writes(self) -> tuple[str, ...]:
-        """Names of those that it changes for good."""
+        """Names of the tensors that it changes permanently."""
         if self.kind == "collect":
             return ("kept",)
         if self.kind in ("adopt", "recover"):
@@ -156,7 +156,7 @@ class Pass:
                 values["weights"].copy_(mean)
 
     def _told(self, values: Values, numbers: Numbers, prefix: str) -> Hyper:
-        """What the rule is given, with the counters before this step, or (``"new_"``) after it."""
+        """Hyper-parameters of the rule with the counters before this step, or (``"new_"``) after it."""
         hp: dict[str, Any] = dict(numbers)
         hp["betas"] = numbers["beta1"], numbers["beta2"]
         hp["prior_mean"] = 0.0
@@ -209,18 +209,18 @@ def numbers_of(
 
 
 def statics_of(rule: Rule, group: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    """What steers the code of a rule."""
+    """Values that select branches of a rule's code."""
     statics = [(option.name, group[option.name]) for option in options_of(rule) if option.static]
     return (*statics, ("follows_data", group["initial_precision"] is None))
 
 
 def per_weight_of(state: Mapping[str, Any]) -> tuple[str, ...]:
-    """Hyper-parameters of which a parameter's state has a value for each weight."""
+    """Hyper-parameters for which a parameter's state has a value for each weight."""
     return tuple(name for name in PER_WEIGHT if isinstance(state.get(name), Tensor))
 
 
 def own_prior_of(state: Mapping[str, Any]) -> float | None:
-    """The prior precision of a parameter that has one of its own, the same for all of its weights."""
+    """The prior precision of a parameter that has its own, the same for all of its weights."""
     own = state.get("prior_precision")
     return None if own is None or isinstance(own, Tensor) else float(own)
 

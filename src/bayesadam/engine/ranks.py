@@ -1,4 +1,4 @@
-"""A sample of its own for every rank: curvature from the gradient of this rank, before others' are averaged into it."""
+"""A separate sample for every rank: curvature from the gradient of this rank, before gradients are averaged."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bayesadam.sharding import average
 class LocalSource:
     """Curvature from the rank's own sample and gradient, averaged over the ranks as the gradients are.
 
-    Data parallelism averages ``p.grad`` during the backward pass. What a rule reads off the gradient of one sample must
-    be read off before: hooks on the parameters see what each backward pass adds. Both means are over the ranks' samples
-    then, and so are those of one process that draws as many.
+    Data parallelism averages ``p.grad`` during the backward pass. A curvature estimate from the gradient of one sample
+    must be computed before, so hooks on the parameters see what each backward pass adds. Gradients and curvatures are
+    then both averaged over the samples of all ranks, as in one process that draws as many.
 
     Args:
-        store: Of the optimiser.
-        weights: What the weights hold.
-        collected: Gives the number of samples of this rank so far.
+        store: Groups and state of the optimiser.
+        weights: Samples and means in the weights.
+        collected: Function that returns the number of samples of this rank so far.
     """
 
     differentiates = False
@@ -44,60 +44,60 @@ class LocalSource:
 
     @property
     def started(self) -> bool:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         return bool(self._handles)
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.discard()
         self.resume(after_backward)
 
     def resume(self, after_backward: Callable[[], None] | None = None) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.stop()
         self._after_backward = after_backward
         slots = [slot for slot in self.store.slots() if slot.parameter.requires_grad]
         self._handles = [_hook(slot.parameter, self._see(slot.parameter)) for slot in slots]
 
     def stop(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         for handle in self._handles:
             handle.remove()
         self._handles, self._queued = [], False
 
     def pause(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.stop()
 
     def discard(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self._own, self._found = {}, {}
 
     def backward(self, loss: Tensor) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def after_closure(self, loss: Any) -> Any:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         return loss
 
     def check_gradients(self) -> None:
-        """See the protocol; here the user makes them, and may change them."""
+        """Accept all gradients, since the user computes them and may change them."""
 
     def covers(self, parameter: Tensor) -> bool:
-        """Of a rule that reads noise: the parameters that have it."""
+        """Whether a rule that uses noise has it for this parameter."""
         if not self.store.rule.needs_noise:
             return True
         return any(slot.parameter is parameter and slot.group["perturb"] for slot in self.store.slots())
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """See the protocol. At the first call for a sample a collective call over all that have a gradient."""
+        """Curvature of a parameter; the first call for a sample is collective, over all parameters with a gradient."""
         if not self._found and self._own:
             self._found = self._averaged(self.store.trained())
         return self._found.get(parameter)
 
     def gradient_factor(self) -> float:
-        """The loss is a mean."""
+        """1, since the loss is a mean."""
         return 1.0
 
     def _see(self, parameter: Tensor) -> Callable[[Tensor], None]:
@@ -113,7 +113,7 @@ class LocalSource:
         return hook
 
     def _queue_again(self) -> None:
-        """Queued anew, it comes after what data parallelism has queued: the averaging of the gradients."""
+        """Queue the work again, so that it runs after the averaging of the gradients by data parallelism."""
         self._queued = False
         if self._after_backward is not None:
             Variable._execution_engine.queue_callback(self._after_backward)

@@ -1,7 +1,7 @@
-"""Element-wise PyTorch code as C++: it is run once on a few numbers, and the operations that it calls are written down.
+"""Element-wise PyTorch code as C++: it is run once on a few numbers, and its operations are recorded.
 
-So a rule is defined once, in Python. Tensors with an axis become the body of a loop over the weights; 0-d tensors, the
-hyper-parameters, are computed once before it, in their own precision.
+A rule is therefore defined once, in Python. Tensors with an axis become the body of a loop over the weights; 0-d
+tensors, the hyper-parameters, are computed once before the loop, in their own precision.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ TYPES = {
 
 
 class NotElementwise(Exception):
-    """The code does something that has no counterpart in a loop over the weights; the message names it."""
+    """Raised if code has an operation without a counterpart in a loop over the weights; the message names it."""
 
 
 @dataclass
 class Program:
-    """What was written down.
+    """Recorded statements.
 
     Attributes:
         header: Statements before the loop.
         body: Statements of the loop.
-        results: The variable that each argument ends up with, by the argument's name, of those that were changed.
+        results: Variables with the final values of the arguments that were changed, by the argument's name.
     """
 
     header: list[str] = field(default_factory=list)
@@ -44,14 +44,14 @@ class Program:
 
 
 def record(function: Callable[[], None], arguments: Mapping[str, Tensor]) -> Program:
-    """Run a function without arguments and write down what it does with some tensors, which it changes in place.
+    """Run a function and record its operations on some tensors, which it changes in place.
 
     Args:
-        function: It reads and writes ``arguments``.
-        arguments: By the names of their C++ variables; all with an axis have the same shape.
+        function: Function without arguments that reads and writes ``arguments``.
+        arguments: Tensors by the names of their C++ variables; all with an axis have the same shape.
 
     Raises:
-        NotElementwise: An operation that is not element-wise, or one that reads a value.
+        NotElementwise: An operation is not element-wise, or reads a value.
     """
     recorder = _Recorder(arguments)
     with torch.no_grad(), recorder:
@@ -115,7 +115,7 @@ class _Recorder(TorchDispatchMode):
         return result
 
     def _reciprocal(self, number: str, kind: str) -> str:
-        """Of a number that is the same for all elements, which are multiplied by it: divisions take much longer."""
+        """Reciprocal of a number that is the same for all elements, since divisions are much slower than products."""
         variable = f"r{len(self.program.header)}"
         self.program.header.append(f"const {kind} {variable} = static_cast<{kind}>(1) / {number};")
         return variable

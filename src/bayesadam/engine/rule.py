@@ -1,12 +1,12 @@
-"""What an update rule is: element-wise tensor mathematics, the one thing in which the optimisers differ.
+"""The interface of update rules: element-wise tensor mathematics, the only part in which the optimisers differ.
 
-A rule knows neither modules nor optimisers nor random numbers. It writes in place and broadcasts, so that the same
-code serves an optimiser, a stacked population of networks (hyper-parameters as tensors of shape ``(P, 1, ...)``) and
-a compiled kernel (0-d tensors). What it wants to be told beside the common hyper-parameters, it declares as options.
+A rule knows neither modules nor optimisers nor random numbers. It writes in place and broadcasts, so that the same code
+serves an optimiser, a stacked population of networks (hyper-parameters as tensors of shape ``(P, 1, ...)``) and a
+compiled kernel (0-d tensors). Hyper-parameters beside the common ones are declared as options.
 
-Symbols, for one weight: posterior ``N(mu, sigma^2)``, prior ``N(mu0, 1 / lambda)``, ``N`` data points,
-``lt = lambda / N``, ``g`` the mean gradient at the sampled weights, ``h`` the curvature estimate, ``tau`` the
-temperature (the factor on the KL divergence: 1 is variational inference, 0 variational optimisation).
+Symbols, for one weight: posterior ``N(mu, sigma^2)``, prior ``N(mu0, 1 / lambda)``, ``N`` data points, ``lt = lambda /
+N``, ``g`` the mean gradient at the sampled weights, ``h`` the curvature estimate, ``tau`` the temperature (the factor
+of the KL divergence: 1 is variational inference, 0 variational optimisation).
 """
 
 from __future__ import annotations
@@ -24,24 +24,25 @@ from bayesadam.checks import check
 Scalar: TypeAlias = float | Tensor
 
 Hyper: TypeAlias = Mapping[str, Any]
-"""What a rule is given: ``lr``, ``betas``, ``num_data``, ``temperature``, ``prior_mean``, ``prior_precision``,
-``initial_precision``, its own options, and the counters of :func:`initial_counters`; each a number or a tensor that
-broadcasts, but ``betas``, which is a pair of such."""
+"""Hyper-parameters that a rule gets: ``lr``, ``betas``, ``num_data``, ``temperature``, ``prior_mean``,
+``prior_precision``, ``initial_precision``, its own options, and the counters of :func:`initial_counters`. Each is
+a number or a tensor that broadcasts, except for ``betas``, which is a pair of these.
+"""
 
 State: TypeAlias = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Option:
-    """A hyper-parameter that a rule declares: it becomes an argument of the optimiser and an entry of its groups.
+    """A hyper-parameter that a rule declares; it becomes an argument of the optimiser and an entry of its groups.
 
     Attributes:
-        name: Of the argument, of the entry, and in what the rule is given.
-        default: Its value where the user gives none.
-        requirement: What a value must be, as messages say it.
-        holds: Whether a value is that; a value that it cannot take is refused as well.
-        static: It steers the code of the rule (a truth value, a word) and is not a number in its arithmetic. Then it
-            must be the same for all members of a population.
+        name: Name of the argument, of the entry, and of the value that the rule gets.
+        default: Value if the user gives none.
+        requirement: Requirement on a value, in the words of error messages.
+        holds: Function that tells whether a value meets it; a value that the function cannot handle is refused as well.
+        static: Whether the value selects between branches of the rule's code (a truth value, a word) and is not a
+            number in its arithmetic. It must then be the same for all members of a population.
     """
 
     name: str
@@ -51,14 +52,14 @@ class Option:
     static: bool = False
 
     def check(self, value: Any) -> None:
-        """Raise ``ValueError`` unless the value is what the option must be."""
+        """Raise ``ValueError`` unless the value meets the requirement."""
         check(self.name, value, self.requirement, self.holds, words=self.static)
 
 
 NUMBERS = ("lr", "num_data", "temperature", "prior_mean", "prior_precision", "initial_precision")
-"""What every rule is told beside its options, the betas and the counters."""
+"""Numbers that every rule gets, beside its options, the betas and the counters."""
 PER_WEIGHT = ("prior_mean", "prior_precision")
-"""Those that have a value for every weight where the state has a tensor of that name."""
+"""Hyper-parameters that have a value for every weight if the state has a tensor of that name."""
 
 
 class Rule(Protocol):
@@ -66,9 +67,9 @@ class Rule(Protocol):
 
     Attributes:
         state: Names of its per-parameter tensors.
-        power: Its curvature statistic scales like ``gradient**power``.
-        needs_noise: Whether ``curvature`` reads ``eps``, or may be given ``None``.
-        options: Hyper-parameters of its own.
+        power: Power of the gradient with which its curvature estimate scales, as ``gradient**power``.
+        needs_noise: Whether ``curvature`` uses ``eps``; otherwise ``eps`` may be ``None``.
+        options: Hyper-parameters of the rule itself.
     """
 
     @property
@@ -81,35 +82,35 @@ class Rule(Protocol):
     def options(self) -> tuple[Option, ...]: ...  # noqa: D102
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Fresh state tensors, made like ``mean``."""
+        """New state tensors, with device and sharding of ``mean``."""
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
-        """``1 / sigma^2`` of the posterior; a new tensor."""
+        """Posterior precision ``1 / sigma^2`` as a new tensor."""
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """The estimate ``h`` from one sample, a new tensor; ``None`` where it comes from outside.
+        """Estimate ``h`` of the curvature from one sample as a new tensor; ``None`` if it comes from elsewhere.
 
-        ``grad`` is the mean gradient at ``mu + sigma * eps``; it is only read.
+        ``grad`` is the mean gradient at ``mu + sigma * eps`` and must not be changed.
         """
 
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
-        """One step on ``mean`` and ``state`` in place; ``grad`` and ``curvature`` are used up as scratch.
+        """Make one step on ``mean`` and ``state`` in place; ``grad`` and ``curvature`` may be overwritten.
 
-        The counters in ``hp`` already include this step. Without a curvature the state that holds it stays as it is.
+        The counters in ``hp`` already include this step. Without a curvature the state that holds it does not change.
         """
 
 
 def options_of(rule: Rule) -> tuple[Option, ...]:
-    """The options that a rule declares; a rule need not have any."""
+    """The options that a rule declares, of which there may be none."""
     return tuple(getattr(rule, "options", ()))
 
 
 def initial_counters() -> dict[str, float]:
-    """The scalars that go with a parameter's tensors, before its first step.
+    """Initial values of the numbers that accompany a parameter's tensors.
 
     ``step`` counts updates. The products run over all steps so far, so schedules of ``betas`` and ``temperature`` are
-    treated exactly: ``beta1_product`` and ``beta2_product`` are what Adam's bias correction needs,
-    ``initial_weight`` is the weight that the start still has in the running curvature.
+    treated exactly: ``beta1_product`` and ``beta2_product`` are those of Adam's bias correction, and ``initial_weight``
+    is the weight that the initial precision still has in the running curvature.
     """
     return {"step": 0, "beta1_product": 1.0, "beta2_product": 1.0, "initial_weight": 1.0}
 
@@ -127,10 +128,11 @@ def advance(counters: Mapping[str, Scalar], hp: Hyper) -> dict[str, Any]:
 
 
 RECENCY = 3.0
-"""How fast older curvatures lose weight: in a training of ``t`` steps that of step ``i`` counts ``(i / t)^2``, since
-the average is polynomial-decay averaging (Shamir & Zhang 2013) with ``eta = RECENCY - 1``."""
+"""How fast older curvatures lose weight: in a training of ``t`` steps that of step ``i`` has the weight ``(i /
+t)^2``, since the average is polynomial-decay averaging (Shamir & Zhang 2013) with ``eta = RECENCY - 1``.
+"""
 START = 0.1
-"""Curvature of the mean loss at the start, where no initial precision is given and the start counts as steps."""
+"""Curvature of the mean loss that is assumed at the start, if no initial precision is given and ``bridge=False``."""
 
 
 def _is_unknown_or_positive(value: Any) -> bool:
@@ -142,19 +144,23 @@ LEARNING = (
     Option("initial_steps", 30.0, "a positive, finite number", lambda v: 0 < v < math.inf),
     Option("total_steps", None, "None or a positive, finite number", _is_unknown_or_positive),
 )
-"""Options of the rules whose start can be made to count as a number of steps; see :func:`curvature_rate` and
-:func:`annealing`."""
+"""Options of the rules whose initial precision can count as a number of steps; see :func:`curvature_rate` and
+:func:`annealing`.
+"""
 BATCH_SIZE = Option("batch_size", None, "None or a positive, finite number", _is_unknown_or_positive)
-"""Effective examples per step, of the rules that read curvature off a mean gradient; 0 in a pass: not known."""
+"""Option of rules that estimate curvature from a mean gradient: the effective number of examples per step. In a
+pass, 0 stands for an unknown number.
+"""
 
 
 def curvature_rate(hp: Hyper, step: Scalar) -> Scalar:
-    """The weight ``r`` of a step's curvature in ``s <- (1 - tau r) s + r h``, whose fixed point is ``h / tau``.
+    """Weight ``r`` of a step's curvature in ``s <- (1 - tau r) s + r h``, whose fixed point is ``h / tau``.
 
-    With ``bridge``, ``r = 1 - b2`` (Khan et al. 2018, eqs. 22-24): the start is forgotten at ``tau (1 - b2)`` per step,
-    however long the training is. Without, ``tau r = max(1 - b2, 3 / (t + k + 2))`` with ``k = initial_steps``: a
-    weighted average over all steps in which the start counts as ``k`` steps at the beginning; it reaches back over
-    about the last third of the training, and never further than ``1 / (1 - b2)`` steps.
+    With ``bridge``, ``r = 1 - b2`` (Khan et al. 2018, eqs. 22-24): the initial value is forgotten at the rate ``tau (1
+    - b2)`` per step, for every length of the training. Without it, ``tau r = max(1 - b2, 3 / (t + k + 2))`` with ``k =
+    initial_steps``: a weighted average over all steps in which the initial value counts as ``k`` steps before the
+    first. This average reaches back over about the last third of the training, and never over more than ``1 / (1 -
+    b2)`` steps.
     """
     shortest: Scalar = 1.0 - hp["betas"][1]
     if hp.get("bridge", True):
@@ -164,9 +170,9 @@ def curvature_rate(hp: Hyper, step: Scalar) -> Scalar:
 
 
 def annealing(group: Mapping[str, Any], step: float) -> float:
-    """The factor on the learning rate at a step: half a cosine from 1 to 0.01 at ``total_steps``, and 0.01 from there.
+    """Factor of the learning rate at a step: half a cosine from 1 to 0.01 at ``total_steps``, and 0.01 after that.
 
-    It is 1 where the number of steps is not known, or a scheduler of PyTorch sets the learning rate.
+    It is 1 if the number of steps is unknown, or if a scheduler of PyTorch sets the learning rate.
     """
     total = group.get("total_steps")
     if total is None or "initial_lr" in group:
@@ -176,7 +182,9 @@ def annealing(group: Mapping[str, Any], step: float) -> float:
 
 
 def start_precision(hp: Hyper, prior_precision: Scalar) -> Scalar:
-    """The initial precision where none is given: ``max(num_data, lambda)``, or with ``START`` as the curvature."""
+    """Default of the initial precision: ``max(num_data, lambda)``, or without the bridge that of the curvature
+    ``START``.
+    """
     if hp.get("bridge", True):
         return maximum(prior_precision, hp["num_data"])
     start: Scalar = prior_precision + START * hp["num_data"] / hp["temperature"]
@@ -184,20 +192,20 @@ def start_precision(hp: Hyper, prior_precision: Scalar) -> Scalar:
 
 
 def active_prior_precision(hp: Hyper) -> Scalar:
-    """``lambda`` as it enters the posterior's precision: 0 in variational optimisation (``tau = 0``), else itself."""
+    """Prior precision ``lambda`` in the posterior's precision: 0 in variational optimisation (``tau = 0``)."""
     precision: Scalar = hp["prior_precision"] * (hp["temperature"] > 0)
     return precision
 
 
 def tempered_decay_(running: Tensor, curvature: Tensor, hp: Hyper) -> None:
-    """``s <- (1 - tau r) s + r h``, ``r`` of :func:`curvature_rate`; ``curvature`` is kept."""
+    """``s <- (1 - tau r) s + r h``, with ``r`` of :func:`curvature_rate`; ``curvature`` is not changed."""
     rate = curvature_rate(hp, hp["step"])
     running.mul_(factor(1.0 - hp["temperature"] * rate, running))
     add_scaled_(running, curvature, rate)
 
 
 def add_prior_gradient_(grad: Tensor, mean: Tensor, hp: Hyper, scale: Scalar = 1.0) -> None:
-    """``grad += scale * tau * lt * (mu - mu0)``: the gradient of the prior's share of the mean objective."""
+    """``grad += scale * tau * lt * (mu - mu0)``, the gradient of the prior's term in the mean objective."""
     weight = scale * hp["temperature"] * hp["prior_precision"] / hp["num_data"]
     add_scaled_(grad, mean, weight)
     prior_mean = hp["prior_mean"]
@@ -206,7 +214,7 @@ def add_prior_gradient_(grad: Tensor, mean: Tensor, hp: Hyper, scale: Scalar = 1
 
 
 def factor(value: Scalar, like: Tensor) -> Scalar:
-    """A hyper-parameter for arithmetic with ``like``; a tensor of them is float64, to keep the digits of scalars."""
+    """A hyper-parameter for arithmetic with ``like``; tensors of hyper-parameters are float64, to keep all digits."""
     return value.to(like.dtype) if isinstance(value, Tensor) else value
 
 

@@ -1,8 +1,8 @@
-"""Runs passes over parameters: by one compiled kernel for all of them, or eagerly on blocks that hold many small ones.
+"""Runs passes over parameters, in one compiled kernel for all of them, or eagerly on blocks of many small ones.
 
-Either way the cost is per element and not per tensor. The eager code works on copies that a cache holds: it gathers a
-block from all tensors by one operation, calls the pass, and writes the results back by one operation. So a block is
-either changed or not, and a plan that was interrupted can be completed.
+In both cases the cost is per element and not per tensor. The eager code works on copies that fit into the cache: one
+operation gathers a block from all tensors, the pass is called, and one operation writes the results back. A block is
+therefore either changed or not, and an interrupted plan can be completed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BLOCK = 16 * noise.TILE
 
 
 class Draw(NamedTuple):
-    """Which sample of which step, for all parameters."""
+    """Number of a sample and step, for all parameters."""
 
     seed: int
     step: int
@@ -54,11 +54,11 @@ class Job:
     Attributes:
         work: The pass.
         index: Noise index of the parameter.
-        parameter: Whose weights they are; what is written may be its state alone.
-        state: The parameter's state.
-        tensors: What the pass reads and writes, by name; local ones of a sharded parameter. Gradient and kept curvature
-            are those of the step.
-        numbers: What the pass is told in the step; equal ones are the same object.
+        parameter: The parameter; possibly only its state is written.
+        state: State of the parameter.
+        tensors: Tensors that the pass reads and writes, by name; local ones of a sharded parameter. Gradient and kept
+            curvature are those of the step.
+        numbers: Numbers of the pass in this step; equal ones are the same object.
     """
 
     work: Pass
@@ -77,10 +77,10 @@ def tensors_of(work: Pass, parameter: Tensor, state: Mapping[str, Any], **others
 
 @dataclass
 class Plan:
-    """Steps that each happen or do not, in order, and how many of them have.
+    """Steps in order, each of which is either made or not, and the number of steps made.
 
     Attributes:
-        steps: Each writes the number that it is given into ``done`` together with its work.
+        steps: Functions that write their number into ``done`` together with their work.
         touched: Parameters whose weights each step writes to.
     """
 
@@ -93,7 +93,7 @@ class Plan:
         self.done = torch.from_numpy(self._count)
 
     def run(self) -> None:
-        """Make all steps; if an exception comes between, an interrupt say, complete them before it is passed on."""
+        """Make all steps; if an exception such as an interrupt occurs, complete them before it is raised."""
         try:
             self._advance()
         except BaseException as error:
@@ -133,16 +133,16 @@ class Piece:
 
 
 Batch = list[Piece]
-"""Pieces of equal passes, numbers, dtypes and device, which are worked on together."""
+"""Pieces with equal passes, numbers, dtypes and device, which are processed together."""
 
 
 class Walk:
-    """Jobs that are done in one step after another: what is the same in all of them is found out once.
+    """Jobs that are repeated in many steps; everything that is the same in all steps is computed once.
 
     Args:
-        jobs: With the tensors and numbers of a step.
-        runner: Does what no kernel does.
-        compiles: Do by kernels what they fit; ``None``: where there are such, else quietly without.
+        jobs: Jobs with the tensors and numbers of a step.
+        runner: Runs the jobs that no kernel fits.
+        compiles: Whether to use kernels where they fit; ``None`` uses them if they are available, without a warning.
     """
 
     def __init__(self, jobs: Sequence[Job], runner: Runner, *, compiles: bool | None) -> None:
@@ -172,7 +172,7 @@ class Walk:
         )
 
     def fits(self, grads: Sequence[Tensor]) -> bool:
-        """Whether the jobs are still right, with these gradients: the same tensors in the same places."""
+        """Whether the jobs are still valid with these gradients: the same tensors at the same addresses."""
         return (
             self._repeats
             and all(grad.dtype is self._dtype and grad.is_contiguous() for grad in grads)
@@ -181,13 +181,13 @@ class Walk:
         )
 
     def release(self) -> None:
-        """Let go of the gradients and kept curvatures of a step, whose memory others want."""
+        """Drop the gradients and kept curvatures of a step, so that their memory can be reused."""
         for job in self.jobs:
             job.tensors.pop("grad", None)
             job.tensors.pop("kept", None)
 
     def add(self, plan: Plan, draws: Mapping[str, Draw]) -> None:
-        """Append the steps that do the jobs; ``draws`` is the noise by name, ``eps`` and ``next_eps``."""
+        """Add the steps of the jobs to a plan; ``draws`` has the noise by name, ``eps`` and ``next_eps``."""
         for compiled in self._kernels:
             compiled.add(plan, draws)
         if not self._rest:
@@ -256,14 +256,14 @@ class _Compiled:
 
 
 class Runner:
-    """Does jobs eagerly. Keeps the buffers that it works in."""
+    """Runs jobs eagerly, in buffers that are reused."""
 
     def __init__(self) -> None:
         self.scratch, self.recent = noise.Scratch(), kernels.Recent()
         self._views: dict[Any, list[Tensor]] = {}
 
     def work(self, batch: Batch, work: Pass, draws: Mapping[str, Draw], plan: Plan, mark: int) -> None:
-        """One block: gather, run, write back."""
+        """Process one block: gather, run, write back."""
         mean = batch[0].tensor("mean")
         total = sum(piece.numel for piece in batch)
         values, views = {}, {}
@@ -353,8 +353,10 @@ def _run_of(full: Sequence[int], offset: Sequence[int], shape: Sequence[int]) ->
 
 
 def _words(draws: Mapping[str, Draw]) -> list[int]:
-    """What a kernel is told about the noise: halves of the seed, step and number of the draw of ``eps``, the same of
-    ``next_eps``, and the signs as two bits.
+    """Description of the noise for a kernel.
+
+    It has the halves of the seed, step and number of the draw of ``eps``, the same of ``next_eps``, and the signs as
+    two bits.
     """
     nothing = Draw(0, 0, 0, False)
     this, following = draws.get("eps", nothing), draws.get("next_eps", nothing)
@@ -364,7 +366,7 @@ def _words(draws: Mapping[str, Draw]) -> list[int]:
 
 
 def _batches(jobs: Sequence[Job]) -> Iterator[Batch]:
-    """Small parameters together, up to a block; blocks of large ones each by itself."""
+    """Group small parameters up to the size of a block; blocks of large ones are separate."""
     found: dict[Any, Batch] = {}
     totals: dict[Any, int] = {}
     for job in jobs:

@@ -1,4 +1,6 @@
-"""Where curvature comes from that a rule cannot compute from gradient and noise: the module, or second derivatives."""
+"""Sources of curvature that a rule cannot compute from gradient and noise: hooks on the module, or second
+derivatives.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from bayesadam.functional import hessian
 
 
 class CurvatureSource(Protocol):
-    """Transient: it collects between the drawing of a sample and its end.
+    """Transient source of curvature, which collects while the weights hold a sample.
 
     Attributes:
-        differentiates: The loss must not be backwarded by the user, but handed to :meth:`backward`.
-        hint: What to do about a gradient without a curvature.
+        differentiates: Whether the user must pass the loss to :meth:`backward` instead of calling ``loss.backward()``.
+        hint: Advice for a gradient without a curvature.
     """
 
     differentiates: bool
@@ -30,37 +32,37 @@ class CurvatureSource(Protocol):
         """Whether it collects."""
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
-        """A sample is in the weights: begin with nothing, and call ``after_backward`` when gradients are complete."""
+        """Start collecting for a new sample, and call ``after_backward`` when gradients are complete."""
 
     def stop(self) -> None:
-        """The weights hold the mean again."""
+        """Stop collecting, since the weights hold the mean again."""
 
     def pause(self) -> None:
-        """The same, but gradients may stay: what was collected with them does."""
+        """Stop collecting, but keep what was collected, since the gradients may be kept."""
 
     def resume(self, after_backward: Callable[[], None]) -> None:
-        """Go on from :meth:`pause`; if there was none since the last start, start."""
+        """Continue after :meth:`pause`; start if there was no pause since the last start."""
 
     def discard(self) -> None:
-        """Forget what was collected."""
+        """Forget everything that was collected."""
 
     def backward(self, loss: Tensor) -> None:
         """Add a mean loss's gradients to ``p.grad``, and collect its curvature."""
 
     def after_closure(self, loss: Any) -> Any:
-        """Deal with what a closure returned; returns what the user gets."""
+        """Handle the return value of a closure; return the value for the user."""
 
     def check_gradients(self) -> None:
-        """At the end of a block: raise if its gradients are not those that the curvature goes with."""
+        """Raise at the end of a block if its gradients do not belong to the curvature."""
 
     def covers(self, parameter: Tensor) -> bool:
-        """Whether a parameter's curvature can be known."""
+        """Whether the curvature of a parameter can be known."""
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """What was collected for a parameter, of its full shape, on the scale of ``p.grad``."""
+        """Curvature collected for a parameter, of its full shape, on the scale of ``p.grad``."""
 
     def gradient_factor(self) -> float:
-        """By which ``p.grad`` must be multiplied to be the gradient of the mean loss."""
+        """Factor by which ``p.grad`` must be multiplied to be the gradient of the mean loss."""
 
 
 class ExampleSource:
@@ -74,55 +76,55 @@ class ExampleSource:
 
     @property
     def started(self) -> bool:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         return self.squares.started
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.squares.start(after_backward)
 
     def stop(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.squares.stop()
 
     def pause(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.squares.pause()
 
     def resume(self, after_backward: Callable[[], None]) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.squares.resume(after_backward)
 
     def discard(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.squares.discard()
 
     def backward(self, loss: Tensor) -> None:
-        """See the protocol; also checks that the loss is the mean or the sum that was announced, if it can be seen."""
+        """Backpropagate, and check that the loss is the mean or the sum that was announced, if its graph shows it."""
         self.squares.backward(loss)
 
     def after_closure(self, loss: Any) -> Any:
-        """See the protocol: the same check as :meth:`backward`'s, of a loss that was backwarded."""
+        """Make the check of :meth:`backward` for a loss that the closure has backpropagated."""
         if isinstance(loss, Tensor):
             self.squares.check(loss)
         return loss
 
     def check_gradients(self) -> None:
-        """See the protocol; here the user makes them, and may change them."""
+        """Accept all gradients, since the user computes them and may change them."""
 
     def covers(self, parameter: Tensor) -> bool:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         return self.squares.covers(parameter)
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         return self.squares.mean_squares(parameter)
 
     def gradient_factor(self) -> float:
-        """One over the number of examples if the loss is their sum.
+        """One over the number of examples if the loss is their sum, otherwise 1.
 
         Raises:
-            RuntimeError: It is their sum, in several processes, which may have different numbers of examples.
+            RuntimeError: The loss is a sum in several processes, which may have different numbers of examples.
         """
         if self.squares.reduction == "sum" and self.squares.is_parallel:
             raise RuntimeError("reduction must be 'mean' when several processes train together, got 'sum'")
@@ -130,11 +132,11 @@ class ExampleSource:
 
 
 class HessianSource:
-    """The Hessian's diagonal, exact or by Hutchinson's estimate, of losses that the user hands over.
+    """Diagonal of the Hessian, exact or by Hutchinson's estimate, of losses that the user passes to the optimiser.
 
     Args:
-        store: Of the optimiser.
-        collected: Gives the number of the sample.
+        store: Groups and state of the optimiser.
+        collected: Function that returns the number of the sample.
     """
 
     differentiates = True
@@ -149,28 +151,28 @@ class HessianSource:
 
     @property
     def started(self) -> bool:
-        """See the protocol: at any time."""
+        """True at any time."""
         return True
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self.discard()
 
     def stop(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
 
     def pause(self) -> None:
-        """See the protocol: only after drop-in training, which does without this."""
+        """Called only after drop-in training, which does not use this source."""
 
     def resume(self, after_backward: Callable[[], None]) -> None:
         """See :meth:`pause`."""
 
     def discard(self) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         self._sums, self._written, self._calls = {}, {}, 0
 
     def backward(self, loss: Tensor) -> None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         parameters, grads = self.differentiate(loss)
         first = self.store.first
         if first["hessian"] == "exact":
@@ -186,10 +188,11 @@ class HessianSource:
         self.add_gradients(parameters, grads)
 
     def differentiate(self, loss: Tensor) -> tuple[list[Tensor], list[Tensor | None]]:
-        """The trainable parameters and the gradients of a loss there, to be differentiated again.
+        """The trainable parameters and the gradients of a loss by them, which can be differentiated again.
 
         Raises:
-            RuntimeError: The loss was backwarded before, or the process is one of several that train together.
+            RuntimeError: ``backward()`` was called on the loss before, or the process is one of several that train
+                together.
         """
         import torch.distributed as distributed
 
@@ -213,7 +216,7 @@ class HessianSource:
         return parameters, grads
 
     def add_gradients(self, parameters: list[Tensor], grads: list[Tensor | None]) -> None:
-        """As ``backward`` does: to ``p.grad``."""
+        """Add gradients to ``p.grad``, as ``backward`` does."""
         for parameter, grad in zip(parameters, grads, strict=True):
             if grad is not None:
                 grad = grad.detach()
@@ -222,10 +225,10 @@ class HessianSource:
         self._calls += 1
 
     def check_gradients(self) -> None:
-        """See the protocol.
+        """Check the gradients, as in the protocol.
 
         Raises:
-            RuntimeError: They were made or changed by others.
+            RuntimeError: Gradients were computed or changed outside of :meth:`backward`.
         """
         if self._calls == 0 and self._has_gradients():
             raise RuntimeError(self._backwarded)
@@ -239,7 +242,7 @@ class HessianSource:
                 )
 
     def after_closure(self, loss: Any) -> Any:
-        """See the protocol: the loss is differentiated here, if the closure has not called ``optimizer.backward``."""
+        """Differentiate the loss, unless the closure has called ``optimizer.backward``."""
         if self._calls > 0:
             return loss
         if not isinstance(loss, Tensor):
@@ -248,15 +251,15 @@ class HessianSource:
         return loss.detach()
 
     def covers(self, parameter: Tensor) -> bool:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         return True
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """See the protocol."""
+        """Part of the :class:`CurvatureSource` protocol."""
         return self._sums.get(parameter)
 
     def gradient_factor(self) -> float:
-        """The loss is a mean."""
+        """1, since the loss is a mean."""
         return 1.0
 
     @property
@@ -266,7 +269,7 @@ class HessianSource:
 
     @property
     def _backwarded(self) -> str:
-        """What to tell who called ``backward``."""
+        """Message for a user who called ``backward``."""
         return (
             f"the loss must not be backwarded when hessian={self._kind!r}, which differentiates it twice, got one that "
             "was: return it from the closure, or call optimizer.backward(loss) inside the block"

@@ -1,4 +1,6 @@
-"""What an optimiser keeps: its groups and, for every parameter, the mean, the rule's tensors and the counters."""
+"""The persistent data of an optimiser: its groups and, for every parameter, the mean, the rule's tensors and
+counters.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ _LOW = (torch.float16, torch.bfloat16)
 
 
 class Owner(Protocol):
-    """What is asked of an optimiser: it may replace both at any time, as loading does."""
+    """The part of an optimiser that is used here; groups and state may be replaced at any time, as by loading."""
 
     param_groups: list[dict[str, Any]]
     state: Any
@@ -29,7 +31,7 @@ class Owner(Protocol):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Slot:
-    """A parameter, its group, and its noise index: its position over all parameters."""
+    """A parameter, its group, and its noise index, which is its position among all parameters."""
 
     group: dict[str, Any]
     index: int
@@ -42,14 +44,14 @@ class Slot:
 
 
 class Store:
-    """The groups and the state of an optimiser, as the engine sees them.
+    """The groups and the state of an optimiser, as the engine uses them.
 
     Args:
         owner: The optimiser.
-        rule: Of its method.
+        rule: Rule of its method.
 
     Attributes:
-        moved: Is told of parameters that were replaced by others, from the old to the new.
+        moved: Functions that are called when parameters are replaced by others, with a mapping from old to new.
     """
 
     def __init__(self, owner: Owner, rule: Rule) -> None:
@@ -61,7 +63,7 @@ class Store:
 
     @property
     def first(self) -> dict[str, Any]:
-        """The first group, which has everything that is the same in all groups."""
+        """The first group, whose entries include all those that are the same in all groups."""
         return self.owner.param_groups[0]
 
     def set_all(self, name: str, value: Any) -> None:
@@ -70,7 +72,7 @@ class Store:
             group[name] = value
 
     def slots(self) -> list[Slot]:
-        """Every parameter; the same objects for as long as groups and parameters are."""
+        """All parameters; the same objects as long as groups and parameters do not change."""
         groups = self.owner.param_groups
         key = [id(thing) for group in groups for thing in (group, *group["params"])]
         if key != self._key:
@@ -85,7 +87,7 @@ class Store:
         return self._slots
 
     def _follow(self, earlier: Sequence[Slot]) -> None:
-        """Take the state along where groups were given others in the place of their parameters, as shards of them."""
+        """Move the state to other parameters that were put in place of the old ones, such as shards of them."""
         pairs = list(zip(earlier, self._slots, strict=False))
         if len(earlier) != len(self._slots) or any(
             old.group is not new.group or old.parameter.shape != new.parameter.shape for old, new in pairs
@@ -103,11 +105,11 @@ class Store:
             self.moved(moved)
 
     def trained(self) -> list[Slot]:
-        """Those that have a gradient to step with."""
+        """Slots of the parameters with a gradient."""
         return [slot for slot in self.slots() if slot.parameter.grad is not None and slot.parameter.requires_grad]
 
     def state_of(self, slot: Slot) -> dict[str, Any]:
-        """A parameter's state, made at its first use."""
+        """State of a parameter, created at its first use."""
         states = self.owner.state
         if slot.parameter not in states:
             states[slot.parameter] = self.new_state(slot)
@@ -115,10 +117,10 @@ class Store:
         return state
 
     def new_state(self, slot: Slot) -> dict[str, Any]:
-        """Counters, the mean (the parameter's value, at least float32), and the rule's tensors, like the parameter.
+        """Counters, the mean (the parameter's value in float32 or wider), and the rule's tensors, like the parameter.
 
         Raises:
-            ValueError: The parameter is complex, which only one that stays frozen may be.
+            ValueError: The parameter is complex, which is possible only if it stays frozen.
         """
         parameter = slot.parameter
         if parameter.is_complex():
@@ -136,21 +138,21 @@ class Store:
         return state
 
     def start_rule(self, slot: Slot, state: dict[str, Any]) -> None:
-        """Set the rule's tensors to what they start with, given the mean and the prior that the state has."""
+        """Set the rule's tensors to their initial values, given the mean and the prior in the state."""
         state.update(self.rule.init(state["mean"], hyper(slot.group, state, state)))
 
     def check_loaded(self) -> None:
-        """Raise ``ValueError`` if what was loaded cannot be a state of these parameters together."""
+        """Raise ``ValueError`` if a loaded state is not valid for these parameters together."""
 
     def center(self, slot: Slot, state: Mapping[str, Any], *, in_weights: bool) -> Tensor:
-        """A copy of the mean as it stands, which may be in the weights."""
+        """A copy of the current mean, which may be in the weights."""
         mean: Tensor = state["mean"].clone()
         if in_weights:
             follow_(local(mean), local(slot.parameter))
         return mean
 
     def variance(self, slot: Slot, state: Mapping[str, Any]) -> Tensor:
-        """The posterior's variance, a new tensor; 0 for a parameter without noise."""
+        """Posterior variance as a new tensor; 0 for a parameter without noise."""
         spread = torch.zeros_like(state["mean"])
         if slot.group["perturb"]:
             views = {name: local(value) for name, value in state.items() if isinstance(value, Tensor)}
@@ -158,22 +160,22 @@ class Store:
         return spread
 
     def names(self) -> dict[Tensor, str]:
-        """Of the parameters in groups that have names."""
+        """Names of the parameters in groups that have names."""
         named = (group for group in self.owner.param_groups if "param_names" in group)
         return {p: n for group in named for p, n in zip(group["params"], group["param_names"], strict=True)}
 
     def name_of(self, parameter: Tensor) -> str:
-        """What a message calls a parameter: its name, or its position if names are not known."""
+        """The name of a parameter in messages: its own name, or its position if names are not known."""
         names = self.names()
         if parameter in names:
             return repr(names[parameter])
         return next(f"number {slot.index}" for slot in self.slots() if slot.parameter is parameter)
 
     def dense_gradient(self, parameter: Tensor) -> Tensor:
-        """A parameter's gradient.
+        """Gradient of a parameter.
 
         Raises:
-            RuntimeError: It is sparse.
+            RuntimeError: The gradient is sparse.
         """
         grad = parameter.grad
         assert grad is not None
@@ -206,7 +208,7 @@ class NumbersCache:
     def scaled(
         self, plain: dict[str, float], scale: float, factor: float = 1.0, share: float = 1.0
     ) -> dict[str, float]:
-        """Such numbers, with what gradient and kept curvature are multiplied by, and the share of a new sample."""
+        """The same numbers with the factors of gradient and kept curvature, and the share of a new sample."""
         if scale == factor == share == 1.0:
             return plain
         key = (id(plain), scale, factor, share)
@@ -216,7 +218,7 @@ class NumbersCache:
 
 
 def hyper(group: Mapping[str, Any], counters: Mapping[str, Any], views: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the rule is given: the group's values, the counters, and per-weight values where the state has them."""
+    """Hyper-parameters of a rule: the group's values, the counters, and per-weight values if the state has them."""
     hp: dict[str, Any] = {**group, **{name: counters[name] for name in COUNTERS}}
     hp["lr"] = float(group["lr"])
     hp["prior_mean"] = 0.0
@@ -232,16 +234,16 @@ def hyper(group: Mapping[str, Any], counters: Mapping[str, Any], views: Mapping[
 
 
 INIT = "init"
-"""A prior precision that says: each parameter's own, from its values at the start."""
+"""Value of ``prior_precision`` that stands for a separate prior of each parameter, from its initial values."""
 _WIDER = 10.0
 
 
 def initial_prior(parameter: Tensor) -> float:
-    """The precision of a prior whose variance is ten times that of the parameter's values: the scale of its
-    initialisation, about ``fan_in / 3`` for PyTorch's layers.
+    """Precision of a prior whose variance is ten times that of the parameter's values.
 
-    It is rounded to a power of two, so that parameters of like shape share it, and are worked on together. Values
-    that are all equal (a shift of 0, a gain of 1) tell no scale, and count as of variance 1.
+    This is the scale of its initialisation, about ``fan_in / 3`` for PyTorch's layers. It is rounded to a power of two,
+    so that parameters of similar shape share it and are processed together. Values that are all equal (a shift of 0, a
+    gain of 1) have no scale, and their variance is taken as 1.
     """
     values = full(parameter.detach()).double()
     variance = float(values.var(correction=0)) if values.numel() else 0.0
@@ -252,7 +254,7 @@ def initial_prior(parameter: Tensor) -> float:
 
 @torch.no_grad()
 def _as_placed(value: Any, parameter: Tensor) -> Any:
-    """A tensor of a parameter's state for one that is sharded in another way; anything else as it is."""
+    """A tensor of a parameter's state with another sharding; other values are returned as they are."""
     if not isinstance(value, Tensor) or value.shape != parameter.shape:
         return value
     placed = torch.zeros_like(parameter, dtype=value.dtype, requires_grad=False)

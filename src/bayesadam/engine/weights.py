@@ -1,4 +1,6 @@
-"""Putting posterior samples into the weights and the mean back, so that an interruption at any point loses nothing."""
+"""Putting posterior samples into the weights and the mean back, such that an interruption at any point loses
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ it); or a sample, inside a block or after ``train()``, and then the state's mean
 
 
 class Weights:
-    """Transient: which parameters hold a sample, and whether somebody wrote to them since.
+    """Transient record of the parameters that hold a sample, and of external changes to them.
 
     Args:
-        store: Of the optimiser.
+        store: Groups and state of the optimiser.
         runner: Runs the passes.
     """
 
@@ -37,7 +39,7 @@ class Weights:
         store.moved = self._move
 
     def _move(self, moved: Mapping[Tensor, Tensor]) -> None:
-        """Parameters were replaced by others: what these hold must be looked at."""
+        """Handle parameters that were replaced by others, whose values must be compared."""
         self._written = {moved.get(parameter, parameter): None for parameter in self._written}
         self.lean.move(moved)
         self._versions = {moved.get(p, p): -1 if p in moved else version for p, version in self._versions.items()}
@@ -54,7 +56,7 @@ class Weights:
         return list(self._written)
 
     def resume(self, written: Sequence[Tensor] | None) -> None:
-        """In a copy: what the original had written; in what was loaded that is not known, so all that it may be."""
+        """Set which parameters hold a sample: those of the original in a copy, or all possible ones after loading."""
         if self.held == MEAN:
             return
         if written is None:
@@ -68,7 +70,7 @@ class Weights:
         return self.held != MEAN and parameter in self._written
 
     def draw(self, sample: int, *, ahead: int = 0) -> Draw:
-        """The noise of a sample of this step, or of the one so many steps ahead."""
+        """The noise of a sample of this step, or of a step ``ahead`` of it."""
         first = self.store.first
         if first["rank_samples"]:
             rank, size = rank_and_size()
@@ -78,7 +80,7 @@ class Weights:
     @torch.inference_mode(False)  # what is made here and kept must be of use in training
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:
-        """Put a sample into the weights, which then hold ``then``; if that fails, they are the mean again."""
+        """Put a sample into the weights, and set their state to ``then``; if this fails, they hold the mean again."""
         if self.held == BLOCK:  # a checkpoint or a copy that was made inside a block, or an interrupted end of one
             self.restore()
         before = self._written
@@ -94,14 +96,16 @@ class Weights:
             raise
 
     def plan(self, slots: Sequence[Slot], sample: int, *, adopt: bool) -> Plan:
-        """The steps that put a sample into parameters; ``adopt``: they hold the mean, and the state's follows first."""
+        """Steps that put a sample into parameters; with ``adopt`` the weights hold the mean, which is first copied
+        to the state.
+        """
         plan = Plan()
         numbers = NumbersCache(self.store.rule)
         self.add(plan, slots, self.draw(sample), numbers, adopt=adopt)
         return plan
 
     def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
-        """Append those steps to a plan."""
+        """Add those steps to a plan."""
         if not slots:
             return
         rule, compiles = self.store.rule, self.store.first["compile"]
@@ -131,7 +135,9 @@ class Weights:
         walk.add(plan, {"next_eps": draw, "eps": self.lean.draw or draw})
 
     def settle(self, written: Iterable[Tensor], then: str, draw: Draw | None = None) -> None:
-        """These parameters, and no others, hold a sample: what was frozen since the last one gets its mean back."""
+        """Record that exactly these parameters hold a sample; parameters frozen since the last one get their mean
+        back.
+        """
         chosen = dict.fromkeys(written)
         self._copy_means([parameter for parameter in self._written if parameter not in chosen])
         self._written = chosen
@@ -141,7 +147,7 @@ class Weights:
         torch.clear_autocast_cache()
 
     def refresh(self) -> None:
-        """In drop-in training: draw the sample again if means are made of it, and what its width depends on changed."""
+        """Draw the sample of drop-in training again, if means are recomputed from it and its width has changed."""
         if self.held == TRAIN and self.lean.changed():
             self.restore()
             self.perturb(0, TRAIN)
@@ -171,7 +177,7 @@ class Weights:
             torch._foreach_copy_([local(parameter) for parameter in kept], means)
 
     def rebuild(self) -> None:
-        """After loading: the weights become what the loaded groups say, from the loaded mean."""
+        """Set the weights after loading as the loaded groups say, from the loaded mean."""
         loaded, written = self.held, self._written
         if loaded != MEAN:
             self.restore()
@@ -183,7 +189,7 @@ class Weights:
 
     @torch.no_grad()
     def kept(self) -> Callable[[], None]:
-        """Copy all weights; returns what puts them back, with what was known of them, into the groups as they were."""
+        """Copy all weights; return a function that restores them and the record of samples."""
         held, written, known = self.held, self._written, self._versions
         copies = [(local(slot.parameter), local(slot.parameter).clone()) for slot in self.store.slots()]
         lean = self.lean.kept()
@@ -206,10 +212,11 @@ class Weights:
     def reconcile(
         self, sample: int, *, allow_mean: bool = False, adopt: bool = False, among: Iterable[Tensor] | None = None
     ) -> None:
-        """Handle parameters that were modified externally while they held a sample (a checkpoint was loaded, say).
+        """Handle parameters that were modified externally while they held a posterior sample, for example by loading a
+        checkpoint.
 
-        The same sample is fine. The mean is replaced by the sample if ``allow_mean``, anything else becomes the new
-        mean if ``adopt``; otherwise it is an error, since the step would use a gradient from other weights.
+        The same sample is accepted. If ``allow_mean``, the mean is replaced by the sample; if ``adopt``, any other
+        value becomes the new mean. Otherwise an error is raised, since the step would use a gradient at other weights.
         """
         for slot, found in self._overwritten(sample, among):
             weights, mean = local(slot.parameter), local(self._states[slot.parameter]["mean"])
@@ -235,7 +242,8 @@ class Weights:
     @torch.inference_mode(False)
     @torch.no_grad()
     def release(self) -> list[Tensor]:
-        """End of drop-in training: the mean back, but not over what others wrote since, which is the mean from now on.
+        """End drop-in training: put the mean back, except where weights were modified externally; these values become
+        the mean.
 
         Returns:
             The parameters that were modified externally.
@@ -253,9 +261,9 @@ class Weights:
         return others
 
     def _overwritten(self, sample: int, among: Iterable[Tensor] | None = None) -> Iterator[tuple[Slot, Tensor]]:
-        """Parameters to which something else was written since they were given their sample, and what it was.
+        """Parameters that were modified externally while they held a sample, and their values.
 
-        They hold the sample again.
+        The sample is written to them again.
         """
         candidates = self._versions if among is None else self._versions.keys() & set(among)
         changed = {p for p in candidates if local(p)._version != self._versions[p]}
@@ -286,12 +294,14 @@ class Weights:
         self._versions = {parameter: local(parameter)._version for parameter in self._written}
 
     def unkept_means(self) -> dict[Tensor, Tensor]:
-        """The means that are nowhere kept at this moment, made of the sample in the weights."""
+        """Means that are not stored at this moment, computed from the sample in the weights."""
         lean = [parameter for parameter in self.lean.held if self.holds_sample(parameter)]
         return dict(zip(lean, self.lean.means(lean), strict=True)) if lean else {}
 
     def mean_of(self, parameter: Tensor) -> Tensor:
-        """The mean of a parameter that has a state, whatever the weights hold; not to be changed."""
+        """The mean of a parameter that has a state, whether the weights hold the mean or a sample; it must not be
+        changed.
+        """
         if parameter in self.lean.held and self.holds_sample(parameter):
             return self.lean.means([parameter])[0]
         mean: Tensor = self._states[parameter]["mean"]
@@ -304,5 +314,5 @@ class Weights:
 
 
 def statics_by_group(store: Store) -> list[Any]:
-    """What steers the passes of every group: if it is what it was, so are they."""
+    """Static options of the passes of every group; if they have not changed, neither have the passes."""
     return [(group["perturb"], statics_of(store.rule, group)) for group in store.owner.param_groups]

@@ -1,1 +1,1 @@
-"""Pure tensor mathematics: no modules, no optimisers, no random numbers."""
+"""Pure tensor mathematics, without modules, optimisers and random numbers."""

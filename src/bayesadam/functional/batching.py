@@ -1,4 +1,4 @@
-"""How functions with gradients of their own are mapped by ``torch.func.vmap``."""
+"""Helpers for autograd functions that are mapped by ``torch.func.vmap``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from torch import Tensor
 
 
 def batch_first(size: int, in_dims: Sequence[int | None], tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The tensors with the mapped axis in front; those that are not mapped are repeated along it, without memory.
+    """Move the mapped axis of tensors to the front; tensors that are not mapped are expanded along it without copies.
 
     Args:
-        size: Of the axis.
-        in_dims: The axis of each tensor, ``None`` where it is not mapped.
-        tensors: Some may be ``None`` themselves.
+        size: Length of the axis.
+        in_dims: Mapped axis of each tensor, or ``None`` if it is not mapped.
+        tensors: Tensors, of which some may be ``None``.
     """
     return [
         None if tensor is None else tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)

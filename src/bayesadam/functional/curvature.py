@@ -1,9 +1,9 @@
 """Gradients of the examples of a minibatch, layer by layer, in closed form, and the sums of their squares.
 
-Everywhere ``m`` is the number of examples, ``inputs`` is what a layer was given, and ``grads`` the gradient of a loss
-with respect to what it returned. A layer's parameters see all positions (of a sequence, of an image) of an example, so
-an example's gradient is a *sum over positions* and must be formed before it is squared. Source: Goodfellow 2015
-(arXiv 1510.01799) for linear layers; the others follow by the chain rule.
+Everywhere ``m`` is the number of examples, ``inputs`` are the inputs of a layer, and ``grads`` the gradient of a loss
+with respect to its outputs. All positions (of a sequence, of an image) of an example contribute to the gradient of a
+layer's parameters, so an example's gradient is a *sum over positions* and must be formed before it is squared. Source:
+Goodfellow 2015 (arXiv 1510.01799) for linear layers; the others follow by the chain rule.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 LOOP_FROM = 32768
-"""From this many elements on, examples are squared one by one into the total: fewer temporaries, and torch uses all
-threads for each."""
+"""Number of elements from which examples are squared one by one into the total, which needs fewer temporary tensors,
+and lets torch use all threads for each.
+"""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute squares in: float32 or wider."""
+    """Dtype in which squares are computed: float32 or wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
@@ -27,10 +28,10 @@ def add_squares_(total: Tensor, gradients: Tensor, *, alpha: float = 1.0, summed
     """``total <- total + alpha sum_i gradients[i]^2``, and ``summed <- summed + sum_i gradients[i]``.
 
     Args:
-        total: Shape of the parameter; changed in place.
-        gradients: Of the examples, ``(m, *shape)``; may be overwritten.
-        alpha: Multiplies the squares.
-        summed: Shape of the parameter; changed in place.
+        total: Total with the shape of the parameter; changed in place.
+        gradients: Gradients of the examples, ``(m, *shape)``; they may be overwritten.
+        alpha: Factor of the squares.
+        summed: Sum with the shape of the parameter; changed in place.
     """
     if total.numel() >= LOOP_FROM or gradients.shape[0] == 1:
         for gradient in gradients:
@@ -44,16 +45,17 @@ def add_squares_(total: Tensor, gradients: Tensor, *, alpha: float = 1.0, summed
 
 
 def add_square_products_(total: Tensor, inputs: Tensor, grads: Tensor, *, alpha: float, beta: float) -> None:
-    """``total <- beta total + alpha sum_i (grads[i] inputs[i]')^2``, the weight of a linear layer without positions.
+    """``total <- beta total + alpha sum_i (grads[i] inputs[i]')^2``, for the weight of a linear layer without
+    positions.
 
     The square of an outer product is the outer product of the squares, so the sum is one matrix product.
 
     Args:
-        total: ``(out, in)``; changed in place, and not read if ``beta`` is 0.
+        total: Total ``(out, in)``; changed in place, and not read if ``beta`` is 0.
         inputs: Squares of the inputs, ``(m, in)``.
         grads: Squares of the output gradients, ``(m, out)``.
-        alpha: Multiplies the sum.
-        beta: Multiplies what is there.
+        alpha: Factor of the sum.
+        beta: Factor of the previous total.
     """
     total.addmm_(grads.t(), inputs, alpha=alpha, beta=beta)
 
@@ -62,24 +64,24 @@ def products(inputs: Tensor, grads: Tensor, out: Tensor) -> Tensor:
     """Gradients of a linear layer's weight, summed over positions.
 
     Args:
-        inputs: ``(m, positions, in)``.
-        grads: ``(m, positions, out)``.
-        out: ``(m, out, in)``; overwritten and returned.
+        inputs: Inputs, ``(m, positions, in)``.
+        grads: Output gradients, ``(m, positions, out)``.
+        out: Tensor ``(m, out, in)`` that is overwritten and returned.
     """
     return torch.bmm(grads.transpose(1, 2), inputs, out=out)
 
 
 def patches(padded: Tensor, kernel: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
-    """What a convolution's kernel sees at every position, as a view.
+    """Patches of the input of a convolution under its kernel at every position, as a view.
 
     Args:
-        padded: ``(m, channels, *spatial)``, with the padding.
-        kernel: Extent of the kernel along each spatial axis.
-        stride: Likewise.
-        dilation: Likewise.
+        padded: Input with padding, ``(m, channels, *spatial)``.
+        kernel: Size of the kernel along each spatial axis.
+        stride: Stride along each spatial axis.
+        dilation: Dilation along each spatial axis.
 
     Returns:
-        ``(m, channels, *kernel, *positions)``.
+        Patches, ``(m, channels, *kernel, *positions)``.
     """
     positions = [
         (size - step * (extent - 1) - 1) // hop + 1
@@ -97,9 +99,9 @@ def kernel_gradients(columns: Tensor, grads: Tensor, groups: int, out: Tensor) -
 
     Args:
         columns: :func:`patches`, contiguous, as ``(m, channels * kernel size, positions)``.
-        grads: ``(m, out channels, positions)``, contiguous.
-        groups: Of the convolution.
-        out: ``(m, out channels, channels * kernel size / groups)``; overwritten and returned.
+        grads: Output gradients, ``(m, out channels, positions)``, contiguous.
+        groups: Number of groups of the convolution.
+        out: Tensor ``(m, out channels, channels * kernel size / groups)`` that is overwritten and returned.
     """
     examples, outputs, count = grads.shape
     left = grads.view(examples * groups, outputs // groups, count)
@@ -112,12 +114,12 @@ def embedding_gradients(indices: Tensor, grads: Tensor, size: int) -> Tensor:
     """Gradients of an embedding's weight as full tables.
 
     Args:
-        indices: ``(m, positions)``; negative ones have no gradient.
-        grads: ``(m, positions, width)``.
+        indices: Indices, ``(m, positions)``; negative ones have no gradient.
+        grads: Output gradients, ``(m, positions, width)``.
         size: Number of rows of the table.
 
     Returns:
-        ``(m, size, width)``.
+        Gradients, ``(m, size, width)``.
     """
     examples, width = indices.shape[0], grads.shape[-1]
     # Row `size` takes what has no gradient: masks would make the number of rows depend on the data.
@@ -128,15 +130,15 @@ def embedding_gradients(indices: Tensor, grads: Tensor, size: int) -> Tensor:
 
 
 def add_embedding_squares_(total: Tensor, indices: Tensor, grads: Tensor, *, alpha: float = 1.0) -> None:
-    """``total <- total + alpha sum_i g_i^2`` for :func:`embedding_gradients` ``g_i``, without making them.
+    """``total <- total + alpha sum_i g_i^2`` for ``g_i`` of :func:`embedding_gradients`, without forming them.
 
     Rows that an example uses several times are summed first; there are at most ``m * positions`` sums.
 
     Args:
-        total: ``(size, width)``; changed in place.
-        indices: ``(m, positions)``; negative ones have no gradient.
-        grads: ``(m, positions, width)``.
-        alpha: Multiplies the squares.
+        total: Total ``(size, width)``; changed in place.
+        indices: Indices, ``(m, positions)``; negative ones have no gradient.
+        grads: Output gradients, ``(m, positions, width)``.
+        alpha: Factor of the squares.
     """
     size, width = total.shape
     examples = torch.arange(indices.shape[0], device=indices.device)[:, None]

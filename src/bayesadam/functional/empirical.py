@@ -1,8 +1,8 @@
-"""Divergences of all weights together from the one prior that is the best for them (Hinton and van Camp 1993).
+"""KL divergences of all weights together from the single prior that is best for them (Hinton and van Camp 1993).
 
-The prior is the same for every weight of every tensor, and its parameters are always at their optimum for the posterior
-as it stands: they need not be trained, and by the envelope theorem the derivatives are those for a fixed prior. What
-is summed is all weights, as one vector; results are in nats, and 0-d float64. All may be mapped by ``torch.func.vmap``.
+The prior is the same for every weight of every tensor, and its parameters are always at their optimum for the current
+posterior. They need not be trained, and by the envelope theorem the derivatives are those for a fixed prior. Sums are
+over all weights; results are in nats, and 0-d float64. All functions may be mapped by ``torch.func.vmap``.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ from torch.nn import functional
 from bayesadam.functional.batching import batch_first
 
 _SMALL, _PART = 2**14, 2**18
-"""Tensors of up to so many weights are copied into one vector, which is faster than a call for each; and how many of
-the weights of a larger one are worked on at a time."""
+"""Size up to which tensors are copied into one vector, which is faster than a call for each; and number of weights
+of a larger tensor that are processed at a time.
+"""
 
 
 def gaussian(means: Sequence[Tensor], log_variances: Sequence[Tensor]) -> Tensor:
-    """``KL(N(mean, v) || N(m, s^2))`` for the ``m`` and ``s`` where it is least: ``W log s - sum log(v) / 2``.
+    """``KL(N(mean, v) || N(m, s^2))`` at the ``m`` and ``s`` that minimise it: ``W log s - sum log(v) / 2``.
 
-    ``m`` and ``s`` are those of :func:`optimum`; the derivatives are ``(mean - m) / s^2`` with respect to a mean and
-    ``(v / s^2 - 1) / 2`` with respect to a ``log v``, for ``W`` weights.
+    ``m`` and ``s`` are those of :func:`optimum`. For ``W`` weights the derivatives are ``(mean - m) / s^2`` with
+    respect to a mean and ``(v / s^2 - 1) / 2`` with respect to a ``log v``.
 
     Args:
-        means: Of the weights, in float32 or wider.
+        means: Means of the weights, in float32 or wider.
         log_variances: Logarithms of their variances; same shapes.
 
     Raises:
-        ValueError: No weights.
+        ValueError: There are no weights.
     """
     tensors = (*_few("means", means), *_few("log_variances", log_variances))
     result: Tensor = _Gaussian.apply(0, *tensors)[0]  # type: ignore[no-untyped-call]
@@ -42,17 +43,17 @@ def gaussian(means: Sequence[Tensor], log_variances: Sequence[Tensor]) -> Tensor
 
 
 def optimum(means: Sequence[Tensor], log_variances: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the Gaussian prior that is the best for all weights together; 0-d float64.
+    """Mean and standard deviation of the Gaussian prior that is best for all weights together; 0-d float64.
 
-    ``m = mean(mean)`` and ``s^2 = mean(v + (mean - m)^2)``, ``s`` bounded away from 0 by what the weights' dtype can
-    hold (3e-16 in float32).
+    They are ``m = mean(mean)`` and ``s^2 = mean(v + (mean - m)^2)``, with ``s`` bounded away from 0 by the precision of
+    the weights' dtype (3e-16 in float32).
 
     Args:
-        means: As for :func:`gaussian`.
-        log_variances: See there.
+        means: Means of the weights, as for :func:`gaussian`.
+        log_variances: Logarithms of their variances, as for :func:`gaussian`.
 
     Raises:
-        ValueError: No weights.
+        ValueError: There are no weights.
     """
     found = _few("means", means), _few("log_variances", log_variances)
     center, _, bounded = _moments(*found, 0)
@@ -60,16 +61,16 @@ def optimum(means: Sequence[Tensor], log_variances: Sequence[Tensor]) -> tuple[T
 
 
 def bernoulli(logits: Sequence[Tensor]) -> Tensor:
-    """``KL(Bernoulli(p) || Bernoulli(p0))``, ``p = sigmoid(logit)``, for the ``p0 = mean(p)`` where it is least.
+    """``KL(Bernoulli(p) || Bernoulli(p0))`` with ``p = sigmoid(logit)``, at the ``p0 = mean(p)`` that minimises it.
 
-    ``W H(p0) - sum H(p)`` with the entropy ``H``; 0 where all weights are certain and the same. The derivatives are
+    It is ``W H(p0) - sum H(p)`` with the entropy ``H``, and 0 if all weights are certain and equal. The derivatives are
     ``p (1 - p) (logit - log(p0 / (1 - p0)))``.
 
     Args:
-        logits: Finite, in float32 or wider.
+        logits: Finite logits, in float32 or wider.
 
     Raises:
-        ValueError: No weights.
+        ValueError: There are no weights.
     """
     if sum(tensor.numel() for tensor in logits) == 0:
         raise ValueError("logits must have at least one weight, got none")
@@ -94,7 +95,7 @@ def _few(name: str, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _moments(means: Sequence[Tensor], log_variances: Sequence[Tensor], mapped: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``m``, ``s^2``, and ``s^2`` bounded such that its reciprocal, times some factor, is a number; in float64."""
+    """``m``, ``s^2``, and ``s^2`` bounded such that its reciprocal, times a moderate factor, is finite; in float64."""
     size = _size(means, mapped)
     center = _total(means, mapped, lambda part: part) / size
     squares = _total(means, mapped, lambda part: (part - _along(center, part)).square_())
@@ -109,9 +110,9 @@ def _size(tensors: Sequence[Tensor], mapped: int) -> int:
 
 
 def _total(tensors: Sequence[Tensor], mapped: int, term: Callable[[Tensor], Tensor]) -> Tensor:
-    """Sum over all axes but the mapped ones, in float64: of sums of some rows in the tensors' dtype.
+    """Sum over all axes except the mapped ones, in float64, of sums of some rows in the tensors' dtype.
 
-    Rows that caches hold: fresh memory of the size of the weights costs more than what is computed in it.
+    As many rows are used as fit into the cache, since allocating memory of the size of the weights would cost more.
     """
     totals = []
     for tensor in tensors:
@@ -122,14 +123,15 @@ def _total(tensors: Sequence[Tensor], mapped: int, term: Callable[[Tensor], Tens
 
 
 def _along(value: Tensor, like: Tensor) -> Tensor:
-    """A number of each network, to be broadcast against its weights."""
+    """A number for each network, shaped to broadcast against its weights."""
     return value.to(like.dtype).view(*value.shape, *[1] * (like.ndim - value.ndim))
 
 
 class _Gaussian(torch.autograd.Function):
-    """The divergence, and what its gradient needs.
+    """The divergence and the values for its gradient.
 
-    Of the number of mapped axes, all in front; and the tensors of the means, then as many of the log variances.
+    Arguments are the number of mapped axes, which are in front, the tensors of the means, and as many of the log
+    variances.
     """
 
     @staticmethod

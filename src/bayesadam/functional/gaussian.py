@@ -34,10 +34,10 @@ def entropy(variance: Tensor) -> Tensor:
 
 
 def kl_divergence(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_variance: Tensor) -> Tensor:
-    """``KL(N(mean, variance) || N(prior_mean, prior_variance))``, element-wise (methods section 4).
+    """``KL(N(mean, variance) || N(prior_mean, prior_variance))``, element-wise.
 
-    A point mass in the first argument counts 0: it is not part of the random weights. A random weight against a point
-    mass is infinitely far; two point masses are 0 apart if equal and infinitely far otherwise.
+    A point mass in the first argument counts as 0, since it is not one of the random weights. The divergence of a
+    random weight from a point mass is infinite; that of two point masses is 0 if they are equal and infinite otherwise.
     """
     mean, variance = mean.double(), variance.double()
     prior_mean, prior_variance = prior_mean.double(), prior_variance.double()
@@ -50,7 +50,9 @@ def kl_divergence(mean: Tensor, variance: Tensor, prior_mean: Tensor, prior_vari
 
 
 def dense_log_prob(value: Tensor, mean: Tensor, scale_tril: Tensor) -> Tensor:
-    """``log N(value | mean, L L')`` for values ``(..., D)``, a mean ``(D,)`` and a factor ``(D, D)``: ``(...)``."""
+    """``log N(value | mean, L L')`` for values ``(..., D)``, a mean ``(D,)`` and a factor ``(D, D)``; the result is
+    ``(...)``.
+    """
     spread = scale_tril.diagonal()
     residual = value.double() - mean.double()
     far = residual.isinf() | ((spread == 0) & (residual != 0))
@@ -69,18 +71,18 @@ def dense_entropy(scale_tril: Tensor) -> Tensor:
 def dense_kl_divergence(mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_scale: Tensor) -> Tensor:
     """KL divergence of two Gaussians over the same ``D`` weights, 0-d.
 
-    Point masses count as in :func:`kl_divergence`. Where weights that are random in the prior are point masses in the
-    first argument, the prior is the marginal one of the other weights.
+    Point masses count as in :func:`kl_divergence`. If weights that are random in the prior are point masses in the
+    first argument, the marginal prior of the other weights is used.
 
-    With ``W = L_prior^-1 L = I + L_prior^-1 (L - L_prior)`` all terms are sums of what is not negative, so that
-    nothing cancels: the squares below the diagonal of ``W``, those of the whitened shift of the mean, and what the
-    element-wise formula has for the squared diagonals.
+    With ``W = L_prior^-1 L = I + L_prior^-1 (L - L_prior)`` the divergence is a sum of terms that are not negative, so
+    there is no cancellation: the squares below the diagonal of ``W``, those of the whitened shift of the mean, and the
+    terms of the element-wise formula for the squared diagonals.
 
     Args:
-        mean: ``(D,)``.
-        scale: A Cholesky factor ``(D, D)``, or standard deviations ``(D,)`` of independent weights.
-        prior_mean: ``(D,)``.
-        prior_scale: As ``scale``.
+        mean: Mean, ``(D,)``.
+        scale: Cholesky factor ``(D, D)``, or standard deviations ``(D,)`` of independent weights.
+        prior_mean: Mean of the prior, ``(D,)``.
+        prior_scale: Cholesky factor or standard deviations of the prior.
     """
     shift = mean.double() - prior_mean.double()
     spread, prior_spread = _diagonal(scale), _diagonal(prior_scale)
@@ -102,7 +104,7 @@ def dense_kl_divergence(mean: Tensor, scale: Tensor, prior_mean: Tensor, prior_s
 def cholesky_of_rows(rows: Tensor) -> Tensor:
     """Cholesky factor ``(D, D)`` of ``rows @ rows.T``, for linearly independent rows ``(D, K)`` and rows of zeros.
 
-    By QR decomposition, without the product: as accurate as the rows, however they are scaled.
+    It uses a QR decomposition and does not form the product, so the result is as accurate as the rows at any scale.
     """
     random = rows.any(1)
     lower = torch.linalg.qr(rows[random].T, mode="r").R.T
@@ -120,15 +122,15 @@ def _matrix(scale: Tensor) -> Tensor:
 
 
 def _solvable(scale_tril: Tensor) -> Tensor:
-    """With 1 on the diagonal for point masses."""
+    """The factor with 1 on the diagonal for point masses."""
     point = scale_tril.diagonal() == 0
     return scale_tril + point.double().diag() if point.any() else scale_tril
 
 
 def _ratio_cost(variance: Tensor, prior_variance: Tensor) -> Tensor:
-    """``r - 1 - log(r)`` of the ratio ``r`` of two positive variances: finite for any, and accurate relative to itself.
+    """``r - 1 - log(r)`` of the ratio ``r`` of two positive variances, finite and with a small relative error.
 
-    Near ``r = 1``, where the terms cancel, ``log(1 + x) = 2 atanh(x / (2 + x))`` as a series.
+    Near ``r = 1``, where the terms cancel, it uses ``log(1 + x) = 2 atanh(x / (2 + x))`` as a series.
     """
     excess = (variance - prior_variance) / prior_variance
     half = excess / (2.0 + excess)

@@ -1,7 +1,7 @@
-"""Second derivatives of a scalar loss: whole, their diagonal, and random estimates of the diagonal.
+"""Second derivatives of a scalar loss: the whole Hessian, its diagonal, and random estimates of the diagonal.
 
 All functions differentiate the loss as it is: a mean loss gives the Hessian of the mean. They need the graph of a loss
-that has not been backwarded, and leave ``.grad`` alone.
+on which ``backward()`` was not called, and do not change ``.grad``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**22
-"""Numbers in one batch of rows of a Hessian, about."""
+"""Approximate number of values in one batch of rows of a Hessian."""
 
 Maybe = Sequence[Tensor | None]
 
@@ -23,8 +23,8 @@ def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]
     """Gradients that can be differentiated again; ``None`` where the loss does not depend on a parameter.
 
     Raises:
-        ValueError: The loss is not one number.
-        RuntimeError: The graph of the loss is gone, or it has none.
+        ValueError: The loss is not a single number.
+        RuntimeError: The loss has no graph, or it was freed.
     """
     if loss.numel() != 1:
         raise ValueError(f"loss must be one number, got a tensor of shape {tuple(loss.shape)}")
@@ -34,14 +34,14 @@ def gradients(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]
 
 
 def diagonal(grads: Maybe, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-    """The exact Hessian diagonal, one backward pass per weight: for small models.
+    """The exact Hessian diagonal, by one backward pass per weight, for small models.
 
     Args:
-        grads: Of :func:`gradients`.
-        parameters: The same ones.
+        grads: Result of :func:`gradients`.
+        parameters: The parameters given to it.
 
     Returns:
-        ``d^2 loss / d theta^2`` of every weight, of the parameter's shape.
+        ``d^2 loss / d theta^2`` of every weight, in the shapes of the parameters.
     """
     found: list[Tensor | None] = []
     for grad, parameter in zip(grads, parameters, strict=True):
@@ -57,7 +57,7 @@ def diagonal(grads: Maybe, parameters: Sequence[Tensor]) -> list[Tensor | None]:
 
 
 def matrix(grads: Maybe, parameters: Sequence[Tensor]) -> Tensor:
-    """The exact Hessian, ``(D, D)`` over all weights in order, one backward pass per weight: for small models.
+    """The exact Hessian, ``(D, D)`` over all weights in order, by one backward pass per weight, for small models.
 
     Rows and columns of parameters that the loss does not depend on are zero.
     """
@@ -81,12 +81,12 @@ def matrix(grads: Maybe, parameters: Sequence[Tensor]) -> Tensor:
 
 
 def hutchinson(grads: Maybe, parameters: Sequence[Tensor], probes: Iterable[Sequence[Tensor]]) -> list[Tensor | None]:
-    """Hutchinson's estimate of the Hessian diagonal, the mean of ``v * (H v)``: one backward pass per probe.
+    """Hutchinson's estimate of the Hessian diagonal, the mean of ``v * (H v)``, by one backward pass per probe.
 
     Args:
-        grads: Of :func:`gradients`.
-        parameters: The same ones.
-        probes: Each one tensor per parameter, of independent entries +1 or -1.
+        grads: Result of :func:`gradients`.
+        parameters: The parameters given to it.
+        probes: Probes, each with one tensor per parameter of independent entries +1 or -1.
     """
     used = [i for i, grad in enumerate(grads) if grad is not None]
     found: list[Tensor | None] = [None if grad is None else torch.zeros_like(grad) for grad in grads]
@@ -105,7 +105,9 @@ def hutchinson(grads: Maybe, parameters: Sequence[Tensor], probes: Iterable[Sequ
 
 
 def _rows(grad: Tensor, parameters: Sequence[Tensor], width: int) -> Iterator[tuple[int, list[Tensor]]]:
-    """The rows of the Hessian that belong to one gradient, in batches: the first one's number, and ``(k, *shape)``."""
+    """Yield the rows of the Hessian that belong to one gradient, in batches: number of the first one, and ``(k,
+    *shape)``.
+    """
     count = grad.numel()
     size = max(1, CHUNK // max(1, width))
     for start in range(0, count, size):

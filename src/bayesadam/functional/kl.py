@@ -1,7 +1,8 @@
-"""Divergences and log densities of weights, summed, with their gradients computed along with them.
+"""KL divergences and log densities of weights, summed over all weights and computed together with their gradients.
 
-The gradient of each sum is one or two passes over memory instead of autograd's many. Rows are summed in the dtype of
-the weights, since a float64 copy costs more than the arithmetic, and the rows' sums in float64. ``std`` is positive.
+The gradient of each sum takes one or two passes over memory, while autograd would take many. Rows are summed in the
+dtype of the weights, since a float64 copy costs more than the arithmetic, and the rows' sums are added in float64.
+``std`` must be positive.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ LOG_2PI = math.log(2.0 * math.pi)
 def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_std: float | Tensor) -> Tensor:
     """``KL(N(mean, std^2) || N(prior_mean, prior_std^2))`` in nats, summed over all weights; 0-d float64.
 
-    Differentiable in all that are tensors. The prior's are numbers, 0-d, or of the weights' shape (methods section 4).
+    It is differentiable in all arguments that are tensors. Those of the prior are numbers, 0-d tensors, or of the
+    weights' shape.
     """
     result: Tensor = _Gaussian.apply(mean, std, prior_mean, prior_log_std)  # type: ignore[no-untyped-call]
     return result
@@ -30,7 +32,7 @@ def gaussian(mean: Tensor, std: Tensor, prior_mean: float | Tensor, prior_log_st
 def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
     """``KL(N(mean, std^2) || Laplace(0, scale))`` in nats, summed over all weights; 0-d float64.
 
-    By ``E|w| = std sqrt(2 / pi) exp(-z^2) + mean erf(z)`` with ``z = mean / (sqrt(2) std)``.
+    It uses ``E|w| = std sqrt(2 / pi) exp(-z^2) + mean erf(z)`` with ``z = mean / (sqrt(2) std)``.
     """
     with torch.no_grad():
         ratio = (mean / std).mul_(math.sqrt(0.5))
@@ -46,10 +48,11 @@ def laplace(mean: Tensor, std: Tensor, scale: float) -> Tensor:
 
 
 def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
-    """``KL(Bernoulli(sigmoid(logit)) || Bernoulli(sigmoid(prior_logit)))`` in nats, summed over all weights.
+    """``KL(Bernoulli(sigmoid(logit)) || Bernoulli(sigmoid(prior_logit)))`` in nats, summed over all weights; 0-d
+    float64.
 
-    0-d float64. Differentiable in both, twice if need be, and may be mapped by ``torch.func``. Logits are finite; the
-    prior's is a number, or of a shape that broadcasts to the weights'.
+    It is differentiable twice in both arguments, and may be mapped by ``torch.func``. Logits are finite; the prior's is
+    a number, or of a shape that broadcasts to the weights'.
     """
     prior = torch.as_tensor(prior_logit, dtype=logit.dtype, device=logit.device)
     result: Tensor = _Bernoulli.apply(logit, prior)  # type: ignore[no-untyped-call]
@@ -59,7 +62,7 @@ def bernoulli(logit: Tensor, prior_logit: float | Tensor) -> Tensor:
 def scale_mixture_log_prob(value: Tensor, weight: float, wide: float, narrow: float) -> Tensor:
     """``log(weight N(value | 0, wide^2) + (1 - weight) N(value | 0, narrow^2))``, summed; 0-d float64.
 
-    Blundell et al. 2015, eq. 7, by ``logaddexp``: finite wherever the square of a value is.
+    This is Blundell et al. 2015, eq. 7, computed by ``logaddexp``, so it is finite if the square of every value is.
     """
     with torch.no_grad():
         first, second = mixture_terms(value, weight, wide, narrow)
@@ -77,7 +80,7 @@ def scale_mixture_log_prob(value: Tensor, weight: float, wide: float, narrow: fl
 
 
 def mixture_terms(value: Tensor, weight: float, wide: float, narrow: float) -> tuple[Tensor, Tensor]:
-    """Log of each part of a scale mixture, element-wise."""
+    """Log density of each component of a scale mixture, with its weight, element-wise."""
     square = value.square()
     first = square.mul(-0.5 / wide**2).add_(math.log(weight / wide) - 0.5 * LOG_2PI)
     second = square.mul_(-0.5 / narrow**2).add_(math.log((1.0 - weight) / narrow) - 0.5 * LOG_2PI)
@@ -90,10 +93,10 @@ def gaussian_log_prob(theta: Tensor, std: Tensor, eps: Tensor, *, path_only: boo
     Args:
         theta: The sample, which depends on mean and standard deviation.
         std: Standard deviations.
-        eps: The standard normals that the sample was made of.
-        path_only: Differentiate by way of the sample only and not in ``mean`` and ``std`` themselves, whose terms are
-            0 in expectation ("sticking the landing", Roeder et al. 2017). Otherwise the derivatives of both ways
-            cancel but for ``-1 / std``.
+        eps: Standard normals from which the sample was computed.
+        path_only: Whether to differentiate through the sample only and not directly in ``mean`` and ``std``, whose
+            terms are 0 in expectation ("sticking the landing", Roeder et al. 2017). Otherwise all derivatives cancel
+            except for ``-1 / std``.
     """
     with torch.no_grad():
         total = -0.5 * _sum_of_squares(eps) - _sum(std.log()) - 0.5 * LOG_2PI * eps.numel()
@@ -106,18 +109,18 @@ def gaussian_log_prob(theta: Tensor, std: Tensor, eps: Tensor, *, path_only: boo
 
 
 def gaussian_log_prob_from(log_stds: Tensor, eps: Sequence[Tensor]) -> Tensor:
-    """:func:`gaussian_log_prob` of several tensors in all that it depends on; 0-d float64.
+    """:func:`gaussian_log_prob` of several tensors, differentiable in all values that it depends on; 0-d float64.
 
     Args:
         log_stds: Sum of the logarithms of all standard deviations.
-        eps: The standard normals of each tensor.
+        eps: Standard normals of each tensor.
     """
     squares = torch.stack([_sum_of_squares(e) for e in eps]).sum()
     return -0.5 * squares - log_stds - 0.5 * LOG_2PI * sum(e.numel() for e in eps)
 
 
 def with_gradients(total: Tensor, *pairs: tuple[Tensor, Tensor]) -> Tensor:
-    """``total`` as a function of tensors, the first of every pair, whose derivatives are the second."""
+    """``total`` as a function of the first tensor of every pair, with the second one as its derivative."""
     if not pairs:
         return total
     inputs, gradients = zip(*pairs, strict=True)
@@ -224,5 +227,5 @@ def _sum_of_squares(tensor: Tensor) -> Tensor:
 
 
 def _wanted(*tensors: Tensor) -> bool:
-    """Whether a gradient may be asked for; they are off in general only in the block this is called in."""
+    """Whether a gradient may be needed; in the calling block alone they are switched off."""
     return any(tensor.requires_grad for tensor in tensors)

@@ -1,4 +1,4 @@
-"""Matrices in rotated bases: Kronecker products of two orthogonal matrices that are never formed."""
+"""Matrices in rotated bases: products with Kronecker products of two orthogonal matrices, which are never formed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from torch import Tensor
 
 
 def rotate(matrices: Tensor, left: Tensor | None, right: Tensor | None, *, back: bool = False) -> Tensor:
-    """``L' X R``, the coordinates of matrices in other bases of their rows and columns; or ``L X R'``, the way back.
+    """``L' X R``, the coordinates of matrices in other bases of their rows and columns; with ``back`` the inverse, ``L
+    X R'``.
 
-    Row-major flattened it is the product of ``(L kron R)'``, or of ``L kron R``, and a vector of ``O I`` numbers; it
+    Flattened row by row, it is the product of ``(L kron R)'``, or of ``L kron R``, with a vector of ``O I`` numbers; it
     costs ``O(O^2 I + O I^2)``.
 
     Args:
-        matrices: ``X``, ``(..., O, I)``.
+        matrices: Matrices ``X``, ``(..., O, I)``.
         left: ``L``, ``(O, O)``, of the matrices' dtype; None for the identity.
-        right: ``R``, ``(I, I)``, likewise.
-        back: ``L X R'`` is wanted.
+        right: ``R``, ``(I, I)``, of the matrices' dtype; None for the identity.
+        back: Whether to compute ``L X R'``.
     """
     if left is not None:
         matrices = (left if back else left.mT) @ matrices
@@ -25,7 +26,7 @@ def rotate(matrices: Tensor, left: Tensor | None, right: Tensor | None, *, back:
 
 
 def between(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """``first' second``: from coordinates in the second basis to those in the first; None is the identity."""
+    """``first' second``, which maps coordinates in the second basis to those in the first; None is the identity."""
     if first is None:
         return second
     return first.mT if second is None else first.mT @ second

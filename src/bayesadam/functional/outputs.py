@@ -10,19 +10,19 @@ from torch.nn import functional
 def softmax_factor(logits: Tensor) -> Tensor:
     """``S = diag(sqrt p) - p sqrt(p)'`` of ``H = diag(p) - p p'`` with ``p = softmax(logits)``.
 
-    Where one class has all the probability, ``1 - p`` of that class has no correct digit left; what counts in ``S S'``
-    are then the other columns, which have all of theirs.
+    If one class has nearly all the probability, ``1 - p`` of that class has no correct digit; ``S S'`` is then
+    determined by the other columns, which are accurate.
 
     Args:
-        logits: ``(..., C)``.
+        logits: Logits, ``(..., C)``.
 
     Returns:
-        ``(..., C, C)``.
+        Factors, ``(..., C, C)``.
     """
     probs, roots = logits.softmax(-1), (0.5 * logits.log_softmax(-1)).exp()
     return torch.diag_embed(roots) - probs.unsqueeze(-1) * roots.unsqueeze(-2)
 
 
 def logistic_scale(logits: Tensor) -> Tensor:
-    """``sqrt(p (1 - p))`` with ``p = sigmoid(logits)``, element-wise; not 0 before its logarithm is out of range."""
+    """``sqrt(p (1 - p))`` with ``p = sigmoid(logits)``, element-wise; it is 0 only if its logarithm is out of range."""
     return (0.5 * (functional.logsigmoid(logits) + functional.logsigmoid(-logits))).exp()

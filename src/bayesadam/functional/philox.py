@@ -15,7 +15,7 @@ from torch import Tensor
 Word: TypeAlias = int | Tensor
 
 ROUNDS = 7
-"""The fewest that pass all of BigCrush."""
+"""Smallest number of rounds that passes all tests of BigCrush."""
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
@@ -25,13 +25,14 @@ _MASK = 0xFFFFFFFF
 def normals_of(
     block: Tensor, key: Sequence[Word], pool: list[Tensor], floats: Sequence[Tensor]
 ) -> Iterator[tuple[int, Tensor]]:
-    """Number of an output and its normals for every counter, flat, four times; each overwrites the one before.
+    """Yield the number of an output and its normals for every counter, flat, four times; each overwrites the previous
+    one.
 
     Args:
         block: First words of the counters; overwritten.
-        key: The seed's halves, step, sample, index, stream.
+        key: Words of the key: the seed's halves, step, sample, index, stream.
         pool: Eight buffers like ``block``.
-        floats: Three float32 buffers, flat, for as many numbers.
+        floats: Three flat float32 buffers of the same number of elements.
     """
     words = philox(block, key, pool)
     radius, angle, trig = floats
@@ -43,7 +44,9 @@ def normals_of(
 
 
 def philox(block: Tensor, key: Sequence[Word], pool: list[Tensor]) -> list[Tensor]:
-    """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers from ``pool``."""
+    """Four 32-bit words (in int64) for every counter in ``block``, which is overwritten; buffers are taken from
+    ``pool``.
+    """
     low, high, step, sample, index, stream = key
     number = sample | (stream << 28) if isinstance(sample, int) else sample.bitwise_or(stream << 28)
 
@@ -54,9 +57,10 @@ def philox(block: Tensor, key: Sequence[Word], pool: list[Tensor]) -> list[Tenso
 
 
 def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], rounds: int) -> list[Tensor]:
-    """Philox4x32. Words that are the same everywhere stay Python integers for as long as they can.
+    """Apply the rounds of Philox4x32. Words that are equal everywhere stay Python integers as long as possible.
 
-    Tensors are int64 and hold 32-bit words; those of ``counter`` are overwritten and ``pool`` supplies the others.
+    Tensors are int64 and hold 32-bit words; those of ``counter`` are overwritten, and the others are taken from
+    ``pool``.
     """
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -68,14 +72,14 @@ def philox_rounds(counter: list[Word], key: list[Word], pool: list[Tensor], roun
 
 
 def _multiply(word: Word, multiplier: int, pool: list[Tensor]) -> Word:
-    """The 64-bit product; as a signed tensor it wraps, its bits are right."""
+    """The 64-bit product; it overflows as a signed tensor, but its bits are right."""
     if isinstance(word, int):
         return word * multiplier
     return torch.mul(word, multiplier, out=pool.pop())
 
 
 def _mix(product: Word, word: Word, key: Word, dead: Word, pool: list[Tensor]) -> Word:
-    """``high(product) ^ low(word) ^ key``; ``word`` and ``dead`` are not needed afterwards."""
+    """``high(product) ^ low(word) ^ key``; ``word`` and ``dead`` are overwritten."""
     if isinstance(product, int):
         if isinstance(dead, Tensor):
             pool.append(dead)

@@ -1,4 +1,4 @@
-"""Standard deviations as a free parameter ``rho``, and square roots that may be taken of zero."""
+"""Standard deviations as functions of an unconstrained parameter ``rho``, and a square root with a gradient at zero."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch.autograd.function import once_differentiable
 
 
 def softplus(rho: Tensor) -> Tensor:
-    """``log(1 + exp(rho))``, element-wise: the standard deviation that ``rho`` stands for (Blundell et al. 2015)."""
+    """``log(1 + exp(rho))``, element-wise, the standard deviation for ``rho`` (Blundell et al. 2015)."""
     result: Tensor = _Softplus.apply(rho)  # type: ignore[no-untyped-call]
     return result
 
 
 def sample(mean: Tensor, rho: Tensor, eps: Tensor) -> tuple[Tensor, Tensor]:
-    """``mean + softplus(rho) * eps`` and ``softplus(rho)``, element-wise; one function of both for one fast gradient.
+    """``mean + softplus(rho) * eps`` and ``softplus(rho)``, element-wise, in one function with a fast gradient.
 
     ``d_rho = (d_sample * eps + d_std) / (1 + exp(-rho))`` (Blundell et al. 2015, section 3.2). The sample has the dtype
     of ``mean``, which may be lower than that of ``rho`` and ``eps``.
@@ -31,7 +31,7 @@ def inverse_softplus(std: Tensor) -> Tensor:
 
 
 def root(variance: Tensor) -> Tensor:
-    """Square root whose derivative at 0 is 0 and not infinite; what is below 0 by rounding counts as 0."""
+    """Square root whose derivative at 0 is 0 and not infinite; values below 0, as from rounding, count as 0."""
     result: Tensor = _Root.apply(variance)  # type: ignore[no-untyped-call]
     return result
 

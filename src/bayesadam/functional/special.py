@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 
 STEPS = 10_000
-"""Of a continued fraction at most; about the square root of the larger argument is needed."""
+"""Largest number of steps of a continued fraction; about the square root of the larger argument is needed."""
 
 
 @torch.no_grad()
 def betainc(a: Tensor, b: Tensor, x: Tensor, complement: Tensor | None = None) -> Tensor:
-    """The regularised incomplete beta function ``I_x(a, b)``, element-wise and in float64, without a graph.
+    """Regularised incomplete beta function ``I_x(a, b)``, element-wise in float64, without a graph.
 
-    By the continued fraction of DLMF 8.17.22, evaluated by the modified Lentz method, on that side of its mean where it
-    converges fast. For ``a, b`` up to 1e4 and ``x`` in [1e-12, 1 - 1e-12] relative errors were below 1e-9.
+    It is the continued fraction of DLMF 8.17.22, evaluated by the modified Lentz method on the side of the mean where
+    it converges fast. For ``a, b`` up to 1e4 and ``x`` in [1e-12, 1 - 1e-12] relative errors were below 1e-9.
 
     Args:
-        a: Positive.
-        b: Positive.
-        x: In [0, 1].
-        complement: ``1 - x``, if known to more digits.
+        a: First parameter, positive.
+        b: Second parameter, positive.
+        x: Argument in [0, 1].
+        complement: ``1 - x``, if it is known to more digits.
     """
     a, b, x = torch.broadcast_tensors(a.double(), b.double(), x.double())  # type: ignore[no-untyped-call]
     rest = 1.0 - x if complement is None else complement.double().expand(x.shape)

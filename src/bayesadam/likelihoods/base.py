@@ -43,10 +43,10 @@ class Likelihood(nn.Module):
     ``sample``               ``distribution``
     ``cdf``                  ``distribution``; without it, quantiles are those of draws by ``sample``
     ``score``                automatic differentiation of ``log_density``
-    ``fisher_factor``        second derivatives of ``log_density`` at the targets, likewise
+    ``fisher_factor``        second derivatives of ``log_density`` at the targets, also automatic
     ``fisher_sum``           ``fisher_factor``, for some rows at a time
     ``expected_log_density`` quadrature over one output per data point, or by ``element_log_density``
-    ``log_expected_density`` likewise
+    ``log_expected_density`` quadrature, as for ``expected_log_density``
     ``rescaled``             none: estimators do not standardise the targets
     ``tempered``             none: predictions have no temperature to be calibrated
     ======================== ================================================================================
@@ -252,8 +252,8 @@ class Likelihood(nn.Module):
     # Moment propagation.
 
     def under_gaussian(self, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For a Gaussian target with Gaussian outputs: its mean, the variance of that mean, and the log expected noise
-        variance.
+        """Moments of a Gaussian target with Gaussian outputs: its mean, the variance of that mean, and the log expected
+        noise variance.
 
         Args:
             mean: Means of the outputs, ``(N, ...)``.

@@ -20,7 +20,7 @@ FLAGS = (
     *("-O3", "-std=c++17", "-shared", "-fPIC", "-march=native", "-fopenmp"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"),
 )
-"""Not ``-ffast-math``: infinities and NaN must be what they are."""
+"""Compiler flags. ``-ffast-math`` is not among them, so that infinities and NaN are handled correctly."""
 WIDE = "-mprefer-vector-width=512"
 SECONDS = 120.0
 """Time after which a compiler that has not finished counts as failed."""

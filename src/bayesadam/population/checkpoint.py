@@ -19,7 +19,7 @@ from bayesadam.population.population import Population
 from bayesadam.population.record import Record
 
 SECONDS, SHARE = 2.0, 20.0
-"""A checkpoint follows another after so many seconds, and so many times what writing the last one took."""
+"""Least time between two checkpoints: so many seconds, and so many times the duration of the last write."""
 
 _KIND = "population"
 

@@ -14,7 +14,7 @@ from bayesadam.functional.reparameterized import sample, softplus
 from bayesadam.variational import fused
 
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
-"""What noise is for: the sample's number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
+"""Uses of noise: the sample number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,7 +1,7 @@
-"""Means and variances through the layers of a network whose inputs and weights are random (methods section 7).
+"""Means and variances through the layers of a network whose inputs and weights are random.
 
-Every function takes the means and variances of independent inputs and gives those of its outputs. What is not linear
-takes its inputs as Gaussian.
+Every function maps the means and variances of independent inputs to those of its outputs. Nonlinear functions treat
+their inputs as Gaussian.
 """
 
 from bayesadam.functional.moments.expectations import expected_log_sigmoid as expected_log_sigmoid

@@ -1,4 +1,4 @@
-"""Expectations under independent Gaussian logits that objectives and predictions for classes need."""
+"""Expectations under independent Gaussian logits, for objectives and predictions of classes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _INNER_STEPS = 5
 
 
 def expected_log_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
-    """``E[log sig(z)]`` for ``z ~ N(mean, variance)``, element-wise: ``-E[log(1 + exp(-z))]``.
+    """``E[log sig(z)]`` for ``z ~ N(mean, variance)``, element-wise, computed as ``-E[log(1 + exp(-z))]``.
 
-    As accurate as :func:`~bayesadam.functional.moments.logistic.expected_softplus`.
+    It is as accurate as :func:`~bayesadam.functional.moments.logistic.expected_softplus`.
     """
     return -expected_softplus(-mean, variance)
 
@@ -29,26 +29,26 @@ def expected_log_softmax(mean: Tensor, variance: Tensor, index: Tensor) -> Tenso
 
         1/2 sum_k a_k^2 variance_k + log sum_k exp(mean_k + (1 - 2 a_k) variance_k / 2)
 
-    which holds for any ``a``, is convex in it, and least at ``a = softmax(mean + (1 - 2 a) variance / 2)``. The
-    iteration of that equation diverges at large variances. Instead, with the logarithm of the sum, ``L``, given, each
-    ``a_k`` is the solution of an equation of its own (Lambert's W), and ``L`` is where they sum to 1: Newton's method
-    in one unknown. Jensen's inequality, ``a = 0``, is kept where rounding makes it better. Gradients hold ``a`` fixed,
-    which is exact at its optimum.
+    which holds for any ``a``, is convex in it, and has its minimum at ``a = softmax(mean + (1 - 2 a) variance / 2)``.
+    Iterating that equation diverges at large variances. Instead, given the logarithm ``L`` of the sum, each ``a_k``
+    solves a separate equation (Lambert's W), and Newton's method finds the ``L`` at which they sum to 1. Jensen's
+    inequality, ``a = 0``, is used where rounding makes it better. Gradients hold ``a`` fixed, which is exact at its
+    optimum.
 
-    Measured by 1e4 samples with logits of standard deviation 2: below the expectation by 0.02 to 0.03 nats at variances
-    of 1 (Jensen: 0.4 of 2 classes, 0.2 of 10), 1.1 to 1.5 at 10 and 20 to 30 at 100.
-    Variances of 0 give ``log_softmax`` bit for bit.
+    Measured with 1e4 samples and logits of standard deviation 2, the bound is below the expectation by 0.02 to 0.03
+    nats at variances of 1 (Jensen: 0.4 for 2 classes, 0.2 for 10), 1.1 to 1.5 at 10, and 20 to 30 at 100. Variances of
+    0 give ``log_softmax`` bit for bit.
 
     Args:
-        mean: ``(..., K)``.
-        variance: The same shape, not negative.
-        index: ``(...)``, integers below ``K``.
+        mean: Means, ``(..., K)``.
+        variance: Variances of the same shape, not negative.
+        index: Class numbers ``(...)``, integers below ``K``.
 
     Returns:
-        ``(...)``, in nats.
+        The bound, ``(...)``, in nats.
 
     Raises:
-        ValueError: If the shapes do not fit.
+        ValueError: The shapes do not fit.
     """
     if index.shape != mean.shape[:-1]:
         raise ValueError(f"index must be of shape {tuple(mean.shape[:-1])}, got {tuple(index.shape)!r}")
@@ -65,25 +65,26 @@ def expected_log_softmax(mean: Tensor, variance: Tensor, index: Tensor) -> Tenso
 def log_expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
     """Log of an approximation of ``E[softmax(z)]`` over the last axis, for independent ``z_k ~ N(mean_k, variance_k)``.
 
-    The mean-field approximation "mf2" of Lu, Ie and Sha (2020), made to sum to 1: with the pairs' probabilities by
-    MacKay's scaling, ``1 / p_k = sum_i exp((mean_i - mean_k) / sqrt(1 + pi (variance_i + variance_k) / 8))``, where the
-    term ``i = k`` is 1. Two classes have the closed-form sigmoid of their difference.
+    This is the mean-field approximation "mf2" of Lu, Ie and Sha (2020), normalised to sum to 1. With MacKay's scaling
+    for each pair of classes, ``1 / p_k = sum_i exp((mean_i - mean_k) / sqrt(1 + pi (variance_i + variance_k) / 8))``,
+    where the term ``i = k`` is 1. For two classes this is the closed-form sigmoid of their difference.
 
-    Measured by 1e5 samples at random logits, the largest error of a probability, at variances about 1 (100): of two
-    classes 0.011 (0.018), of three 0.037 (0.083), of five 0.084 (0.13), of ten 0.12 (0.19). Probit scaling of each
-    logit ("mf0") is off by up to 0.33 (0.70), "mf1" by 0.076 (0.17) for two classes and 0.084 (0.16) for ten.
+    Measured with 1e5 samples at random logits, the largest error of a probability at variances of about 1 (100) is
+    0.011 (0.018) for two classes, 0.037 (0.083) for three, 0.084 (0.13) for five and 0.12 (0.19) for ten. Probit
+    scaling of each logit ("mf0") has errors up to 0.33 (0.70), and "mf1" 0.076 (0.17) for two classes and 0.084 (0.16)
+    for ten.
 
-    Takes ``K^2`` memory per row. Variances of 0 give ``log_softmax`` up to rounding.
+    It needs ``K^2`` memory per row. Variances of 0 give ``log_softmax`` up to rounding.
 
     Args:
-        mean: ``(..., K)``.
-        variance: The same shape, not negative.
+        mean: Means, ``(..., K)``.
+        variance: Variances of the same shape, not negative.
 
     Returns:
-        ``(..., K)``, log probabilities in nats.
+        Log probabilities ``(..., K)``, in nats.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: The shapes differ.
     """
 
     def moments(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,11 +1,11 @@
 """Means and variances through linear maps whose inputs and weights are independent (Bayer et al. 2015, section 2.1.1).
 
-With inputs of mean ``x`` and variance ``u`` and weights of mean ``m`` and variance ``v``, of whatever distributions::
+For inputs of mean ``x`` and variance ``u`` and weights of mean ``m`` and variance ``v``, of any distributions::
 
     mean     = m x + b
     variance = v (x^2 + u) + m^2 u + variance of b
 
-A variance that is ``None`` is exactly zero, and costs no product.
+A variance of ``None`` is exactly zero, and its product is omitted.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ def linear(
     bias: Tensor | None = None,
     bias_variance: Tensor | None = None,
 ) -> Moments:
-    """``torch.nn.functional.linear`` of independent inputs and weights.
+    """Moments of ``torch.nn.functional.linear`` of independent inputs and weights.
 
     Outputs share their inputs and so are not independent of each other: see :func:`output_covariance`.
 
-    Networks may be run side by side: weights ``(networks, out, in)``, biases ``(networks, out)``, and inputs
-    ``(networks, n, in)``.
+    Several networks may be run side by side, with weights ``(networks, out, in)``, biases ``(networks, out)``, and
+    inputs ``(networks, n, in)``.
 
     Args:
-        mean: Of the inputs, ``(..., in)``.
-        variance: Of the inputs, same shape.
-        weight: Means, ``(out, in)``.
-        weight_variance: Same shape.
-        bias: Means, ``(out,)``.
-        bias_variance: Same shape; not without a ``bias``.
+        mean: Means of the inputs, ``(..., in)``.
+        variance: Variances of the inputs, of the same shape.
+        weight: Means of the weights, ``(out, in)``.
+        weight_variance: Variances of the weights, of the same shape.
+        bias: Means of the biases, ``(out,)``.
+        bias_variance: Variances of the biases, of the same shape; only with a ``bias``.
     """
     if weight_variance is None:
         out = _affine(mean, weight, bias)
@@ -71,18 +71,19 @@ def convolution(
     bias: Tensor | None = None,
     bias_variance: Tensor | None = None,
 ) -> Moments:
-    """Any map ``call(input, weight, bias)`` whose outputs are sums of inputs times weights, each weight once.
+    """Moments of any map ``call(input, weight, bias)`` whose outputs are sums of inputs times weights, each weight
+    once.
 
-    Positions that share weights are taken as independent of each other, and so are overlapping windows.
+    Positions that share weights are treated as independent of each other, and so are overlapping windows.
 
     Args:
-        call: ``functional.conv2d`` with its options, say.
-        mean: Of the inputs, as ``call`` takes them; and so for the others, see :func:`linear`.
-        variance: See ``mean``.
-        weight: See ``mean``.
-        weight_variance: See ``mean``.
-        bias: See ``mean``.
-        bias_variance: See ``mean``.
+        call: The map, such as ``functional.conv2d`` with its options.
+        mean: Means of the inputs, as ``call`` takes them.
+        variance: Variances of the inputs, of the same shape.
+        weight: Means of the weights, as ``call`` takes them.
+        weight_variance: Variances of the weights, of the same shape.
+        bias: Means of the biases, as ``call`` takes them.
+        bias_variance: Variances of the biases, of the same shape; only with a ``bias``.
     """
     out = call(mean, weight, bias)
     spread = None
@@ -106,7 +107,7 @@ def conv2d(
     bias_variance: Tensor | None = None,
     **options: Any,
 ) -> Moments:
-    """``torch.nn.functional.conv2d``, with its ``options``; see :func:`convolution`."""
+    """Moments of ``torch.nn.functional.conv2d`` with its ``options``; see :func:`convolution`."""
 
     def call(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
         return functional.conv2d(x, w, b, **options)
@@ -115,9 +116,9 @@ def conv2d(
 
 
 def avg_pool2d(mean: Tensor, variance: Tensor | None, kernel_size: Any, **options: Any) -> Moments:
-    """``torch.nn.functional.avg_pool2d`` of independent inputs, with its ``options``.
+    """Moments of ``torch.nn.functional.avg_pool2d`` of independent inputs, with its ``options``.
 
-    Of a sum divided by ``d`` the variance is that of the sum divided by ``d^2``; padding has none.
+    The variance of a sum divided by ``d`` is the variance of the sum divided by ``d^2``; padding has no variance.
     """
 
     def pool(x: Tensor, **others: Any) -> Tensor:
@@ -130,7 +131,7 @@ def avg_pool2d(mean: Tensor, variance: Tensor | None, kernel_size: Any, **option
 
 
 def adaptive_avg_pool2d(mean: Tensor, variance: Tensor | None, output_size: Any) -> Moments:
-    """``torch.nn.functional.adaptive_avg_pool2d`` of independent inputs."""
+    """Moments of ``torch.nn.functional.adaptive_avg_pool2d`` of independent inputs."""
     out = functional.adaptive_avg_pool2d(mean, output_size)
     if variance is None:
         return out, None
@@ -148,12 +149,13 @@ def output_covariance(variance: Tensor, weight: Tensor, output_variance: Tensor)
     ``Cov(y_j, y_k) = sum_i m_ij m_ik u_i``; the diagonal is that of :func:`linear`.
 
     Args:
-        variance: Of the layer's inputs, ``(N, in)``; or for networks side by side, with one more axis in all tensors.
-        weight: Means, ``(out, in)``.
-        output_variance: As :func:`linear` gives it, ``(N, out)``.
+        variance: Variances of the layer's inputs, ``(N, in)``; for networks side by side all tensors have one more
+            axis.
+        weight: Means of the weights, ``(out, in)``.
+        output_variance: Variances of the outputs from :func:`linear`, ``(N, out)``.
 
     Returns:
-        ``(N, out, out)``.
+        Covariances, ``(N, out, out)``.
     """
     count = weight.shape[-2]
     pairs = (weight.unsqueeze(-2) * weight.unsqueeze(-3)).flatten(-3, -2)  # (out^2, in): less than (N, out, in)
@@ -163,14 +165,14 @@ def output_covariance(variance: Tensor, weight: Tensor, output_variance: Tensor)
 
 
 def gaussian_log_prob(residual: Tensor, covariance: Tensor) -> Tensor:
-    """``log N(residual | 0, covariance)`` by a Cholesky decomposition in float64: O(K^3), stable for any number.
+    """``log N(residual | 0, covariance)`` by a Cholesky decomposition in float64, at a cost of O(K^3).
 
     Args:
-        residual: ``(..., K)``.
-        covariance: ``(..., K, K)``, positive definite.
+        residual: Residuals, ``(..., K)``.
+        covariance: Covariances ``(..., K, K)``, positive definite.
 
     Returns:
-        ``(...)``, in nats and in the dtype of the residual.
+        Log densities ``(...)``, in nats and in the dtype of the residual.
     """
     factor = torch.linalg.cholesky(covariance.double())
     white: Tensor = torch.linalg.solve_triangular(factor, residual.double().unsqueeze(-1), upper=False)

@@ -1,8 +1,8 @@
-"""Mean and variance of squashed Gaussians: sigmoid and tanh; and the mean of softplus.
+"""Mean and variance of the sigmoid and tanh of a Gaussian, and the mean of its softplus.
 
-For variances up to 1 by Gauss-Hermite quadrature. Above, the logistic is replaced by a mixture of probits,
-``sum_k w_k Phi(x / s_k)``, which nowhere differs from it by more than 1.3e-8, and whose integrals with a Gaussian are
-closed forms in ``t_k = sqrt(s_k^2 + variance)``. The second moment is then ``E - dE/dmean``, since
+Variances up to 1 use Gauss-Hermite quadrature. For larger ones the logistic function is replaced by a mixture of
+probits, ``sum_k w_k Phi(x / s_k)``, which nowhere differs from it by more than 1.3e-8, and whose integrals with a
+Gaussian are closed forms in ``t_k = sqrt(s_k^2 + variance)``. The second moment is then ``E - dE/dmean``, since
 ``sig^2 = sig - sig'``.
 """
 
@@ -47,16 +47,16 @@ _LIMIT = 1.0
 def sigmoid(mean: Tensor, variance: Tensor, *, approximation: str = "accurate") -> tuple[Tensor, Tensor]:
     """Mean and variance of ``1 / (1 + exp(-x))`` for ``x ~ N(mean, variance)``, element-wise.
 
-    ``"accurate"``: mean and variance within 2e-7 in float32 and 4e-9 in float64, measured against the
-    trapezoidal rule for standard deviations from 1e-4 to 1e3. Up to an input variance of 1, the variance is within 1e-6
-    (3e-8) of itself where ``|mean| < 8``; above, far out, only within the former. A variance of 0 gives the sigmoid
-    bit for bit, and 0; gradients there are the limits.
+    ``"accurate"`` has absolute errors of mean and variance below 2e-7 in float32 and 4e-9 in float64, measured against
+    the trapezoidal rule for standard deviations from 1e-4 to 1e3. For input variances up to 1 and ``|mean| < 8`` the
+    relative error of the variance is below 1e-6 (3e-8); elsewhere only the absolute bounds hold. A variance of 0 gives
+    the sigmoid bit for bit, and a variance of 0; gradients there are the limits.
 
-    ``"closed_form"``: as published (Wang and Manning 2013, section 3; Bayer et al. 2015, section 2.3), mean
+    ``"closed_form"`` is as published (Wang and Manning 2013, section 3; Bayer et al. 2015, section 2.3), with mean
     ``sig(mean / sqrt(1 + pi variance / 8))`` and second moment ``sig(c (mean - k) / sqrt(1 + pi c^2 variance / 8))``
-    with ``c = 4 - 2 sqrt(2)`` and ``k = -log(sqrt(2) - 1)``. The mean is off by up to 0.018 and the second moment by
-    up to 0.027 at any variance, so that the variance is of no use where it is small. It is set to 0 where the
-    input's is, which is not its limit.
+    with ``c = 4 - 2 sqrt(2)`` and ``k = -log(sqrt(2) - 1)``. The error of the mean is up to 0.018 and that of the
+    second moment up to 0.027 at any variance, so that small variances are useless. The variance is set to 0 where that
+    of the input is 0, which is not its limit.
 
     Args:
         mean: Any shape.
@@ -73,10 +73,10 @@ def sigmoid(mean: Tensor, variance: Tensor, *, approximation: str = "accurate") 
 
 
 def tanh(mean: Tensor, variance: Tensor, *, approximation: str = "accurate") -> tuple[Tensor, Tensor]:
-    """Mean and variance of ``tanh(x) = 2 sig(2 x) - 1``, element-wise: :func:`sigmoid` of ``2 mean, 4 variance``.
+    """Mean and variance of ``tanh(x) = 2 sig(2 x) - 1``, element-wise, by :func:`sigmoid` of ``2 mean, 4 variance``.
 
-    The errors are within 2e-7 in float32 and 3e-8 in float64 (variances up to 1/4 are by quadrature); the published
-    form's mean is off by up to 0.036.
+    Absolute errors are below 2e-7 in float32 and 3e-8 in float64 (variances up to 1/4 use quadrature); the mean of the
+    published form has errors up to 0.036.
     """
     return elementwise(partial(_tanh, closed=_is_closed(approximation)), mean, variance)
 
@@ -89,18 +89,18 @@ def expected_sigmoid(mean: Tensor, variance: Tensor) -> Tensor:
 def expected_softplus(mean: Tensor, variance: Tensor) -> Tensor:
     """``E[log(1 + exp(x))]`` for ``x ~ N(mean, variance)``, element-wise.
 
-    Above a variance of 1 by the integral of the probits, each the mean of a rectified Gaussian:
-    ``sum_k w_k [mean Phi(mean / t_k) + t_k phi(mean / t_k)]``. Within 4e-8 in float64, and within
-    5e-7 of ``max(1, mean)`` in float32. A variance of 0 gives softplus, without PyTorch's threshold of 20.
+    For variances above 1 it is the integral of the probits, each the mean of a rectified Gaussian:
+    ``sum_k w_k [mean Phi(mean / t_k) + t_k phi(mean / t_k)]``. The error is below 4e-8 in float64, and below
+    5e-7 ``max(1, mean)`` in float32. A variance of 0 gives softplus, without PyTorch's threshold of 20.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: The shapes differ.
     """
     return elementwise(_softplus, mean, variance)[0]
 
 
 def logistic_gap(mean: Tensor, distance: Tensor, sign: float) -> Tensor:
-    """``sig(mean + sign distance) - sig(mean)`` for ``distance >= 0``, accurate relative to itself."""
+    """``sig(mean + sign distance) - sig(mean)`` for ``distance >= 0``, with a small relative error."""
     reached = torch.sigmoid(sign * mean + distance)
     return (torch.sigmoid(-sign * mean) * reached).mul_(torch.expm1(-distance)).mul_(-sign)
 

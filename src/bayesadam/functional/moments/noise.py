@@ -1,7 +1,7 @@
-"""Means and variances under independent noise: added, multiplied, or dropping out (Bayer et al. 2015, section 2.2).
+"""Means and variances under independent additive, multiplicative or dropout noise (Bayer et al. 2015, section 2.2).
 
-Element-wise and exact whatever the distributions, since only means and variances enter. All arguments broadcast. A
-variance of ``None`` is exactly zero, as an argument and as a result.
+All functions are element-wise and exact for any distributions, since only means and variances enter. Arguments
+broadcast. A variance of ``None`` is exactly zero, as an argument and as a result.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from torch import Tensor
 def add(
     mean: Tensor, variance: Tensor | None, noise_mean: Tensor | float, noise_variance: Tensor | float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Of ``x + e`` with ``x`` and ``e`` independent: the sums. On weights: Gaussian weight noise."""
+    """Moments of ``x + e`` with ``x`` and ``e`` independent, which are sums. Applied to weights, it is Gaussian
+    weight noise.
+    """
     total = mean + noise_mean
     if noise_variance is None:
         return total, variance
@@ -25,7 +27,9 @@ def add(
 def multiply(
     mean: Tensor, variance: Tensor | None, noise_mean: Tensor | float, noise_variance: Tensor | float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Of ``x e`` with ``x ~ (mean, u)`` and ``e ~ (m, v)`` independent: ``mean m`` and ``mean^2 v + m^2 u + u v``."""
+    """Moments ``mean m`` and ``mean^2 v + m^2 u + u v`` of ``x e`` with independent ``x ~ (mean, u)`` and ``e ~ (m,
+    v)``.
+    """
     product = mean * noise_mean
     if noise_variance is None:
         return product, None if variance is None else variance * (noise_mean * noise_mean)
@@ -36,18 +40,18 @@ def multiply(
 
 
 def dropout(mean: Tensor, variance: Tensor | None, p: float) -> tuple[Tensor, Tensor | None]:
-    """Under inverted dropout: each ``x`` is 0 with probability ``p``, and else divided by ``1 - p``.
+    """Moments under inverted dropout, in which ``x`` is 0 with probability ``p`` and otherwise divided by ``1 - p``.
 
-    Noise with mean 1 and variance ``p / (1 - p)``. On a layer's inputs it is dropout, on weights drop-connect
-    (Wan et al. 2013). As in PyTorch, ``p = 1`` leaves zeros, and ``p = 0`` what was there.
+    This is multiplicative noise with mean 1 and variance ``p / (1 - p)``. On a layer's inputs it is dropout, on weights
+    drop-connect (Wan et al. 2013). As in PyTorch, ``p = 1`` gives zeros, and ``p = 0`` changes nothing.
 
     Args:
-        mean: Any shape.
-        variance: The same shape, or None.
-        p: In [0, 1].
+        mean: Means of any shape.
+        variance: Variances of the same shape, or None.
+        p: Probability in [0, 1].
 
     Raises:
-        ValueError: If ``p`` is outside [0, 1].
+        ValueError: ``p`` is outside [0, 1].
     """
     if not 0.0 <= p <= 1.0:
         raise ValueError(f"p must be in [0, 1], got {p!r}")

@@ -1,8 +1,8 @@
 """Mean and variance of a function of a Gaussian by quadrature: Gauss-Hermite, and the unscented transform.
 
-Everything is made of the differences ``g(t) = f(mean + t) - f(mean)``, at nodes in pairs ``t = +-x sd``: the variance
-is a sum of squares, both results are exact where the variance is 0, and in the derivative by ``sd`` what would be
-divided by a vanishing ``sd`` cancels within each pair, before it is summed.
+All formulas use the differences ``g(t) = f(mean + t) - f(mean)`` at nodes in pairs ``t = +-x sd``. The variance is then
+a sum of squares, both results are exact where the variance is 0, and in the derivative by ``sd`` the terms that would
+be divided by a vanishing ``sd`` cancel within each pair before they are summed.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ def gauss_hermite(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of ``function(x)`` for ``x ~ N(mean, variance)``, element-wise.
 
-    Exact for polynomials of degree ``2 nodes - 1`` (the mean) and ``nodes - 1`` (the variance). For others, the
-    smoother over the width of the Gaussian, the better: of 32 nodes, softsign's mean is within 2e-4 at standard
-    deviation 0.5 and 2e-3 at 2. In float32 the variance is that of rounded values: relative to itself it is as good as
-    the change of the function over one standard deviation is.
+    It is exact for polynomials of degree ``2 nodes - 1`` (the mean) and ``nodes - 1`` (the variance). For other
+    functions it is the more accurate the smoother they are over the width of the Gaussian: with 32 nodes, the error of
+    softsign's mean is below 2e-4 at standard deviation 0.5 and 2e-3 at 2. In float32 the variance is that of rounded
+    values, and its relative error is that of the change of the function over one standard deviation.
 
-    The function is called once per node, one after the other; evaluating it once on all of them took as long and
-    ``nodes`` times the memory. Derivatives are those of the quadrature, by autograd, whatever else the function depends
-    on. Where the variance is 0, the derivatives by it are taken as 0.
+    The function is called once per node, one after the other; a single call with all nodes took as long and ``nodes``
+    times the memory. Derivatives are those of the quadrature, by autograd, and include other tensors that the function
+    depends on. Where the variance is 0, the derivatives by it are 0.
 
     Args:
-        function: Element-wise; any tensors it uses are differentiated too.
-        mean: Any shape.
-        variance: The same shape, not negative.
-        nodes: At least 1.
+        function: Element-wise function; tensors that it uses are differentiated, too.
+        mean: Means of any shape.
+        variance: Variances of the same shape, not negative.
+        nodes: Number of nodes, at least 1.
 
     Returns:
         Mean and variance, of the inputs' shape and dtype (half precision is computed in float32).
 
     Raises:
-        ValueError: If ``nodes`` is less than 1, or the shapes differ.
+        ValueError: ``nodes`` is less than 1, or the shapes differ.
     """
     if nodes < 1:
         raise ValueError(f"nodes must be at least 1, got {nodes!r}")
@@ -61,20 +61,21 @@ def gauss_hermite(
 def unscented(
     function: Callable[[Tensor], Tensor], mean: Tensor, variance: Tensor, kappa: float = 2.0
 ) -> tuple[Tensor, Tensor]:
-    """The unscented transform in one dimension: three nodes, element-wise (Julier and Uhlmann 1997, eqs. 11 to 15).
+    """Mean and variance by the unscented transform in one dimension, element-wise (Julier and Uhlmann 1997, eqs. 11
+    to 15).
 
-    Nodes ``mean`` and ``mean +- sqrt((1 + kappa) variance)`` with the weights ``kappa / (1 + kappa)`` and twice
-    ``1 / (2 (1 + kappa))``. With ``kappa = 2`` it is Gauss-Hermite quadrature with three nodes. Otherwise like
-    :func:`gauss_hermite`.
+    The nodes are ``mean`` and ``mean +- sqrt((1 + kappa) variance)``, with the weights ``kappa / (1 + kappa)`` and
+    twice ``1 / (2 (1 + kappa))``. With ``kappa = 2`` it is Gauss-Hermite quadrature with three nodes. In all else it is
+    like :func:`gauss_hermite`.
 
     Args:
-        function: Element-wise.
-        mean: Any shape.
-        variance: The same shape, not negative.
-        kappa: Not negative, so that no weight and no variance is.
+        function: Element-wise function.
+        mean: Means of any shape.
+        variance: Variances of the same shape, not negative.
+        kappa: Parameter of the transform; not negative, so that weights and variances are not.
 
     Raises:
-        ValueError: If ``kappa`` is negative or not finite, or the shapes differ.
+        ValueError: ``kappa`` is negative or not finite, or the shapes differ.
     """
     if not 0.0 <= kappa < math.inf:
         raise ValueError(f"kappa must be finite and not negative, got {kappa!r}")
@@ -85,7 +86,7 @@ def unscented(
 def hermite(nodes: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """The positive nodes of the quadrature for a standard normal, and their weights.
 
-    The node 0 of an odd number is left out: differences are 0 there.
+    The node 0 of an odd number is omitted, since differences are 0 there.
     """
     points, weights = np.polynomial.hermite_e.hermegauss(nodes)
     positive = points > 1e-9
@@ -103,15 +104,15 @@ def central_moments(gap: Gap, slopes: Slopes, mean: Tensor, variance: Tensor, no
     """``E[f] - f(mean)`` and ``Var[f]`` by Gauss-Hermite quadrature; moments of ``f'`` and ``f''`` as gradients.
 
     Price's theorem: ``dE/d(mean, variance) = (E[f'], E[f''] / 2)``. With it also
-    ``dV/d(mean, variance) = (2 Cov(f, f'), E[f'^2] + Cov(f, f''))``. None of it divides by the standard deviation, and
-    the limits at 0 come out.
+    ``dV/d(mean, variance) = (2 Cov(f, f'), E[f'^2] + Cov(f, f''))``. There is no division by the standard deviation, so
+    the limits at 0 are correct.
 
     Args:
         gap: Differences of the function.
-        slopes: Its derivatives.
-        mean: Any shape.
-        variance: The same shape, not negative.
-        nodes: Even.
+        slopes: Derivatives of the function.
+        mean: Means of any shape.
+        variance: Variances of the same shape, not negative.
+        nodes: Number of nodes, even.
     """
     result: tuple[Tensor, Tensor] = _Central.apply(mean, variance, gap, slopes, nodes)  # type: ignore[no-untyped-call]
     return result

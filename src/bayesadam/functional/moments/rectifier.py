@@ -4,8 +4,9 @@ With ``al = mean / sd``, ``Phi`` and ``phi`` the standard normal's distribution 
 
     E = mean Phi(al) + sd phi(al)        V = variance Phi(al) - E (E - mean)
 
-``V`` is the second moment's formula rewritten: ``E - mean`` is ``E[relu(-x)]``, so that both terms have the size of the
-result and nothing like ``mean^2`` cancels. All of the backward's factors are by-products of the forward.
+``V`` is rewritten from the formula of the second moment with ``E - mean = E[relu(-x)]``: both terms have the size of
+the result, and terms as large as ``mean^2`` do not cancel. All factors of the backward pass are by-products of the
+forward pass.
 """
 
 from __future__ import annotations
@@ -29,45 +30,45 @@ _LOG2_DENSITY = -0.5 * math.log2(2.0 * math.pi)
 
 
 def relu(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of ``max(x, 0)`` for ``x ~ N(mean, variance)``, element-wise; exact.
+    """Mean and variance of ``max(x, 0)`` for ``x ~ N(mean, variance)``, element-wise and exact.
 
-    A variance of 0 gives ``max(mean, 0)`` and 0, bit for bit. Gradients there are the limits: 1 or 0 by the sign of
-    the mean, and all 0 where the mean is 0 too.
+    A variance of 0 gives ``max(mean, 0)`` and 0, bit for bit. Gradients there are the limits: 1 or 0 by the sign of the
+    mean, and all 0 where the mean is 0, too.
 
-    Measured against 60 digits, for variances from 1e-12 to 1e6: relative errors in float32 (float64) below 3e-6
-    (1e-14) where ``mean > -2 sd``, 6e-5 (3e-13) where ``mean > -4 sd``, and below that 4e-5 (2e-12) of the mean and
-    4e-3 (2e-10) of the variance down to -13 sd, where both are less than 1e-38 of their largest; on processors with
-    and without fused multiply-add.
+    Relative errors were measured against 60 digits for variances from 1e-12 to 1e6, on processors with and without
+    fused multiply-add. In float32 (float64) they are below 3e-6 (1e-14) where ``mean > -2 sd``, and 6e-5 (3e-13) where
+    ``mean > -4 sd``. Below that, down to -13 sd, they are below 4e-5 (2e-12) for the mean and 4e-3 (2e-10) for the
+    variance; at -13 sd both are less than 1e-38 of their largest values.
 
     Args:
-        mean: Any shape.
-        variance: The same shape, not negative.
+        mean: Means of any shape.
+        variance: Variances of the same shape, not negative.
 
     Returns:
         Mean and variance, of the inputs' shape and dtype (half precision is computed in float32).
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: The shapes differ.
     """
     return elementwise(_relu, mean, variance)
 
 
 def leaky_relu(mean: Tensor, variance: Tensor, negative_slope: float = 0.01) -> tuple[Tensor, Tensor]:
-    """Mean and variance of ``x`` where positive and ``negative_slope x`` elsewhere, element-wise; exact.
+    """Mean and variance of leaky ReLU (``x`` where positive, ``negative_slope x`` elsewhere), element-wise and exact.
 
     With ``E`` and ``V`` of ``relu(x)``, ``E - mean`` that of ``relu(-x)``, and the slope ``a``: mean
     ``E - a (E - mean)`` and variance ``(1 - a^2) V + a^2 variance + 2 a (1 - a) E (E - mean)``, whose terms are all
     positive for ``a`` in [0, 1]. Otherwise it is exact to 1e-6 of ``(1 + a^2) variance`` in float32.
 
-    Gradients at a variance of 0 are the limits, and where the mean is 0 too those of the negative side.
+    Gradients at a variance of 0 are the limits; where the mean is 0, too, they are those of the negative side.
 
     Args:
-        mean: Any shape.
-        variance: The same shape, not negative.
-        negative_slope: Any finite number.
+        mean: Means of any shape.
+        variance: Variances of the same shape, not negative.
+        negative_slope: Slope for negative ``x``, finite.
 
     Raises:
-        ValueError: If the slope is not finite, or the shapes differ.
+        ValueError: The slope is not finite, or the shapes differ.
     """
     slope = negative_slope
     if not math.isfinite(slope):
@@ -85,7 +86,7 @@ def leaky_relu(mean: Tensor, variance: Tensor, negative_slope: float = 0.01) -> 
 def elementwise(
     function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], mean: Tensor, variance: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """``function(mean, variance)``, which must have one shape; what is of half precision is computed in float32."""
+    """Apply ``function(mean, variance)`` to tensors of one shape; half precision is computed in float32."""
     if mean.shape != variance.shape:
         raise ValueError(f"variance must be of the mean's shape {tuple(mean.shape)}, got {tuple(variance.shape)!r}")
     if mean.itemsize >= 4 and variance.itemsize >= 4:
@@ -140,7 +141,7 @@ class _Relu(torch.autograd.Function):
 
 
 def _density(x: Tensor) -> Tensor:
-    """``exp(-x^2) / sqrt(2 pi)``, with an exponent in double precision where the tail is computed without it.
+    """``exp(-x^2) / sqrt(2 pi)``, with an exponent in double precision unless :func:`_upper_tail` is computed from it.
 
     In the tail the moments are small differences of this density and ``erfc(x)``. A rounding error of the exponent,
     which differs between processors with and without fused multiply-add, is then magnified 20,000 times.
@@ -152,9 +153,10 @@ def _density(x: Tensor) -> Tensor:
 
 
 def _upper_tail(x: Tensor, bell: Tensor) -> Tensor:
-    """``erfc(x) / 2``; by a polynomial in a compiled loop, where erfc would be called for one number at a time.
+    """``erfc(x) / 2``, by a polynomial in compiled code, where erfc would be called for one number at a time.
 
-    The polynomial's ``exp(-x^2)`` is taken from the normal density ``bell``, so that the two have one rounding error.
+    The polynomial's ``exp(-x^2)`` is taken from the normal density ``bell``, so that the two have the same rounding
+    error.
     """
     if not torch.compiler.is_compiling() or x.dtype != torch.float32:
         return torch.erfc(x).mul_(0.5)
@@ -167,5 +169,5 @@ def _upper_tail(x: Tensor, bell: Tensor) -> Tensor:
 
 
 def _without_nan(x: Tensor, value: float) -> Tensor:
-    """With ``value`` in its place; compiled, nan_to_num would be called for one number at a time too."""
+    """Replace NaN by a value, without ``nan_to_num``, which compiled code would call for one number at a time."""
     return x.where(x == x, value) if torch.compiler.is_compiling() else x.nan_to_num_(nan=value)
