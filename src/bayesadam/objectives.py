@@ -147,7 +147,7 @@ def elbo(
 
 
 def kl_weights(num_batches: int, schedule: str = "uniform") -> Tensor:
-    """Share of the KL divergence that each minibatch of an epoch has: ``(num_batches,)`` float64, summing to 1.
+    """Shares of the KL divergence for the minibatches of an epoch: ``(num_batches,)`` float64, summing to 1.
 
     Args:
         num_batches: Number of minibatches ``B``, at least 1.

@@ -194,10 +194,10 @@ def test_curvature_must_be_given():
 
 
 def test_parameters_of_another_module_are_refused_at_once():
-    with pytest.raises(ValueError, match="curvature must be of the model that has all parameters"):
+    with pytest.raises(ValueError, match="curvature must be made for the model of these parameters"):
         ba.VOGN(make_net().parameters(), num_data=5, curvature=ba.PerExampleSquares(make_net()))
     _, opt = make()
-    with pytest.raises(ValueError, match="curvature must be of the model that has all parameters"):
+    with pytest.raises(ValueError, match=r"does not have the parameter 'extra' of shape \(2,\)"):
         opt.add_param_group({"params": [("extra", torch.nn.Parameter(torch.zeros(2)))]})
     assert len(opt.param_groups) == 1
 
@@ -268,7 +268,7 @@ def test_a_refused_group_changes_nothing_in_drop_in_training():
     _, opt = make()
     opt.train()
     extra = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match="curvature must be of the model"):
+    with pytest.raises(ValueError, match="curvature must be made for the model"):
         opt.add_param_group({"params": [("extra", extra)]})
     assert torch.equal(extra, torch.zeros(2))
     opt.attach(opt._source.squares.model)

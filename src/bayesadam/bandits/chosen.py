@@ -51,7 +51,7 @@ class ChosenRewards(NegativeLogLikelihood):
                 (signal,) = torch.autograd.grad(losses.sum(), chosen)
         everywhere = torch.zeros_like(trace.output).scatter_(3, places, signal)
         grads, squares = trace.backward(everywhere, squares=curvature == "empirical_fisher")
-        # The loss is a mean, of which a data point has 1 / M of its own.
+        # In the mean loss, the loss of a data point has the factor 1 / M.
         squares = None if squares is None else squares * batch.y.shape[1]
         return self._clipped(Gradients(losses.detach(), grads, squares))
 

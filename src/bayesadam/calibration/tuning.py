@@ -301,5 +301,5 @@ def _grid(posterior: object, candidates: Mapping[str, Sequence[float]] | None, *
 def _edges(candidates: Mapping[str, Sequence[float]], chosen: Mapping[str, float]) -> tuple[str, ...]:
     several = [name for name, values in candidates.items() if len(set(values)) > 1]
     ends = {name: (min(candidates[name]), max(candidates[name])) for name in several}
-    # A search ends near an edge, not at it.
+    # A search ends near an edge, and not exactly at it.
     return tuple(name for name, (low, high) in ends.items() if not 1.01 * low < chosen[name] < high / 1.01)

@@ -62,7 +62,7 @@ class Collector:
         self._tasks: list[int] = []
         self._touched: list[Pass] = []
 
-    # What PerExampleSquares calls
+    # Methods that PerExampleSquares calls
 
     @property
     def started(self) -> bool:
@@ -131,7 +131,7 @@ class Collector:
         trainable = ([s.parameter for s in unit.slots.values() if s.parameter.requires_grad] for unit in self.units)
         return list(dict.fromkeys(min(own, key=Tensor.numel) for own in trainable if own))
 
-    # What hooks call
+    # Methods that hooks call
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a forward pass through the model."""
@@ -229,10 +229,10 @@ class Collector:
                     self._paused(self._square_sums, slot, calls)
                 during.pending.clear()
         if self.after_backward is not None:
-            # Queued anew, it comes after what data parallelism has queued: the averaging of the gradients.
+            # Queued again, it runs after the averaging of the gradients that data parallelism has queued.
             Variable._execution_engine.queue_callback(self.after_backward)
 
-    # Inside
+    # Internal methods
 
     def _parts(self) -> tuple[list[Unit], list[Slot]]:
         """The parts of the model; RuntimeError if another collector's hooks are on one."""

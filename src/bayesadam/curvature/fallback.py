@@ -180,7 +180,7 @@ class Replay:
                     "one: it draws random numbers, mixes the examples, or was given a tensor without examples that "
                     "is as long as the minibatch"
                 )
-        # Of a parameter that is not used, vmap gives one zero in the place of all.
+        # For an unused parameter vmap returns a single zero gradient instead of one per example.
         return {name: found[f"module.{name}"].contiguous() for name in names}
 
 
@@ -207,7 +207,7 @@ def _map(
     wanted = [grads[number] for number in used]
     if not isinstance(module, nn.RNNBase | nn.RNNCellBase):
         try:
-            # Warnings are of operations that vmap does one by one; flash attention is one, the plain kernel is not.
+            # vmap warns about operations that it loops over, such as flash attention but not the plain kernel.
             with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
                 warnings.simplefilter("ignore")
                 found: tuple[list[Tensor], dict[str, Tensor]] = vmap(one, in_dims=(0, *axes), randomness="different")(

@@ -1,8 +1,8 @@
 """Nodes in the autograd graph that see a layer's input and output gradient during the backward pass.
 
-A node and not a tensor hook: it is told the gradients of all outputs at once, what it saves is freed with the graph
-and goes the way of all saved tensors (checkpointing, offloading), and it stays in the graph when the output is changed
-in place.
+Nodes are used and not tensor hooks: a node gets the gradients of all outputs at once, its saved tensors are freed with
+the graph and handled like all saved tensors (checkpointing, offloading), and it stays in the graph when the output is
+changed in place.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _TakeOver(Function):
     ) -> Tensor:
         ctx.call, ctx.layer = call, layer
         ctx.save_for_backward(inputs, weight)
-        # In a list, since autograd would make a view of an argument that is returned.
+        # The output is in a list, since autograd would make a view of a tensor argument that is returned.
         return output[0]
 
     @staticmethod

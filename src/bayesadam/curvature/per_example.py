@@ -210,6 +210,6 @@ class PerExampleSquares:
         self.model, self.reduction = state["model"], state["reduction"]
         self._collector = Collector(ranks.unwrapped(self.model), sums=self.reduction == "sum", closed=self._closed)
         self._slots = {}
-        # In a copy of a module that leads here through its own attributes, the module is not complete yet.
+        # If the module itself refers to this object, its copy is not complete at this point.
         if state["started"] and "_modules" in vars(self.model):
             self._collector.start()

@@ -26,10 +26,10 @@ Running: TypeAlias = Generator[None, None, None]
 
 
 class Block(_GeneratorContextManager[None]):
-    """A sampling block, of which ``torch.compile`` sees only what is inside.
+    """A sampling block of which ``torch.compile`` traces only the code inside it.
 
-    Its generator is told of itself by a reference in the list that is its last argument; as a decorator it is made anew
-    for every call.
+    Its generator gets a reference to the block in the list that is its last argument; when the block is used as a
+    decorator, it is made anew for every call.
     """
 
     def __init__(self, function: Callable[..., Running], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -226,7 +226,7 @@ class Engine:
         losses = []
         try:
             for number in range(count):
-                # A closure that does not clear them adds to the gradients of earlier micro-batches, with every sample.
+                # If the closure does not clear gradients, every sample starts from those of earlier micro-batches.
                 last = number == count - 1
                 shown = [Hidden(slot, grad if last or grad is None else grad.clone()) for slot, grad in earlier]
                 self._cleared = False

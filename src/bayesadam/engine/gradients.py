@@ -328,7 +328,7 @@ class Gradients:
             )
             others = {"grad": grad, **({"kept": self._curvature[slot.parameter]} if given else {})}
             counters = {name: state[name] for name in COUNTERS}
-            # Only the names are known by now.
+            # At this point only the names are known.
             told = numbers_of(rule, slot.group, counters, counters, own_prior_of(state))
             tensors = tensors_of(work, slot.parameter, state, **others)
             jobs.append(Job(work, slot.index, slot.parameter, state, tensors, told))

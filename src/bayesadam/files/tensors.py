@@ -93,7 +93,7 @@ def dump_tensors(file: BinaryIO, kind: str, tensors: Mapping[str, Tensor], hyper
         "tensors": list(tensors),
         "hyperparameters": dict(hyperparameters),
     }
-    # As safetensors has them: the widest elements first, so that all are aligned.
+    # The widest elements come first, as in safetensors, so that all are aligned.
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, Any] = {"__metadata__": {_KEY: json.dumps(fields, default=_plain)}}
     end = 0

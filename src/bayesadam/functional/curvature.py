@@ -122,7 +122,7 @@ def embedding_gradients(indices: Tensor, grads: Tensor, size: int) -> Tensor:
         Gradients, ``(m, size, width)``.
     """
     examples, width = indices.shape[0], grads.shape[-1]
-    # Row `size` takes what has no gradient: masks would make the number of rows depend on the data.
+    # Row `size` takes indices without a gradient, since masks would make the number of rows depend on the data.
     rows = torch.where(indices < 0, size, indices) + (size + 1) * torch.arange(examples, device=indices.device)[:, None]
     tables = grads.new_zeros(examples * (size + 1), width)
     tables.index_add_(0, rows.flatten(), grads.reshape(-1, width))

@@ -78,7 +78,7 @@ def bernoulli(logits: Sequence[Tensor]) -> Tensor:
     p, q = torch.sigmoid(logit), torch.sigmoid(-logit)
     size = logit.abs()
     entropy = (size * torch.sigmoid(-size) - functional.logsigmoid(size)).sum(dtype=torch.float64)
-    # Of p0 and 1 - p0, the smaller one is known to all its digits; the bound is for the slope at 0.
+    # The smaller one of p0 and 1 - p0 is accurate to all digits; the bound keeps the slope at 0 finite.
     small = torch.minimum(p.mean(dtype=torch.float64), q.mean(dtype=torch.float64))
     small = small.clamp_min(torch.finfo(torch.float64).tiny)
     result: Tensor = logit.numel() * (torch.special.entr(small) - (1.0 - small) * (-small).log1p()) - entropy
@@ -138,7 +138,7 @@ class _Gaussian(torch.autograd.Function):
     def forward(mapped: int, *tensors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         means, log_variances = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
         center, spread, bounded = _moments(means, log_variances, mapped)
-        # The ratio is 1 but for a prior that may not be as narrow as it would be.
+        # The ratio is 1 unless the prior is at the lower bound of its width.
         cost = 0.5 * (bounded.log() + spread / bounded - 1.0)
         logs = _total(log_variances, mapped, lambda part: part)
         return _size(means, mapped) * cost - 0.5 * logs, center, bounded

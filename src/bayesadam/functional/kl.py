@@ -68,8 +68,8 @@ def scale_mixture_log_prob(value: Tensor, weight: float, wide: float, narrow: fl
         first, second = mixture_terms(value, weight, wide, narrow)
         peak = torch.maximum(first, second)
         gap = first.sub_(second)
-        # PyTorch's logaddexp and log1p take several times as long; what log1p would keep is lost in the next addition,
-        # and what is beyond 80 is nothing.
+        # PyTorch's logaddexp and log1p take several times as long; the digits that log1p would keep are lost in the
+        # next addition, and terms beyond 80 are negligible.
         ratio = torch.abs(gap, out=second).clamp_max_(80.0).neg_().exp_()
         total = _sum(peak.add_(ratio.add_(1.0).log_()))
         if not _wanted(value):

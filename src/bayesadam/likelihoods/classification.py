@@ -121,7 +121,7 @@ class Categorical(ClassificationLikelihood):
         """One for the class of the target, minus the probabilities."""
         index = target.long().unsqueeze(-1).expand(*output.shape[:-1], 1)
         slope = output.softmax(-1).neg_()
-        # One less the probability of the class, as the sum of the others: it cancels where that is near 1.
+        # 1 - p of the class is computed as the sum of the other probabilities, since it cancels where p is near 1.
         rest = slope.scatter(-1, index, 0.0).sum(-1, keepdim=True).neg_()
         return slope.scatter_(-1, index, rest)
 

@@ -223,7 +223,7 @@ class TemperedRegression(RegressionLikelihood):
 
 def gaussian_log_density(residual: Tensor, log_variance: Tensor) -> Tensor:
     """``log N(residual | 0, exp(log_variance))``, element-wise."""
-    # Neither the variance nor its inverse: their exponentials leave float32 long before their logarithm is large.
+    # The log variance is used directly, since the variance and its inverse leave the range of float32 early.
     white = residual * (-0.5 * log_variance).exp()
     return -0.5 * (white.square() + log_variance + math.log(2.0 * math.pi))
 

@@ -122,9 +122,10 @@ class VOGN(PerturbedOptimizer):
         for entry in params if param_group.get("perturb", self.defaults["perturb"]) else ():
             parameter = entry[1] if isinstance(entry, tuple) else entry
             if not self._source.covers(parameter):
+                known = f"the parameter {entry[0]!r}" if isinstance(entry, tuple) else "a parameter"
                 raise ValueError(
-                    "curvature must be of the model that has all parameters, got one without a parameter of shape "
-                    f"{tuple(parameter.shape)}"
+                    "curvature must be made for the model of these parameters, got one for another model, which does "
+                    f"not have {known} of shape {tuple(parameter.shape)}"
                 )
         super().add_param_group({**param_group, "params": params})
 

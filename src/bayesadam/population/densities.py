@@ -78,7 +78,7 @@ class Likelihoods:
                 fixed, output, target
             )
             return mapped
-        # Numbers, or one per output: aligned with the outputs they broadcast, which costs much less than vmap.
+        # Parameters are numbers or one per output, so they broadcast, which costs much less than vmap.
         aligned = {n: v.view(len(v), *[1] * (output.ndim - v.ndim), *v.shape[1:]) for n, v in fixed.items()}
         result: Tensor = functional_call(self._score, aligned, (output, target))
         return result

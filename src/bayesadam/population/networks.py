@@ -128,7 +128,7 @@ class Networks:
         return self._perceptron if x.ndim == 3 else None
 
     def _run(self, weights: Weights, x: Tensor) -> Tensor:
-        # Tied ones by hand: with its own ties functional_call leaves a batched tensor in a module that is used twice.
+        # Tied weights are passed explicitly, since functional_call's tie_weights leaves batched tensors in modules.
         placed = {place: weights[name] for place, name in self._places.items()}
         output: Tensor = functional_call(self.template, placed, (x,), tie_weights=False)
         return output

@@ -201,7 +201,7 @@ class NegativeLogLikelihood(Losses):
             seconds = [trace.second(diagonal(grads[0], inputs[0]))]
             seconds += [diagonal(grad, value) for grad, value in zip(grads[1:], inputs[1:], strict=True)]
         elif squares is not None:
-            # The loss is a mean, of which a data point has 1 / M of its own.
+            # In the mean loss, the loss of a data point has the factor 1 / M.
             size = len(batch.y[0]) if batch.weight is None else batch.weight[:, :1, None].reciprocal().to(theta)
             seconds = [squares * size]
         return Gradients(losses.detach(), _joined(firsts), _joined(seconds) if seconds else None)

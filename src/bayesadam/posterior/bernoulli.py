@@ -68,7 +68,7 @@ class Bernoulli(Posterior):
     def variance(self) -> dict[str, Tensor]:
         """Variance of every weight by name, 0 for a point mass. It is computed at the first access."""
         with torch.no_grad():
-            # As a product of two, no infinite square meets a 0.
+            # As a product of two factors, since scale^2 may be infinite where the other factor is 0.
             return {
                 name: mean * (self.scale[name] * (1.0 - self.probability[name])) for name, mean in self.mean.items()
             }

@@ -122,7 +122,7 @@ class DenseGaussian(GaussianPosterior):
 
     def _keep(self, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None) -> None:
         self.mean = dict(mean)
-        # In memory of its own: strides and alignment decide the order of sums, and so the bits, of samples.
+        # Copied, since strides and alignment decide the order of sums, and so the bits of samples.
         self.scale_tril = scale_tril.clone(memory_format=torch.contiguous_format)
         self.variance = self._split(self.scale_tril.square().sum(1))
         self.hyperparameters = dict(hyperparameters or {})

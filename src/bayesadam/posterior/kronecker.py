@@ -246,7 +246,7 @@ class KroneckerGaussian(GaussianPosterior):
         parts: dict[str, dict[str, Tensor]] = {"mean": {}, "eigenvalues": {}, "left": {}, "right": {}}
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
-            # In memory of its own: alignment decides the order of sums, and so the bits, of samples.
+            # Copied, since alignment decides the order of sums, and so the bits of samples.
             parts[kind][name] = value.clone() if kind in ("left", "right") else value
         return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters)
 

@@ -252,7 +252,7 @@ class LowRankGaussian(GaussianPosterior):
         parts: dict[str, dict[str, Tensor]] = {"mean": {}, "diagonal": {}, "factors": {}}
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
-            # In memory of its own: alignment decides the order of sums, and so the bits, of samples.
+            # Copied, since alignment decides the order of sums, and so the bits of samples.
             parts[kind][name] = value.clone() if kind == "factors" else value
         return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters)
 

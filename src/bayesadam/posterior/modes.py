@@ -20,7 +20,7 @@ class Follower(Protocol):
 
 
 class FollowedTrain:
-    """Replacement of a module's ``train``, which ``eval`` calls as well, that tells followers of the mode.
+    """Replacement of a module's ``train``, which ``eval`` calls as well, that informs followers of the mode.
 
     It has weak references to the followers; in a copy or a pickle of the module it has no followers.
     """

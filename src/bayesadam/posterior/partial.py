@@ -66,7 +66,7 @@ class PartialGaussian(GaussianPosterior):
         self.random = random
         self.fixed = {name: fixed[name] for name in order if name in fixed}
         self.mean = {name: both[name] for name in order}
-        # Zeros that take no memory.
+        # These zeros are expanded and take no memory.
         nothing = {name: value.new_zeros(()).expand(value.shape) for name, value in self.fixed.items()}
         self.variance = {name: {**random.variance, **nothing}[name] for name in order}
         self.hyperparameters = dict(random.hyperparameters if hyperparameters is None else hyperparameters)

@@ -101,7 +101,7 @@ class GaussianPredictive(RowByRow, RegressionPredictive):
         points = math.prod(target.shape[1:-1])
         blocks = self.epistemic_covariance.double().view(-1, points, outputs, points, outputs)
         covariance = blocks.diagonal(dim1=1, dim2=3).movedim(-1, 1).reshape(*target.shape, outputs)
-        # In units in which every output has the variance 1: that of the noise may be beyond any dtype.
+        # Outputs are scaled to variance 1, since the variance of the noise may be out of range of any dtype.
         log_variances = self.log_variances[0].double()
         units = (-0.5 * log_variances).exp()
         log_noise = self._aleatoric.log() if self._log_aleatoric is None else self._log_aleatoric.expand(target.shape)
@@ -251,7 +251,7 @@ def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int) -> T
 def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
     """Draw standard normals ``(samples, *like.shape)``; number ``i`` at row ``n`` depends on ``(seed, i, n)`` only."""
     width = max(1, like[:1].numel())
-    # In blocks of rows that are always whole: the length of a draw is part of what it depends on.
+    # Blocks of rows are always whole, since a draw depends on its length.
     size = width * max(1, BLOCK // width)
     blocks = -(-like.numel() // size)
     draws = like.new_empty(samples, blocks * size)
@@ -259,7 +259,7 @@ def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
     for part in chunks(blocks, size, noise.BLOCK):
         sizes = dict.fromkeys(range(part.start, part.stop), size)
         for numbers in chunks(samples, len(sizes) * size, noise.BLOCK):
-            # Step 0 is what posterior samples of the weights use.
+            # Posterior samples of the weights use step 0.
             made = noise.normal_many(
                 [seed],
                 [1],

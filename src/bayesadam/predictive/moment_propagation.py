@@ -104,7 +104,7 @@ def propagated_outputs(
             args, kwargs = arguments(map_tensors(batch, _widened))
             with without_autocast([value.mean for value in placed.values()]):
                 result = graph.run(model, placed, args, kwargs, covariance=covariance)
-            # The covariance of a data point that has a second axis would be known in blocks only.
+            # For outputs with a second axis only the diagonal blocks of the covariance would be known.
             several = result.covariance is not None and result.mean.ndim == 2 and result.mean.shape[-1] > 1
             parts = (result.mean, result.spread())
             return (*parts, result.covariance) if several else parts  # type: ignore[return-value]

@@ -190,7 +190,7 @@ class ClassificationPredictive:
             if not ((labels >= 0) & (labels <= 1)).all():
                 raise ValueError(f"target must be in [0, 1], got {labels.min().item()!r} to {labels.max().item()!r}")
             shares = torch.stack([1.0 - labels, labels], dim=-1)
-            # The logarithm of a class that is not there may be minus infinity.
+            # The log probability of the other class may be minus infinity, and its target 0.
             terms = torch.where(shares > 0, shares * self.log_probs, 0.0).sum(-1)
             return terms.sum(-1) if target.ndim > 1 else terms
         if target.is_floating_point() or target.is_complex():
@@ -206,7 +206,7 @@ Predictive = RegressionPredictive | ClassificationPredictive | MixturePredictive
 
 def from_outputs(outputs: Tensor, likelihood: Likelihood) -> Predictive:
     """Make the predictive distribution of outputs ``(S, N, ...)`` at ``S`` posterior samples, in float32 or wider."""
-    # Small differences between samples are what counts here: 8 bits would lose the mutual information altogether.
+    # The mutual information depends on small differences between samples, which 8 bits would lose.
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     if likelihood.defines("mean_and_log_variance"):
         mean, log_variance = likelihood.mean_and_log_variance(outputs)

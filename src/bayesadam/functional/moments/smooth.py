@@ -101,7 +101,7 @@ def _density(x: Tensor) -> Tensor:
 def _gelu_gap(mean: Tensor, distance: Tensor, sign: float) -> Tensor:
     reached = torch.add(mean, distance, alpha=sign)
     tall: Tensor = torch.special.ndtr(reached)
-    # Where it is small, the difference of Phi by the Taylor series about the middle; the density is 0 where it clamps
+    # Small differences of Phi use the Taylor series about the middle; the density is 0 where it is clamped
     middle = torch.add(mean, distance, alpha=0.5 * sign).clamp(-40.0, 40.0)
     square, width = middle.square(), distance.square()
     series = 1.0 + width / 24.0 * (square - 1.0) + width.square() / 1920.0 * (square.square() - 6.0 * square + 3.0)
