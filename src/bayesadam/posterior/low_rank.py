@@ -76,23 +76,23 @@ class LowRankGaussian(GaussianPosterior):
         rank: int,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> LowRankGaussian:
-        """An approximation of the Gaussian with a full precision matrix, from the directions that it leaves widest.
+        """Approximate the Gaussian with a full precision matrix by its widest directions and a diagonal.
 
-        With the standard deviations ``s`` that every weight has given all others, ``s_i^2 = 1 / P_ii``, and the
-        eigenvectors ``v`` and eigenvalues ``e`` of the matrix ``s_i P_ij s_j``, whose diagonal is 1, the covariance is
-        exactly ``S (I + sum_k (1 / e_k - 1) v_k v_k') S`` over all eigenvectors. The sum is taken over the smallest
-        ``e_k``, at most ``rank`` of them and only those below 1. With rank 0 this is the diagonal Gaussian that has the
-        smallest divergence ``KL(q || p)`` from the full one.
+        Let ``s_i^2 = 1 / P_ii`` be the variance of a weight given all others, and ``v`` and ``e`` the eigenvectors and
+        eigenvalues of the matrix ``s_i P_ij s_j``, whose diagonal is 1. The covariance is exactly ``S (I + sum_k (1 /
+        e_k - 1) v_k v_k') S`` with the sum over all eigenvectors. Here the sum is over the smallest ``e_k``, at most
+        ``rank`` of them and only those below 1. With rank 0 this is the diagonal Gaussian with the smallest divergence
+        ``KL(q || p)`` from the full one.
 
         Args:
             mean: Mean of every weight tensor by name, all on one device.
-            precision: ``(D, D)``, symmetric to rounding and positive definite; the weights are numbered tensor by
-                tensor, as in :class:`bayesadam.DenseGaussian`.
-            rank: ``R`` at most.
+            precision: Precision matrix ``(D, D)``, symmetric up to rounding and positive definite; the weights are
+                numbered tensor by tensor, as in :class:`bayesadam.DenseGaussian`.
+            rank: Largest number of factors ``R``.
             hyperparameters: JSON values that say how the posterior was found.
 
         Raises:
-            ValueError: A rank below 0, a matrix of another shape, or one that is not finite and positive definite.
+            ValueError: The rank is below 0, or the matrix has another shape or is not finite and positive definite.
         """
         check("rank", rank, "a whole number of at least 0", lambda value: is_whole(value, 0))
         size = sum(value.numel() for value in mean.values())

@@ -21,29 +21,29 @@ from torch.nn import functional
 from bayesadam.functional.moments.rectifier import elementwise, relu
 
 _FAR = 40.0
-"""Standard deviations below everything else at which padding is put: it then is the maximum of nothing."""
+"""Distance, in standard deviations, of padding below all other values, so that it is never the maximum."""
 
 
 def maximum(mean_a: Tensor, variance_a: Tensor, mean_b: Tensor, variance_b: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of ``max(a, b)`` for independent Gaussians, element-wise; exact.
+    """Mean and variance of ``max(a, b)`` for independent Gaussians, element-wise and exact.
 
-    Where both variances are 0 the mean is the larger one, and the variance 0.
+    If both variances are 0, the mean is the larger mean and the variance 0.
 
     Args:
-        mean_a: Any shape, as all others.
-        variance_a: Not negative.
-        mean_b: See above.
-        variance_b: Not negative.
+        mean_a: Means of ``a``, of any shape; all arguments have the same shape.
+        variance_a: Variances of ``a``, not negative.
+        mean_b: Means of ``b``.
+        variance_b: Variances of ``b``, not negative.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: The shapes differ.
     """
     swapped = mean_a < mean_b
     high, low = torch.where(swapped, mean_b, mean_a), torch.where(swapped, mean_a, mean_b)
     spread = torch.where(swapped, variance_b, variance_a)
     total = variance_a + variance_b
     gain, found = relu(low - high, total)
-    # Where the lower one is never the larger, the ratio and its gradient are beyond the dtype, or 0 / 0.
+    # Where the means are far apart, the ratio and its gradient would be out of the dtype's range, or 0 / 0.
     far = (high - low).square() >= 400.0 * total
     ratio = torch.where(far, 20.0, high - low) / torch.where(far, 1.0, 2.0 * total).sqrt()
     return high + gain, found + spread * torch.erf(ratio)
@@ -58,26 +58,26 @@ def max_pool(
     dilation: Sequence[int] | None = None,
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and variance of the largest value in every window of independent Gaussian units; approximate.
+    """Approximate mean and variance of the largest value in every window of independent Gaussian units.
 
-    Along one axis after the other, two values at a time are replaced by a Gaussian with the moments of
-    :func:`maximum`, until one is left. Windows of two units are exact. Of units with equal means and variances the
-    errors of the mean and of the standard deviation are, in standard deviations of a unit, .001 and .02 for 4 units (a
-    window of 2 x 2), .01 and .05 for 9 (3 x 3) and .03 and .08 for 16 (4 x 4). Of units with random means and with
-    variances that differ by factors of a hundred and more they were at most .06 and .14, .1 and .2, and .1 and .3 of
-    the largest standard deviation. Windows that overlap are taken as independent of each other, as are all units.
+    Along one axis after the other, pairs of values are replaced by a Gaussian with the moments of :func:`maximum`,
+    until one value is left. Windows of two units are exact. For units with equal means and variances the errors of the
+    mean and of the standard deviation are, in standard deviations of a unit, .001 and .02 for 4 units (a window of 2 x
+    2), .01 and .05 for 9 (3 x 3) and .03 and .08 for 16 (4 x 4). For units with random means and with variances that
+    differ by factors of a hundred and more they were at most .06 and .14, .1 and .2, and .1 and .3 of the largest
+    standard deviation. All units are treated as independent, and so are windows that overlap.
 
     Args:
-        mean: ``(..., *sizes)``, with as many last axes as ``kernel_size`` has numbers.
-        variance: The same shape, not negative.
-        kernel_size: Of windows, for each of the last axes.
-        stride: Default: ``kernel_size``.
-        padding: On both sides, with values that are never the largest; default: none.
-        dilation: Steps between the units of a window; default: 1.
-        ceil_mode: Whether windows may reach beyond the end.
+        mean: Means ``(..., *sizes)``, with as many last axes as ``kernel_size`` has numbers.
+        variance: Variances of the same shape, not negative.
+        kernel_size: Size of the windows along each of the last axes.
+        stride: Stride of the windows; default ``kernel_size``.
+        padding: Padding on both sides, with values that are never the largest; default none.
+        dilation: Distance between the units of a window; default 1.
+        ceil_mode: Whether windows may extend beyond the end.
 
     Raises:
-        ValueError: If the shapes differ.
+        ValueError: The shapes differ.
     """
     axes = len(kernel_size)
     strides, paddings = stride or kernel_size, padding or [0] * axes
@@ -94,7 +94,7 @@ def max_pool(
 def _along(
     mean: Tensor, variance: Tensor, axis: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
 ) -> tuple[Tensor, Tensor]:
-    """Pooled along one axis."""
+    """Pool along one axis."""
     size, reach = mean.shape[axis], dilation * (kernel - 1) + 1
     count = (math.ceil if ceil_mode else math.floor)((size + 2 * padding - reach) / stride) + 1
     if ceil_mode and (count - 1) * stride >= size + padding:
