@@ -221,7 +221,7 @@ class TestHeldOut:
         price = table["price"].to_pylist()
         price[5] = price[50] = None
         path = write(table.set_column(5, "price", pa.array(price)), tmp_path / "t.csv")
-        out = fitted("fit", path, "--target", "price", "--drop-missing-target", "--out", tmp_path / "run", *FAST)
+        out = fitted("fit", path, "--target", "price", "--out", tmp_path / "run", *FAST)
         assert "2 rows without a target are left out" in out
         report = json.loads((tmp_path / "run" / "report.json").read_text())
         assert report["data"]["rows"] == 118
