@@ -238,7 +238,7 @@ def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[
         return None, []
     if len(first) < _DIFFERENT * len(copies):
         return None, [
-            f"only {len(first):,} of the {len(copies):,} rows are different: equal rows are both trained on and held out"
+            f"only {len(first):,} of the {len(copies):,} rows are different: equal rows may be trained on and held out"
         ]
     repeated = sorted(np.flatnonzero(count > 1), key=lambda number: first[number])
     shown = [np.flatnonzero(copies == number)[:2] for number in repeated[:_SHOWN]]
