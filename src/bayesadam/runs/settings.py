@@ -132,12 +132,12 @@ class Settings:
 
     def remedied(self, remedy: Mapping[str, Any]) -> Settings:
         """These settings with those that an error proposes; columns and texts are added to the ones there are."""
-        changed = {
+        changed: dict[str, Any] = {
             name: tuple(dict.fromkeys((*getattr(self, name), *value))) if name in _LISTS else value
             for name, value in remedy.items()
         }
-        kept = tuple(name for name in changed.get("keep", self.keep) if name not in changed.get("drop", ()))
-        return replace(self, **{**changed, "keep": kept})
+        changed["keep"] = tuple(name for name in changed.get("keep", self.keep) if name not in changed.get("drop", ()))
+        return replace(self, **changed)
 
     def command(self, out: str) -> str:
         """The command line that fits with these settings."""

@@ -80,7 +80,7 @@ def _are_numbers(frame: Any) -> bool:
     from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
     for place, kind in enumerate(frame.dtypes):
-        if kind == object:
+        if isinstance(kind, np.dtype) and kind.kind == "O":
             if is_table(frame.iloc[:, [place]].to_numpy()):
                 return False
         elif isinstance(kind, CategoricalDtype) or not (is_numeric_dtype(kind) or is_bool_dtype(kind)):

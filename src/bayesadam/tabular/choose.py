@@ -23,6 +23,7 @@ from bayesadam.tabular.columns import (
 from bayesadam.tabular.dates import Date, order_of
 from bayesadam.tabular.errors import Place, TableError, quoted
 from bayesadam.tabular.numbers import are_integers, as_numbers, is_number, is_text
+from bayesadam.tabular.target import FEW
 from bayesadam.tabular.written import are_plain, read_numbers
 
 _IDENTIFIER = re.compile(
@@ -67,7 +68,7 @@ def choose(
     if not len(known):
         return LeftOut("all its values are missing")
     if is_number(kind) or pa.types.is_duration(kind):
-        return _choose_number(name, column, place, keep)
+        return _choose_number(name, column, place, keep, decimal)
     if pa.types.is_temporal(kind):
         constant = not column.null_count and len(known.unique()) == 1
         return LeftOut(_constant(known)) if constant else Date.fit(column, name, place)
@@ -134,7 +135,7 @@ def _choose_text(
     few = have_few_levels(counts)
     if only_numbers and reading.unit is not None and not (few and decimal == "." and are_plain(levels)):
         return _choose_number(name, column, place, keep, decimal, reading.unit)
-    if few:
+    if few and not (only_numbers and reading.unit is None and len(counts) > FEW):
         return Category.fit(column, name, place)
     if only_numbers:
         return LeftOut(f"it is numbers in several units ({quoted(sorted(set(reading.units[numbers])))})")

@@ -32,9 +32,8 @@ def describe(column: Column, values: pa.ChunkedArray) -> dict[str, Any]:
         summary, missing = f"{low:.4g} to {high:.4g}, median {middle:.4g}", 1.0 - len(known) / len(numbers)
     elif isinstance(column, Date):
         times = as_times(values, column.name, row_place, column.order)
-        known = times[~np.isnat(times)]
-        low, high = (np.datetime_as_string(time, unit="D") for time in (known.min(), known.max()))
-        summary, missing = f"{low} to {high}", 1.0 - len(known) / len(times)
+        days = times[~np.isnat(times)].astype("datetime64[D]")
+        summary, missing = f"{days.min()} to {days.max()}", 1.0 - len(days) / len(times)
     else:
         counts = level_counts(values)
         total = max(sum(counts.values()), 1)

@@ -175,12 +175,11 @@ class Preprocessing:
             day_first: As for :meth:`fit`.
         """
         found = []
-        for column in self.columns if table is not None else ():
-            values = table.column(column.name)
-            if isinstance(column, Number):
-                found += how_read(column.name, values, place, column.decimal)
-            elif isinstance(column, Date):
-                found += how_dated(column, values, place, day_first=day_first)
+        for column in self.columns:
+            if table is not None and isinstance(column, Number):
+                found += how_read(column.name, table.column(column.name), place, column.decimal)
+            elif table is not None and isinstance(column, Date):
+                found += how_dated(column, table.column(column.name), place, day_first=day_first)
         return found + [
             f"column {column.name!r}: levels of fewer than {MIN_ROWS} training rows are taken together as 'other'"
             for column in self.columns

@@ -9,8 +9,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-MISSING = ("", "?", "-", "--", "\u2013", "\u2014", ".", "..", "*", "na", "n/a", "n.a.", "#n/a", "null", "none", "nan")
-MISSING += ("missing", "unknown")
+MISSING: tuple[str, ...] = ("", "?", "-", "--", "\u2013", "\u2014", ".", "..", "*", "na", "n/a", "n.a.", "#n/a", "null")
+MISSING += ("none", "nan", "missing", "unknown")
 """In a column of numbers or dates these texts mean that the value is missing, in lower or upper case."""
 
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:inf|infinity|nan)"
@@ -118,5 +118,6 @@ def _is_money(unit: str) -> bool:
 
 
 def _true(flags: pa.Array, text: pa.Array) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = compute.fill_null(flags, False).to_numpy(zero_copy_only=False)
-    return found & text.is_valid().to_numpy(zero_copy_only=False)
+    both = compute.and_(text.is_valid(), compute.fill_null(flags, False))
+    found: NDArray[np.bool_] = both.to_numpy(zero_copy_only=False)
+    return found
