@@ -80,7 +80,7 @@ def american_hospital():
         "column 'BMI': '-' in line 10 means a missing value (1 row)",
         " mmHg' in line 2 is read as ",
         "column 'Cost': '$15,700.00' in line 2 is read as 15700",
-        "3 rows without a target are left out",
+        "3 rows without a target left out",
         "column 'Progression': '?' in line 8 means a missing value (1 row)",
     )
     inputs = ("Visit", "Age", "Sex", "BMI", "Blood pressure", "Cost")
@@ -132,7 +132,7 @@ def wine_merchant():
         "column 'Magnesium': '?' in line 14 means a missing value (2 rows)",
         "column 'Colour': '(1.25)' in line 22 is read as -1.25, as 1 of",
         "column 'Proline': '1,065' in line 2 is read as 1065, as",
-        "1 rows without a target are left out",
+        "1 row without a target left out",
     )
     inputs = ("Alcohol", "Magnesium", "Colour", "Proline", "Shop")
     return Messy("wines.csv", "\t", "utf-8", columns, "Cultivar", 2, said, inputs)
@@ -143,7 +143,9 @@ def iris_of_two_countries():
     columns = {
         "Id": [str(i + 1) for i in range(len(x))],
         "sepal length": [f"{value:.1f} cm" for value in x[:, 0]],
-        "sepal width": [f"{value:.1f} cm" if i % 41 % 2 else f"{value / 2.54:.3f} in" for i, value in enumerate(x[:, 1])],
+        "sepal width": [
+            f"{value:.1f} cm" if i % 41 % 2 else f"{value / 2.54:.3f} in" for i, value in enumerate(x[:, 1])
+        ],
         "petal length": _with((f"{value:.1f}" for value in x[:, 2]), row_0="missing"),
         "petal width": [f"{value:.1f}" for value in x[:, 3]],
         "species": [["setosa", "versicolor", "virginica"][code] for code in y],

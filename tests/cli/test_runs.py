@@ -2,6 +2,7 @@
 
 import errno
 import shlex
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -115,6 +116,19 @@ class TestSettings:
         if "hidden" in given:
             given["hidden"] = tuple(int(units) for units in given["hidden"].split(",") if units)
         assert Settings(**given) == settings
+
+    def test_of_a_version_that_asked_about_missing_targets(self, tmp_path):
+        settings = Settings("/data/table.csv", "y", drop=("a",))
+        old = {**asdict(settings), "drop_missing_target": True}
+        write_json(tmp_path / "config.json", {"format_version": 1, "settings": old})
+        assert Settings.load(tmp_path / "config.json") == settings
+
+    def test_with_what_an_error_proposes(self):
+        settings = Settings("/data/table.csv", "y", drop=("a",), keep=("b", "c"), missing=("?",))
+        changed = settings.remedied({"drop": ("c", "a"), "missing": ("-",), "task": "regression"})
+        assert (changed.drop, changed.keep, changed.missing) == (("a", "c"), ("b",), ("?", "-"))
+        assert changed.task == "regression"
+        assert settings.remedied({}) == settings
 
 
 class TestScores:

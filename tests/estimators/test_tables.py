@@ -63,7 +63,7 @@ class TestFrames:
         assert np.isfinite(model.predict(frame(20, seed=5))).all()
 
     def test_the_numbers_are_those_of_the_command_line(self, model):
-        table = as_table(frame(), frame().columns)
+        table = as_table(frame(), list(frame().columns))
         target = Target("y", "regression", "")
         theirs = Preprocessing.fit(table.append_column("y", pa.array(TARGET)), target)
         assert theirs.columns == model.inputs_.columns
@@ -240,6 +240,12 @@ class TestWhatIsATable:
     )
     def test_all_else_is_one(self, table):
         assert is_table(table)
+
+    def test_two_columns_of_one_name(self):
+        with pytest.raises(
+            ValueError, match=r"^X must have a name of its own for every column, got 'a' more than once$"
+        ):
+            as_table([["x", "y"]], ["a", "a"])
 
     def test_objects_of_several_types(self):
         table = as_table(

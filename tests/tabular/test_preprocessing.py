@@ -94,6 +94,10 @@ class TestNumbers:
         found = learn({"a": [1.0, 2.0, 4.0]})
         with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got 'many' in row 2$"):
             matrix(found, {"a": ["1", "many", "x"]})
+        message = r"^column 'a' must be a number with a decimal point in every row, got '1,5' in row 1$"
+        with pytest.raises(TableError, match=message):
+            matrix(found, {"a": ["1,5"]})
+        assert matrix(found.reading(","), {"a": ["1,5"]}).tolist() == [[1.5]]
         with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got the type date32"):
             matrix(found, {"a": [datetime.date(2020, 1, 1)]})
 

@@ -221,7 +221,11 @@ def _with_target(settings: Settings, file: TableFile) -> tuple[pa.Table, NDArray
         return table, rows, notes
     if not len(rows):
         raise TableError(f"the target {name!r} must have values, got none in {len(known):,} rows")
-    return table.take(rows), rows, [*notes, f"{missing:,} rows without a target are left out"]
+    return (
+        table.take(rows),
+        rows,
+        [*notes, f"{missing:,} {'row' if missing == 1 else 'rows'} without a target left out"],
+    )
 
 
 def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:

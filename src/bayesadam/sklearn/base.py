@@ -303,7 +303,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             return validate_data(self, X, y, reset=reset, dtype=numbers, ensure_all_finite=finite, **rules)
         validate_data(self, X, skip_check_array=True, reset=reset)
         names = getattr(self, "feature_names_in_", [f"x{number}" for number in range(self.n_features_in_)])
-        table = as_table(X, names)
+        table = as_table(X, list(names))
         if inputs is None:
             inputs = learn_inputs(table, sample_weight)
         matrix = inputs.codes(table, place="row {}".format)

@@ -72,8 +72,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         epochs_: Epochs that the members were trained for.
         stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
         interrupted_: Whether it was Ctrl-C.
-        inputs_: What the columns of a data frame are taken for, a :class:`bayesadam.tabular.Inputs`; ``None`` where
-            ``X`` was numbers alone.
+        inputs_: What the columns of a data frame are taken for (``columns``, ``left_out``, ``features``: a
+            ``bayesadam.tabular.Inputs``); ``None`` if ``X`` was numbers without gaps.
         n_features_in_: ``D``.
         feature_names_in_: Names of the columns, if they had any.
     """

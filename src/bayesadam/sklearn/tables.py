@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,15 +32,20 @@ def is_table(X: Any) -> bool:
     return array.dtype.kind != "f" or bool(np.isnan(array).any())
 
 
-def as_table(X: Any, names: Sequence[str]) -> pa.Table:
+def as_table(X: Any, names: list[str]) -> pa.Table:
     """Any inputs as a table.
 
     Args:
         X: A data frame of pandas or polars, a table of pyarrow, or what NumPy makes a matrix of, ``(N, D)``.
         names: Of its columns.
+
+    Raises:
+        ValueError: Two columns have the same name.
     """
     import pyarrow as pa
 
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ValueError(f"X must have a name of its own for every column, got {twice[0]!r} more than once")
     if hasattr(X, "iloc"):
         columns = [_column(X.iloc[:, place]) for place in range(X.shape[1])]
     elif hasattr(X, "__arrow_c_stream__") or hasattr(X, "to_arrow"):

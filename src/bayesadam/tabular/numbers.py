@@ -58,6 +58,9 @@ def _read(text: pa.ChunkedArray, name: str, place: Place, decimal: str, unit: st
     if wrong.any():
         row = int(wrong.argmax())
         rule = "a number" if found.odd[row] else f"a number in {unit!r}" if unit else "a number without a unit"
+        other = "," if decimal == "." else "."
+        if found.odd[row] and not read_numbers(pa.array([text[row].as_py()]), other).odd[0]:
+            rule += f" with a decimal {'point' if decimal == '.' else 'comma'}"
         raise TableError(f"column {name!r} must be {rule} in every row, got {text[row].as_py()!r} in {place(row)}")
     return found.values
 

@@ -66,11 +66,10 @@ class ParquetFile(TableFile):
         if not self.missing:
             return table
         marks = pa.array(self.missing)
+        columns = [as_text(column) if is_text(column.type) else column for column in table.columns]
         columns = [
-            compute.if_else(compute.is_in(as_text(column), value_set=marks), None, column)
-            if is_text(column.type) and not pa.types.is_dictionary(column.type)
-            else column
-            for column in table.columns
+            compute.if_else(compute.is_in(column, value_set=marks), None, column) if is_text(column.type) else column
+            for column in columns
         ]
         return pa.table(columns, names=table.column_names)
 
