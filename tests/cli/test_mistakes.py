@@ -82,7 +82,7 @@ class TestTables:
     @pytest.mark.parametrize("option", ["--group", "--time", "--drop"])
     def test_no_such_column(self, refused, tmp_path, option):
         path = put(tmp_path / "t.csv", {"y": np.arange(60.0)})
-        message = self.fit(refused, path, option, "c").split(": this would do")[0]
+        message = self.fit(refused, path, option, "c").split(": this command would work")[0]
         assert message == f"{option} must be a column of t.csv, got 'c'; they are 'a', 'b', 'y'"
 
     @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ class TestTables:
 
     def test_infinite_values(self, refused, tmp_path):
         path = put(tmp_path / "t.csv", {"c": [1.5, -np.inf, *np.arange(58.0)], "y": np.arange(60.0)})
-        message, command = self.fit(refused, path).split(": this would do: ")
+        message, command = self.fit(refused, path).split(": this command would work: ")
         assert message == "column 'c' must be finite (below 1e+38), got -inf in line 3"
         assert command.startswith(f"bayesadam fit {path} --target y ")
         assert " --drop c --out " in command
@@ -132,7 +132,7 @@ class TestTables:
     def test_text_among_numbers(self, refused, tmp_path):
         path = put(tmp_path / "t.csv", {"c": [*map(str, np.arange(59) / 7), "some"], "y": np.arange(60.0)})
         assert self.fit(refused, path).startswith(
-            "column 'c' must be numbers or text, got 'some' in line 61: this would"
+            "column 'c' must be numbers or text, got 'some' in line 61: this command would work: "
         )
 
     def test_all_that_is_wrong_is_said_at_once(self, refused, tmp_path):
@@ -141,7 +141,7 @@ class TestTables:
         target = [*(f"${i}.50" for i in range(59)), "open"]
         path = put(tmp_path / "t.csv", {**columns, "f": ["x"] * 60, "Target": target})
         message = self.fit(refused, path, "--drop", "A", "--keep", "f", "--delimiter", ";", target="target")
-        found, proposed = message.split(": this would do: ")
+        found, proposed = message.split(": this command would work: ")
         assert [part.split(", got")[0].removeprefix(f"{path} ") for part in found.split("; ")[:2]] == [
             "must have columns separated by ';'",
             "--target must be a column of t.csv",

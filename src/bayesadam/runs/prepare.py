@@ -34,7 +34,7 @@ from bayesadam.tabular import (
     require_memory,
     time_split,
 )
-from bayesadam.tabular.choose import why_identifier
+from bayesadam.tabular.choose import numbers_rows
 from bayesadam.tabular.describe import how_read
 from bayesadam.tabular.errors import Place, quoted
 
@@ -176,7 +176,7 @@ def prepare_or_propose(settings: Settings, out: str) -> Prepared:
             continue
         if first is None:
             return prepared
-        raise type(first)(f"{'; '.join(found)}: this would do: {proposed.command(out)}")
+        raise type(first)(f"{'; '.join(found)}: this command would work: {proposed.command(out)}")
 
 
 def _remedied(settings: Settings, error: TableError | RunError) -> Settings | None:
@@ -230,12 +230,11 @@ def _with_target(settings: Settings, file: TableFile) -> tuple[pa.Table, NDArray
 
 def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:
     """A number for each row, the same for equal rows, if they are to stay together; and what is to be said of them."""
-    kept = [
-        name
-        for name in table.column_names
-        if name not in settings.drop and (name in settings.keep or not why_identifier(name, table.column(name)))
+    looked_at = [name for name in table.column_names if name not in settings.drop]
+    columns = [
+        table.column(name) for name in looked_at if name in settings.keep or not numbers_rows(table.column(name))
     ]
-    copies = copies_of([table.column(name) for name in kept])
+    copies = copies_of(columns)
     _, first, count = np.unique(copies, return_index=True, return_counts=True)
     more = len(copies) - len(first)
     if not more:

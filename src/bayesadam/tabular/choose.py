@@ -69,31 +69,32 @@ def choose(
         return LeftOut("all its values are missing")
     if is_number(kind) or pa.types.is_duration(kind):
         return _choose_number(name, column, place, keep, decimal)
-    if pa.types.is_temporal(kind):
-        constant = not column.null_count and len(known.unique()) == 1
-        return LeftOut(_constant(known)) if constant else Date.fit(column, name, place)
-    if pa.types.is_boolean(kind):
-        constant = not column.null_count and len(known.unique()) == 1
-        return LeftOut(_constant(known)) if constant else Truth.fit(column, name, place)
+    if pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
+        if not column.null_count and len(known.unique()) == 1:
+            return LeftOut(_constant(known))
+        return (Truth if pa.types.is_boolean(kind) else Date).fit(column, name, place)
     if is_text(kind):
         return _choose_text(name, column, place, keep, decimal, day_first)
     return LeftOut(f"it is of the type {kind}, which is neither numbers nor text")
 
 
-def why_identifier(name: str, column: pa.ChunkedArray) -> str | None:
-    """Why a column of whole numbers is an identifier of the rows; ``None`` if it is none."""
+def numbers_rows(column: pa.ChunkedArray) -> bool:
+    """Whether a column counts the rows, with gaps where rows are held out, and with some copies.
+
+    A column of years counts, too, but is none.
+    """
     if not is_number(column.type):
-        return None
+        return False
     values = column.cast(pa.float64(), safe=False).to_numpy()
-    known = values[~np.isnan(values)]
-    if not len(known) or not np.isfinite(known).all() or not are_integers(known):
-        return None
-    if _numbers_rows(values):
-        return "it numbers the rows" + ("" if values[0] <= 1 else f", from {values[0]:.0f} on")
-    distinct = len(np.unique(known))
-    if _IDENTIFIER.search(name) and (distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known)):
-        return f"it is an identifier by its name, with {distinct:,} different values"
-    return None
+    if not np.isfinite(values).all() or not are_integers(values):
+        return False
+    few = 10
+    _, first = np.unique(values, return_index=True)
+    own = values[np.sort(first)]
+    if len(own) <= max(2 * few, _OWN * len(values)) or (np.diff(own) <= 0).any():
+        return False
+    years = _YEARS[0] <= own[0] and own[-1] <= _YEARS[1]
+    return bool(0 <= own[0] and own[-1] - own[0] < 2 * len(own) + few and not years)
 
 
 def _choose_number(
@@ -106,10 +107,15 @@ def _choose_number(
     if known.min() == known.max() and len(known) == len(values):
         return LeftOut(_constant(column))
     if are_integers(known) and not keep:
-        if reason := why_identifier(name, pa.chunked_array([values])):
-            return LeftOut(reason + _KEEP)
-        if _IDENTIFIER.search(name) and pa.types.is_integer(column.type):
-            return Category.fit(column, name, place)
+        if numbers_rows(pa.chunked_array([values])):
+            start = "" if values[0] <= 1 else f", from {values[0]:.0f} on"
+            return LeftOut(f"it numbers the rows{start}{_KEEP}")
+        if _IDENTIFIER.search(name):
+            distinct = len(np.unique(known))
+            if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
+                return LeftOut(f"it is an identifier by its name, with {distinct:,} different values{_KEEP}")
+            if pa.types.is_integer(column.type):
+                return Category.fit(column, name, place)
     return Number.fit(column, name, place, decimal, unit)
 
 
@@ -148,14 +154,3 @@ def _choose_text(
 
 def _constant(column: pa.ChunkedArray) -> str:
     return f"it is the same in all training rows ({column[0].as_py()!r})"
-
-
-def _numbers_rows(values: NDArray[np.float64]) -> bool:
-    """Whether the values count, with gaps where rows are held out, and with some copies; years do not name rows."""
-    few = 10
-    _, first = np.unique(values, return_index=True)
-    own = values[np.sort(first)]
-    years = _YEARS[0] <= own[0] and own[-1] <= _YEARS[1]
-    ends = own[-1] - max(own[0], 0) < 2 * len(own) + few
-    several = len(own) > max(2 * few, _OWN * len(values))
-    return bool(several and own[0] >= 0 and ends and not years and (np.diff(own) > 0).all())
