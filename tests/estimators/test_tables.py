@@ -199,6 +199,13 @@ class TestArrays:
             BayesianMLPRegressor(**TINY).fit(x, TARGET)
 
 
+@pytest.mark.parametrize("kind", [BayesianMLPRegressor, BayesianMLPClassifier])
+def test_the_tags_say_so(kind):
+    """With them, scikit-learn's own checks (see test_checks.py) know what is allowed."""
+    tags = kind().__sklearn_tags__().input_tags
+    assert (tags.allow_nan, tags.categorical, tags.string, tags.sparse) == (True, True, True, False)
+
+
 class TestWhatIsATable:
     @pytest.mark.parametrize(
         "numbers",
@@ -248,11 +255,15 @@ class TestWhatIsATable:
             as_table([["x", "y"]], ["a", "a"])
 
     def test_objects_of_several_types(self):
-        table = as_table(
-            pd.DataFrame({"a": [1, "x", None], "b": pd.period_range("2020-01", periods=3, freq="M")}), "ab"
-        )
-        assert table.to_pydict() == {"a": ["1", "x", None], "b": ["2020-01", "2020-02", "2020-03"]}
-        assert Inputs.fit(table).columns[0].kind == "date"
+        months = pd.period_range("2020-01", periods=3, freq="M")
+        ages = pd.cut([1.0, 3.0, np.nan], [0, 2, 4])
+        table = as_table(pd.DataFrame({"a": [1, "x", None], "b": months, "c": ages}), ["a", "b", "c"])
+        assert table.to_pydict() == {
+            "a": ["1", "x", None],
+            "b": ["2020-01", "2020-02", "2020-03"],
+            "c": ["(0, 2]", "(2, 4]", None],
+        }
+        assert Inputs.fit(table.select(["b"])).columns[0].kind == "date"
 
 
 def _most_frequent(name):

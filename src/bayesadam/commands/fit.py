@@ -17,7 +17,7 @@ from bayesadam.commands.tables import score_table
 
 _DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
 _KEEP = "Column that is an input although it looks like the numbers of the rows; may be repeated."
-_DAY_FIRST = "3/4/2021 is in April, where a column of dates does not tell."
+_DAY_FIRST = "Read 3/4/2021 as a day in April where a column of dates leaves it open."
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 _BUDGET = "Seconds of training; the number of epochs is chosen so that they are enough."
 

@@ -129,7 +129,10 @@ def _column(values: Any) -> pa.ChunkedArray:
         array = pa.Array.from_pandas(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
         array = None
-    if array is None or isinstance(array.type, pa.BaseExtensionType):  # as of periods and intervals
+    kind = None if array is None else array.type
+    if kind is not None and pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if kind is None or isinstance(kind, pa.BaseExtensionType):  # as that of periods and intervals
         texts = [None if missing else str(value) for value, missing in zip(values, pd.isna(values), strict=True)]
         array = pa.array(texts, pa.string())
     return _plain_category(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pyarrow import compute
 
 MISSING: tuple[str, ...] = ("", "?", "-", "--", "\u2013", "\u2014", ".", "..", "*", "na", "n/a", "n.a.", "#n/a", "null")
-MISSING += ("none", "nan", "missing", "unknown")
+MISSING += ("none", "nan", "missing", "unknown", "#div/0!", "#value!", "#ref!", "#num!", "#name?", "#null!")
 """In a column of numbers or dates these texts mean that the value is missing, in lower or upper case."""
 
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:inf|infinity|nan)"
