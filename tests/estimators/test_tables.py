@@ -256,12 +256,12 @@ class TestWhatIsATable:
 
     def test_objects_of_several_types(self):
         months = pd.period_range("2020-01", periods=3, freq="M")
-        ages = pd.cut([1.0, 3.0, np.nan], [0, 2, 4])
+        ages = pd.cut([1.0, 3.0, np.nan], [0.0, 2.0, 4.0])
         table = as_table(pd.DataFrame({"a": [1, "x", None], "b": months, "c": ages}), ["a", "b", "c"])
         assert table.to_pydict() == {
             "a": ["1", "x", None],
             "b": ["2020-01", "2020-02", "2020-03"],
-            "c": ["(0, 2]", "(2, 4]", None],
+            "c": ["(0.0, 2.0]", "(2.0, 4.0]", None],
         }
         assert Inputs.fit(table.select(["b"])).columns[0].kind == "date"
 

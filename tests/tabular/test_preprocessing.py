@@ -337,6 +337,16 @@ class TestChoice:
             learn({"a b": values, "c": [*self.NOISE[1:], np.inf]})
         assert raised.value.remedy == {"drop": ("a b", "c")}
 
+    def test_a_category_that_is_mostly_numbers(self):
+        columns = {"a": ["1", "2", "3", "4+"] * 9, "b": ["x", "y", "1"] * 12, "c": ["1", "<1", "2", "3", "4", ">4"] * 6}
+        found = learn(columns)
+        assert {type(column) for column in found.columns} == {Category}
+        assert found.notes(pa.table(columns)) == [
+            "column 'a' is a category, as '4+' in row 4 is no number (if it means a missing value: --missing '4+')",
+            "column 'c' is a category, as '<1' in row 2 and 1 other text is no number (if it means a missing value: "
+            "--missing '<1')",
+        ]
+
     def test_text_among_dates(self):
         values = ["2020-01-05", "2020-02-06", "soon"] * 20
         with pytest.raises(TableError, match=r"^column 'a' must be dates or text, got 'soon' in row 3$") as raised:

@@ -72,6 +72,30 @@ def how_read(name: str, values: pa.ChunkedArray, place: Place, decimal: str | No
     return [f"column {name!r}: {'; '.join(said)}"] if said else []
 
 
+def why_category(name: str, values: pa.ChunkedArray, place: Place) -> list[str]:
+    """Which text makes a column a category whose other levels are mostly numbers; nothing for other columns.
+
+    Args:
+        name: Of a category.
+        values: Of all rows.
+        place: Where a row is.
+    """
+    if not is_text(values.type):
+        return []
+    text = as_text(values).combine_chunks()
+    levels = text.unique().drop_null()
+    found = read_numbers(levels, decimal_of(levels) or ".")
+    odd = levels.filter(pa.array(found.odd)).to_pylist()
+    if not odd or 2 * int((~np.isnan(found.values)).sum()) <= len(levels):
+        return []
+    where = place(compute.index(text, odd[0]).as_py())
+    more = "" if len(odd) == 1 else f" and {len(odd) - 1} other text{'s' * (len(odd) > 2)}"
+    return [
+        f"column {name!r} is a category, as {odd[0]!r} in {where}{more} is no number "
+        f"(if it means a missing value: --missing {odd[0]!r})"
+    ]
+
+
 def how_dated(column: Date, values: pa.ChunkedArray, place: Place, *, day_first: bool = False) -> list[str]:
     """How dates that are text are read, and whether that is a guess; nothing for other columns."""
     if not is_text(values.type) or column.order.startswith("year"):

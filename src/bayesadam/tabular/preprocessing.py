@@ -15,7 +15,7 @@ from bayesadam.files import DamagedFile, read_json, reading, write_json
 from bayesadam.scaling import LARGEST, column_scales, in_one_unit, standardized
 from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Column, Number, from_json, to_json
 from bayesadam.tabular.dates import Date
-from bayesadam.tabular.describe import how_dated, how_read
+from bayesadam.tabular.describe import how_dated, how_read, why_category
 from bayesadam.tabular.errors import Place, TableError, quoted, require_type, row_place
 from bayesadam.tabular.findings import Findings
 from bayesadam.tabular.inputs import Inputs
@@ -170,7 +170,7 @@ class Preprocessing:
         """What the user should know about the inputs.
 
         Args:
-            table: All rows: then also how text is read as numbers and dates, with examples.
+            table: All rows: then also what text is taken for, with examples.
             place: Where a row of the table is.
             day_first: As for :meth:`fit`.
         """
@@ -178,6 +178,8 @@ class Preprocessing:
         for column in self.columns:
             if table is not None and isinstance(column, Number):
                 found += how_read(column.name, table.column(column.name), place, column.decimal)
+            elif table is not None and isinstance(column, Category):
+                found += why_category(column.name, table.column(column.name), place)
             elif table is not None and isinstance(column, Date):
                 found += how_dated(column, table.column(column.name), place, day_first=day_first)
         return found + [
