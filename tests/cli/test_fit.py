@@ -221,8 +221,8 @@ class TestHeldOut:
         price = table["price"].to_pylist()
         price[5] = price[50] = None
         path = write(table.set_column(5, "price", pa.array(price)), tmp_path / "t.csv")
-        out = fitted("fit", path, "--target", "price", "--drop-missing-target", "--out", tmp_path / "run", *FAST)
-        assert "2 rows without a target are left out" in out
+        out = fitted("fit", path, "--target", "price", "--out", tmp_path / "run", *FAST)
+        assert "2 rows without a target left out" in out
         report = json.loads((tmp_path / "run" / "report.json").read_text())
         assert report["data"]["rows"] == 118
         lines = [path.read_text().splitlines()[row - 1] for row in report["held_out"]["row"]]

@@ -180,3 +180,34 @@ def test_output_in_any_encoding(made, tmp_path, encoding):
         [sys.executable, "-m", "bayesadam", *arguments], cwd=tmp_path, env=environment, capture_output=True, timeout=120
     )
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
+
+
+def test_how_the_file_was_written_is_remembered(fitted, tmp_path):
+    """Delimiter, decimal mark, units, the order of dates and texts that mean a missing value."""
+    rng = np.random.default_rng(0)
+    sizes = rng.gamma(3, 400, 60)
+    lines = [
+        f"{size:.1f}:{size / 7:,.2f} EUR:{1 + row % 9}/{1 + row % 5}/2021:{size:.2f}" for row, size in enumerate(sizes)
+    ]
+    lines[4] = f"none:7 EUR:1/1/2021:{sizes[4]:.2f}"
+    german = [line.translate(str.maketrans(",.", ".,")) for line in ("size:rent:since:price", *lines)]
+    german[9] = german[9].replace(german[9].split(":")[0], "not said", 1)
+    (tmp_path / "t.csv").write_text("\n".join(german) + "\n")
+    options = ("--delimiter", ":", "--decimal", ",", "--missing", "not said", "--day-first")
+    fitted("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "run", *options, *FAST)
+    columns = {column.name: column for column in Preprocessing.load(tmp_path / "run" / "preprocessing.json").columns}
+    assert {columns["size"].decimal, columns["rent"].decimal} == {","}
+    assert (columns["rent"].unit, columns["since"].order) == ("EUR", "day, month, year")
+
+    (tmp_path / "new.csv").write_text("\n".join(line.rpartition(":")[0] for line in german[:20]) + "\n")
+    out = fitted("predict", tmp_path / "run", tmp_path / "new.csv", "-o", tmp_path / "a.csv")
+    assert out.startswith("predictions of 19 rows")
+    english = [line.translate(str.maketrans(",.", ".,")).replace(":", ",") for line in german[:20]]
+    english = [line.rpartition(",")[0] for line in english if line.count(",") == 3]  # without thousands
+    (tmp_path / "other.csv").write_text("\n".join(english) + "\n")
+    more = ("--decimal", ".", "--delimiter", ",")
+    fitted("predict", tmp_path / "run", tmp_path / "other.csv", "-o", tmp_path / "b.csv", *more)
+    kept = [row for row, line in enumerate(german[1:20]) if "." not in line]
+    first, second = csv.read_csv(tmp_path / "a.csv"), csv.read_csv(tmp_path / "b.csv")
+    assert len(kept) == len(second) > 5
+    assert np.allclose(first["mean"].to_numpy()[kept], second["mean"].to_numpy(), rtol=1e-5)

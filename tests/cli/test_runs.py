@@ -2,6 +2,7 @@
 
 import errno
 import shlex
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from bayesadam import commands
 from bayesadam.files import write_json
 from bayesadam.runs import RunError, Settings, baselines, contents, folder, scores
 from bayesadam.runs.folder import check_place, new_run, partial_path, resumable
+from bayesadam.runs.prepare import prepare
 
 SETTINGS = Settings("t.csv", "y")
 
@@ -93,7 +95,7 @@ class TestSettings:
         [
             {},
             {"method": "vadam", "hidden": (100, 50), "members": 3, "epochs": 7, "seed": 5, "device": "cpu"},
-            {"time_budget": 2.5, "group": "a b", "drop": ("x", "it's"), "drop_missing_target": True},
+            {"time_budget": 2.5, "group": "a b", "drop": ("x", "it's"), "missing": ("-", "?"), "day_first": True},
             {"keep": ("day", "a b"), "delimiter": ";", "decimal": ","},
             {"time": "day", "delimiter": "\t", "held_out": 0.25, "task": "classification", "hidden": ()},
         ],
@@ -115,6 +117,57 @@ class TestSettings:
         if "hidden" in given:
             given["hidden"] = tuple(int(units) for units in given["hidden"].split(",") if units)
         assert Settings(**given) == settings
+
+    def test_of_a_version_that_asked_about_missing_targets(self, tmp_path):
+        settings = Settings("/data/table.csv", "y", drop=("a",))
+        old = {**asdict(settings), "drop_missing_target": True}
+        write_json(tmp_path / "config.json", {"format_version": 1, "settings": old})
+        assert Settings.load(tmp_path / "config.json") == settings
+
+    def test_with_what_an_error_proposes(self):
+        settings = Settings("/data/table.csv", "y", drop=("a",), keep=("b", "c"), missing=("?",))
+        changed = settings.remedied({"drop": ("c", "a"), "missing": ("-",), "task": "regression"})
+        assert (changed.drop, changed.keep, changed.missing) == (("a", "c"), ("b",), ("?", "-"))
+        assert changed.task == "regression"
+        assert settings.remedied({}) == settings
+
+
+class TestCopies:
+    """Rows that are equal to others."""
+
+    def prepared(self, tmp_path, copies, **settings):
+        rng = np.random.default_rng(0)
+        rows = [f"{a:.3f},{b},{a + b:.2f}" for a, b in zip(rng.normal(size=60), rng.integers(0, 9, 60), strict=True)]
+        rows = [f"{number},{row}" for number, row in enumerate([*rows, *(rows[i] for i in copies)])]
+        (tmp_path / "t.csv").write_text("\n".join(["nr,a,b,y", *rows]) + "\n")
+        return prepare(Settings(str(tmp_path / "t.csv"), "y", **settings)), np.array([*range(60), *copies])
+
+    def test_stay_together(self, tmp_path):
+        found, row_of = self.prepared(tmp_path, copies=[7, 7, *range(30, 50)])
+        assert not set(row_of[found.split.training]) & set(row_of[found.split.held_out])
+        training = row_of[found.split.training]
+        assert len(np.unique(found.groups)) == len(np.unique(training))
+        assert len(set(zip(found.groups, training, strict=True))) == len(np.unique(training))
+        (note,) = (note for note in found.notes if "cop" in note)
+        assert note == (
+            "22 rows are copies of another one (line 62 of line 9, line 64 of line 32, line 65 of line 33, ...): "
+            "copies are held out together"
+        )
+
+    def test_where_the_user_says_what_is_held_out(self, tmp_path):
+        found, _ = self.prepared(tmp_path, copies=[3], group="b")
+        assert "1 row is a copy of another one (line 62 of line 5)" in found.notes
+        assert len(np.unique(found.groups)) < 9
+
+    def test_that_are_what_the_columns_can_say(self, tmp_path):
+        found, _ = self.prepared(tmp_path, copies=[*range(60), 1])
+        assert found.groups is None
+        assert "only 60 of the 121 rows are different: equal rows may be trained on and held out" in found.notes
+
+    def test_none(self, tmp_path):
+        found, _ = self.prepared(tmp_path, copies=[], keep=("nr",))
+        assert found.groups is None
+        assert not any("cop" in note for note in found.notes)
 
 
 class TestScores:

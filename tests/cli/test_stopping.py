@@ -116,7 +116,7 @@ class TestElsewhere:
         def stop(*arguments):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(fitting, "prepare", stop)
+        monkeypatch.setattr(fitting, "prepare_or_propose", stop)
         assert command(*arguments(numbers, tmp_path / "run")) == (
             130,
             "",

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import decimal
 import json
-import re
 
 import numpy as np
 import pyarrow as pa
@@ -12,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayesadam.tabular import Findings, Preprocessing, TableError, Target, describe
+from bayesadam.tabular import Findings, Preprocessing, TableError, Target, describe, numbers_of
 from bayesadam.tabular.columns import Category, Number, Truth
+from bayesadam.tabular.dates import Date
 
 TARGET = Target("y", "regression", "")
 
@@ -94,6 +94,10 @@ class TestNumbers:
         found = learn({"a": [1.0, 2.0, 4.0]})
         with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got 'many' in row 2$"):
             matrix(found, {"a": ["1", "many", "x"]})
+        message = r"^column 'a' must be a number with a decimal point in every row, got '1,5' in row 1$"
+        with pytest.raises(TableError, match=message):
+            matrix(found, {"a": ["1,5"]})
+        assert matrix(found.reading(","), {"a": ["1,5"]}).tolist() == [[1.5]]
         with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got the type date32"):
             matrix(found, {"a": [datetime.date(2020, 1, 1)]})
 
@@ -168,7 +172,7 @@ class TestFindings:
             chunk = pa.table({"n": pa.array(values, pa.float64())})
             found.transform(chunk, findings=findings, place=lambda row, first=first: f"line {first + row + 2}")
         assert findings.notes()[1:] == [
-            "column 'n': 3 rows have numbers far outside of the training rows' range of -1 to 3 (5.1 in line 5): do "
+            "column 'n': 3 rows have values far outside of the training rows' range of -1 to 3 (5.1 in line 5): do "
             "not rely on the predictions there, nor on their intervals"
         ]
 
@@ -199,6 +203,12 @@ class TestChoice:
         ("name", [f"name {i}" for i in range(N)], "it is text that is different in every row, like a name or an "),
         ("zip", [f"z{i % 150}" for i in range(N)], "it is text with 150 different values in 200 rows"),
         ("parts", [[i] for i in range(N)], "it is of the type list<item: int64>, which is neither numbers nor text"),
+        ("order", 100_000 + COUNT, "it numbers the rows, from 100000 on"),
+        ("order", 100_000 + COUNT * 3 // 2, "it numbers the rows, from 100000 on"),
+        ("order", np.append(100_000 + COUNT[:-5], 100_000 + COUNT[3:8]), "it numbers the rows, from 100000 on"),
+        ("order", [str(i) for i in 100_000 + COUNT], "it numbers the rows, from 100000 on"),
+        ("weight", [f"{i} {'kg' if i % 2 else 'lb'}" for i in range(N)], "it is numbers in several units ('kg', 'lb')"),
+        ("day", [datetime.date(2020, 1, 1)] * N, "it is the same in all training rows (datetime.date(2020, 1, 1))"),
     )
     USED = (
         ("year", 1900 + COUNT, Number),
@@ -212,6 +222,14 @@ class TestChoice:
         ("same or missing", pa.array([1.0, None] * (N // 2)), Number),
         ("colour", ["red", "green"] * (N // 2), Category),
         ("digits", COUNT % 3, Number),
+        ("block", COUNT // 10, Number),
+        ("hundreds", 100 * COUNT, Number),
+        ("age", [str(i % 5) if i % 7 else "?" for i in range(N)], Number),
+        ("price", [f"${i % 5}" for i in range(N)], Number),
+        ("rank", [f"{i % 4}{('st', 'nd', 'rd', 'th')[i % 4]}" for i in range(N)], Category),
+        ("size", [f"{i % 4}+" if i % 4 == 3 else str(i % 4) for i in range(N)], Category),
+        ("when", [f"{1 + i % 28}.{1 + i // 28}.2021" for i in range(N)], Date),
+        ("took", pa.array(COUNT * 7919 % 100_003, pa.duration("s")), Number),
     )
 
     @pytest.mark.parametrize(("name", "values", "reason"), LEFT_OUT)
@@ -250,59 +268,97 @@ class TestChoice:
             learn({"a": self.NOISE, "b": np.full(self.N, 7)}, keep=("b",))
 
     @pytest.mark.parametrize(
-        ("values", "got"),
+        ("values", "numbers", "decimal", "unit", "note"),
         [
-            (["1,5", "2,25", "4"], "'1,5' in row 1"),
-            (["12", "999", "1,048.41", "2,000.00"], "'1,048.41' in row 3"),
-            (["1.048,41", "2.000,00"], "'1.048,41' in row 1"),
-            (["12", "1 000", "2 000 000"], "'1 000' in row 2"),
+            (["1,5", "2,25", "4"], [1.5, 2.25, 4], ",", "", "'1,5' in row 1 is read as 1.5, as 40 of 60 are written"),
+            (
+                ["12", "999", "1,048.41"],
+                [12, 999, 1048.41],
+                ".",
+                "",
+                "'1,048.41' in row 3 is read as 1048.41, as 20 of",
+            ),
+            (["1.048,41", "2.000,00"], [1048.41, 2000], ",", "", "'1.048,41' in row 1 is read as 1048.41"),
+            (["12", "1 000", "2 000 000"], [12, 1000, 2e6], ".", "", "'1 000' in row 2 is read as 1000, as 40 of 60"),
+            (["$101.60", "-$5", "($7.50)"], [101.6, -5, -7.5], ".", "$", "'$101.60' in row 1 is read as 101.6"),
+            (["€ 12", "€ 1.234,5"], [12, 1234.5], ",", "€", "'€ 12' in row 1 is read as 12"),
+            (["12 %", "7%"], [12, 7], ".", "%", "'12 %' in row 1 is read as 12"),
+            (["3 kg", "4.5kg"], [3, 4.5], ".", "kg", "'3 kg' in row 1 is read as 3"),
+            (
+                ["5", "?", "N/A", "6"],
+                [5, None, None, 6],
+                ".",
+                "",
+                "'?' in row 2 means a missing value (20 rows); 'N/A' in",
+            ),
         ],
     )
-    def test_numbers_written_otherwise(self, values, got):
-        message = f"column 'a' must be numbers such as 1234.5, got {got}: --decimal , reads a decimal comma"
-        with pytest.raises(TableError, match=re.escape(message)):
-            learn({"a": values * 20, "b": np.arange(20.0 * len(values)) ** 2})
-        with pytest.raises(TableError, match=re.escape(message.replace("'a'", "'y'"))):
-            Target.find("y", pa.chunked_array([pa.array(values * 20)]))
+    def test_numbers_written_otherwise(self, values, numbers, decimal, unit, note):
+        table = {"a": values * 20, "b": np.arange(20.0 * len(values)) ** 2}
+        found = learn(table)
+        expected = learn({**table, "a": numbers * 20})
+        assert found.columns[0] == dataclasses.replace(expected.columns[0], decimal=decimal, unit=unit)
+        assert (found.mean, found.std) == (expected.mean, expected.std)
+        assert np.array_equal(
+            found.transform(pa.table(table)), expected.transform(pa.table({**table, "a": numbers * 20}))
+        )
+        (told,) = found.notes(pa.table(table))
+        assert told.startswith(f"column 'a': {note}")
+        target = numbers_of("y", pa.chunked_array([values * 20]), None)
+        np.testing.assert_array_equal(target.to_numpy(), np.array(numbers * 20, dtype=float))
+
+    def test_what_decides_on_the_decimal_mark(self):
+        """A column that does not tell follows those that do."""
+        values = [f"{i + 1},{100 + i}" for i in range(60)]
+        assert learn({"a": values}).columns[0].median == pytest.approx(30_629.5)
+        assert learn({"a": values}, decimal=",").columns[0].median == pytest.approx(30.6295)
+        assert learn({"a": values, "b": ["1,5", "2,5"] * 30}).columns[0].median == pytest.approx(30.6295)
+
+    def test_new_rows_in_another_unit(self):
+        found = learn({"a": ["$5", "$6.50", "$7"]})
+        assert matrix(found, {"a": ["8", "$9", None]})[:, 0].tolist() == [8.0, 9.0, 6.5]
+        with pytest.raises(TableError, match=r"^column 'a' must be a number in '\$' in every row, got '€7' in row 2$"):
+            matrix(found, {"a": ["$5", "€7"]})
 
     @pytest.mark.parametrize("values", [["1,2", "red", "blue"], ["1,2,3", "2,3", "x"], ["1.234", "2.345", "3.456"]])
     def test_text_that_is_none_of_that(self, values):
         assert learn({"a": values * 20}).columns[0].name == "a"
 
-    @pytest.mark.parametrize(
-        "values",
-        [
-            [datetime.date(2020, 1, 1 + i % 3) for i in range(6)],
-            [datetime.datetime(2020, 1, 1 + i % 3, 10) for i in range(6)],
-            [datetime.time(10, i % 3) for i in range(6)],
-            ["03/04/2021", "12/4/2021"] * 3,
-            ["2021-03-04 10:00", "2021-03-05T10:00:00Z"] * 3,
-            ["1.2.2021", "31.12.99"] * 3,
-        ],
-    )
-    def test_dates(self, values):
-        message = (
-            r"^every input must be numbers, text or truth values, got dates in 'when', 'on this' \(.+, for example\): "
-            r"make numbers of them \(.+\), or leave them out: --drop when --drop 'on this'$"
-        )
-        with pytest.raises(TableError, match=message):
-            learn({"when": values, "a": np.arange(6.0) ** 2, "on this": values})
-        assert len(learn({"when": values, "a": np.arange(6.0) ** 2}, left_out={"when": "--drop"}).columns) == 1
-
     def test_text_among_numbers(self):
         values = [str(x) for x in self.NOISE]
-        values[17] = "?"
-        message = (
-            r"^column 'a b' must be numbers or text, got '\?' among numbers in row 18: leave the cell empty if that "
-            r"means a missing value, or --drop 'a b'$"
-        )
-        with pytest.raises(TableError, match=message):
+        values[17] = "many"
+        message = r"^column 'a b' must be numbers or text, got 'many' in row 18$"
+        with pytest.raises(TableError, match=message) as raised:
             learn({"a b": values})
+        assert raised.value.remedy == {"missing": ("many",)}
+        values[30:34] = ["few", "some", "most", "many"]
+        message = r"^column 'a b' must be numbers or text, got 'many' in row 18 and 3 other texts; column 'c' must be "
+        with pytest.raises(TableError, match=message) as raised:
+            learn({"a b": values, "c": [*self.NOISE[1:], np.inf]})
+        assert raised.value.remedy == {"drop": ("a b", "c")}
+
+    def test_a_category_that_is_mostly_numbers(self):
+        columns = {"a": ["1", "2", "3", "4+"] * 9, "b": ["x", "y", "1"] * 12, "c": ["1", "<1", "2", "3", "4", ">4"] * 6}
+        found = learn(columns)
+        assert {type(column) for column in found.columns} == {Category}
+        assert found.notes(pa.table(columns)) == [
+            "column 'a' is a category, as '4+' in row 4 is no number (if it means a missing value: --missing '4+')",
+            "column 'c' is a category, as '<1' in row 2 and 1 other text is no number (if it means a missing value: "
+            "--missing '<1')",
+        ]
+
+    def test_text_among_dates(self):
+        values = ["2020-01-05", "2020-02-06", "soon"] * 20
+        with pytest.raises(TableError, match=r"^column 'a' must be dates or text, got 'soon' in row 3$") as raised:
+            learn({"a": values})
+        assert raised.value.remedy == {"missing": ("soon",)}
 
     def test_nothing_left(self):
-        with pytest.raises(TableError, match=r"predict 'y' from, got none \('a': it is the same in all training rows"):
+        with pytest.raises(
+            TableError, match=r"predict from, got none \('y': it is the target; 'a': it is the same in all"
+        ):
             learn({"a": np.ones(10)})
-        with pytest.raises(TableError, match=r"predict 'y' from, got none \(there is no other\)$"):
+        with pytest.raises(TableError, match=r"predict from, got none \('y': it is the target\)$"):
             Preprocessing.fit(pa.table({"y": np.ones(10)}), TARGET)
 
 
@@ -328,6 +384,8 @@ class TestCheck:
 COLUMNS = st.one_of(
     st.builds(Number, st.text(), st.floats(-1e38, 1e38), st.booleans()),
     st.builds(Truth, st.text(), st.booleans()),
+    st.builds(Date, st.text(), st.just("day, month, year"), st.floats(-1e5, 1e5), st.booleans(), st.just(("week",))),
+    st.builds(Number, st.text(), st.floats(-1e38, 1e38), st.booleans(), decimal=st.just(","), unit=st.text()),
     st.builds(Category, st.text(), st.lists(st.text(), unique=True).map(tuple), st.booleans(), st.booleans()),
 )
 
@@ -343,15 +401,23 @@ class TestJson:
     )
     @settings(max_examples=50, deadline=None)
     def test_is_exact(self, columns, scales, left_out, classes):
-        found = Preprocessing(Target("y", "regression", "so", classes), columns, scales, scales[::-1], left_out)
+        written = (";", ("none yet",)) if classes else (None, ())
+        target = Target("y", "regression", "so", classes)
+        found = Preprocessing(target, columns, scales, scales[::-1], left_out, *written)
         again = Preprocessing.from_json(json.loads(json.dumps(found.to_json())))
         assert again == found
         assert [type(label) for label in again.target.classes] == [type(label) for label in classes]
 
     def test_a_newer_version(self):
-        record = {**TestCheck.FOUND.to_json(), "format_version": 4}
-        with pytest.raises(ValueError, match=r"^the preprocessing must be of format version 3 or older .*, got 4$"):
+        record = {**TestCheck.FOUND.to_json(), "format_version": 5}
+        with pytest.raises(ValueError, match=r"^the preprocessing must be of format version 4 or older .*, got 5$"):
             Preprocessing.from_json(record)
+
+    def test_of_the_version_before_dates(self):
+        record = TestCheck.FOUND.to_json()
+        old = {key: value for key, value in record.items() if key not in ("delimiter", "missing")}
+        old["columns"] = [{k: v for k, v in c.items() if k not in ("decimal", "unit")} for c in record["columns"]]
+        assert Preprocessing.from_json({**old, "format_version": 3}) == TestCheck.FOUND
 
     @pytest.mark.parametrize("record", [{}, [], None, {"format_version": 1}, {"format_version": 1, "columns": [{}]}])
     def test_something_else(self, record):
@@ -363,6 +429,11 @@ class TestDescription:
     def test_of_numbers(self):
         found = describe(Number("a", 0.0, True), pa.chunked_array([[1.0, None, 3.0, 10.0]]))
         assert found == {"name": "a", "kind": "number", "missing": 0.25, "summary": "1 to 10, median 3"}
+
+    def test_of_dates(self):
+        column = Date.fit(pa.chunked_array([["1.2.2021", None, "3.1.2020"]]), "d", str, "day, month, year")
+        found = describe(column, pa.chunked_array([["1.2.2021", None, "3.1.2020", "4.1.2020"]]))
+        assert found == {"name": "d", "kind": "date", "missing": 0.25, "summary": "2020-01-03 to 2021-02-01"}
 
     def test_of_categories(self):
         values = pa.chunked_array([["b"] * 5 + ["a"] * 3 + ["c", "d", None, None]])

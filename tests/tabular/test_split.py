@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayesadam.tabular import TableError, group_codes, group_split, random_split, require_all_classes, time_split
+from bayesadam.tabular import (
+    TableError,
+    copies_of,
+    group_codes,
+    group_split,
+    random_split,
+    require_all_classes,
+    time_split,
+)
 
 
 def column(values):
@@ -55,6 +63,35 @@ class TestRandom:
         for seed in range(2000):
             counts[random_split(40, 0.2, seed, labels).held_out] += 1
         assert (np.abs(counts - 400) < 4.5 * np.sqrt(400 * 0.8)).all()
+
+
+class TestCopies:
+    @given(values=st.lists(st.integers(0, 40), min_size=30, max_size=120), labelled=st.booleans())
+    @settings(max_examples=50, deadline=None)
+    def test_stay_together(self, values, labelled):
+        copies = np.array(values)
+        try:
+            split = random_split(
+                len(copies), 0.2, 0, copies % 2 if labelled and len(set(copies % 2)) == 2 else None, copies
+            )
+        except TableError:
+            return
+        check(split, len(copies))
+        assert not set(copies[split.training]) & set(copies[split.held_out])
+        different = len(set(values))
+        assert len(set(copies[split.held_out])) == round(0.2 * different)
+
+    def test_are_equal_in_every_column(self):
+        table = [
+            column([1.5, None, 1.5, 1.5, None, 1.5]),
+            column(["a", None, "a", "b", None, "a"]),
+            column([1, 2, 1, 1, 2, 1]),
+            column([[1], [2], [3], [4], [5], [6]]),
+        ]
+        codes = copies_of(table)
+        equal = [np.flatnonzero(codes == code).tolist() for code in np.unique(codes)]
+        assert sorted(equal) == [[0, 2, 5], [1, 4], [3]]
+        assert len(set(copies_of([column(np.arange(10_000))]))) == 10_000
 
 
 class TestGroups:
@@ -104,8 +141,14 @@ class TestTime:
         split = time_split(column(np.repeat([1, 2], [10, 90])), "t", 0.1)
         assert split.training.tolist() == list(range(10))
 
+    @pytest.mark.parametrize(("day_first", "last"), [(False, "3/1/2021"), (True, "1/11/2021")])
+    def test_dates_that_are_text(self, day_first, last):
+        times = ["1/11/2021", "3/1/2021", "2/10/2021"] * 10
+        split = time_split(column(times), "t", 0.1, day_first=day_first)
+        assert {times[row] for row in split.held_out} == {last}
+
     def test_refusals(self):
-        with pytest.raises(TableError, match=r"^--time t: the column must be numbers or dates .*, got 'May'$"):
+        with pytest.raises(TableError, match=r"^--time t: the column must be numbers or dates, got 'May'$"):
             time_split(column(["May"] * 50), "t", 0.1)
         with pytest.raises(TableError, match=r"^--time t: the column must have two times at least, got one$"):
             time_split(column([1] * 50), "t", 0.1)

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from bayesadam.tabular import TableError, Target
+from bayesadam.tabular import TableError, Target, numbers_of
 
 
 def find(values, task=None):
@@ -82,8 +82,7 @@ class TestRefusals:
             (
                 ["a", "a", "b", "b", "c"],
                 None,
-                "every class of the target 'y' must have two rows at least, got one of 'c': leave such rows out or "
-                "give them another class",
+                "every class of the target 'y' must have two rows at least, got one of 'c'",
             ),
             (
                 [f"text {i}" for i in range(20)],
@@ -116,3 +115,31 @@ class TestRefusals:
         with pytest.raises(TableError) as raised:
             find(values, task)
         assert str(raised.value) == message
+
+
+class TestText:
+    """Text that says numbers; how numbers may be written is tested with the inputs."""
+
+    def test_of_few_levels_is_classes(self):
+        values = pa.chunked_array([["1", "2"] * 20])
+        assert numbers_of("y", values, None) is values
+        assert numbers_of("y", values, "regression").to_pylist() == [1.0, 2.0] * 20
+        prices = pa.chunked_array([["$1", "$2"] * 20])
+        assert numbers_of("y", prices, "classification") is prices
+        assert numbers_of("y", prices, None).to_pylist() == [1.0, 2.0] * 20
+
+    def test_that_is_none(self):
+        for values in (["yes", "no"] * 9, ["+", "-"] * 9, [f"name {i}" for i in range(30)], [None, None]):
+            column = pa.chunked_array([pa.array(values, pa.string())])
+            assert numbers_of("y", column, None) is column
+
+    def test_among_numbers(self):
+        values = [str(i / 7) for i in range(30)]
+        values[4] = "open"
+        with pytest.raises(
+            TableError, match=r"^the target 'y' must be a number in every row, got 'open' in row 5$"
+        ) as e:
+            numbers_of("y", pa.chunked_array([values]), None)
+        assert e.value.remedy == {"missing": ("open",)}
+        with pytest.raises(TableError, match=r"must be numbers in one unit, got '\$', '€'$"):
+            numbers_of("y", pa.chunked_array([["$5", "€6", "$7.5"]]), None)

@@ -11,12 +11,13 @@ import typer
 from rich.console import Console
 
 from bayesadam.commands.app import app
-from bayesadam.commands.delimited import DECIMAL, DELIMITER, delimiter_of
+from bayesadam.commands.delimited import DECIMAL, DELIMITER, MISSING, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
 from bayesadam.commands.tables import score_table
 
 _DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
 _KEEP = "Column that is an input although it looks like the numbers of the rows; may be repeated."
+_DAY_FIRST = "Read 3/4/2021 as a day in April where a column of dates leaves it open."
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 _BUDGET = "Seconds of training; the number of epochs is chosen so that they are enough."
 
@@ -37,7 +38,8 @@ def fit(
     held_out: Annotated[float | None, typer.Option(help="Share of the rows to test on; default: 0.1.")] = None,
     drop: Annotated[list[str] | None, typer.Option(help="Column that is no input; may be repeated.")] = None,
     keep: Annotated[list[str] | None, typer.Option(help=_KEEP)] = None,
-    drop_missing_target: Annotated[bool, typer.Option("--drop-missing-target", help="Leave such rows out.")] = False,
+    missing: Annotated[list[str] | None, typer.Option(help=MISSING)] = None,
+    day_first: Annotated[bool, typer.Option("--day-first", help=_DAY_FIRST)] = False,
     delimiter: Annotated[str | None, typer.Option(help=DELIMITER)] = None,
     decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
     seed: Annotated[int | None, typer.Option(help="Of the split, the networks and the noise; default: 0.")] = None,
@@ -67,7 +69,8 @@ def fit(
         "held_out": held_out,
         "drop": tuple(drop) if drop else None,
         "keep": tuple(keep) if keep else None,
-        "drop_missing_target": drop_missing_target or None,
+        "missing": tuple(missing) if missing else None,
+        "day_first": day_first or None,
         "delimiter": delimiter_of(delimiter),
         "decimal": decimal,
         "seed": seed,

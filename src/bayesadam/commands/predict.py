@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from bayesadam.commands.app import app
-from bayesadam.commands.delimited import DECIMAL, DELIMITER, delimiter_of
+from bayesadam.commands.delimited import DECIMAL, DELIMITER, MISSING, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
 
 _COPY = "Column of the table to copy, to know the rows by; may be repeated."
@@ -27,12 +27,13 @@ def predict(
     spreadsheet: Annotated[bool, typer.Option("--spreadsheet", help=_SPREADSHEET)] = False,
     delimiter: Annotated[str | None, typer.Option(help=DELIMITER)] = None,
     decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
+    missing: Annotated[list[str] | None, typer.Option(help=MISSING)] = None,
 ) -> None:
     """Predict every row of a table, with its uncertainty."""
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():
-        _predict(run, data, out, coverage, copy or [], (delimiter_of(delimiter), decimal), spreadsheet)
+        _predict(run, data, out, coverage, copy or [], (delimiter_of(delimiter), decimal), missing or [], spreadsheet)
 
 
 def _predict(
@@ -42,6 +43,7 @@ def _predict(
     coverage: float,
     copy: list[str],
     written: tuple[str | None, str | None],
+    missing: list[str],
     spreadsheet: bool,
 ) -> None:
     from bayesadam import runs
@@ -52,7 +54,9 @@ def _predict(
     bar = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
     task = bar.add_task("rows", total=None)
     try:
-        made, table = runs.Run(run), open_table(data, *written)
+        made = runs.Run(run)
+        usual, texts = made.written()
+        table = open_table(data, *written, missing=[*texts, *missing], usual=usual)
         with writing_to("-o", out, "a file"), bar:
             rows, notes = runs.predict(
                 made,

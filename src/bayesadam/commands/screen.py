@@ -102,7 +102,7 @@ def _inputs(columns: tuple[Column, ...]) -> str:
     kinds: dict[str, list[str]] = {}
     for column in columns:
         kinds.setdefault(column.kind, []).append(column.name)
-    plural = {"number": "numbers", "category": "categories"}
+    plural = {"number": "numbers", "category": "categories", "date": "dates"}
     parts = [
         f"{len(names)} {kind if len(names) == 1 else plural.get(kind, kind)} ({_listed(names)})"
         for kind, names in kinds.items()

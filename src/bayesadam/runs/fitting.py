@@ -21,7 +21,7 @@ from bayesadam.runs.contents import contents
 from bayesadam.runs.errors import RunError
 from bayesadam.runs.folder import check_place, new_run, read_fingerprint, settle
 from bayesadam.runs.held_out import predict_held_out
-from bayesadam.runs.prepare import Prepared, prepare
+from bayesadam.runs.prepare import Prepared, prepare_or_propose
 from bayesadam.runs.scores import Scores, margin, scores
 from bayesadam.runs.settings import Settings
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
@@ -85,7 +85,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
     check_place(out, force=force or resume is not None)
     seconds: dict[str, float] = {}
     with _timed(seconds, "reading"):
-        prepared = prepare(settings)
+        prepared = prepare_or_propose(settings, str(out))
     rows = prepared.fingerprint()
     if resume is not None and read_fingerprint(resume) != rows:
         raise RunError(f"--resume needs the table to be what it was when the fit began, got another in {settings.data}")

@@ -199,6 +199,16 @@ class Run:
             files.tell_no_digest(self.path)
         return preprocessing, estimator
 
+    def written(self) -> tuple[str | None, tuple[str, ...]]:
+        """The delimiter of the table that was fitted, and the texts that meant a missing value there.
+
+        Raises:
+            RunError: The file is damaged, or cannot be read.
+        """
+        with self._damaged(PREPROCESSING):
+            preprocessing = Preprocessing.load(self.path / PREPROCESSING)
+        return preprocessing.delimiter, preprocessing.missing
+
     def report_data(self) -> dict[str, Any]:
         """What the report shows.
 

@@ -13,8 +13,9 @@ from pyarrow import compute
 from bayesadam.runs.errors import RunError
 from bayesadam.runs.folder import Run
 from bayesadam.tabular import Findings, Preprocessing, TableError, TableFile, Target, table_writer
-from bayesadam.tabular.numbers import NUMBER, is_text
+from bayesadam.tabular.numbers import is_text
 from bayesadam.tabular.open import is_parquet
+from bayesadam.tabular.written import NUMBER
 
 
 def predict(
@@ -63,8 +64,10 @@ def predict(
     if absent:
         raise RunError(f"--copy must be a column of the table, got {absent[0]!r}")
     preprocessing, estimator = run.load()
+    if file.decimal is not None:
+        preprocessing = preprocessing.reading(file.decimal)
     looked_at = [name for name in file.columns if name in preprocessing.types or name not in copied]
-    notes, findings, done = preprocessing.check(looked_at), Findings(), 0
+    notes, findings, done = [*file.notes, *preprocessing.check(looked_at)], Findings(), 0
     with table_writer(out) as write:
         for first, table in file.chunks(copied | preprocessing.types):
             inputs = _inputs(preprocessing, table, file, first, findings)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,22 +23,31 @@ from bayesadam.tabular import (
     TableError,
     TableFile,
     Target,
+    copies_of,
     describe,
     group_codes,
     group_split,
+    numbers_of,
     open_table,
     random_split,
     require_all_classes,
     require_memory,
     time_split,
 )
-from bayesadam.tabular.errors import quoted
+from bayesadam.tabular.choose import numbers_rows
+from bayesadam.tabular.describe import how_read
+from bayesadam.tabular.errors import Place, quoted
 
 _COPIES = 6
 """Beside the weights stand their statistics, gradients, samples and buffers."""
 _CURVES = 6
 """Of every member and epoch there are losses, with copies."""
 _WIDTHS, _MEMBERS = (50,), 20
+_TRIES = 8
+"""So many findings, one after another, are looked for a remedy of."""
+_DIFFERENT = 0.5
+"""Where fewer of the rows are different, equal ones are what the columns can say, and no copies."""
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Prepared:
         preprocessing: Learned from the training rows.
         inputs: Of the training rows, ``(N, D)``.
         targets: Of all used rows, values or numbers of classes.
-        groups: Of the training rows, or None.
+        groups: Of the training rows, copies of a row being one; or None.
         described: Every input in words; see :func:`bayesadam.tabular.describe`.
         notes: For the user.
     """
@@ -84,10 +94,9 @@ def prepare(settings: Settings) -> Prepared:
         RunError: A column that the settings name is not there.
         NotEnoughMemory: It, or the networks, are too large.
     """
-    file = open_table(settings.data, settings.delimiter, settings.decimal)
+    file = open_table(settings.data, settings.delimiter, settings.decimal, missing=settings.missing)
     _check_names(settings, file.columns)
-    table = file.read()
-    table, rows, notes = _with_target(settings, table)
+    table, rows, notes = _with_target(settings, file)
 
     def place(row: int) -> str:
         return file.place(int(rows[row]))
@@ -95,7 +104,8 @@ def prepare(settings: Settings) -> Prepared:
     column = table.column(settings.target)
     target = Target.find(settings.target, column, settings.task, place)
     targets = target.encode(column, place)
-    split = _split(settings, table, target, targets)
+    copies, told = _copies(settings, table, place)
+    split = _split(settings, table, target, targets, copies)
     if target.classes:
         require_all_classes(split, targets, target.classes)
     left_out = {name: "--drop says so" for name in settings.drop}
@@ -105,12 +115,23 @@ def prepare(settings: Settings) -> Prepared:
         left_out[settings.time] = "it decides what is held out"
     for name in settings.keep:
         left_out.pop(name, None)
-    preprocessing = Preprocessing.fit(
-        table, target, rows=split.training, left_out=left_out, keep=settings.keep, place=place
+    preprocessing = replace(
+        Preprocessing.fit(
+            table,
+            target,
+            rows=split.training,
+            left_out=left_out,
+            keep=settings.keep,
+            place=place,
+            decimal=file.decimal,
+            day_first=settings.day_first,
+        ),
+        delimiter=file.delimiter,
+        missing=settings.missing,
     )
     _check_size(settings, len(preprocessing.features), max(len(target.classes), 1))
     inputs = preprocessing.transform(table, rows=split.training, place=place)
-    groups = group_codes(table.column(settings.group).take(split.training)) if settings.group else None
+    groups = group_codes(table.column(settings.group)) if settings.group else copies
     return Prepared(
         file=file,
         held_out=table.take(split.held_out),
@@ -119,49 +140,129 @@ def prepare(settings: Settings) -> Prepared:
         preprocessing=preprocessing,
         inputs=inputs,
         targets=targets,
-        groups=groups,
+        groups=None if groups is None else groups[split.training],
         described=[describe(column, table.column(column.name)) for column in preprocessing.columns],
-        notes=notes + preprocessing.notes(),
+        notes=[*file.notes, *notes, *told, *preprocessing.notes(table, place=place, day_first=settings.day_first)],
     )
 
 
+def prepare_or_propose(settings: Settings, out: str) -> Prepared:
+    """Prepare a table, or raise one error with everything that is wrong and a command that avoids it.
+
+    The settings that each error proposes are tried until nothing else is found, so the command is known to work.
+
+    Args:
+        settings: Of the fit.
+        out: Where the run would be.
+
+    Raises:
+        TableError: As :func:`prepare`.
+        RunError: Likewise.
+        NotEnoughMemory: Likewise.
+    """
+    found: list[str] = []
+    first: TableError | RunError | None = None
+    proposed = settings
+    while True:
+        try:
+            prepared = prepare(proposed)
+        except (TableError, RunError) as error:
+            first = first or error
+            found.append(str(error))
+            changed = _remedied(proposed, error) if len(found) < _TRIES else None
+            if changed is None:
+                raise type(first)("; ".join(dict.fromkeys(found))) from None
+            proposed = changed
+            continue
+        if first is None:
+            return prepared
+        raise type(first)(f"{'; '.join(found)}: this command would work: {proposed.command(out)}")
+
+
+def _remedied(settings: Settings, error: TableError | RunError) -> Settings | None:
+    """What an error proposes; ``None`` if that is nothing new, or not allowed."""
+    try:
+        if isinstance(error, RunError):
+            changed = replace(settings, **error.remedy)
+        else:
+            changed = settings.remedied(error.remedy)
+    except RunError:  # the target may not be left out
+        return None
+    return None if changed == settings else changed
+
+
 def _check_names(settings: Settings, columns: Sequence[str]) -> None:
-    named: list[tuple[str, str | None]] = [
-        ("--target", settings.target),
-        ("--group", settings.group),
-        ("--time", settings.time),
-    ]
-    named += [("--drop", name) for name in settings.drop] + [("--keep", name) for name in settings.keep]
-    for option, name in named:
-        if name is not None and name not in columns:
+    like = {column.lower(): column for column in columns}
+    for option in ("target", "group", "time", "drop", "keep"):
+        given = getattr(settings, option)
+        for name in (given,) if isinstance(given, str) else given or ():
+            if name in columns:
+                continue
+            meant = tuple(like[text] for text in get_close_matches(name.lower(), like, 1))
+            remedy: dict[str, Any] = {option: meant[0]} if meant else {}
+            if not isinstance(given, str):
+                remedy = {option: tuple(other for other in given if other != name) + meant}
             there = quoted(list(columns))
-            raise RunError(f"{option} must be a column of {Path(settings.data).name}, got {name!r}; they are {there}")
+            message = f"--{option} must be a column of {Path(settings.data).name}, got {name!r}; they are {there}"
+            raise RunError(message, **remedy)
 
 
-def _with_target(settings: Settings, table: pa.Table) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
-    """The rows that have a target, and their numbers."""
-    column = table.column(settings.target)
-    known = ~compute.is_null(column, nan_is_null=True).to_numpy()
+def _with_target(settings: Settings, file: TableFile) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
+    """The rows that have a target, their numbers, and what is to be said about the target's column."""
+    table, name = file.read(), settings.target
+    place = table.column_names.index(name)
+    column = table.column(place)
+    numbers = numbers_of(name, column, settings.task, file.place, file.decimal)
+    notes = how_read(name, column, file.place, file.decimal) if numbers is not column else []
+    table = table.set_column(place, name, numbers)
+    known = ~compute.is_null(numbers, nan_is_null=True).to_numpy()
     rows, missing = np.flatnonzero(known), int((~known).sum())
     if not missing:
-        return table, rows, []
+        return table, rows, notes
     if not len(rows):
-        raise TableError(f"the target {settings.target!r} must have values, got none in {len(known):,} rows")
-    if not settings.drop_missing_target:
-        raise TableError(
-            f"the target {settings.target!r} must be known in every row, it is missing in {missing:,} of "
-            f"{len(known):,}: --drop-missing-target leaves them out"
-        )
-    return table.take(rows), rows, [f"{missing:,} rows without a target are left out"]
+        raise TableError(f"the target {name!r} must have values, got none in {len(known):,} rows")
+    return (
+        table.take(rows),
+        rows,
+        [*notes, f"{missing:,} {'row' if missing == 1 else 'rows'} without a target left out"],
+    )
 
 
-def _split(settings: Settings, table: pa.Table, target: Target, targets: NDArray[Any]) -> Split:
+def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:
+    """A number for each row, the same for equal rows, if they are to stay together; and what is to be said of them."""
+    looked_at = [name for name in table.column_names if name not in settings.drop]
+    columns = [
+        table.column(name) for name in looked_at if name in settings.keep or not numbers_rows(table.column(name))
+    ]
+    copies = copies_of(columns)
+    _, first, count = np.unique(copies, return_index=True, return_counts=True)
+    more = len(copies) - len(first)
+    if not more:
+        return None, []
+    if len(first) < _DIFFERENT * len(copies):
+        return None, [
+            f"only {len(first):,} of the {len(copies):,} rows are different: equal rows may be trained on and held out"
+        ]
+    repeated = sorted(np.flatnonzero(count > 1), key=lambda number: first[number])
+    shown = [np.flatnonzero(copies == number)[:2] for number in repeated[:_SHOWN]]
+    places = ", ".join(f"{place(int(copy))} of {place(int(row))}" for row, copy in shown)
+    further = ", ..." if len(repeated) > _SHOWN else ""
+    are = f"{more:,} row{' is a copy' if more == 1 else 's are copies'} of another one ({places}{further})"
+    if settings.group or settings.time:
+        return None, [are]
+    return copies, [f"{are}: copies are held out together"]
+
+
+def _split(
+    settings: Settings, table: pa.Table, target: Target, targets: NDArray[Any], copies: NDArray[np.int64] | None
+) -> Split:
     if settings.group:
         return group_split(table.column(settings.group), settings.group, settings.held_out, settings.seed)
     if settings.time:
-        return time_split(table.column(settings.time), settings.time, settings.held_out)
+        times = table.column(settings.time)
+        return time_split(times, settings.time, settings.held_out, day_first=settings.day_first)
     labels = targets if target.classes else None
-    return random_split(len(table), settings.held_out, settings.seed, labels)
+    return random_split(len(table), settings.held_out, settings.seed, labels, copies)
 
 
 def _check_size(settings: Settings, inputs: int, outputs: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from bayesadam.sklearn import METHODS
 
 FORMAT_VERSION = 1
 _RULE = "the config must have been written by bayesadam fit"
-_TUPLES = ("hidden", "drop", "keep")
+_TUPLES = ("hidden", "drop", "keep", "missing")
+_LISTS = ("drop", "keep", "missing")
 _TEXTS = ("data", "target", "task", "method", "group", "time", "delimiter", "decimal", "device")
 _NEEDED = ("data", "target", "device")
 _MOST = 10**9
@@ -40,7 +41,8 @@ class Settings:
         held_out: Share of the rows to test on.
         drop: Columns that are no inputs.
         keep: Columns that are, even if they look like numbers of the rows or identifiers.
-        drop_missing_target: Leave rows without a target out.
+        missing: Texts that mean a missing value in any column.
+        day_first: Whether 3/4/2021 is in April, where a column of dates does not tell.
         delimiter: Of a CSV file.
         decimal: Of a CSV file: "." or ",".
         seed: Of the split, the networks and the noise.
@@ -63,7 +65,8 @@ class Settings:
     held_out: float = 0.1
     drop: tuple[str, ...] = ()
     keep: tuple[str, ...] = ()
-    drop_missing_target: bool = False
+    missing: tuple[str, ...] = ()
+    day_first: bool = False
     delimiter: str | None = None
     decimal: str | None = None
     seed: int = 0
@@ -73,16 +76,17 @@ class Settings:
         for name in _TEXTS:
             if not isinstance(getattr(self, name), str if name in _NEEDED else (str, type(None))):
                 raise RunError(f"{_option(name)} must be text, got {getattr(self, name)!r}")
-        for name in ("drop", "keep"):
-            if not all(isinstance(column, str) for column in getattr(self, name)):
-                raise RunError(f"--{name} must be names of columns, got {getattr(self, name)!r}")
+        for name in _LISTS:
+            if not all(isinstance(text, str) for text in getattr(self, name)):
+                rule = "texts" if name == "missing" else "names of columns"
+                raise RunError(f"--{name} must be {rule}, got {getattr(self, name)!r}")
         for name in ("time_budget", "held_out"):
             value = getattr(self, name)
             optional = name == "time_budget" and value is None
             if not optional and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise RunError(f"{_option(name)} must be a number, got {value!r}")
-        if not isinstance(self.drop_missing_target, bool):
-            raise RunError(f"--drop-missing-target must be true or false, got {self.drop_missing_target!r}")
+        if not isinstance(self.day_first, bool):
+            raise RunError(f"--day-first must be true or false, got {self.day_first!r}")
         if self.method is not None and self.method not in METHODS:
             raise RunError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
         for name in ("members", "epochs"):
@@ -126,6 +130,15 @@ class Settings:
         """Names of the options that say something else than these settings."""
         return [name for name, value in options.items() if getattr(self, name) != value]
 
+    def remedied(self, remedy: Mapping[str, Any]) -> Settings:
+        """These settings with those that an error proposes; columns and texts are added to the ones there are."""
+        changed: dict[str, Any] = {
+            name: tuple(dict.fromkeys((*getattr(self, name), *value))) if name in _LISTS else value
+            for name, value in remedy.items()
+        }
+        changed["keep"] = tuple(name for name in changed.get("keep", self.keep) if name not in changed.get("drop", ()))
+        return replace(self, **changed)
+
     def command(self, out: str) -> str:
         """The command line that fits with these settings."""
         words = ["bayesadam fit", _quoted(self.data)]
@@ -134,7 +147,7 @@ class Settings:
             if value == field.default and field.name != "target":
                 continue
             option = "--" + field.name.replace("_", "-")
-            if field.name in ("drop", "keep"):
+            if field.name in _LISTS:
                 words += [f"{option} {_quoted(name)}" for name in value]
             elif value is True:
                 words.append(option)
@@ -162,6 +175,7 @@ class Settings:
             record, digest = files.read_json(path, _RULE)
             with files.reading(_RULE, path):
                 version, settings = record["format_version"], dict(record["settings"])
+                settings.pop("drop_missing_target", None)  # of earlier versions: now they always are
                 for name in _TUPLES:
                     if settings.get(name) is not None:
                         settings[name] = tuple(settings[name])

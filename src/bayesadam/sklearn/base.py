@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, check_X_y
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
@@ -29,6 +29,7 @@ from bayesadam.sklearn.moment_objective import MomentObjective
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
 from bayesadam.sklearn.stack import stacked_predictions
+from bayesadam.sklearn.tables import as_table, is_table, learn_inputs
 from bayesadam.sklearn.training import Training, TrainingStatus
 
 Array = NDArray[Any]
@@ -56,6 +57,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     random_state: Any
     verbose: bool
 
+    inputs_: Any
     calibration_: dict[str, Any]
     _likelihoods: list[Likelihood]
 
@@ -75,7 +77,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         true, and a ``UserWarning`` says so.
 
         Args:
-            X: ``(N, D)``, numbers.
+            X: ``(N, D)``: numbers, or a data frame whose columns may be numbers, truth values, categories, text and
+                dates, with missing values; see ``inputs_``.
             y: Targets, ``(N,)`` (regression: or ``(N, K)``).
             sample_weight: ``(N,)``; only ratios count.
             groups: ``(N,)``: rows of one group are left out together, as measurements of one patient should be.
@@ -87,7 +90,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             ValueError: A parameter out of range, or data that cannot be used.
         """
         self._check()
-        X, y = self._validated(X, y)
+        X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups = weighed(X, y, sample_weight, groups)
         self._forget()
         self._learn_scales(X, y, weight)
@@ -99,6 +102,11 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self, "posterior_")
         save_estimator(self, folder)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        return tags
 
     def _check(self) -> None:
         """Parameters, before anything is changed."""
@@ -273,13 +281,42 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _in_parts(self, X: ArrayLike) -> list[Tensor]:
         """New inputs, checked and standardised, a few thousand rows at a time."""
         check_is_fitted(self, "posterior_")
-        checked: Array = validate_data(self, X, reset=False, dtype=(np.float64, np.float32))
-        return list(torch.split(self._inputs(checked), ROWS))
+        return list(torch.split(self._inputs(self._checked(X, reset=False)), ROWS))
+
+    def _checked(
+        self, X: Any, y: Any = "no_validation", *, reset: bool, sample_weight: ArrayLike | None = None, **rules: Any
+    ) -> Any:
+        """Inputs as a matrix of numbers, and the targets if they are given; a table is coded as it was in training.
+
+        Args:
+            X: A data frame, or what NumPy makes a matrix of.
+            y: Targets.
+            reset: Learn names, number and kinds of the columns.
+            sample_weight: Rows of weight 0 are not learned from.
+            rules: For scikit-learn's check of the targets.
+        """
+        inputs = None if reset else getattr(self, "inputs_", None)
+        if not (is_table(X) if reset else inputs):
+            self.inputs_ = None
+            finite = True if reset else "allow-nan"
+            numbers = (np.float64, np.float32)
+            return validate_data(self, X, y, reset=reset, dtype=numbers, ensure_all_finite=finite, **rules)
+        validate_data(self, X, skip_check_array=True, reset=reset)
+        names = getattr(self, "feature_names_in_", [f"x{number}" for number in range(self.n_features_in_)])
+        table = as_table(X, list(names))
+        if inputs is None:
+            inputs = learn_inputs(table, sample_weight)
+        matrix = inputs.codes(table, place="row {}".format)
+        if reset:
+            self.inputs_ = inputs
+        return matrix if isinstance(y, str) else check_X_y(matrix, y, dtype=np.float64, estimator=self, **rules)
 
     def _inputs(self, X: Array) -> Tensor:
         require_single("X", X)
         with np.errstate(over="ignore"):
             inputs = standardized(X, self._x_mean, self._x_std)
+        if (absent := np.isnan(X)).any():  # where training rows had no gaps: the mean
+            inputs[absent] = 0.0
         if not np.isfinite(inputs).all():
             row, column = np.argwhere(~np.isfinite(inputs))[0].tolist()
             raise ValueError(
@@ -295,7 +332,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     # What differs between the estimators.
 
-    def _validated(self, X: ArrayLike, y: ArrayLike) -> tuple[Array, Array]:
+    def _validated(self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
         raise NotImplementedError
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
@@ -334,8 +371,9 @@ def continues(estimator: BayesianMLP) -> bool:
 
 def require_single(name: str, values: Array) -> None:
     """Raise ``ValueError`` for numbers that single precision, in which networks compute, does not have."""
-    if len(values) and max(-float(values.min()), float(values.max())) > LARGEST:
-        place = tuple(int(i) for i in np.unravel_index(np.abs(values).argmax(), values.shape))
+    least, largest = np.fmin.reduce(values, axis=None, initial=0.0), np.fmax.reduce(values, axis=None, initial=0.0)
+    if max(-float(least), float(largest)) > LARGEST:
+        place = tuple(int(i) for i in np.unravel_index(np.nanargmax(np.abs(values)), values.shape))
         raise ValueError(f"{name} must be finite (below {LARGEST:g}), got {values[place]:g} at {place}")
 
 

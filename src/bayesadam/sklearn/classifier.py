@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import validate_data
 from torch import Tensor
 
 from bayesadam.likelihoods import Categorical, Likelihood
@@ -61,6 +60,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         epochs_: Epochs that the members were trained for.
         stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
         interrupted_: Whether it was Ctrl-C.
+        inputs_: What the columns of a data frame are taken for (``columns``, ``left_out``, ``features``: a
+            ``bayesadam.tabular.Inputs``); ``None`` if ``X`` was numbers without gaps.
         n_features_in_: ``D``.
         feature_names_in_: Names of the columns, if they had any.
     """
@@ -148,7 +149,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError("classes must be given in the first call of partial_fit, got None")
         if first:
             self._check()
-            rows = weighed(*self._validated(X, y, classes=classes), sample_weight, groups)
+            checked = self._validated(X, y, classes=classes, sample_weight=sample_weight)
+            rows = weighed(*checked, sample_weight, groups)
             self._learn_scales(*rows[:3])
             return self._train(*rows, None, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
@@ -162,10 +164,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         X: ArrayLike,
         y: ArrayLike,
         classes: ArrayLike | None = None,
+        *,
+        sample_weight: ArrayLike | None = None,
         reset: bool = True,
     ) -> tuple[Array, Array]:
         inputs: Array
-        inputs, labels = validate_data(self, X, y, reset=reset, dtype=(np.float64, np.float32))
+        inputs, labels = self._checked(X, y, reset=reset, sample_weight=sample_weight)
         require_single("X", inputs)
         check_classification_targets(labels)
         known, codes = np.unique(labels, return_inverse=True)

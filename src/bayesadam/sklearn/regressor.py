@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import validate_data
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
@@ -73,6 +72,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         epochs_: Epochs that the members were trained for.
         stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
         interrupted_: Whether it was Ctrl-C.
+        inputs_: What the columns of a data frame are taken for (``columns``, ``left_out``, ``features``: a
+            ``bayesadam.tabular.Inputs``); ``None`` if ``X`` was numbers without gaps.
         n_features_in_: ``D``.
         feature_names_in_: Names of the columns, if they had any.
     """
@@ -246,11 +247,13 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         given = self.likelihood
         return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
 
-    def _validated(self, X: ArrayLike, y: ArrayLike, reset: bool = True) -> tuple[Array, Array]:
+    def _validated(
+        self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True
+    ) -> tuple[Array, Array]:
         inputs: Array
         target: Array
-        inputs, target = validate_data(
-            self, X, y, reset=reset, multi_output=True, y_numeric=True, dtype=(np.float64, np.float32)
+        inputs, target = self._checked(
+            X, y, reset=reset, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
         target = np.asarray(target, dtype=np.float64)
         if not reset and (target.ndim > 1) != self._several:

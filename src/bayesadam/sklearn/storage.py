@@ -56,6 +56,8 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
         "stopped": estimator.stopped_,
         "history": {name: _rounded(values) for name, values in estimator.history_.items()},
     }
+    if (inputs := getattr(estimator, "inputs_", None)) is not None:
+        told["columns"] = inputs.to_json()
     if isinstance(estimator, BayesianMLPClassifier):
         told["classes"] = {"values": estimator.classes_.tolist(), "dtype": estimator.classes_.dtype.str}
         if estimator.classes_.dtype == object:
@@ -148,10 +150,12 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator._check()
     estimator._method = method_named(estimator.method)
     estimator._x_mean, estimator._x_std = _scales("inputs", told["inputs"])
-    estimator.n_features_in_ = len(estimator._x_mean)
+    estimator.inputs_ = _inputs(told["columns"], len(estimator._x_mean)) if "columns" in told else None
+    coded = estimator.inputs_
+    estimator.n_features_in_ = len(coded.columns) + len(coded.left_out) if coded else len(estimator._x_mean)
     if told["feature_names"]:
         estimator.feature_names_in_ = np.array(told["feature_names"], dtype=object)
-        if estimator.feature_names_in_.shape != estimator._x_mean.shape:
+        if estimator.feature_names_in_.shape != (estimator.n_features_in_,):
             raise ValueError(f"feature_names must be {estimator.n_features_in_}, got {told['feature_names']!r}")
     if not is_whole(told["epochs"], 0) or told["stopped"] not in _ENDS:
         raise ValueError(f"epochs must be a whole number, got {told['epochs']!r} and {told['stopped']!r}")
@@ -187,7 +191,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         raise ValueError(f"likelihoods must be {members}, got {len(likelihoods)}")
     _check_sizes(estimator, posterior)
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
-    estimator.network_ = estimator._network(estimator.n_features_in_)
+    estimator.network_ = estimator._network(len(estimator._x_mean))
     estimator.posterior_ = posterior
     result: BayesianMLPRegressor | BayesianMLPClassifier = estimator
     return result
@@ -214,8 +218,18 @@ def _check_sizes(estimator: Any, posterior: Mixture) -> None:
     if len(estimator.hidden) > len(weights):
         raise ValueError(f"hidden must be those of the posterior, got {len(estimator.hidden)} layers")
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        network = perceptron(estimator.n_features_in_, estimator.hidden, estimator._outputs(), estimator.activation)
+        network = perceptron(len(estimator._x_mean), estimator.hidden, estimator._outputs(), estimator.activation)
     posterior.match(network)
+
+
+def _inputs(record: Any, features: int) -> Any:
+    """What the columns of a table were taken for."""
+    from bayesadam.tabular import Inputs  # which needs pyarrow
+
+    found = Inputs.from_json(record)
+    if len(found.features) != features:
+        raise ValueError(f"columns must be {features} numbers, got {len(found.features)}")
+    return found
 
 
 def _scales(name: str, record: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

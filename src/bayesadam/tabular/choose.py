@@ -8,20 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import compute
 
-from bayesadam.tabular.columns import MIN_ROWS, Category, Column, Number, Truth, level_counts
-from bayesadam.tabular.errors import Place, TableError
-from bayesadam.tabular.numbers import NUMBER, are_integers, as_numbers, as_text, is_number, is_text, refuse_foreign
-
-MAX_LEVELS = 100
-"""A column of text with more levels than this is left out."""
+from bayesadam.tabular.columns import (
+    MAX_LEVELS,
+    MIN_ROWS,
+    Category,
+    Column,
+    Number,
+    Truth,
+    have_few_levels,
+    level_counts,
+    odd_texts,
+)
+from bayesadam.tabular.dates import Date, order_of
+from bayesadam.tabular.errors import Place, TableError, quoted
+from bayesadam.tabular.numbers import are_integers, as_numbers, is_number, is_text
+from bayesadam.tabular.target import FEW
+from bayesadam.tabular.written import are_plain, read_numbers
 
 _IDENTIFIER = re.compile(
     r"(?i:(^|[_\s.-])(id|uuid|guid|index|__index_level_\d+__|row[_\s]?(id|no|nr|number|names?)))$|[a-z](Id|ID)$"
 )
+_YEARS = 1500, 2200
+_OWN = 0.9
+"""Numbers of the rows are different in this share of them at least; others are copies of rows."""
 _KEEP = " (if it is an input: --keep)"
-_DATE = r"^\s*(\d{1,4}[-/.]\d{1,2}[-/.]\d{2,4}|\d{4}-\d{2}-\d{2})([ T]\d{1,2}:\d{2}.*)?\s*$"
 
 
 @dataclass(frozen=True)
@@ -31,14 +42,15 @@ class LeftOut:
     reason: str
 
 
-@dataclass(frozen=True)
-class Date:
-    """A column of dates or times, which the user has to make numbers of; with one of its values."""
-
-    example: str
-
-
-def choose(name: str, column: pa.ChunkedArray, place: Place, *, keep: bool = False) -> Column | LeftOut | Date:
+def choose(
+    name: str,
+    column: pa.ChunkedArray,
+    place: Place,
+    *,
+    keep: bool = False,
+    decimal: str = ".",
+    day_first: bool = False,
+) -> Column | LeftOut:
     """What a column of training rows is taken for.
 
     Args:
@@ -46,65 +58,95 @@ def choose(name: str, column: pa.ChunkedArray, place: Place, *, keep: bool = Fal
         column: Its values.
         place: Where a row is, for messages.
         keep: Numbers are an input even if they look like numbers of the rows or identifiers.
+        decimal: The decimal mark of numbers that are text.
+        day_first: Whether 3/4/2021 is in April, where the column does not tell.
 
     Raises:
-        TableError: A number is infinite, or a column of numbers has some text.
+        TableError: A number is infinite, or a column of numbers or dates has some other text.
     """
     kind, known = column.type, column.drop_null()
     if not len(known):
         return LeftOut("all its values are missing")
-    if pa.types.is_temporal(kind):
-        return Date(str(known[0].as_py()))
-    if pa.types.is_boolean(kind):
-        constant = not column.null_count and len(known.unique()) == 1
-        return LeftOut(_constant(known)) if constant else Truth.fit(column, name, place)
-    if is_number(kind):
-        return _choose_number(name, column, place, keep)
+    if is_number(kind) or pa.types.is_duration(kind):
+        return _choose_number(name, column, place, keep, decimal)
+    if pa.types.is_temporal(kind) or pa.types.is_boolean(kind):
+        if not column.null_count and len(known.unique()) == 1:
+            return LeftOut(_constant(known))
+        return (Truth if pa.types.is_boolean(kind) else Date).fit(column, name, place)
     if is_text(kind):
-        return _choose_text(name, column, place, keep)
+        return _choose_text(name, column, place, keep, decimal, day_first)
     return LeftOut(f"it is of the type {kind}, which is neither numbers nor text")
 
 
-def _choose_number(name: str, column: pa.ChunkedArray, place: Place, keep: bool) -> Column | LeftOut:
-    values = as_numbers(column, name, place)
+def numbers_rows(column: pa.ChunkedArray) -> bool:
+    """Whether a column counts the rows, with gaps where rows are held out, and with some copies.
+
+    A column of years counts, too, but is none.
+    """
+    if not is_number(column.type):
+        return False
+    values = column.cast(pa.float64(), safe=False).to_numpy()
+    if not np.isfinite(values).all() or not are_integers(values):
+        return False
+    few = 10
+    _, first = np.unique(values, return_index=True)
+    own = values[np.sort(first)]
+    if len(own) <= max(2 * few, _OWN * len(values)) or (np.diff(own) <= 0).any():
+        return False
+    years = _YEARS[0] <= own[0] and own[-1] <= _YEARS[1]
+    return bool(0 <= own[0] and own[-1] - own[0] < 2 * len(own) + few and not years)
+
+
+def _choose_number(
+    name: str, column: pa.ChunkedArray, place: Place, keep: bool, decimal: str = ".", unit: str = ""
+) -> Column | LeftOut:
+    values = as_numbers(column, name, place, decimal, unit)
     known = values[~np.isnan(values)]
+    if not len(known):
+        return LeftOut("all its values are missing")
     if known.min() == known.max() and len(known) == len(values):
         return LeftOut(_constant(column))
     if are_integers(known) and not keep:
-        if _numbers_rows(values):
-            return LeftOut("it numbers the rows" + _KEEP)
+        if numbers_rows(pa.chunked_array([values])):
+            start = "" if values[0] <= 1 else f", from {values[0]:.0f} on"
+            return LeftOut(f"it numbers the rows{start}{_KEEP}")
         if _IDENTIFIER.search(name):
             distinct = len(np.unique(known))
             if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
-                return LeftOut(f"it is an identifier by its name, with {distinct:,} different values" + _KEEP)
+                return LeftOut(f"it is an identifier by its name, with {distinct:,} different values{_KEEP}")
             if pa.types.is_integer(column.type):
                 return Category.fit(column, name, place)
-    return Number.fit(column, name, place)
+    return Number.fit(column, name, place, decimal, unit)
 
 
-def _choose_text(name: str, column: pa.ChunkedArray, place: Place, keep: bool) -> Column | LeftOut | Date:
+def _choose_text(
+    name: str, column: pa.ChunkedArray, place: Place, keep: bool, decimal: str, day_first: bool
+) -> Column | LeftOut:
     counts = level_counts(column)
     levels, rows = pa.array(list(counts), pa.string()), sum(counts.values())
-    if compute.all(compute.match_substring_regex(levels, _DATE)).as_py():
-        return Date(next(iter(counts)))
     if len(counts) == 1 and not column.null_count:
         return LeftOut(_constant(column))
 
-    def place_of(level: int) -> str:
-        return place(compute.index(as_text(column), levels[level]).as_py())
+    def refuse(rule: str, odd: NDArray[np.bool_]) -> TableError:
+        return odd_texts(f"column {name!r} must be {rule}", column, levels.filter(pa.array(odd)), place, drop=(name,))
 
-    refuse_foreign(name, levels, place_of)
-    if 2 * len(counts) <= rows and len(counts) <= MAX_LEVELS and max(counts.values()) >= MIN_ROWS:
+    if found := order_of(levels, day_first=day_first):
+        order, _, odd = found
+        if odd.any():
+            raise refuse("dates or text", odd)
+        return Date.fit(column, name, place, order)
+    reading = read_numbers(levels, decimal)
+    numbers = ~np.isnan(reading.values)
+    only_numbers = numbers.any() and not reading.odd.any()
+    few = have_few_levels(counts)
+    if only_numbers and reading.unit is not None and not (few and decimal == "." and are_plain(levels)):
+        return _choose_number(name, column, place, keep, decimal, reading.unit)
+    if few and not (only_numbers and reading.unit is None and len(counts) > FEW):
         return Category.fit(column, name, place)
-    numbers = compute.match_substring_regex(levels, f"^({NUMBER})$")
-    if compute.mean(numbers).as_py() > 0.5:
-        odd = compute.index(numbers, pa.scalar(False)).as_py()
-        if odd < 0:
-            return _choose_number(name, pa.chunked_array([as_numbers(column, name, place)]), place, keep)
-        raise TableError(
-            f"column {name!r} must be numbers or text, got {levels[odd].as_py()!r} among numbers in {place_of(odd)}: "
-            f"leave the cell empty if that means a missing value, or --drop {name!r}"
-        )
+    if only_numbers:
+        return LeftOut(f"it is numbers in several units ({quoted(sorted(set(reading.units[numbers])))})")
+    if 2 * numbers.sum() > len(levels):
+        raise refuse("numbers or text", reading.odd)
     if len(counts) == rows:
         return LeftOut("it is text that is different in every row, like a name or an identifier")
     return LeftOut(f"it is text with {len(counts):,} different values in {rows:,} rows")
@@ -112,10 +154,3 @@ def _choose_text(name: str, column: pa.ChunkedArray, place: Place, keep: bool) -
 
 def _constant(column: pa.ChunkedArray) -> str:
     return f"it is the same in all training rows ({column[0].as_py()!r})"
-
-
-def _numbers_rows(values: NDArray[np.float64]) -> bool:
-    """Whether the values count from 0 or 1, with gaps where rows are held out; a column of years does not."""
-    few = 10
-    starts, ends = 0 <= values[0] <= few, values[-1] < 2 * len(values) + few
-    return bool(len(values) > 2 * few and starts and ends and (np.diff(values) > 0).all())

@@ -12,7 +12,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.tabular.errors import Place, TableError
+from bayesadam.tabular.dates import Date
+from bayesadam.tabular.errors import Place, TableError, require_type
 from bayesadam.tabular.findings import Findings
 from bayesadam.tabular.numbers import as_numbers, as_text
 
@@ -21,8 +22,11 @@ Codes = NDArray[np.float64] | NDArray[np.bool_]
 OTHER = "other"
 MIN_ROWS = 3
 """A level of a category that fewer training rows have is one of the "other" levels."""
+MAX_LEVELS = 100
+"""A column of text with more levels than this is no category."""
 _FAR = 0.5
 """A value is far outside if it is this part of the training rows' range away from it."""
+_FEW_TEXTS = 3
 _WHOLE = r"^\+?(-?)0*(\d+)(\.0*)?$"
 
 
@@ -36,6 +40,8 @@ class Number:
         missing: Whether training rows had missing values: then a second column says where.
         least: Of the training rows; a value far outside of what they had is predicted all the same, and said.
         largest: Likewise.
+        decimal: The decimal mark of numbers that are text.
+        unit: What may stand beside them there, "$" or "%" for instance.
     """
 
     name: str
@@ -43,24 +49,29 @@ class Number:
     missing: bool
     least: float = -math.inf
     largest: float = math.inf
+    decimal: str = "."
+    unit: str = ""
 
     kind: ClassVar[str] = "number"
 
     @classmethod
-    def fit(cls, column: pa.ChunkedArray, name: str, place: Place) -> Number:
+    def fit(cls, column: pa.ChunkedArray, name: str, place: Place, decimal: str = ".", unit: str = "") -> Number:
         """Of the training rows."""
-        values = as_numbers(column, name, place)
+        values = as_numbers(column, name, place, decimal, unit)
         known = values[~np.isnan(values)]
         missing = len(known) < len(values)
-        return cls(name, float(np.median(known)), missing, float(known.min()), float(known.max()))
+        return cls(name, float(np.median(known)), missing, float(known.min()), float(known.max()), decimal, unit)
 
     def check(self) -> None:
         """Raise ``ValueError`` where a damaged file made it what it cannot be."""
         numbers = (self.median, self.least, self.largest)
         if not all(isinstance(value, int | float) for value in numbers) or not math.isfinite(self.median):
             raise ValueError(f"median, least and largest of {self.name!r} must be numbers, got {numbers!r}")
-        _check(self.name, str)
-        _check(self.missing, bool)
+        if self.decimal not in (".", ","):
+            raise ValueError(f"decimal of {self.name!r} must be '.' or ',', got {self.decimal!r}")
+        for text in (self.name, self.unit):
+            require_type(text, str)
+        require_type(self.missing, bool)
 
     @property
     def features(self) -> list[str]:
@@ -74,7 +85,7 @@ class Number:
 
     def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
         """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
-        values = as_numbers(column, self.name, place)
+        values = as_numbers(column, self.name, place, self.decimal, self.unit)
         absent = np.isnan(values)
         room = _FAR * (self.largest - self.least)
         far = (values < self.least - room) | (values > self.largest + room)
@@ -107,8 +118,8 @@ class Truth:
 
     def check(self) -> None:
         """Raise ``ValueError`` where a damaged file made it what it cannot be."""
-        _check(self.name, str)
-        _check(self.missing, bool)
+        require_type(self.name, str)
+        require_type(self.missing, bool)
 
     @property
     def features(self) -> list[str]:
@@ -167,9 +178,9 @@ class Category:
     def check(self) -> None:
         """Raise ``ValueError`` where a damaged file made it what it cannot be."""
         for text in (self.name, *self.levels):
-            _check(text, str)
+            require_type(text, str)
         for flag in (self.other, self.missing, self.whole):
-            _check(flag, bool)
+            require_type(flag, bool)
 
     @property
     def features(self) -> list[str]:
@@ -202,13 +213,8 @@ class Category:
         return found
 
 
-Column = Number | Truth | Category
-_KINDS: dict[str, Callable[..., Column]] = {cls.kind: cls for cls in (Number, Truth, Category)}
-
-
-def _check(value: Any, kind: type) -> None:
-    if not isinstance(value, kind):
-        raise ValueError(f"what was written must be of type {kind.__name__}, got {value!r}")
+Column = Number | Truth | Category | Date
+_KINDS: dict[str, Callable[..., Column]] = {cls.kind: cls for cls in (Number, Truth, Category, Date)}
 
 
 def to_json(column: Column) -> dict[str, Any]:
@@ -229,6 +235,29 @@ def level_counts(column: pa.ChunkedArray) -> dict[str, int]:
     counts = compute.value_counts(as_text(column).drop_null())
     pairs = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
     return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
+
+
+def have_few_levels(counts: Mapping[str, int]) -> bool:
+    """Whether text is a category: few levels, with several rows each."""
+    few = 2 * len(counts) <= sum(counts.values()) and len(counts) <= MAX_LEVELS
+    return few and max(counts.values()) >= MIN_ROWS
+
+
+def odd_texts(rule: str, column: pa.ChunkedArray, odd: pa.Array, place: Place, **otherwise: Any) -> TableError:
+    """The error for text that does not belong into a column.
+
+    Args:
+        rule: What the column must be.
+        column: All of it.
+        odd: Different texts that do not belong there. Few are proposed to be taken for missing values.
+        place: Where a row is.
+        otherwise: What is proposed if they are many.
+    """
+    texts = odd.to_pylist()
+    where = place(compute.index(as_text(column), texts[0]).as_py())
+    more = "" if len(texts) == 1 else f" and {len(texts) - 1:,} other text{'s' * (len(texts) > 2)}"
+    remedy = {"missing": tuple(texts)} if len(texts) <= _FEW_TEXTS else otherwise
+    return TableError(f"{rule}, got {texts[0]!r} in {where}{more}", **remedy)
 
 
 def _codes(text: pa.ChunkedArray, levels: tuple[str, ...] | list[str]) -> NDArray[np.int64]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,10 +14,12 @@ from pyarrow import csv as arrow_csv
 
 from bayesadam.tabular.errors import TableError
 from bayesadam.tabular.file import CHUNK_ROWS, TableFile, unreadable
-from bayesadam.tabular.numbers import NUMBER, refuse_foreign
+from bayesadam.tabular.numbers import is_text, levels_of
+from bayesadam.tabular.written import NUMBER, decimal_of
 
 _BLOCK = 8 * 2**20
-_OTHER_DELIMITERS = (";", "\t", "|", ",")
+_MISSING = arrow_csv.ConvertOptions().null_values
+_DELIMITERS = (";", "\t", "|", ",")
 _CONVERSION = re.compile(
     r"In CSV column #(\d+): (?:Row #(\d+): )?CSV conversion error to ([^:]+): (?:invalid value '(.*)')?", re.DOTALL
 )
@@ -25,41 +28,68 @@ _WIDER = {"null": pa.int64(), "int64": pa.float64(), "date32[day]": pa.timestamp
 
 
 class CsvFile(TableFile):
-    """Text in UTF-8, compressed or not, with the columns' names in its first line.
+    """Text in UTF-8, Windows-1252 or UTF-16, compressed or not, with the columns' names in its first line.
 
     Args:
         path: Of the file.
-        delimiter: Between the cells; ``None``: a tab if the name ends in ".tsv" or ".tab", else a comma.
-
-        decimal: The decimal mark, ``"."`` or ``","``; ``None``: a point.
+        delimiter: Between the cells; ``None``: the usual one, or where that makes one column, what makes several.
+        decimal: The decimal mark, ``"."`` or ``","``; ``None``: what :meth:`read` finds.
+        missing: Texts that mean a missing value in any column.
+        usual: The usual delimiter; ``None``: a tab if the name ends in ".tsv" or ".tab", else a comma.
 
     Raises:
-        TableError: There are no names in the first line, or another delimiter; and as the base class.
+        TableError: There are no names in the first line, or another delimiter than the one given; and as the base
+            class.
     """
 
     first_line = 2
     unit = "line"
 
-    def __init__(self, path: Path, delimiter: str | None = None, decimal: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        delimiter: str | None = None,
+        decimal: str | None = None,
+        *,
+        missing: Sequence[str] = (),
+        usual: str | None = None,
+    ) -> None:
         tabs = any(suffix in (".tsv", ".tab") for suffix in path.suffixes)
-        self.delimiter, self.decimal = delimiter or ("\t" if tabs else ","), decimal or "."
-        if self.decimal not in (".", ",") or self.decimal == self.delimiter:
-            raise TableError(f"--decimal must be '.' or ',' and not the --delimiter, got {self.decimal!r}")
-        names = _header(path, self.delimiter)
+        self.delimiter = delimiter or usual or ("\t" if tabs else ",")
+        text, self._encoding = _beginning(path)
+        names, notes = _header(path, text, self.delimiter), []
         if len(names) == 1:
-            for other in _OTHER_DELIMITERS:
-                if other in names[0]:
-                    raise TableError(
-                        f"{path} must have columns separated by {self.delimiter!r}, got one column, "
-                        f"{_short(names[0])!r}: say --delimiter {other!r}"
-                    )
+            other = max(_DELIMITERS, key=lambda other: len(_header(path, text, other)))
+            if other in names[0] and delimiter is None:
+                names, self.delimiter = _header(path, text, other), other
+                notes.append(f"columns are separated by {other!r}")
+            elif other in names[0]:
+                raise TableError(
+                    f"{path} must have columns separated by {self.delimiter!r}, got one column, {_short(names[0])!r}",
+                    delimiter=other,
+                )
+        if decimal not in (None, ".", ",") or decimal == self.delimiter:
+            raise TableError(f"--decimal must be '.' or ',' and not the --delimiter, got {decimal!r}")
+        if self._encoding != "utf8":
+            notes.append(f"the text is read as {self._encoding}, as it is not UTF-8")
         if all(re.fullmatch(NUMBER, name.strip()) for name in names) and not _counted(names):
             raise TableError(f"{path} must have the columns' names in its first line, got the numbers {names[:3]}")
         self._raw = names
-        super().__init__(path, names)
+        super().__init__(path, names, missing)
+        self.decimal = decimal
+        self.notes += notes
 
     def read(self) -> pa.Table:
         """See the base class."""
+        table = self._typed()
+        if self.decimal is None and self.delimiter != ",":
+            texts = [levels_of(column) for column in table.columns if is_text(column.type)]
+            if any(decimal_of(levels) == "," for levels in texts if len(levels)):
+                self.decimal = ","
+                table = self._typed()  # as 1.234 is another number now
+        return table
+
+    def _typed(self) -> pa.Table:
         types: dict[str, pa.DataType] = {}
         while True:  # a type is found from the first rows: where a later value does not fit, again with a wider one
             try:
@@ -88,7 +118,7 @@ class CsvFile(TableFile):
         raw = dict(zip(self.columns, self._raw, strict=True))
         first = 0
         try:
-            read_as = {raw[name]: kind or pa.string() for name, kind in types.items()}
+            read_as = dict.fromkeys((raw[name] for name in types), pa.string())
             for batch in self._open(read_as, list(read_as)):
                 table = pa.Table.from_batches([batch]).rename_columns(list(types))
                 for start in range(0, len(batch), CHUNK_ROWS):
@@ -104,13 +134,14 @@ class CsvFile(TableFile):
         return arrow_csv.open_csv(
             pa.input_stream(self.path, compression="detect"),
             # One thread: with several, errors do not say in which line they are.
-            read_options=arrow_csv.ReadOptions(block_size=_BLOCK, use_threads=False),
+            read_options=arrow_csv.ReadOptions(block_size=_BLOCK, use_threads=False, encoding=self._encoding),
             parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=dict(types),
                 include_columns=columns,
                 strings_can_be_null=True,
-                decimal_point=self.decimal,
+                decimal_point=self.decimal or ".",
+                **({"null_values": [*_MISSING, *self.missing]} if self.missing else {}),
             ),
         )
 
@@ -121,11 +152,10 @@ class CsvFile(TableFile):
             name = self.columns[int(match[1])]
             if match[4] is None:
                 raise TableError(f"{self.path} must be text in UTF-8, which column {name!r} is not") from None
-            rule = "a number" if match[3] == "double" else f"of type {match[3]}"
             where = f" in line {match[2]}" if match[2] else ""
-            if match[3] == "double":
-                refuse_foreign(name, pa.array([match[4]]), lambda _: where.removeprefix(" in ") or "a row")
-            raise TableError(f"{self.path}: column {name!r} must be {rule} in every row, got {match[4]!r}{where}")
+            raise TableError(
+                f"{self.path}: column {name!r} must be of type {match[3]} in every row, got {match[4]!r}{where}"
+            )
         if match := _RAGGED.search(text):
             where = f"line {match[1]}" if match[1] else "every line"
             raise TableError(f"{self.path}: {where} must have {match[2]} values, as the header has, got {match[3]}")
@@ -134,22 +164,33 @@ class CsvFile(TableFile):
         raise TableError(f"{self.path} must be a CSV file ({text.splitlines()[0]})")
 
 
-def _header(path: Path, delimiter: str) -> list[str]:
-    if len(delimiter) != 1:
-        raise TableError(f"--delimiter must be one character, got {delimiter!r}")
+def _beginning(path: Path) -> tuple[str, str]:
+    """The first megabyte of the text, and its encoding."""
     try:
         with pa.input_stream(path, compression="detect") as stream:
             content = stream.read(2**20)
-        text = content.decode("utf-8-sig", errors="strict" if len(content) < 2**20 else "ignore")
-    except UnicodeDecodeError:
-        raise TableError(f"{path} must be text in UTF-8, or a Parquet file") from None
     except OSError as error:
         raise TableError(f"{path} must be a CSV or Parquet file ({error})") from None
-    if "\0" in text:
-        raise TableError(f"{path} must be a CSV or Parquet file, got neither text nor Parquet")
+    encodings = (
+        ["utf-16"] if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else ["utf-8-sig", "cp1252"]
+    )
+    for encoding in encodings:
+        try:
+            text = content.decode(encoding, errors="strict" if len(content) < 2**20 else "ignore")
+        except UnicodeDecodeError:
+            continue
+        if "\0" in text:
+            raise TableError(f"{path} must be a CSV or Parquet file, got neither text nor Parquet")
+        if not text.strip():
+            raise TableError(f"{path} must be a CSV or Parquet file, got an empty file")
+        return text, "utf8" if encoding == "utf-8-sig" else encoding
+    raise TableError(f"{path} must be text in UTF-8, or a Parquet file")
+
+
+def _header(path: Path, text: str, delimiter: str) -> list[str]:
+    if len(delimiter) != 1:
+        raise TableError(f"--delimiter must be one character, got {delimiter!r}")
     lines = text.lstrip("\r\n").splitlines(keepends=True)
-    if not text.strip():
-        raise TableError(f"{path} must be a CSV or Parquet file, got an empty file")
     try:
         return next(csv.reader(lines, delimiter=delimiter))
     except (csv.Error, StopIteration) as error:

@@ -22,9 +22,13 @@ class TableFile(ABC):
     Args:
         path: Of the file.
         columns: Names of its columns as they stand there.
+        missing: Texts that mean a missing value in any column.
 
     Attributes:
         path: Of the file.
+        delimiter: Between the cells of a text file.
+        decimal: The decimal mark of a text file, once it is known.
+        notes: For the user, about how the file was read.
         columns: The names without white space around them; a column without a name is "column 3", say.
 
     Raises:
@@ -34,9 +38,12 @@ class TableFile(ABC):
     first_line = 1
     """What the file itself would call its first row of data."""
     unit = "row"
+    delimiter: str | None = None
+    decimal: str | None = None
 
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self.path = path
+    def __init__(self, path: Path, columns: Sequence[str], missing: Sequence[str] = ()) -> None:
+        self.path, self.missing = path, tuple(missing)
+        self.notes: list[str] = []
         self.columns = tuple(name.strip() or f"column {i + 1}" for i, name in enumerate(columns))
         twice = [name for i, name in enumerate(self.columns) if name in self.columns[:i]]
         if twice:
@@ -62,8 +69,8 @@ class TableFile(ABC):
         """Some of the columns, in chunks of at most ``CHUNK_ROWS`` rows: constant memory.
 
         Args:
-            types: Which columns, and the types that their values must have; ``None``: as they stand there, which in CSV
-                is text.
+            types: Which columns, and the types that their values must have; ``None``: as they stand there. In CSV
+                numbers are text, too: it is the columns that know how theirs are written.
 
         Yields:
             Number of the chunk's first row, and the chunk.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +22,8 @@ class Findings:
     Attributes:
         absent: Missing values in columns where training rows had none.
         levels: New or rare levels: how many rows, and the first few with their places.
-        outside: Numbers far outside of the training rows' range: how many rows, the range, and the first with its
-            place.
+        outside: Numbers and dates far outside of the training rows' range: how many rows, the range, and the first
+            with its place.
     """
 
     absent: dict[str, int] = field(default_factory=dict)
@@ -49,10 +50,27 @@ class Findings:
         self, name: str, values: NDArray[np.float64], where: NDArray[np.bool_], known: tuple[float, float], place: Place
     ) -> None:
         """Count numbers of which the training rows had nothing near."""
-        if not where.any():
-            return
-        row = int(where.argmax())
-        words = f"of {known[0]:g} to {known[1]:g} ({values[row]:g} in {place(row)})"
+        if where.any():
+            row = int(where.argmax())
+            self._outside(name, where, f"of {known[0]:g} to {known[1]:g} ({values[row]:g} in {place(row)})")
+
+    def far_in_time(
+        self,
+        name: str,
+        times: NDArray[np.datetime64],
+        where: NDArray[np.bool_],
+        known: tuple[float, float],
+        place: Place,
+    ) -> None:
+        """Count dates of which the training rows had nothing near; ``known``: in days since 1970."""
+        if where.any():
+            row = int(where.argmax())
+            least, largest = (np.datetime64(math.floor(days), "D") for days in known)
+            self._outside(
+                name, where, f"of {least} to {largest} ({times[row].astype('datetime64[D]')} in {place(row)})"
+            )
+
+    def _outside(self, name: str, where: NDArray[np.bool_], words: str) -> None:
         count, first = self.outside.get(name, (0, words))
         self.outside[name] = count + int(where.sum()), first
 
@@ -72,7 +90,7 @@ class Findings:
             )
         for name, (count, words) in self.outside.items():
             lines.append(
-                f"column {name!r}: {_rows(count)} numbers far outside of the training rows' range {words}: "
+                f"column {name!r}: {_rows(count)} values far outside of the training rows' range {words}: "
                 "do not rely on the predictions there, nor on their intervals"
             )
         return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -11,68 +12,67 @@ from pyarrow import compute
 
 from bayesadam.scaling import LARGEST
 from bayesadam.tabular.errors import Place, TableError, row_place
-
-NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:inf|infinity|nan)"
-"""A regular expression of a number as text."""
-
-_FOREIGN = r"[+-]?\d+,\d+|[+-]?\d{1,3}([., ]\d{3})+([.,]\d+)?"
+from bayesadam.tabular.written import read_numbers
 
 
-def as_numbers(column: pa.ChunkedArray, name: str, place: Place = row_place) -> NDArray[np.float64]:
+def as_numbers(
+    column: pa.ChunkedArray, name: str, place: Place = row_place, decimal: str = ".", unit: str | None = None
+) -> NDArray[np.float64]:
     """A column as float64, nan where a value is missing.
 
     Args:
-        column: Numbers, truth values, or text that says numbers.
+        column: Numbers, truth values, durations (their seconds), or text that says numbers.
         name: Of the column.
         place: Where a row is, for the message.
+        decimal: The decimal mark of text, "." or ",".
+        unit: What may stand beside each number of a text, "$" for instance; ``None``: anything.
 
     Raises:
-        TableError: A value is text or infinite; the message says which and where.
+        TableError: A value is text, infinite, or in another unit; the message says which and where.
     """
     if is_text(column.type):
-        text = as_text(column)
-        row = compute.index(compute.match_substring_regex(text, f"^({NUMBER})$"), pa.scalar(False)).as_py()
-        if row >= 0:
-            refuse_foreign(name, pa.array([text[row].as_py()]), lambda _: place(row))
-            raise TableError(
-                f"column {name!r} must be a number in every row, got {text[row].as_py()!r} in {place(row)}"
-            )
-        column = text
-    elif not (is_number(column.type) or pa.types.is_boolean(column.type) or pa.types.is_null(column.type)):
+        values = _read(as_text(column), name, place, decimal, unit)
+    elif pa.types.is_duration(column.type):
+        values = column.cast(pa.duration("us"), safe=False).cast(pa.int64()).cast(pa.float64()).to_numpy() / 1e6
+    elif is_number(column.type) or pa.types.is_boolean(column.type) or pa.types.is_null(column.type):
+        values = column.cast(pa.float64(), safe=False).to_numpy()
+    else:
         raise TableError(f"column {name!r} must be a number in every row, got the type {column.type}")
-    values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
     beyond = np.flatnonzero(np.abs(values) > LARGEST)
     if len(beyond):
         row = int(beyond[0])
-        raise TableError(f"column {name!r} must be finite (below {LARGEST:g}), got {values[row]:g} in {place(row)}")
+        message = f"column {name!r} must be finite (below {LARGEST:g}), got {values[row]:g} in {place(row)}"
+        raise TableError(message, drop=(name,))
     return values
 
 
-def refuse_foreign(name: str, text: pa.ChunkedArray, place: Place) -> None:
-    """Refuse numbers with a decimal comma or thousands separators, which would be taken for text.
-
-    Args:
-        name: Of the column.
-        text: Values.
-        place: Where a row is, for the message.
-
-    Raises:
-        TableError: Nearly all values are numbers, and some are written so.
-    """
-    plain = compute.match_substring_regex(text, f"^({NUMBER})$")
-    foreign = compute.and_not(compute.match_substring_regex(text, f"^({_FOREIGN})$"), plain)
-    row = compute.index(foreign, pa.scalar(True)).as_py()
-    if row < 0 or compute.mean(compute.or_(plain, foreign)).as_py() < 0.9:
-        return
-    raise TableError(
-        f"column {name!r} must be numbers such as 1234.5, got {text[row].as_py()!r} in {place(row)}: --decimal , reads "
-        "a decimal comma; thousands separators have to go"
-    )
+def _read(text: pa.ChunkedArray, name: str, place: Place, decimal: str, unit: str | None) -> NDArray[np.float64]:
+    if decimal == ".":
+        with suppress(pa.ArrowInvalid):  # most text has nothing but numbers as programs write them
+            values: NDArray[np.float64] = text.cast(pa.float64()).to_numpy()
+            return values
+    found = read_numbers(text, decimal)
+    wrong = found.odd
+    if unit is not None:
+        wrong = wrong | ~(np.isnan(found.values) | np.isin(found.units.astype(str), ("", unit)))
+    if wrong.any():
+        row = int(wrong.argmax())
+        rule = "a number" if found.odd[row] else f"a number in {unit!r}" if unit else "a number without a unit"
+        other = "," if decimal == "." else "."
+        if found.odd[row] and not read_numbers(pa.array([text[row].as_py()]), other).odd[0]:
+            rule += f" with a decimal {'point' if decimal == '.' else 'comma'}"
+        raise TableError(f"column {name!r} must be {rule} in every row, got {text[row].as_py()!r} in {place(row)}")
+    return found.values
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """A column as text without white space around it; truth values are "true" and "false"."""
     return compute.utf8_trim_whitespace(column.cast(pa.string()))
+
+
+def levels_of(column: pa.ChunkedArray) -> pa.Array:
+    """The different texts of a column, in the order of their first rows."""
+    return as_text(column).unique().drop_null()
 
 
 def is_text(kind: pa.DataType) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from bayesadam.tabular.csv_file import CsvFile
@@ -19,13 +20,22 @@ def is_parquet(path: Path) -> bool:
     return path.suffix.lower() in PARQUET
 
 
-def open_table(path: str | os.PathLike[str], delimiter: str | None = None, decimal: str | None = None) -> TableFile:
+def open_table(
+    path: str | os.PathLike[str],
+    delimiter: str | None = None,
+    decimal: str | None = None,
+    *,
+    missing: Sequence[str] = (),
+    usual: str | None = None,
+) -> TableFile:
     """Open a CSV or a Parquet file.
 
     Args:
         path: Of the file.
-        delimiter: Between the cells of a CSV file, if it is not a comma.
-        decimal: The decimal mark of a CSV file, if it is not a point.
+        delimiter: Between the cells of a CSV file; ``None``: it is found.
+        decimal: The decimal mark of a CSV file; ``None``: it is found where the whole file is read.
+        missing: Texts that mean a missing value in any column.
+        usual: The delimiter that is tried first, if none is given.
 
     Raises:
         TableError: The file is missing, empty, or neither; or as its kind says.
@@ -35,4 +45,6 @@ def open_table(path: str | os.PathLike[str], delimiter: str | None = None, decim
         parquet = file.read(4) == _MAGIC
     if is_parquet(path) and not parquet:
         raise TableError(f"{path} must be a Parquet file, as its name says, got something else")
-    return ParquetFile(path) if parquet else CsvFile(path, delimiter, decimal)
+    if parquet:
+        return ParquetFile(path, missing)
+    return CsvFile(path, delimiter, decimal, missing=missing, usual=usual)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from pyarrow import parquet
+from pyarrow import compute, parquet
 
 from bayesadam.tabular.errors import TableError
 from bayesadam.tabular.file import CHUNK_ROWS, TableFile
-from bayesadam.tabular.numbers import as_numbers
+from bayesadam.tabular.numbers import as_text, is_text
 
 
 class ParquetFile(TableFile):
@@ -18,18 +18,19 @@ class ParquetFile(TableFile):
 
     Args:
         path: Of the file.
+        missing: Texts that mean a missing value in any column.
 
     Raises:
         TableError: It is damaged; and as the base class.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
         try:
             self._file = parquet.ParquetFile(path)
         except (pa.ArrowException, OSError) as error:
             raise TableError(f"{path} must be a complete Parquet file ({str(error).splitlines()[0]})") from None
         self._raw = self._file.schema_arrow.names
-        super().__init__(path, self._raw)
+        super().__init__(path, self._raw, missing)
 
     def read(self) -> pa.Table:
         """See the base class."""
@@ -39,7 +40,7 @@ class ParquetFile(TableFile):
             table = self._file.read()
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
-        return self._whole(table.to_batches(), table.schema)
+        return self._known(self._whole(table.to_batches(), table.schema))
 
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
         """See the base class."""
@@ -47,24 +48,30 @@ class ParquetFile(TableFile):
         first = 0
         try:
             for batch in self._file.iter_batches(CHUNK_ROWS, columns=[raw[name] for name in types]):
-                yield first, self._cast(batch, types, raw, first)
+                yield first, self._cast(batch, types, raw)
                 first += len(batch)
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
 
-    def _cast(
-        self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType | None], raw: Mapping[str, str], first: int
-    ) -> pa.Table:
+    def _cast(self, batch: pa.RecordBatch, types: Mapping[str, pa.DataType | None], raw: Mapping[str, str]) -> pa.Table:
         columns = {}
         for name, kind in types.items():
             column = pa.chunked_array([batch.column(raw[name])])
-            if kind is None:
-                columns[name] = column
-            elif pa.types.is_floating(kind):
-                columns[name] = pa.chunked_array([as_numbers(column, name, lambda row: self.place(first + row))])
-            else:
-                columns[name] = column.cast(kind)
-        return pa.table(columns)
+            keep = kind is None or is_text(column.type) or pa.types.is_temporal(column.type)
+            columns[name] = column if keep or pa.types.is_floating(kind) else column.cast(kind)
+        return self._known(pa.table(columns))
+
+    def _known(self, table: pa.Table) -> pa.Table:
+        """Without the texts that mean a missing value."""
+        if not self.missing:
+            return table
+        marks = pa.array(self.missing)
+        columns = [as_text(column) if is_text(column.type) else column for column in table.columns]
+        columns = [
+            compute.if_else(compute.is_in(column, value_set=marks), None, column) if is_text(column.type) else column
+            for column in columns
+        ]
+        return pa.table(columns, names=table.column_names)
 
     def _damaged(self, error: Exception) -> TableError:
         return TableError(f"{self.path} must be a complete Parquet file ({str(error).splitlines()[0]})")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,19 @@ from numpy.typing import NDArray
 
 from bayesadam.files import DamagedFile, read_json, reading, write_json
 from bayesadam.scaling import LARGEST, column_scales, in_one_unit, standardized
-from bayesadam.tabular.choose import Date, LeftOut, choose
-from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Column, from_json, to_json
-from bayesadam.tabular.errors import Place, TableError, quoted, row_place
+from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Column, Number, from_json, to_json
+from bayesadam.tabular.dates import Date
+from bayesadam.tabular.describe import how_dated, how_read, why_category
+from bayesadam.tabular.errors import Place, TableError, quoted, require_type, row_place
 from bayesadam.tabular.findings import Findings
+from bayesadam.tabular.inputs import Inputs
 from bayesadam.tabular.memory import require_memory
 from bayesadam.tabular.split import Rows
 from bayesadam.tabular.target import Target
 
-FORMAT_VERSION = 3
-"""Since version 3 the file has a digest, and tells that of the model that it belongs to."""
+FORMAT_VERSION = 4
+"""Since version 3 the file has a digest, and tells that of the model that it belongs to; since 4 columns may be dates,
+and numbers text."""
 
 Floats = NDArray[np.float32]
 
@@ -40,6 +43,8 @@ class Preprocessing:
         mean: What every column of the matrix is shifted by, ``len(features)`` numbers.
         std: What it is divided by after that, likewise.
         left_out: Why each other column is none.
+        delimiter: Of the CSV file that it was learned from, which further files are taken to have.
+        missing: Texts that mean a missing value in any column of a file.
     """
 
     target: Target
@@ -47,6 +52,8 @@ class Preprocessing:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
+    delimiter: str | None = None
+    missing: tuple[str, ...] = ()
 
     @classmethod
     def fit(
@@ -58,6 +65,8 @@ class Preprocessing:
         left_out: Mapping[str, str] | None = None,
         keep: Sequence[str] = (),
         place: Place = row_place,
+        decimal: str | None = None,
+        day_first: bool = False,
     ) -> Preprocessing:
         """Learn from training rows.
 
@@ -68,46 +77,26 @@ class Preprocessing:
             left_out: Further columns that are no inputs, and why.
             keep: Columns of numbers that are inputs even if they look like numbers of the rows or identifiers.
             place: Where a row of the table is, for messages.
+            decimal: The decimal mark of numbers that are text; ``None``: what the columns say.
+            day_first: Whether 3/4/2021 is in April, where a column does not tell.
 
         Raises:
-            TableError: A column holds dates, infinite values or text among numbers, one to be kept cannot be, or no
-                column is left.
+            TableError: Columns hold infinite values or text among numbers, one to be kept cannot be, or none is left;
+                all such columns are named.
         """
-        reasons = dict(left_out or {})
-        columns: list[Column] = []
-        dates: dict[str, str] = {}
-        where = place if rows is None else (lambda row: place(int(rows[row])))
-        for name in table.column_names:
-            if name == target.name or name in reasons:
-                continue
-            column = table.column(name)
-            choice = choose(name, column if rows is None else column.take(rows), where, keep=name in keep)
-            if isinstance(choice, Date):
-                dates[name] = choice.example
-            elif isinstance(choice, LeftOut) and name in keep:
-                raise TableError(f"--keep must be a column that can be an input, got {name!r}: {choice.reason}")
-            elif isinstance(choice, LeftOut):
-                reasons[name] = choice.reason
-            else:
-                columns.append(choice)
-        if dates:
-            drop = " ".join(f"--drop {_shell(name)}" for name in dates)
-            raise TableError(
-                f"every input must be numbers, text or truth values, got dates in {quoted(list(dates))} "
-                f"({next(iter(dates.values()))}, for example): make numbers of them (days since then, the month, the "
-                f"day of the week), or leave them out: {drop}"
-            )
-        if not columns:
-            raise TableError(f"there must be a column to predict {target.name!r} from, got none ({_listed(reasons)})")
-        parts = (table.column(column.name) for column in columns)
-        scales = [
-            _scales(column.encode(values if rows is None else values.take(rows), where, Findings()))
-            for column, values in zip(columns, parts, strict=True)
-        ]
-        mean, std, least, largest = (np.concatenate(values) for values in zip(*scales, strict=True))
-        return cls(
-            target, tuple(columns), tuple(mean.tolist()), tuple(in_one_unit(std, least, largest).tolist()), reasons
+        left_out = {target.name: "it is the target", **(left_out or {})}
+        inputs = Inputs.fit(
+            table, rows=rows, left_out=left_out, keep=keep, place=place, decimal=decimal, day_first=day_first
         )
+        where = place if rows is None else (lambda row: place(int(rows[row])))
+        scales = []
+        for column in inputs.columns:
+            values = table.column(column.name)
+            scales.append(_scales(column.encode(values if rows is None else values.take(rows), where, Findings())))
+        reasons = {name: reason for name, reason in inputs.left_out.items() if name != target.name}
+        widths = in_one_unit(*(np.concatenate(values) for values in list(zip(*scales, strict=True))[1:]))
+        shifts = np.concatenate([shift for shift, *_ in scales])
+        return cls(target, inputs.columns, tuple(shifts.tolist()), tuple(widths.tolist()), reasons)
 
     @property
     def features(self) -> list[str]:
@@ -158,9 +147,9 @@ class Preprocessing:
         """
         length, width = len(table) if rows is None else len(rows), len(self.features)
         require_memory(4.0 * length * width, f"a matrix of {length:,} rows and {width:,} columns", "use fewer columns")
+        matrix = np.empty((length, width), dtype=np.float32)
         findings = Findings() if findings is None else findings
         where = place if rows is None else (lambda row: place(int(rows[row])))
-        matrix = np.empty((length, width), dtype=np.float32)
         mean, std = np.array(self.mean), np.array(self.std)
         start = 0
         for column in self.columns:
@@ -172,9 +161,28 @@ class Preprocessing:
             start = own.stop
         return matrix
 
-    def notes(self) -> list[str]:
-        """What the user should know about the inputs."""
-        return [
+    def reading(self, decimal: str) -> Preprocessing:
+        """The same for a table in which numbers that are text have another decimal mark."""
+        columns = (replace(c, decimal=decimal) if isinstance(c, Number) else c for c in self.columns)
+        return replace(self, columns=tuple(columns))
+
+    def notes(self, table: pa.Table | None = None, *, place: Place = row_place, day_first: bool = False) -> list[str]:
+        """What the user should know about the inputs.
+
+        Args:
+            table: All rows: then also what text is taken for, with examples.
+            place: Where a row of the table is.
+            day_first: As for :meth:`fit`.
+        """
+        found = []
+        for column in self.columns:
+            if table is not None and isinstance(column, Number):
+                found += how_read(column.name, table.column(column.name), place, column.decimal)
+            elif table is not None and isinstance(column, Category):
+                found += why_category(column.name, table.column(column.name), place)
+            elif table is not None and isinstance(column, Date):
+                found += how_dated(column, table.column(column.name), place, day_first=day_first)
+        return found + [
             f"column {column.name!r}: levels of fewer than {MIN_ROWS} training rows are taken together as 'other'"
             for column in self.columns
             if isinstance(column, Category) and column.other
@@ -189,6 +197,8 @@ class Preprocessing:
             "mean": list(self.mean),
             "std": list(self.std),
             "left_out": dict(self.left_out),
+            "delimiter": self.delimiter,
+            "missing": list(self.missing),
         }
 
     @classmethod
@@ -203,7 +213,8 @@ class Preprocessing:
                 record = _updated(record)
                 columns = tuple(from_json(column) for column in record["columns"])
                 scales = tuple(record["mean"]), tuple(record["std"])
-                return cls(Target.from_json(record["target"]), columns, *scales, dict(record["left_out"]))
+                written = record.get("delimiter"), tuple(record.get("missing", ()))
+                return cls(Target.from_json(record["target"]), columns, *scales, dict(record["left_out"]), *written)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise DamagedFile(f"the preprocessing must have been written by bayesadam ({error})") from None
         raise DamagedFile(
@@ -246,7 +257,9 @@ class Preprocessing:
 
 
 def _check_scales(found: Preprocessing) -> None:
-    """Raise ``ValueError`` unless every column of the matrix is shifted and divided by numbers."""
+    """Raise ``ValueError`` unless every column of the matrix is shifted and divided by numbers, and texts are texts."""
+    for text in (found.delimiter or "", *found.missing):
+        require_type(text, str)
     for name, least in (("mean", -np.inf), ("std", 0.0)):
         values = np.array(getattr(found, name), dtype=np.float64)
         if values.shape != (len(found.features),) or not (np.isfinite(values) & (values > least)).all():
@@ -284,12 +297,3 @@ def _updated(record: Mapping[str, Any]) -> Mapping[str, Any]:
         mean += [shift] + [0.0] * more
         std += [scale] + [1.0] * more
     return {**record, "columns": columns, "mean": mean, "std": std}
-
-
-def _listed(reasons: Mapping[str, str]) -> str:
-    shown = [f"{name!r}: {reason}" for name, reason in list(reasons.items())[:5]]
-    return "; ".join(shown) + ("; ..." if len(reasons) > 5 else "") if shown else "there is no other"
-
-
-def _shell(name: str) -> str:
-    return name if name.isidentifier() else f"'{name}'"

@@ -11,9 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.tabular.columns import level_counts
+from bayesadam.tabular.columns import have_few_levels, level_counts, odd_texts
 from bayesadam.tabular.errors import Place, TableError, quoted, row_place
-from bayesadam.tabular.numbers import are_integers, as_numbers, as_text, is_number, is_text, refuse_foreign
+from bayesadam.tabular.numbers import are_integers, as_numbers, as_text, is_number, is_text
+from bayesadam.tabular.written import are_plain, decimal_of, read_numbers
 
 TASKS = ("regression", "classification")
 FEW = 10
@@ -68,15 +69,14 @@ class Target:
                     return cls._regression(name, values, "its values are numbers with decimals")
                 raise TableError(
                     f"the target {name!r} must be text, truth values or whole numbers for --task classification, "
-                    f"got {values[values % 1 != 0][0]:g}"
+                    f"got {values[values % 1 != 0][0]:g}",
+                    task="regression",
                 )
             distinct = len(np.unique(values))
             if task is None and distinct > FEW:
                 return cls._regression(name, values, f"its values are {distinct:,} different whole numbers")
             why = f"its values are {distinct} different whole numbers" if task is None else why
         elif task is None:
-            if is_text(kind):
-                refuse_foreign(name, as_text(column), place)
             why = "its values are true or false" if pa.types.is_boolean(kind) else "its values are text"
         return cls._classification(name, column, why)
 
@@ -100,9 +100,10 @@ class Target:
             )
         single = [level for level, count in counts.items() if count == 1]
         if single:
+            text = is_text(column.type)
             raise TableError(
-                f"every class of the target {name!r} must have two rows at least, got one of {quoted(single)}: "
-                "leave such rows out or give them another class"
+                f"every class of the target {name!r} must have two rows at least, got one of {quoted(single)}",
+                **({"missing": tuple(single)} if text else {"task": "regression"} if is_number(column.type) else {}),
             )
         labels: list[Any] = [_label(level, column.type) for level in counts]
         return cls(name, "classification", why, tuple(sorted(labels)))
@@ -140,6 +141,42 @@ class Target:
     def from_json(cls, record: Mapping[str, Any]) -> Target:
         """The target that was written; KeyError or TypeError if none was."""
         return cls(**{**record, "classes": tuple(record["classes"])})
+
+
+def numbers_of(
+    name: str, column: pa.ChunkedArray, task: str | None, place: Place = row_place, decimal: str | None = None
+) -> pa.ChunkedArray:
+    """The target as float64 where its text says numbers, nan where that means a missing value; else as it is.
+
+    Args:
+        name: Of the column.
+        column: Its values.
+        task: One of ``TASKS``, if the user says it.
+        place: Where a row is, for messages.
+        decimal: The decimal mark, if it is known.
+
+    Raises:
+        TableError: Some of the text among numbers is none.
+    """
+    if not is_text(column.type) or task == "classification":
+        return column
+    counts = level_counts(column)
+    levels = pa.array(list(counts), pa.string())
+    if not len(levels):
+        return column
+    decimal = decimal or decimal_of(levels) or "."
+    reading = read_numbers(levels, decimal)
+    numbers = ~np.isnan(reading.values)
+    mostly, few = 2 * numbers.sum() > len(levels), have_few_levels(counts)
+    if reading.odd.any() and (task or (mostly and not few)):
+        odd = levels.filter(pa.array(reading.odd))
+        raise odd_texts(f"the target {name!r} must be a number in every row", column, odd, place)
+    if not numbers.any() or reading.odd.any() or (task is None and few and are_plain(levels)):
+        return column
+    if reading.unit is None:
+        units = sorted(set(reading.units[numbers]))
+        raise TableError(f"the target {name!r} must be numbers in one unit, got {quoted(units)}")
+    return pa.chunked_array([as_numbers(column, name, place, decimal)])
 
 
 def _label(level: str, kind: pa.DataType) -> Label:

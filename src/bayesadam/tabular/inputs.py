@@ -1,0 +1,151 @@
+"""The inputs of a table: what each column is taken for, and the numbers that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from bayesadam.tabular.choose import LeftOut, choose
+from bayesadam.tabular.columns import Column, from_json, to_json
+from bayesadam.tabular.errors import Place, TableError, require_type, row_place
+from bayesadam.tabular.findings import Findings
+from bayesadam.tabular.memory import require_memory
+from bayesadam.tabular.numbers import is_text, levels_of
+from bayesadam.tabular.split import Rows
+from bayesadam.tabular.written import decimal_of
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """How each column of a table becomes columns of numbers; learned from training rows, kept as JSON.
+
+    Attributes:
+        columns: The inputs, in the order of the table.
+        left_out: Why each other column is none.
+    """
+
+    columns: tuple[Column, ...]
+    left_out: Mapping[str, str]
+
+    @classmethod
+    def fit(
+        cls,
+        table: pa.Table,
+        *,
+        rows: Rows | None = None,
+        left_out: Mapping[str, str] | None = None,
+        keep: Sequence[str] | None = (),
+        place: Place = row_place,
+        decimal: str | None = None,
+        day_first: bool = False,
+    ) -> Inputs:
+        """Learn from training rows.
+
+        Args:
+            table: All rows.
+            rows: Those to be trained on; default all.
+            left_out: Columns that are no inputs, and why.
+            keep: Columns of numbers that are inputs even if they look like row numbers or identifiers; ``None``: all
+                columns of numbers.
+            place: Where a row of the table is, for messages.
+            decimal: The decimal mark of numbers that are text; ``None``: what the columns say.
+            day_first: Whether 3/4/2021 is in April, where a column does not tell.
+
+        Raises:
+            TableError: Columns hold infinite values or text among numbers, one to be kept cannot be, or none is left;
+                all such columns are named.
+        """
+        reasons = dict(left_out or {})
+        columns: list[Column] = []
+        refused: list[TableError] = []
+        where = place if rows is None else (lambda row: place(int(rows[row])))
+        names = [name for name in table.column_names if name not in reasons]
+        values = {name: table.column(name) if rows is None else table.column(name).take(rows) for name in names}
+        decimals = _decimals(values, decimal)
+        for name in names:
+            kept = keep is None or name in keep
+            try:
+                choice = choose(name, values[name], where, keep=kept, decimal=decimals[name], day_first=day_first)
+                if isinstance(choice, LeftOut) and kept and keep is not None:
+                    message = f"--keep must be a column that can be an input, got {name!r}: {choice.reason}"
+                    raise TableError(message, drop=(name,))
+            except TableError as error:
+                refused.append(error)
+                continue
+            if isinstance(choice, LeftOut):
+                reasons[name] = choice.reason
+            else:
+                columns.append(choice)
+        if refused:
+            raise _as_one(refused)
+        if not columns:
+            numbered = tuple(name for name, reason in reasons.items() if "--keep" in reason)
+            raise TableError(
+                f"there must be a column to predict from, got none ({_listed(reasons)})",
+                **({"keep": numbered} if numbered else {}),
+            )
+        return cls(tuple(columns), reasons)
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the columns of the matrix."""
+        return [name for column in self.columns for name in column.features]
+
+    def codes(self, table: pa.Table, *, place: Place = row_place) -> NDArray[np.float64]:
+        """The matrix, not standardised: ``(N, len(features))`` in float64.
+
+        Args:
+            table: With all columns; others do not matter.
+            place: Where a row of the table is, for messages.
+
+        Raises:
+            TableError: Text in a column of numbers, or infinite values.
+            NotEnoughMemory: The matrix is too large.
+        """
+        length, width = len(table), len(self.features)
+        require_memory(8.0 * length * width, f"a matrix of {length:,} rows and {width:,} columns", "use fewer columns")
+        matrix = np.empty((length, width))
+        start = 0
+        for column in self.columns:
+            stop = start + len(column.features)
+            matrix[:, start:stop] = column.encode(table.column(column.name), place, Findings())
+            start = stop
+        return matrix
+
+    def to_json(self) -> dict[str, Any]:
+        """What :meth:`from_json` reads."""
+        return {"columns": [to_json(column) for column in self.columns], "left_out": dict(self.left_out)}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Inputs:
+        """The inputs that were written; KeyError, TypeError or ValueError if none were."""
+        for text in (*record["left_out"], *record["left_out"].values()):
+            require_type(text, str)
+        return cls(tuple(from_json(column) for column in record["columns"]), dict(record["left_out"]))
+
+
+def _decimals(columns: Mapping[str, pa.ChunkedArray], given: str | None) -> dict[str, str]:
+    """The decimal mark of each column; of one that does not tell, it is a comma where it is one in another."""
+    if given is not None:
+        return dict.fromkeys(columns, given)
+    found = {name: decimal_of(levels_of(values)) if is_text(values.type) else None for name, values in columns.items()}
+    usual = "," if "," in found.values() else "."
+    return {name: mark or usual for name, mark in found.items()}
+
+
+def _as_one(errors: Sequence[TableError]) -> TableError:
+    remedy: dict[str, Any] = {}
+    for error in errors:
+        for name, value in error.remedy.items():
+            remedy[name] = (*remedy.get(name, ()), *value)
+    return TableError("; ".join(str(error) for error in errors), **remedy)
+
+
+def _listed(reasons: Mapping[str, str]) -> str:
+    shown = [f"{name!r}: {reason}" for name, reason in list(reasons.items())[:5]]
+    return "; ".join(shown) + ("; ..." if len(reasons) > 5 else "") if shown else "there is no other"

@@ -1,0 +1,99 @@
+"""Numbers as people write them."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from bayesadam.tabular.written import MISSING, decimal_of, read_numbers
+
+ODD, MARK = "odd", "mark"
+TEXTS = [
+    ("1", 1, 1),
+    ("-1.5", -1.5, ODD),
+    ("+.5", 0.5, ODD),
+    ("5.", 5, ODD),
+    ("1,5", ODD, 1.5),
+    ("0,123", ODD, 0.123),
+    ("1,234", 1234, 1.234),
+    ("1.234", 1.234, 1234),
+    ("1,234.5", 1234.5, ODD),
+    ("1.234,5", ODD, 1234.5),
+    ("1,234,567", 1234567, ODD),
+    ("1,23,456", ODD, ODD),
+    ("12,34.5", ODD, ODD),
+    ("1 234", 1234, 1234),
+    ("1\u202f234\u00a0567", 1234567, 1234567),
+    ("1'234", 1234, 1234),
+    ("2e3", 2000, 2000),
+    ("1.5E-3", 0.0015, ODD),
+    ("\u22127", -7, -7),
+    ("(7)", -7, -7),
+    ("$ 7", 7, 7),
+    ("-$7", -7, -7),
+    ("$-7", -7, -7),
+    ("US$7", 7, 7),
+    ("7 €", 7, 7),
+    ("CHF 7", 7, 7),
+    ("7%", 7, 7),
+    ("7 km/h", 7, 7),
+    ("inf", np.inf, np.inf),
+    ("-Infinity", -np.inf, -np.inf),
+    ("?", MARK, MARK),
+    ("N/A", MARK, MARK),
+    ("\u2013", MARK, MARK),
+    ("many", ODD, ODD),
+    ("INV100", ODD, ODD),
+    ("5-6", ODD, ODD),
+    ("7 kg net weight", ODD, ODD),
+    ("2020-01-01", ODD, ODD),
+    (None, np.nan, np.nan),
+]
+
+
+@pytest.mark.parametrize("decimal", [".", ","])
+def test_by_hand(decimal):
+    found = read_numbers(pa.array([text for text, _, _ in TEXTS]), decimal)
+    for row, (text, point, comma) in enumerate(TEXTS):
+        expected = point if decimal == "." else comma
+        told = ODD if found.odd[row] else MARK if found.marked[row] else found.values[row]
+        assert told == expected or (told != told and expected != expected), text
+        if isinstance(told, str):
+            assert np.isnan(found.values[row])
+
+
+@pytest.mark.parametrize(
+    ("texts", "unit"),
+    [
+        (["1", "2", "?"], ""),
+        (["$1", "2"], "$"),
+        (["1%", "2"], "%"),
+        (["1 kg", "2kg", "?"], "kg"),
+        (["1 kg", "2"], None),
+        (["1 kg", "2 lb"], None),
+        (["$1", "€2"], None),
+    ],
+)
+def test_units(texts, unit):
+    assert read_numbers(pa.array(texts)).unit == unit
+
+
+@pytest.mark.parametrize(
+    ("texts", "decimal"),
+    [
+        (["1,5", "2"], ","),
+        (["1.5", "2"], "."),
+        (["1,234", "2"], None),
+        (["1,234", "0,5"], ","),
+        (["1,234", "1.5"], "."),
+        (["a", "b"], None),
+        (["1,5", "a", "b", "c"], None),
+        ([], None),
+    ],
+)
+def test_the_decimal_mark(texts, decimal):
+    assert decimal_of(pa.array(texts, pa.string())) == decimal
+
+
+def test_marks_in_any_case():
+    marks = pa.array([text.upper() for text in MISSING])
+    assert read_numbers(marks).marked.all()
