@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from bayesadam.predictive.gaussian import GaussianPredictive
+
 if TYPE_CHECKING:
     from bayesadam.predictive.result import Predictive
+
+LEVELS = 200
+"""Probabilities at which quantiles make a CRPS."""
 
 
 def rmse(mean: Tensor, target: Tensor) -> float:
@@ -87,11 +92,31 @@ def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
     """Continuous ranked probability score of a Gaussian in closed form (Gneiting and Raftery 2007, eq. 21)."""
     _same_shape("mean", mean, target)
     _same_shape("variance", variance, target)
-    scale = variance.double().sqrt()
-    z = (target.double() - mean.double()) / scale
-    density = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi)
-    score = scale * (z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
-    return float(score.mean())
+    return float(_gaussian_crps(mean, variance, target).mean())
+
+
+def predictive_crps(prediction: Predictive, target: Tensor) -> Tensor:
+    """Continuous ranked probability score of any predictive of numbers, of every element, in the units of the target.
+
+    In closed form of Gaussians. Of others it is twice the mean quantile score at 200 evenly spaced probabilities (Laio
+    and Tamea 2007, eq. 6), which is within 0.1% for a Gaussian.
+
+    Args:
+        prediction: With a mean ``(N,)`` or ``(N, D)``.
+        target: Of the same shape.
+
+    Returns:
+        Of that shape.
+    """
+    _same_shape("target", target, prediction.mean, "prediction")
+    if isinstance(prediction, GaussianPredictive):
+        return _gaussian_crps(prediction.mean, prediction.variance, target)
+    levels = (torch.arange(LEVELS, dtype=torch.float64, device=target.device) + 0.5) / LEVELS
+    total = torch.zeros_like(target, dtype=torch.float64)
+    for level, value in zip(levels, prediction.quantile(levels), strict=True):
+        gap = target.double() - value.double()
+        total += torch.where(gap >= 0, level * gap, (level - 1.0) * gap)
+    return 2.0 * total / LEVELS
 
 
 def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> float:
@@ -125,6 +150,13 @@ def ood_auroc(inside: Tensor, outside: Tensor) -> float:
         raise ImportError('ood_auroc needs scikit-learn: pip install "bayesadam[sklearn]"') from None
     labels = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
     return float(roc_auc_score(labels.numpy(), torch.cat([inside, outside]).cpu().numpy()))
+
+
+def _gaussian_crps(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
+    scale = variance.double().sqrt()
+    z = (target.double() - mean.double()) / scale
+    density = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi)
+    return scale * (z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
 
 
 def _same_shape(name: str, value: Tensor, other: Tensor, other_name: str = "target") -> None:

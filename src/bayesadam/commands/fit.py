@@ -19,6 +19,8 @@ _DATA = "The table: CSV with the columns' names in its first line, or Parquet; r
 _KEEP = "Column that is an input although it looks like the numbers of the rows; may be repeated."
 _DAY_FIRST = "Read 3/4/2021 as a day in April where a column of dates leaves it open."
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
+_TRANSFORM = "Of a number to predict: auto (default), none, log, log1p, sqrt, yeo-johnson or quantile."
+_LIKELIHOOD = "Of a number to predict: gaussian (default), auto, student_t, poisson, negative_binomial, log_normal, gamma."
 _BUDGET = "Seconds of training; the number of epochs is chosen so that they are enough."
 
 
@@ -29,6 +31,8 @@ def fit(
     out: Annotated[Path | None, typer.Option(help="Folder for the run; required.")] = None,
     task: Annotated[str | None, typer.Option(help="regression or classification; default: what it looks like.")] = None,
     method: Annotated[str | None, typer.Option(help="One of bayesadam methods.")] = None,
+    transform: Annotated[str | None, typer.Option(help=_TRANSFORM)] = None,
+    likelihood: Annotated[str | None, typer.Option(help=_LIKELIHOOD)] = None,
     hidden: Annotated[str | None, typer.Option(help="Units of the hidden layers: 50, or 100,50.")] = None,
     members: Annotated[int | None, typer.Option(help="Networks of the ensemble.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
@@ -60,6 +64,8 @@ def fit(
         "target": target,
         "task": task,
         "method": method,
+        "transform": transform,
+        "likelihood": likelihood,
         "hidden": hidden,
         "members": members,
         "epochs": epochs,

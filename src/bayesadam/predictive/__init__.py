@@ -8,3 +8,4 @@ from bayesadam.predictive.mixture import MixturePredictive as MixturePredictive
 from bayesadam.predictive.predict import predict as predict
 from bayesadam.predictive.result import ClassificationPredictive as ClassificationPredictive
 from bayesadam.predictive.result import RegressionPredictive as RegressionPredictive
+from bayesadam.predictive.transformed import TransformedPredictive as TransformedPredictive

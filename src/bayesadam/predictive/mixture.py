@@ -112,6 +112,15 @@ class MixturePredictive:
         """
         return self.likelihood.sample(self.outputs[self._components(count, seed)], seed=seed + 1)
 
+    def cdf(self, target: Tensor) -> Tensor:
+        """``P(y <= target)`` of each of the targets, of their shape, in float64.
+
+        Raises:
+            MissingCapabilityError: The likelihood has no distribution function.
+        """
+        self.likelihood.check(self.outputs[0], target)
+        return self.likelihood.cdf(self.outputs, target).double().mean(0)
+
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 

@@ -79,6 +79,13 @@ class RegressionPredictive:
         """
         return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 
+    def cdf(self, target: Tensor) -> Tensor:
+        """``P(y <= target)`` of each of the targets, of their shape, in float64."""
+        self._check(target)
+        white = (target.double() - self.means.double()) * (-0.5 * self.log_variances.double()).exp()
+        below: Tensor = torch.special.ndtr(white)
+        return below.mean(0)
+
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 

@@ -25,6 +25,7 @@ from bayesadam.runs.prepare import Prepared, prepare_or_propose
 from bayesadam.runs.scores import Scores, margin, scores
 from bayesadam.runs.settings import Settings
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.storage import save_estimator
 
 _MANY = 20_000
@@ -89,6 +90,9 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
     rows = prepared.fingerprint()
     if resume is not None and read_fingerprint(resume) != rows:
         raise RunError(f"--resume needs the table to be what it was when the fit began, got another in {settings.data}")
+    for name in ("transform", "likelihood"):
+        if prepared.preprocessing.target.classes and getattr(settings, name) is not None:
+            raise RunError(f"--{name} must be left out of a classification, got {getattr(settings, name)!r}")
     watcher.prepared(prepared)
     told = len(prepared.notes)
     target = prepared.preprocessing.target
@@ -122,6 +126,8 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
             )
         interrupted = estimator.interrupted_
         epochs = int(np.isfinite(estimator.history_["loss"]).any(0).sum())
+        if target.task == "regression" and (sentence := described(estimator)):
+            prepared.notes.append(sentence)
         if estimator.stopped_ == "early":
             prepared.notes.append(
                 f"training ended early, after {epochs} epochs: what members left out was predicted best "

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from bayesadam.predictive import ClassificationPredictive, RegressionPredictive
+from bayesadam.metrics import predictive_crps
+from bayesadam.predictive import ClassificationPredictive
 from bayesadam.tabular import Target
 from bayesadam.tabular.file import CHUNK_ROWS
 
@@ -27,14 +28,15 @@ def predict_held_out(estimator: Any, inputs: NDArray[np.float32], targets: NDArr
         target: Which task it is.
 
     Returns:
-        Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll". Classification: "label",
+        Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps".
+        Classification: "label",
         "probs" (``(N, C)``), "entropy", "mutual_information", "nll".
     """
     row = _regression if target.task == "regression" else _classification
     return collect(lambda rows: row(estimator.predictive(inputs[rows]), targets[rows]), len(inputs))
 
 
-def _regression(found: RegressionPredictive, y: NDArray[Any]) -> dict[str, Any]:
+def _regression(found: Any, y: NDArray[Any]) -> dict[str, Any]:
     tail = 0.5 * (1.0 - COVERAGE)
     target = torch.as_tensor(y, dtype=found.mean.dtype, device=found.mean.device)
     lower, upper = found.quantile([tail, 1.0 - tail])
@@ -45,8 +47,9 @@ def _regression(found: RegressionPredictive, y: NDArray[Any]) -> dict[str, Any]:
         "epistemic_std": found.epistemic.sqrt(),
         "lower": lower,
         "upper": upper,
-        "pit": torch.special.ndtr((target - found.means) / found.variances.sqrt()).mean(0),
+        "pit": found.cdf(target),
         "nll": -found.log_prob(target),
+        "crps": predictive_crps(found, target),
     }
 
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from bayesadam import metrics
+from bayesadam.predictive import GaussianPredictive
 from bayesadam.runs.held_out import Arrays
 
 HIGHER_IS_BETTER = ("accuracy",)
@@ -20,8 +21,7 @@ Scores = dict[str, float | None]
 def scores(held_out: Arrays, seconds: float) -> Scores:
     """Of predictions as :func:`bayesadam.runs.held_out.predict_held_out` gives them.
 
-    NLL is in nats, RMSE and CRPS in the units of the target; the CRPS is that of a Gaussian with the predictive mean
-    and variance.
+    NLL is in nats, RMSE and CRPS in the units of the target.
 
     Args:
         held_out: Predictions and targets.
@@ -43,7 +43,7 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
         found = {
             "NLL": nll,
             "RMSE": metrics.rmse(mean, y),
-            "CRPS": metrics.crps(mean, tensors["std"].square(), y),
+            "CRPS": float(held_out["crps"].mean()),
             "coverage 95%": metrics.coverage(tensors["lower"], tensors["upper"], y),
         }
     numbers = {**found, "fit seconds": seconds}
@@ -71,7 +71,13 @@ def gaussian(y: NDArray[np.float64], mean: NDArray[np.float64], std: float) -> A
         "lower": mean - 1.959963984540054 * std,
         "upper": mean + 1.959963984540054 * std,
         "nll": 0.5 * z**2 + math.log(std) + 0.5 * math.log(2.0 * math.pi),
+        "crps": metrics.predictive_crps(_gaussian(mean, std), torch.from_numpy(y)).numpy(),
     }
+
+
+def _gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:
+    center = torch.from_numpy(mean)
+    return GaussianPredictive(center, torch.zeros_like(center), torch.full_like(center, std**2))
 
 
 def categorical(label: NDArray[np.int64], probs: NDArray[np.float64]) -> Arrays:

@@ -13,12 +13,15 @@ from bayesadam import files
 from bayesadam.checks import is_whole
 from bayesadam.runs.errors import RunError
 from bayesadam.sklearn import METHODS
+from bayesadam.sklearn.likelihoods import NAMES as LIKELIHOODS
+from bayesadam.sklearn.target_transform import NAMES as TRANSFORMS
 
 FORMAT_VERSION = 1
 _RULE = "the config must have been written by bayesadam fit"
 _TUPLES = ("hidden", "drop", "keep", "missing")
 _LISTS = ("drop", "keep", "missing")
-_TEXTS = ("data", "target", "task", "method", "group", "time", "delimiter", "decimal", "device")
+_NAMES = ("target", "task", "method", "transform", "likelihood", "group", "time", "delimiter", "decimal")
+_TEXTS = ("data", *_NAMES, "device")
 _NEEDED = ("data", "target", "device")
 _MOST = 10**9
 
@@ -32,6 +35,8 @@ class Settings:
         target: Its column to predict.
         task: "regression" or "classification".
         method: One of ``bayesadam.sklearn.METHODS``.
+        transform: Of the target of a regression, as the estimator's ``target_transform``.
+        likelihood: Of a regression, by its name.
         hidden: Units of the hidden layers.
         members: Networks of the ensemble.
         epochs: Passes over the training rows.
@@ -56,6 +61,8 @@ class Settings:
     target: str
     task: str | None = None
     method: str | None = None
+    transform: str | None = None
+    likelihood: str | None = None
     hidden: tuple[int, ...] | None = None
     members: int | None = None
     epochs: int | None = None
@@ -89,6 +96,10 @@ class Settings:
             raise RunError(f"--day-first must be true or false, got {self.day_first!r}")
         if self.method is not None and self.method not in METHODS:
             raise RunError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        for name, names in (("transform", TRANSFORMS), ("likelihood", LIKELIHOODS)):
+            value = getattr(self, name)
+            if value is not None and value not in ("auto", *names):
+                raise RunError(f"--{name} must be one of {', '.join(('auto', *names))}, got {value!r}")
         for name in ("members", "epochs"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):
@@ -122,8 +133,10 @@ class Settings:
 
     def estimator_options(self) -> dict[str, Any]:
         """Keyword arguments of the estimator."""
-        names = ("method", "hidden", "members", "epochs", "time_budget")
+        names = ("method", "likelihood", "hidden", "members", "epochs", "time_budget")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.transform is not None:
+            given["target_transform"] = self.transform
         return {"random_state": self.seed, "device": self.device, **given}
 
     def changed(self, options: Mapping[str, Any]) -> list[str]:

@@ -93,7 +93,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups = weighed(X, y, sample_weight, groups)
         self._forget()
-        self._learn_scales(X, y, weight)
+        self._learn_scales(X, y, weight, groups)
         return self._train(X, y, weight, groups, checkpoint, on_epoch)
 
     def save(self, folder: str | os.PathLike[str]) -> None:
@@ -155,7 +155,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         """Members on standardised data; with the posteriors before as priors, if there are any."""
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        divided = plan(count, len(priors.components) if priors else self.members, _numbered(groups, count), seed)
+        divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = _parts(divided, inputs, targets, weight)
         self.network_ = self._network(X.shape[1])
@@ -177,7 +177,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             error=self._error(divided, held_out, targets, weight),
             checkpoint=checkpoint,
             on_epoch=on_epoch,
-            offset=self._offset(),
+            offset=self._offset(y),
             verbose=self.verbose,
         )
         nets = training.run()
@@ -335,7 +335,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _validated(self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
         raise NotImplementedError
 
-    def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
+    def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         raise NotImplementedError
 
     def _targets(self, y: Array) -> Tensor:
@@ -344,7 +344,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _outputs(self) -> int:
         raise NotImplementedError
 
-    def _offset(self) -> float:
+    def _offset(self, y: Array) -> float:
         raise NotImplementedError
 
     def _likelihood(self, member: int | None) -> Likelihood:
@@ -393,7 +393,8 @@ def weighed(
     return X[kept], y[kept], weight[kept], None if groups is None else groups[kept]
 
 
-def _numbered(groups: Array | None, count: int) -> NDArray[np.int64]:
+def numbered(groups: Array | None, count: int) -> NDArray[np.int64]:
+    """Numbers from 0 of the groups, ``(N,)``; every row is one of its own where there are none."""
     return np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1].astype(np.int64)
 
 

@@ -151,7 +151,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             self._check()
             checked = self._validated(X, y, classes=classes, sample_weight=sample_weight)
             rows = weighed(*checked, sample_weight, groups)
-            self._learn_scales(*rows[:3])
+            self._learn_scales(*rows)
             return self._train(*rows, None, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
@@ -184,7 +184,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.classes_ = known
         return inputs, codes.astype(np.int64)
 
-    def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
+    def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
 
     def _targets(self, y: Array) -> Tensor:
@@ -193,7 +193,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     def _outputs(self) -> int:
         return len(self.classes_)
 
-    def _offset(self) -> float:
+    def _offset(self, y: Array) -> float:
         return 0.0
 
     def _likelihood(self, member: int | None) -> Likelihood:

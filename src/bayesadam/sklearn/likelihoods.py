@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,13 +18,13 @@ START_ROWS = 10_000
 """Rows that the best constant output is found by, at most."""
 
 
-def check(value: object) -> None:
-    """Raise ``ValueError`` if something is neither a name nor a likelihood of numbers."""
+def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
+    """Raise ``ValueError`` if something is neither one of these names nor a likelihood of numbers."""
     if isinstance(value, Likelihood):
         if value.defines("log_probs"):
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
-    elif not isinstance(value, str) or value not in NAMES:
-        raise ValueError(f"likelihood must be one of {NAMES} or a bayesadam.likelihoods.Likelihood, got {value!r}")
+    elif not isinstance(value, str) or value not in among:
+        raise ValueError(f"likelihood must be one of {tuple(among)} or a bayesadam.likelihoods.Likelihood, got {value!r}")
 
 
 def made(value: Any, outputs: int) -> Likelihood:
@@ -70,6 +70,27 @@ def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, 
     return changed.float(), output.float()
 
 
+def settled(likelihood: Likelihood, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Likelihood, float]:
+    """A copy with its trainable parameters fitted to given outputs, and the mean negative log density then.
+
+    Args:
+        likelihood: In float64.
+        output: ``(N, K)``.
+        target: Likewise.
+        weight: Of the rows, ``(N,)``.
+    """
+    changed = copy.deepcopy(likelihood)
+    learned = [p for p in changed.parameters() if p.requires_grad]
+
+    def loss() -> Tensor:
+        return -(weight * changed.log_density(output, target)).sum() / weight.sum()
+
+    if learned:
+        _minimise(learned, loss)
+    with torch.no_grad():
+        return changed, float(loss().nan_to_num(torch.inf))
+
+
 def average(members: Sequence[Likelihood]) -> Likelihood:
     """One likelihood for all members, its parameters the means of theirs: logarithms, of those that are shipped."""
     states = [member.state_dict() for member in members]
@@ -82,16 +103,20 @@ def _fitted(likelihood: Likelihood, targets: Tensor, start: Tensor) -> tuple[flo
     changed, output = copy.deepcopy(likelihood).double(), start.clone().requires_grad_()
     shape = (len(targets), len(start))
     learned = [p for p in changed.parameters() if p.requires_grad]
-    optimizer = torch.optim.LBFGS([output, *learned], max_iter=200, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        loss = -changed.log_density(output.expand(shape), targets).mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    _minimise([output, *learned], lambda: -changed.log_density(output.expand(shape), targets).mean())
     with torch.no_grad():
         loss = float(-changed.log_density(output.expand(shape), targets).mean())
     fine = all(bool(p.isfinite().all()) for p in (output, *learned)) and loss < torch.inf
     return (loss, changed, output.detach()) if fine else (torch.inf, copy.deepcopy(likelihood), start)
+
+
+def _minimise(parameters: Sequence[Tensor], loss: Callable[[], Tensor]) -> None:
+    optimizer = torch.optim.LBFGS(parameters, max_iter=200, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]

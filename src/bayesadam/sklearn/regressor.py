@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,14 @@ from torch import Tensor, nn
 
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
+from bayesadam.functional.monotone import Monotone
 from bayesadam.predictive.result import Predictive
-from bayesadam.scaling import column_scales
-from bayesadam.sklearn import likelihoods
+from bayesadam.predictive.transformed import TransformedPredictive
+from bayesadam.scaling import column_scales, standardized
+from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
 from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
+from bayesadam.sklearn.choice import choose
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
@@ -91,6 +94,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         prior_precision: float = 0.1,
         heteroscedastic: bool = False,
         likelihood: Any = "gaussian",
+        target_transform: str | None = "auto",
         mc_samples: int = 32,
         standardize: bool = True,
         early_stopping: bool = True,
@@ -118,16 +122,32 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self.verbose = verbose
         self.heteroscedastic = heteroscedastic
         self.likelihood = likelihood
+        self.target_transform = target_transform
 
-    def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
-        """Predictive means, ``(N,)`` or ``(N, K)``, and standard deviations if wanted, in the units of the targets."""
+    def predict(self, X: ArrayLike, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
+        """Predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets.
+
+        Args:
+            X: ``(N, D)``.
+            return_std: Return a pair of means and standard deviations.
+            quantiles: Return quantiles at these probabilities instead, ``(N, Q)`` or ``(N, K, Q)``. A ``Pipeline``
+                passes them on, and so does scikit-learn's ``TransformedTargetRegressor``, which transforms them back.
+
+        Raises:
+            ValueError: Quantiles and standard deviations together, or a probability outside (0, 1).
+        """
+        if quantiles is not None and return_std:
+            raise ValueError(f"return_std must be False with quantiles={quantiles!r}, got {return_std!r}")
         pred = self.predictive(X)
+        if quantiles is not None:
+            return _numpy(pred.quantile(list(quantiles)).movedim(0, -1))
         mean = _numpy(pred.mean)
         return (mean, _numpy(pred.variance.sqrt())) if return_std else mean
 
-    def predictive(self, X: ArrayLike) -> GaussianPredictive | MixturePredictive:
+    def predictive(self, X: ArrayLike) -> GaussianPredictive | TransformedPredictive | MixturePredictive:
         """The whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
 
+        With a transform of the targets it is the distribution of targets whose transform is Gaussian.
         Its epistemic variance is the mean of the members' own, or for members without posteriors that of their means.
         With a likelihood that is not Gaussian it is a mixture over posterior samples of all members, with the means of
         the parameters that the members' likelihoods have learned.
@@ -142,7 +162,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             scale**2 * self.calibration_["epistemic"] * epistemic,
             scale**2 * self.calibration_["aleatoric"] * aleatoric,
         )
-        return GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
+        pred = GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
+        return target_transform.in_units(pred, self._functions)
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, conformal: bool = False) -> Array:
         """Central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
@@ -162,17 +183,23 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if conformal and not hasattr(self, "conformal_scores_"):
             raise ValueError("conformal must be False before conformalize(X, y) with held-out rows, got True")
         pred = self.predictive(X)
-        if isinstance(pred, MixturePredictive) and not conformal:
+        if not conformal and not isinstance(pred, GaussianPredictive):
             return _numpy(pred.quantile([0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]).movedim(0, -1))
         width: Any = torch.special.ndtri(torch.tensor(0.5 + 0.5 * coverage, dtype=torch.float64)).item()
         if conformal:
             width = conformal_quantile(self.conformal_scores_, coverage)
             width = width if self._several else width[0]
-        mean, half = _numpy(pred.mean), width * _numpy(pred.variance.sqrt())
-        return np.stack([mean - half, mean + half], axis=-1)
+        base = pred.base if isinstance(pred, TransformedPredictive) else pred
+        mean, half = _numpy(base.mean), width * _numpy(base.variance.sqrt())
+        ends = [mean - half, mean + half]
+        if isinstance(pred, TransformedPredictive):
+            ends = [_numpy(pred.inverse(torch.from_numpy(end))) for end in ends]
+        return np.stack(ends, axis=-1)
 
     def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
         """Keep the errors of held-out rows, in predicted standard deviations, for intervals with guaranteed coverage.
+
+        With a transform of the targets they are errors of the transformed targets.
 
         Args:
             X: Rows that ``fit`` has not seen, ``(n, D)``.
@@ -185,6 +212,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         if target.shape != pred.mean.shape:
             raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
+        if isinstance(pred, TransformedPredictive):
+            self._require_allowed(target.reshape(len(target), -1))
+            target, pred = _numpy(pred.transform(torch.from_numpy(target))), pred.base
         scores = np.abs(target - _numpy(pred.mean)) / _numpy(pred.variance.sqrt())
         self.conformal_scores_ = scores.reshape(len(scores), -1)
         return self
@@ -198,8 +228,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if isinstance(pred, MixturePredictive):
             seed = int(check_random_state(random_state).randint(2**31 - 1))
             return _numpy(pred.sample(n_samples, seed=seed).movedim(0, -1))
+        noise = check_random_state(random_state).standard_normal((*pred.mean.shape, n_samples))
+        if isinstance(pred, TransformedPredictive):
+            return _numpy(pred.at(torch.from_numpy(noise).movedim(-1, 0)).movedim(0, -1))
         mean, std = _numpy(pred.mean)[..., None], _numpy(pred.variance.sqrt())[..., None]
-        noise = check_random_state(random_state).standard_normal((*mean.shape[:-1], n_samples))
         return np.asarray(mean + std * noise)
 
     @available_if(continues)  # type: ignore[untyped-decorator]
@@ -214,13 +246,14 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     ) -> Any:
         """Go on with new rows: the posterior of every member is the prior of what it learns now.
 
-        The first call is ``fit``; later ones keep its scales. What was known of noise and
+        The first call is ``fit``; later ones keep its scales and its transform of the targets. What was known of noise and
         calibration counts as 50 rows beside the new ones. For methods whose training has a posterior.
         """
         if not hasattr(self, "posterior_"):
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
         self._check()
         rows = weighed(*self._validated(X, y, reset=False), sample_weight, groups)
+        self._require_allowed(rows[1])
         return self._train(*rows, None, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
@@ -236,15 +269,22 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         likelihoods.check(self.likelihood)
         if self.heteroscedastic and self.likelihood != "gaussian":
             raise ValueError(f"heteroscedastic must be False with likelihood={self.likelihood!r}, got True")
+        target_transform.check(self.target_transform)
+        if self.target_transform not in (None, "none", "auto") and self.likelihood not in ("gaussian", "auto"):
+            raise ValueError(
+                f"target_transform must be 'none' or 'auto' with likelihood={self.likelihood!r}, "
+                f"got {self.target_transform!r}"
+            )
 
     _several: bool
     _template: Likelihood
     _start: Tensor | None = None
+    _functions: list[Monotone]
 
     @property
     def _gaussian(self) -> bool:
         """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
-        given = self.likelihood
+        given = self.likelihood_
         return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
 
     def _validated(
@@ -265,12 +305,17 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self._several = target.ndim > 1
         return inputs, target.reshape(len(target), -1)
 
-    def _learn_scales(self, X: Array, y: Array, weight: Array | None) -> None:
+    def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
+        inputs = standardized(X, self._x_mean, self._x_std)
+        self.likelihood_, names = choose(self.likelihood, self.target_transform, inputs, y, weight, groups)
+        fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
+        self._functions = fitted
+        self.target_transform_ = target_transform.told(fitted, self._several)
         self._template, self._start = self._likelihood_of(y.shape[1]), None
         if self._template.defines("rescaled") or isinstance(self._template, HeteroscedasticGaussian):
-            self._y_mean, self._y_std = column_scales(y, weight)
-            if isinstance(self.likelihood, Likelihood) and self._template.defines("rescaled"):
+            self._y_mean, self._y_std = column_scales(target_transform.transformed(fitted, y), weight)
+            if isinstance(self.likelihood_, Likelihood) and self._template.defines("rescaled"):
                 self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std).float())
         else:
             self._y_mean, self._y_std = np.zeros(y.shape[1]), np.ones(y.shape[1])
@@ -278,7 +323,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             self._template, self._start = likelihoods.best_constant(self._template, self._targets(y))
 
     def _targets(self, y: Array) -> Tensor:
-        return torch.from_numpy(((y - self._y_mean) / self._y_std).astype(np.float32)).to(self.device)
+        values = target_transform.transformed(self._functions, y)
+        return torch.from_numpy(((values - self._y_mean) / self._y_std).astype(np.float32)).to(self.device)
 
     def _outputs(self) -> int:
         return len(self._y_mean) * self._template.outputs_per_target
@@ -290,8 +336,13 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
                 network[-1].bias.copy_(self._start)  # type: ignore[index]
         return network
 
-    def _offset(self) -> float:
-        return float(np.log(self._y_std).sum())
+    def _offset(self, y: Array) -> float:
+        return float(np.log(self._y_std).sum()) - target_transform.mean_log_slope(self._functions, y)
+
+    def _require_allowed(self, y: Array) -> None:
+        """Raise ``ValueError`` for new targets, ``(n, K)``, that the transforms of earlier ones do not allow."""
+        for function, own in zip(self._functions, y.T, strict=True):
+            target_transform.require(function.name, own, function.least)
 
     def _likelihood(self, member: int | None) -> Likelihood:
         """As training starts from; or, of a member that goes on learning, what it has learned."""
@@ -304,9 +355,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """For so many targets, before anything is known of them."""
         if self.heteroscedastic:
             return HeteroscedasticGaussian()
-        if self.likelihood == "gaussian":
+        if self.likelihood_ == "gaussian":
             return Gaussian(torch.full((outputs,), 10.0), learned=True)
-        return likelihoods.made(self.likelihood, outputs)
+        return likelihoods.made(self.likelihood_, outputs)
 
     def _center(self, pred: Predictive) -> Tensor:
         return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]

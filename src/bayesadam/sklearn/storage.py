@@ -17,14 +17,17 @@ from bayesadam.checks import is_whole
 from bayesadam.likelihoods import Categorical, Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.posterior import Mixture
 from bayesadam.posterior.base import read_posterior
+from bayesadam.sklearn import likelihoods as likelihood_names
+from bayesadam.sklearn import target_transform
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
-VERSION = 2
-"""Since version 2 there are digests, and ``model.json`` tells that of its posterior."""
+VERSION = 3
+"""Since version 2 there are digests, and ``model.json`` tells that of its posterior. Since version 3 a regression tells
+its likelihood and the transforms of its targets."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
 """What ``model.json`` will be once the posterior that it belongs to is there."""
@@ -66,6 +69,8 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
     else:
         assert isinstance(estimator, BayesianMLPRegressor)
         told["targets"] = {"mean": estimator._y_mean.tolist(), "std": estimator._y_std.tolist()}
+        told["targets"]["transforms"] = [target_transform.record(function) for function in estimator._functions]
+        told["likelihood"] = _plain("likelihood_", estimator.likelihood_)
         told["several"] = estimator._several
         if estimator._gaussian:
             told["noise_precision"] = [
@@ -146,6 +151,8 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     """The estimator; any error that is not the system's says that the record is damaged."""
     params = dict(told["params"])
     params["hidden"] = tuple(params["hidden"])
+    if told["kind"] == BayesianMLPRegressor.__name__ and told["version"] < 3:
+        params["target_transform"] = "none"
     estimator: Any = _KINDS[told["kind"]](**params)
     estimator._check()
     estimator._method = method_named(estimator.method)
@@ -176,6 +183,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         if not isinstance(told["several"], bool) or not (told["several"] or len(estimator._y_mean) == 1):
             raise ValueError(f"several must be True or False, got {told['several']!r}")
         estimator._several = told["several"]
+        _restore_choice(estimator, told)
         shape = estimator._y_mean.shape
         estimator.calibration_ = {name: _finite(name, values) for name, values in told["calibration"].items()}
         for name, values in estimator.calibration_.items():
@@ -195,6 +203,17 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     estimator.posterior_ = posterior
     result: BayesianMLPRegressor | BayesianMLPClassifier = estimator
     return result
+
+
+def _restore_choice(estimator: Any, told: dict[str, Any]) -> None:
+    """The likelihood and the transforms of the targets; before version 3 there were no transforms."""
+    estimator.likelihood_ = told["likelihood"] if told["version"] > 2 else estimator.likelihood
+    likelihood_names.check(estimator.likelihood_, among=likelihood_names.NAMES)
+    records = told["targets"]["transforms"] if told["version"] > 2 else [{"name": "none"}] * len(estimator._y_mean)
+    if len(records) != len(estimator._y_mean):
+        raise ValueError(f"transforms must be {len(estimator._y_mean)}, got {records!r}")
+    estimator._functions = [target_transform.from_record(record) for record in records]
+    estimator.target_transform_ = target_transform.told(estimator._functions, estimator._several)
 
 
 def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Likelihood]:

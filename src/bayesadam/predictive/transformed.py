@@ -1,0 +1,164 @@
+"""The predictive distribution of a target whose transform is Gaussian, in the units of the target."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from bayesadam.functional.moments.quadrature import gauss_hermite
+from bayesadam.functional.monotone import Monotone
+from bayesadam.likelihoods.base import seeded
+from bayesadam.predictive.gaussian import GaussianPredictive, RowByRow
+
+NODES = 64
+"""Of the quadrature for means and variances: relative errors are below 1% even where ``f`` has kinks."""
+
+FURTHEST = -30.0
+"""A mean lies at most so many standard deviations below the least value: probabilities beyond that leave float64."""
+
+
+class TransformedPredictive(RowByRow):
+    """``f(y)`` is Gaussian for every data point, with an increasing function ``f`` for each of its targets.
+
+    A target that has a least value (``f.least``) follows the Gaussian truncated there: it has no density below, and no
+    quantile. Rows and outputs are independent.
+
+    Args:
+        base: Of ``f(y)``, with epistemic variances that are no covariances.
+        functions: One for each of the outputs of a data point: a single one for a mean ``(N,)``.
+
+    Raises:
+        ValueError: Another number of functions, or a base with covariances.
+    """
+
+    def __init__(self, base: GaussianPredictive, functions: Sequence[Monotone]) -> None:
+        count = 1 if base.mean.ndim == 1 else base.mean.shape[-1]
+        if len(functions) != count:
+            raise ValueError(f"functions must be one for each of {count} outputs, got {len(functions)}")
+        if base.epistemic_covariance is not None:
+            raise ValueError("base must have epistemic variances, got covariances")
+        self.base = base
+        self.functions = tuple(functions)
+        self._scale = (0.5 * base.log_variances[0].double()).exp()
+        ends = torch.tensor([function.least for function in functions], dtype=torch.float64, device=base.device)
+        self._least = ends if base.mean.ndim > 1 else ends[0]
+        self._mean = base.mean.double()
+        low = self.transform(self._least)
+        self._mean = torch.maximum(self._mean, low + FURTHEST * self._scale)
+        # The standard score whose distribution function is the probability above the least values.
+        self._mass = (self._mean - low) / self._scale
+
+    def __repr__(self) -> str:
+        names = ", ".join(function.name for function in self.functions)
+        return f"{type(self).__name__}({tuple(self._mean.shape)}, {names})"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the prediction is, and targets must be."""
+        return self.base.device
+
+    def transform(self, target: Tensor) -> Tensor:
+        """``f(y)``, of the target's shape, in float64."""
+        return self._each("__call__", target)
+
+    def inverse(self, value: Tensor) -> Tensor:
+        """Where ``f`` has this value, of its shape, in float64; at least the target's least value."""
+        return torch.maximum(self._each("inverse", value), self._least)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Predictive mean, ``(N,)`` or ``(N, D)``, in the units of the targets, by Gauss-Hermite quadrature."""
+        return self._moments[0]
+
+    @cached_property
+    def variance(self) -> Tensor:
+        """Total variance, likewise."""
+        return self._moments[1]
+
+    @cached_property
+    def median(self) -> Tensor:
+        """Median, of the mean's shape: without truncation, ``f`` at it is the mean of the Gaussian."""
+        return self.at(torch.zeros_like(self._mean))
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """The part of the variance that more data would remove: its share is that in the variance of ``f(y)``.
+
+        That share is right to first order, as long as ``f`` is about linear over the width of the Gaussian.
+        """
+        return self.variance * (self.base.epistemic / self.base.variance).nan_to_num()
+
+    @cached_property
+    def aleatoric(self) -> Tensor:
+        """The rest of the variance."""
+        return self.variance - self.epistemic
+
+    def log_prob(self, target: Tensor) -> Tensor:
+        """Log density of every data point, of its targets together, ``(N,)``, in nats, in the units of the targets.
+
+        Minus infinity below the least value of a target.
+        """
+        self._check(target)
+        value = self.transform(target)
+        white = (value - self._mean) / self._scale
+        terms = -0.5 * white.square() - self._scale.log() - 0.5 * math.log(2.0 * math.pi)
+        terms = terms + self._each("log_slope", target) - torch.special.log_ndtr(self._mass)
+        possible = value.isfinite() & (target >= self._least)
+        terms = torch.where(possible, terms, -torch.inf)
+        return terms.sum(-1) if target.ndim > 1 else terms
+
+    def cdf(self, target: Tensor) -> Tensor:
+        """``P(y <= target)`` of each of the targets, of their shape."""
+        self._check(target)
+        above = torch.special.log_ndtr((self._mean - self.transform(target)) / self._scale)
+        return torch.where(target >= self._least, -(above - torch.special.log_ndtr(self._mass)).expm1(), 0.0)
+
+    def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        """Quantiles, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
+
+        Raises:
+            ValueError: A probability outside (0, 1).
+        """
+        levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
+        if not ((levels > 0) & (levels < 1)).all():
+            raise ValueError(f"probabilities must be in (0, 1), got {probabilities!r}")
+        scores: Tensor = torch.special.ndtri(levels)
+        return self.at(scores.view(*levels.shape, *[1] * self._mean.ndim).expand(*levels.shape, *self._mean.shape))
+
+    def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
+        """Draws of the targets, ``(count, N)`` or ``(count, N, D)``, independent over rows.
+
+        Args:
+            count: Number of draws.
+            seed: Of torch's generators, which are what they were afterwards.
+        """
+        with seeded(seed, self.device):
+            return self.at(torch.randn(count, *self._mean.shape, dtype=torch.float64, device=self.device))
+
+    def at(self, score: Tensor) -> Tensor:
+        """The quantile of the probability that a standard normal variable is below ``score``, ``(..., N)``."""
+        # By logarithms: torch.special.ndtr has no digits below -8.
+        above = (torch.special.log_ndtr(self._mass) + torch.special.log_ndtr(-score)).exp()
+        inside = -torch.special.ndtri(above)
+        white = torch.where(self._mass.isposinf(), score, inside)
+        return self.inverse(self._mean + self._scale * white)
+
+    @cached_property
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        return gauss_hermite(self.at, torch.zeros_like(self._mean), torch.ones_like(self._mean), NODES)
+
+    def _each(self, method: str, values: Tensor) -> Tensor:
+        """A method of every function at its own output."""
+        if self._mean.ndim == 1:
+            found: Tensor = getattr(self.functions[0], method)(values)
+            return found
+        pairs = zip(self.functions, values.unbind(-1), strict=True)
+        return torch.stack([getattr(function, method)(own) for function, own in pairs], dim=-1)
+
+    def _check(self, target: Tensor) -> None:
+        if target.shape != self._mean.shape:
+            raise ValueError(f"target must be of shape {tuple(self._mean.shape)}, got {tuple(target.shape)}")

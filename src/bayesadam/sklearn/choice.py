@@ -1,0 +1,272 @@
+"""Which likelihood and which transform of the targets describe left-out rows best, by models that are quick to fit.
+
+As Box and Cox (1964) choose a power by the likelihood of a linear model, the choice is made by regressions on random
+hidden units of the kind that networks begin with. Their predictions of rows that were left out are compared by the
+negative log density in the units of the targets. The networks' own training and random numbers are not touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesadam.likelihoods import Likelihood
+from bayesadam.scaling import column_scales
+from bayesadam.sklearn import likelihoods
+from bayesadam.sklearn.base import numbered
+from bayesadam.sklearn.target_transform import NAMES, fitted, require
+
+Floats = NDArray[np.float64]
+
+ROWS = 2_000
+"""Rows that the choice is made by, at most."""
+
+LEAST = 50
+"""Fewer rows do not tell: nothing is transformed."""
+
+FOLDS = 5
+FEATURES = 200
+FEW_FEATURES = 100
+"""Hidden units for likelihoods that are not Gaussian, whose regressions are iterated."""
+
+PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
+"""Of ridge regressions, for features and noise of variance 1."""
+
+FEW_PENALTIES = (1.0, 10.0, 100.0)
+ITERATIONS = 8
+"""Of Fisher scoring."""
+
+LONGEST = 2.0
+"""Step of an output in one of them."""
+
+MARGIN = 2.0
+"""Standard errors of the paired difference by which another choice must be better than a Gaussian without transform."""
+
+COMMON = 0.05
+"""Share of the rows that may have one value where quantiles are considered: a density has none for such a value."""
+
+SENTENCES = {
+    "log": "the logarithm of the target is modelled",
+    "log1p": "the logarithm of 1 + the target is modelled",
+    "sqrt": "the square root of the target is modelled",
+    "yeo-johnson": "the target is modelled after a power transform (Yeo and Johnson)",
+    "quantile": "the target is modelled after a transform that makes its distribution about normal",
+    "student_t": "the noise has heavy tails (Student's t)",
+    "poisson": "the target is modelled as counts (Poisson)",
+    "negative_binomial": "the target is modelled as counts (negative binomial)",
+    "log_normal": "the target is modelled as positive (log-normal)",
+    "gamma": "the target is modelled as positive (gamma)",
+}
+
+
+def described(estimator: Any) -> str:
+    """One sentence on a fitted regressor's likelihood and transform; empty for a Gaussian without transform."""
+    name = estimator.target_transform_ if estimator.likelihood_ == "gaussian" else estimator.likelihood_
+    if name not in SENTENCES:
+        return ""
+    why = ""
+    if "auto" in (estimator.target_transform, estimator.likelihood):
+        why = ", because this describes training rows that were left out better"
+    return f"{SENTENCES[name]}{why}; predictions and intervals are in the target's own units"
+
+
+def choose(
+    likelihood: Any,
+    transform: str | None,
+    inputs: NDArray[Any],
+    target: Floats,
+    weight: Floats | None,
+    groups: NDArray[Any] | None,
+) -> tuple[Any, list[str]]:
+    """The likelihood and the transform of every target that describe left-out rows best.
+
+    Args:
+        likelihood: As the regressor was given it; anything but ``"auto"`` is kept.
+        transform: Likewise; it is kept, too, and is none with a likelihood that is not Gaussian.
+        inputs: Standardised, ``(N, D)``.
+        target: ``(N, K)``.
+        weight: Of the rows, ``(N,)``; ``None``: all alike.
+        groups: Of the rows, ``(N,)``: those of one group are left out together.
+
+    Returns:
+        A likelihood as given or the name of one, and ``K`` names of transforms.
+    """
+    count = target.shape[1]
+    given = "none" if transform is None else transform
+    searched = isinstance(likelihood, str) and likelihood == "auto"
+    gaussian = searched or (isinstance(likelihood, str) and likelihood == "gaussian")
+    names = ["none" if given == "auto" else given] * count
+    if not gaussian or len(target) < LEAST or not (given == "auto" or (searched and given == "none")):
+        return ("gaussian" if searched else likelihood), names
+    order = np.random.default_rng(0).permutation(len(target))[:ROWS]
+    inputs, target = inputs[order].astype(np.float64), target[order]
+    weight = np.ones(len(order)) if weight is None else weight[order]
+    folds = numbered(None if groups is None else groups[order], len(order)) % FOLDS
+    total = np.zeros(len(order))
+    for column, own in enumerate(target.T):
+        tried = [name for name in NAMES if _allowed(name, own)] if given == "auto" else ["none"]
+        found = transform_nlls(tried, inputs, own, weight, folds)
+        best = _best(found, weight)
+        names[column] = tried[best]
+        total += found[best]
+    if not searched:
+        return likelihood, names
+    others = _candidates(target, given)
+    found = np.stack([total, *(likelihood_nlls(name, inputs, target, weight, folds) for name in others)])
+    best = _best(found, weight)
+    return ("gaussian", names) if best == 0 else (others[best - 1], ["none"] * count)
+
+
+def transform_nlls(
+    names: Sequence[str], inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]
+) -> Floats:
+    """Negative log densities of every row, in the units of the target, by Gaussian models that have not seen it.
+
+    The models are ridge regressions; one decomposition serves all transforms and penalties. The penalty of every
+    transform and the variance of its noise are those of the leave-one-out errors of the training rows, which have a
+    closed form.
+
+    Args:
+        names: Of transforms.
+        inputs: Standardised, ``(N, D)``.
+        target: ``(N,)``.
+        weight: Of the rows, ``(N,)``.
+        folds: The part that every row is left out with, ``(N,)``.
+
+    Returns:
+        ``(transforms, N)``.
+    """
+    design = _features(inputs, FEATURES)
+    found = np.empty((len(names), len(target)))
+    for fold in np.unique(folds):
+        train, test = folds != fold, folds == fold
+        functions = [fitted(name, target[train], weight[train]) for name in names]
+        values = np.stack([function(torch.from_numpy(target)).numpy() for function in functions], axis=1)
+        mean, std = column_scales(values[train], weight[train])
+        center, variance = _ridge(design[train], (values[train] - mean) / std, weight[train], design[test])
+        white = ((values[test] - mean) / std - center) / np.sqrt(variance)
+        slopes = np.stack([f.log_slope(torch.from_numpy(target[test])).numpy() for f in functions])
+        noise = 0.5 * np.log(2.0 * math.pi * variance) + np.log(std)
+        found[:, test] = (0.5 * white**2 + noise).T - slopes
+    return found
+
+
+def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]) -> Floats:
+    """Negative log densities of every row, summed over its targets ``(N, K)``, by models that have not seen it.
+
+    The models are penalised generalised linear models: Fisher scoring from the best constant, with what the likelihood
+    says of ``score`` and ``fisher_factor``. Penalty and parameters of the likelihood are those that describe the
+    approximate leave-one-out predictions of the training rows best.
+
+    Returns:
+        ``(N,)``.
+    """
+    design = np.concatenate([np.ones((len(inputs), 1)), _features(inputs, FEW_FEATURES)], axis=1)
+    found = np.zeros(len(target))
+    for own in target.T:
+        template = likelihoods.made(name, 1)
+        location = template.defines("rescaled")
+        for fold in np.unique(folds):
+            train, test = folds != fold, folds == fold
+            (mean,), (std,) = column_scales(own[train, None], weight[train]) if location else ([0.0], [1.0])
+            y = torch.from_numpy((own - mean) / std)[:, None]
+            changed, start = likelihoods.best_constant(template, y[train])
+            tried = [
+                _scored(changed.double(), float(start), *(torch.from_numpy(part) for part in parts), penalty)
+                for penalty in FEW_PENALTIES
+                for parts in [(design[train], y[train].numpy(), weight[train], design[test])]
+            ]
+            _, learned, output = min(tried, key=lambda one: one[0])
+            with torch.no_grad():
+                found[test] += math.log(std) - learned.log_density(output[:, None], y[test]).numpy()
+    return found
+
+
+def _scored(
+    likelihood: Likelihood, start: float, design: Tensor, target: Tensor, weight: Tensor, new: Tensor, penalty: float
+) -> tuple[float, Likelihood, Tensor]:
+    """Mean left-out loss of the training rows, the likelihood with fitted parameters, and outputs of new rows."""
+    output = torch.full_like(target, start)
+    ridge = penalty * torch.eye(design.shape[1], dtype=torch.float64)
+    ridge[0, 0] = 1e-9
+    for _ in range(ITERATIONS):
+        slope = likelihood.score(output, target)[:, 0]
+        curvature = likelihood.fisher_factor(output, target).square().flatten().clamp_min(1e-9)
+        scaled = (weight * curvature)[:, None] * design
+        inverse = torch.linalg.inv(design.T @ scaled + ridge)
+        coefficients = inverse @ (scaled.T @ (output[:, 0] + slope / curvature - start))
+        wanted = start + design @ coefficients
+        output = output + (wanted[:, None] - output).clamp(-LONGEST, LONGEST)
+    leverage = (scaled @ inverse * design).sum(1).clamp(0.0, 0.99)
+    left_out = (output[:, 0] - leverage / (1.0 - leverage) * likelihood.score(output, target)[:, 0] / curvature)[:, None]
+    learned, loss = likelihoods.settled(likelihood, left_out, target, weight)
+    return loss, learned, (start + new @ coefficients)
+
+
+def _candidates(target: Floats, transform: str) -> list[str]:
+    """Names of the likelihoods that targets allow, beside the Gaussian."""
+    names = ["student_t"]
+    if (target >= 0).all() and (target == target.round()).all():
+        names += ["poisson", "negative_binomial"]
+    if (target > 0).all():
+        names += ["gamma"] if transform == "auto" else ["gamma", "log_normal"]  # as the Gaussian with its logarithm
+    return names
+
+
+def _allowed(name: str, target: Floats) -> bool:
+    """Whether the choice considers a transform: quantiles only where no value is that of many rows."""
+    try:
+        require(name, target)
+    except ValueError:
+        return False
+    return name != "quantile" or bool(np.unique(target, return_counts=True)[1].max() <= COMMON * len(target))
+
+
+def _best(found: Floats, weight: Floats) -> int:
+    """Which one is better than the first by the most, ``MARGIN`` standard errors of the difference taken off."""
+    gains = np.where(np.isfinite(found), found[0] - found, -np.inf)
+    gains[0] = 0.0
+    mean = np.average(gains, axis=1, weights=weight)
+    with np.errstate(invalid="ignore"):
+        error = np.sqrt(((gains - mean[:, None]) ** 2) @ weight**2) / weight.sum()
+    return int(np.argmax(np.where(np.isfinite(mean), mean - MARGIN * error, -np.inf)))
+
+
+def _features(inputs: Floats, most: int) -> Floats:
+    """Standardised inputs and random hidden units, ``(N, D + units)``."""
+    generator = np.random.default_rng(0)
+    count = min(most, len(inputs) // 2)
+    weights = generator.standard_normal((inputs.shape[1], count)) / math.sqrt(inputs.shape[1])
+    hidden = np.tanh(inputs @ weights + generator.standard_normal(count))
+    design = np.concatenate([inputs, hidden], axis=1)
+    mean, std = column_scales(design)
+    return np.asarray((design - mean) / std)
+
+
+def _ridge(design: Floats, values: Floats, weight: Floats, new: Floats) -> tuple[Floats, Floats]:
+    """Predictions of new rows and variances of their errors, for every column of the values."""
+    share = np.sqrt(weight / weight.mean())[:, None]
+    ones, new_ones = np.ones((len(design), 1)), np.ones((len(new), 1))
+    a, b = share * np.concatenate([ones, design], 1), share * values
+    eigenvalues, vectors = np.linalg.eigh(a.T @ a)
+    kept = eigenvalues > 1e-9 * eigenvalues[-1]
+    eigenvalues, vectors = eigenvalues[kept], vectors[:, kept]
+    scores, moments = a @ vectors, vectors.T @ (a.T @ b)
+    best = np.full(values.shape[1], np.inf)
+    center = np.zeros((len(new), values.shape[1]))
+    projected = np.concatenate([new_ones, new], 1) @ vectors
+    for penalty in PENALTIES:
+        inverse = 1.0 / (eigenvalues + penalty)
+        leverage = (scores**2 @ inverse)[:, None]
+        errors = (b - scores @ (inverse[:, None] * moments)) / np.maximum(1.0 - leverage, 1e-6)
+        error = (errors**2).sum(0) / len(design)
+        better = error < best
+        best = np.where(better, error, best)
+        center[:, better] = (projected @ (inverse[:, None] * moments))[:, better]
+    return center, np.maximum(best, 1e-12)

@@ -1,0 +1,74 @@
+"""``TransformedTargetRegressor``: scikit-learn's, with standard deviations and intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.compose import TransformedTargetRegressor as Base
+from sklearn.utils.metadata_routing import MetadataRouter
+
+from bayesadam.functional.moments.quadrature import hermite
+
+Array = NDArray[Any]
+
+NODES = 16
+"""Of the quadrature for means and standard deviations; the outermost is a probability of 2e-11."""
+
+
+class TransformedTargetRegressor(Base):  # type: ignore[misc]
+    """A regressor of transformed targets whose predictions, with their uncertainty, are in the targets' own units.
+
+    It is scikit-learn's ``TransformedTargetRegressor`` for regressors whose ``predict`` takes ``quantiles``, such as
+    :class:`bayesadam.sklearn.BayesianMLPRegressor` and pipelines that end in one. The transform must be increasing.
+    The transforms that ``BayesianMLPRegressor(target_transform=...)`` has by name also give densities.
+
+    In scikit-learn's own class ``predict`` gives the transform back of the mean; here it is the mean.
+    """
+
+    def predict(self, X: ArrayLike, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
+        """Predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets, by quadrature over quantiles.
+
+        Args:
+            X: ``(N, D)``.
+            return_std: Return a pair of means and standard deviations.
+            quantiles: Return quantiles at these probabilities instead, ``(N, Q)`` or ``(N, K, Q)``.
+
+        Raises:
+            ValueError: Quantiles and standard deviations together.
+        """
+        if quantiles is not None:
+            if return_std:
+                raise ValueError(f"return_std must be False with quantiles={quantiles!r}, got {return_std!r}")
+            return self._quantiles(X, quantiles)
+        scores, weights = (np.asarray(values, dtype=np.float64) for values in hermite(NODES))
+        found = self._quantiles(X, torch.special.log_ndtr(torch.from_numpy(scores)).exp().tolist())
+        mean = found @ weights
+        return (mean, np.sqrt((found - mean[..., None]) ** 2 @ weights)) if return_std else mean
+
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> Array:
+        """Central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
+
+        Args:
+            X: ``(N, D)``.
+            coverage: Probability that a target is inside, in (0, 1).
+
+        Raises:
+            ValueError: A coverage out of range.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
+        return self._quantiles(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
+
+    def get_metadata_routing(self) -> MetadataRouter:
+        """What ``predict`` takes itself, and what goes to the regressor."""
+        return super().get_metadata_routing().add_self_request(self)
+
+    def _quantiles(self, X: ArrayLike, levels: Sequence[float]) -> Array:
+        found = np.moveaxis(self.regressor_.predict(X, quantiles=levels), -1, 0)
+        back = [self.transformer_.inverse_transform(np.asarray(part).reshape(len(part), -1)) for part in found]
+        shape = found.shape[1:] if self._training_dim > 1 else found.shape[1:2]
+        return np.stack([np.asarray(part).reshape(shape) for part in back], axis=-1)
