@@ -37,7 +37,8 @@ PUBLIC = """
     bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning bayesadam.variational
     bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.empirical
     bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.kronecker
-    bayesadam.functional.moments bayesadam.functional.outputs bayesadam.functional.philox
+    bayesadam.functional.moments bayesadam.functional.monotone bayesadam.functional.outputs
+    bayesadam.functional.philox
     bayesadam.functional.reparameterized bayesadam.functional.special bayesadam.engine.rule bayesadam.integrations
 """.split()
 

@@ -1,4 +1,4 @@
-"""Increasing functions: values, inverses and slopes against formulas that are written out, inside and beyond the ends."""
+"""Increasing functions: values, inverses and slopes, inside and beyond the ends."""
 
 import json
 import math
@@ -88,7 +88,10 @@ def test_a_logarithm_has_no_value_for_what_is_not_positive():
     [
         (lambda: Log(high=-1.0), r"^high must be above low, 0.0, got -1.0$"),
         (lambda: YeoJohnson(1.0, 0.0, 0.0), r"^scale must be positive, got 0.0$"),
-        (lambda: PiecewiseLinear([0.0, 0.0], [1.0, 2.0]), r"^knots must be two or more increasing numbers, got \[0.0, "),
+        (
+            lambda: PiecewiseLinear([0.0, 0.0], [1.0, 2.0]),
+            r"^knots must be two or more increasing numbers, got \[0.0, ",
+        ),
         (lambda: PiecewiseLinear([0.0, 1.0], [1.0]), r"^values must be two or more increasing numbers, got \[1.0\]$"),
         (lambda: PiecewiseLinear([0.0, 1.0], [1.0, 2.0, 3.0]), r"^values must be as many as the knots, 2, got 3$"),
         (lambda: monotone("cube", {}), r"^name must be one of \('none', .*'quantile'\), got 'cube'$"),

@@ -56,6 +56,7 @@ from bayesadam.predictive import GaussianLogitsPredictive as GaussianLogitsPredi
 from bayesadam.predictive import GaussianPredictive as GaussianPredictive
 from bayesadam.predictive import MixturePredictive as MixturePredictive
 from bayesadam.predictive import RegressionPredictive as RegressionPredictive
+from bayesadam.predictive import TransformedPredictive as TransformedPredictive
 from bayesadam.predictive import predict as predict
 from bayesadam.pruning import PruningCurve as PruningCurve
 from bayesadam.pruning import pruning_curve as pruning_curve

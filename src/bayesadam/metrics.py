@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from bayesadam.predictive.gaussian import GaussianPredictive
+from bayesadam.predictive.mixture import MixturePredictive
 
 if TYPE_CHECKING:
     from bayesadam.predictive.result import Predictive
 
 LEVELS = 200
 """Probabilities at which quantiles make a CRPS."""
+DRAWS = 1024
+"""Draws that make the CRPS of a mixture, whose quantiles take long."""
 
 
 def rmse(mean: Tensor, target: Tensor) -> float:
@@ -98,8 +101,9 @@ def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
 def predictive_crps(prediction: Predictive, target: Tensor) -> Tensor:
     """Continuous ranked probability score of any predictive of numbers, of every element, in the units of the target.
 
-    In closed form of Gaussians. Of others it is twice the mean quantile score at 200 evenly spaced probabilities (Laio
-    and Tamea 2007, eq. 6), which is within 0.1% for a Gaussian.
+    In closed form of Gaussians. Of mixtures of other distributions it is estimated from 1,024 draws, without bias. Of
+    others it is twice the mean quantile score at 200 evenly spaced probabilities (Laio and Tamea 2007, eq. 6), which is
+    within 0.2% for a Gaussian.
 
     Args:
         prediction: With a mean ``(N,)`` or ``(N, D)``.
@@ -111,6 +115,8 @@ def predictive_crps(prediction: Predictive, target: Tensor) -> Tensor:
     _same_shape("target", target, prediction.mean, "prediction")
     if isinstance(prediction, GaussianPredictive):
         return _gaussian_crps(prediction.mean, prediction.variance, target)
+    if isinstance(prediction, MixturePredictive):
+        return _crps_of_draws(prediction.sample(DRAWS).double(), target)
     levels = (torch.arange(LEVELS, dtype=torch.float64, device=target.device) + 0.5) / LEVELS
     total = torch.zeros_like(target, dtype=torch.float64)
     for level, value in zip(levels, prediction.quantile(levels), strict=True):
@@ -157,6 +163,14 @@ def _gaussian_crps(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
     z = (target.double() - mean.double()) / scale
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi)
     return scale * (z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+
+
+def _crps_of_draws(draws: Tensor, target: Tensor) -> Tensor:
+    """``E|Y - y| - E|Y - Y'| / 2`` (Gneiting and Raftery 2007, eq. 21), draws ``(S, ...)``; pairs are of two draws."""
+    count = len(draws)
+    ranks = 2.0 * torch.arange(1, count + 1, dtype=torch.float64, device=draws.device) - count - 1.0
+    half_gap = torch.tensordot(ranks, draws.sort(0).values, 1) / (count * (count - 1))
+    return (draws - target.double()).abs().mean(0) - half_gap
 
 
 def _same_shape(name: str, value: Tensor, other: Tensor, other_name: str = "target") -> None:

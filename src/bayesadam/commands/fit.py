@@ -20,7 +20,9 @@ _KEEP = "Column that is an input although it looks like the numbers of the rows;
 _DAY_FIRST = "Read 3/4/2021 as a day in April where a column of dates leaves it open."
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 _TRANSFORM = "Of a number to predict: auto (default), none, log, log1p, sqrt, yeo-johnson or quantile."
-_LIKELIHOOD = "Of a number to predict: gaussian (default), auto, student_t, poisson, negative_binomial, log_normal, gamma."
+_LIKELIHOOD = (
+    "Of a number to predict: gaussian (default), auto, student_t, poisson, negative_binomial, log_normal, gamma."
+)
 _BUDGET = "Seconds of training; the number of epochs is chosen so that they are enough."
 
 

@@ -48,6 +48,9 @@ LONGEST = 2.0
 MARGIN = 2.0
 """Standard errors of the paired difference by which another choice must be better than a Gaussian without transform."""
 
+ALIKE = 0.005
+"""Nats per row by which choices do not differ."""
+
 COMMON = 0.05
 """Share of the rows that may have one value where quantiles are considered: a density has none for such a value."""
 
@@ -108,19 +111,20 @@ def choose(
     inputs, target = inputs[order].astype(np.float64), target[order]
     weight = np.ones(len(order)) if weight is None else weight[order]
     folds = numbered(None if groups is None else groups[order], len(order)) % FOLDS
-    total = np.zeros(len(order))
+    plain, chosen = np.zeros(len(order)), np.zeros(len(order))
     for column, own in enumerate(target.T):
         tried = [name for name in NAMES if _allowed(name, own)] if given == "auto" else ["none"]
         found = transform_nlls(tried, inputs, own, weight, folds)
         best = _best(found, weight)
         names[column] = tried[best]
-        total += found[best]
+        plain += found[0]
+        chosen += found[best]
     if not searched:
         return likelihood, names
     others = _candidates(target, given)
-    found = np.stack([total, *(likelihood_nlls(name, inputs, target, weight, folds) for name in others)])
-    best = _best(found, weight)
-    return ("gaussian", names) if best == 0 else (others[best - 1], ["none"] * count)
+    rest = (likelihood_nlls(name, inputs, target, weight, folds) for name in others)
+    best = _best(np.stack([plain, chosen, *rest]), weight)
+    return ("gaussian", names) if best < 2 else (others[best - 2], ["none"] * count)
 
 
 def transform_nlls(
@@ -204,7 +208,9 @@ def _scored(
         wanted = start + design @ coefficients
         output = output + (wanted[:, None] - output).clamp(-LONGEST, LONGEST)
     leverage = (scaled @ inverse * design).sum(1).clamp(0.0, 0.99)
-    left_out = (output[:, 0] - leverage / (1.0 - leverage) * likelihood.score(output, target)[:, 0] / curvature)[:, None]
+    left_out = (output[:, 0] - leverage / (1.0 - leverage) * likelihood.score(output, target)[:, 0] / curvature)[
+        :, None
+    ]
     learned, loss = likelihoods.settled(likelihood, left_out, target, weight)
     return loss, learned, (start + new @ coefficients)
 
@@ -229,13 +235,17 @@ def _allowed(name: str, target: Floats) -> bool:
 
 
 def _best(found: Floats, weight: Floats) -> int:
-    """Which one is better than the first by the most, ``MARGIN`` standard errors of the difference taken off."""
+    """Which one is better than the first by the most, ``MARGIN`` standard errors of the difference taken off.
+
+    Of those that are about alike it is the first.
+    """
     gains = np.where(np.isfinite(found), found[0] - found, -np.inf)
     gains[0] = 0.0
     mean = np.average(gains, axis=1, weights=weight)
     with np.errstate(invalid="ignore"):
         error = np.sqrt(((gains - mean[:, None]) ** 2) @ weight**2) / weight.sum()
-    return int(np.argmax(np.where(np.isfinite(mean), mean - MARGIN * error, -np.inf)))
+    bound = np.where(np.isfinite(mean), mean - MARGIN * error, -np.inf)
+    return int(np.argmax(bound >= bound.max() - ALIKE))
 
 
 def _features(inputs: Floats, most: int) -> Floats:

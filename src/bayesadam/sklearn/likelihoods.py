@@ -24,7 +24,9 @@ def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
         if value.defines("log_probs"):
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
     elif not isinstance(value, str) or value not in among:
-        raise ValueError(f"likelihood must be one of {tuple(among)} or a bayesadam.likelihoods.Likelihood, got {value!r}")
+        raise ValueError(
+            f"likelihood must be one of {tuple(among)} or a bayesadam.likelihoods.Likelihood, got {value!r}"
+        )
 
 
 def made(value: Any, outputs: int) -> Likelihood:

@@ -14,9 +14,9 @@ from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
 from torch import Tensor, nn
 
+from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
-from bayesadam.functional.monotone import Monotone
 from bayesadam.predictive.result import Predictive
 from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.scaling import column_scales, standardized
@@ -36,7 +36,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     variance, ``a epistemic + b aleatoric``. The prediction is a Gaussian per row. Defaults are for tables of a hundred
     to some ten thousand rows and need no tuning.
 
-    Counts, positive numbers and errors with heavy tails have a ``likelihood`` of their own. The prediction is then the
+    Targets that are not Gaussian around the network are transformed if that describes left-out rows better; everything
+    that is predicted is in their own units all the same. Counts, positive numbers and errors with heavy tails also have
+    a ``likelihood`` of their own. The prediction is then the
     mixture over the members' posterior samples, which is not calibrated: ``calibrate`` does nothing. Targets are
     standardised only where the network's output is a location of them, and the training starts from the constant that
     describes them best.
@@ -55,7 +57,15 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         heteroscedastic: Let the networks give the noise's variance too, so that it depends on the inputs.
         likelihood: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or ``"negative_binomial"`` for counts;
             ``"log_normal"`` or ``"gamma"`` for positive targets: their parameters are learned, one per target. Or a
-            :class:`bayesadam.likelihoods.Likelihood` for the targets in their units, your own for instance.
+            :class:`bayesadam.likelihoods.Likelihood` for the targets in their units, your own for instance. ``"auto"``:
+            the one of these names that describes left-out rows best, see ``target_transform``.
+        target_transform: Of Gaussian targets, fitted to the training targets, one for each target: ``"log"`` (of
+            positive ones), ``"log1p"`` and ``"sqrt"`` (of ones that are not negative), ``"yeo-johnson"`` (Yeo and
+            Johnson 2000), ``"quantile"`` (piecewise linear, to normal scores), ``"none"`` or ``None``. ``"auto"``: the
+            one that describes left-out rows best. For that and ``likelihood="auto"``, up to 2,000 rows are described by
+            regressions on random hidden units, in five folds, and negative log densities in the units of the targets
+            are compared: another choice than a Gaussian without transform must be better by more than two standard
+            errors of the difference. It takes less than a second; fewer than 50 rows are not transformed.
         mc_samples: Posterior samples per member, for methods that predict by sampling.
         standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
@@ -70,6 +80,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_`` (for
             standardised inputs and targets).
         network_: ``nn.Module``.
+        target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
+        likelihood_: The likelihood's name, or the likelihood that was given.
         calibration_: ``{"epistemic": a, "aleatoric": b}``, one each per output.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
         epochs_: Epochs that the members were trained for.
@@ -175,6 +187,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
                 :meth:`conformalize`; exchangeable new rows are then covered with at least this probability (Lei et
                 al. 2018), whatever is wrong with the model.
 
+        With a transform, conformal intervals are central around the median.
+
         Raises:
             ValueError: A coverage out of range, or one that the rows are too few for.
         """
@@ -246,8 +260,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     ) -> Any:
         """Go on with new rows: the posterior of every member is the prior of what it learns now.
 
-        The first call is ``fit``; later ones keep its scales and its transform of the targets. What was known of noise and
-        calibration counts as 50 rows beside the new ones. For methods whose training has a posterior.
+        The first call is ``fit``; later ones keep its scales and its transform of the targets. What was known of noise
+        and calibration counts as 50 rows beside the new ones. For methods whose training has a posterior.
         """
         if not hasattr(self, "posterior_"):
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)

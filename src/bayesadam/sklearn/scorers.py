@@ -1,4 +1,4 @@
-"""Scores of predictive distributions in the form of scikit-learn's scorers: ``scorer(estimator, X, y)``, higher is better.
+"""Scores of predictive distributions as scikit-learn's scorers: ``scorer(estimator, X, y)``, higher is better.
 
 They are given to ``cross_val_score`` and ``GridSearchCV`` as ``scoring=neg_nll``. The estimator is a
 :class:`bayesadam.sklearn.BayesianMLPRegressor`, or a ``Pipeline`` or a search that ends in one.

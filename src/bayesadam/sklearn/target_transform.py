@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
-from scipy.special import ndtri
+from scipy.special import ndtr, ndtri
 
 from bayesadam.functional.monotone import (
     Identity,
@@ -50,7 +50,7 @@ def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
     """The transform of a name, its numbers learned from the targets.
 
     Beyond the range of the targets, extended by the range itself on both sides, it continues along its tangents.
-    Where no target is negative, the transformed variable is known to have no negative values. A constant target is left
+    Where no target is negative, the transformed variable is taken to have no negative values. A constant target is left
     as it is.
 
     Args:
@@ -170,6 +170,6 @@ def _knots(target: Floats, weight: Floats) -> tuple[Floats, Floats]:
     rows = float(weight.sum() ** 2 / (weight**2).sum())
     furthest = -float(ndtri(min(TAIL_ROWS / rows, 0.25)))
     scores = np.linspace(-furthest, furthest, min(101, max(3, 2 * round(rows ** (1 / 3)) + 1)))
-    quantiles = np.interp(torch.special.ndtr(torch.from_numpy(scores)).numpy(), share, target[order])
+    quantiles = np.interp(ndtr(scores), share, target[order])
     knots, place = np.unique(quantiles, return_inverse=True)
     return knots, np.bincount(place, weights=scores) / np.bincount(place)

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.special import ndtr
 from sklearn.compose import TransformedTargetRegressor as Base
 from sklearn.utils.metadata_routing import MetadataRouter
-
-from bayesadam.functional.moments.quadrature import hermite
 
 Array = NDArray[Any]
 
@@ -44,8 +42,9 @@ class TransformedTargetRegressor(Base):  # type: ignore[misc]
             if return_std:
                 raise ValueError(f"return_std must be False with quantiles={quantiles!r}, got {return_std!r}")
             return self._quantiles(X, quantiles)
-        scores, weights = (np.asarray(values, dtype=np.float64) for values in hermite(NODES))
-        found = self._quantiles(X, torch.special.log_ndtr(torch.from_numpy(scores)).exp().tolist())
+        scores, weights = np.polynomial.hermite_e.hermegauss(NODES)
+        weights = weights / weights.sum()
+        found = self._quantiles(X, ndtr(scores).tolist())
         mean = found @ weights
         return (mean, np.sqrt((found - mean[..., None]) ** 2 @ weights)) if return_std else mean
 

@@ -1,0 +1,304 @@
+"""Targets as they are: transforms, what chooses them, and what predictions say in the targets' own units."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.preprocessing import PowerTransformer
+
+from bayesadam.files import DamagedFile, write_json
+from bayesadam.functional.monotone import Identity, PiecewiseLinear
+from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
+from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn.choice import choose, described
+from bayesadam.sklearn.target_transform import NAMES, fitted, from_record, record
+
+QUICK = {"members": 4, "hidden": (10,), "epochs": 150, "lr": 0.03, "random_state": 0}
+TINY = {"members": 2, "hidden": (4,), "epochs": 5, "random_state": 0}
+SKEWED = ("log", "log1p", "sqrt", "yeo-johnson", "quantile")
+
+
+@pytest.fixture(scope="module")
+def amounts():
+    """Positive amounts with noise that is proportional to them: ``(x, y, median)`` of 400 rows."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1.0, 1.0, (400, 2))
+    median = 1_000.0 * np.exp(1.5 * x[:, 0])
+    return x, median * np.exp(0.5 * generator.standard_normal(400)), median
+
+
+@pytest.fixture(scope="module")
+def model(amounts):
+    x, y, _ = amounts
+    return BayesianMLPRegressor(**QUICK).fit(x[:300], y[:300])
+
+
+class TestChoice:
+    def test_amounts_are_taken_by_their_logarithm(self, model, amounts):
+        x, y, _ = amounts
+        assert model.target_transform_ in ("log", "log1p")
+        assert model.likelihood_ == "gaussian"
+        plain = clone(model).set_params(target_transform="none").fit(x[:300], y[:300])
+        new = torch.from_numpy(y[300:])
+        gain = model.predictive(x[300:]).log_prob(new) - plain.predictive(x[300:]).log_prob(new)
+        assert gain.mean() > 0.1
+        assert (plain.predict_interval(x[300:])[:, 0] < 0).mean() > 0.1
+        assert (model.predict_interval(x[300:], 0.999) > 0).all()
+
+    def test_gaussian_targets_stay_and_so_does_their_fit(self, curve):
+        """To the last bit: the choice draws no number of the training."""
+        x, y = curve
+        options = {**QUICK, "epochs": 20}
+        model = BayesianMLPRegressor(**options).fit(x, y)
+        assert model.target_transform_ == "none"
+        plain = BayesianMLPRegressor(target_transform=None, **options).fit(x, y)
+        for ours, theirs in zip(model.predict(x, True), plain.predict(x, True), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        assert isinstance(model.predictive(x), GaussianPredictive)
+
+    def test_it_is_the_same_in_every_unit_and_with_repeated_weights(self, amounts):
+        x, y, _ = amounts
+        for unit in (1e-3, 1e6):
+            assert choose("gaussian", "auto", x, unit * y[:, None], None, None)[1] in (["log"], ["log1p"])
+        assert choose("gaussian", "auto", x, y[:, None], np.full(400, 3.0), None) == choose(
+            "gaussian", "auto", x, y[:, None], None, None
+        )
+
+    def test_few_rows_do_not_tell(self, amounts):
+        x, y, _ = amounts
+        assert choose("gaussian", "auto", x[:40], y[:40, None], None, None) == ("gaussian", ["none"])
+
+    def test_rows_of_little_weight_do_not_choose(self, amounts):
+        x, y, _ = amounts
+        normal = x[:, :1] + 0.1 * np.random.default_rng(1).standard_normal((400, 1)) + 5.0
+        both = np.concatenate([normal, y[:, None]])
+        assert choose("gaussian", "auto", np.concatenate([x, x]), both, np.repeat([1.0, 1e-12], 400), None)[1] == [
+            "none"
+        ]
+
+    def test_several_targets_have_their_own(self, amounts, curve):
+        x, y, _ = amounts
+        normal = x[:, 0] + 0.1 * np.random.default_rng(1).standard_normal(400)
+        both = np.stack([y, normal], axis=1)
+        model = BayesianMLPRegressor(**QUICK).fit(x, both)
+        assert model.target_transform_[0] in ("log", "log1p")
+        assert model.target_transform_[1] == "none"
+        mean, std = model.predict(x, return_std=True)
+        assert mean.shape == std.shape == (400, 2)
+        assert model.predict_interval(x).shape == (400, 2, 2)
+        assert model.sample_y(x, 3).shape == (400, 2, 3)
+        assert np.corrcoef(mean[:, 1], normal)[0, 1] > 0.9
+        assert model.score(x, both) > 0.3
+
+    def test_counts_and_heavy_tails_have_likelihoods(self, amounts):
+        x, _, _ = amounts
+        generator = np.random.default_rng(2)
+        counts = generator.poisson(np.exp(0.3 + x[:, :1])).astype(float)
+        name, transforms = choose("auto", "auto", x, counts, None, None)
+        assert name in ("poisson", "negative_binomial")
+        assert transforms == ["none"]
+        outliers = x[:, :1] + 0.1 * generator.standard_t(1.5, (400, 1))
+        assert choose("auto", "auto", x, outliers, None, None) == ("student_t", ["none"])
+        assert choose("auto", "auto", x, x[:, :1] + 0.1 * generator.standard_normal((400, 1)), None, None) == (
+            "gaussian",
+            ["none"],
+        )
+
+    def test_an_automatic_likelihood_is_trained_and_kept(self, amounts, tmp_path):
+        x, _, _ = amounts
+        counts = np.random.default_rng(2).poisson(np.exp(0.3 + x[:, 0]))
+        model = BayesianMLPRegressor(likelihood="auto", **TINY).fit(x, counts)
+        assert model.likelihood_ in ("poisson", "negative_binomial")
+        assert isinstance(model.predictive(x), MixturePredictive)
+        model.save(tmp_path)
+        read = load_estimator(tmp_path)
+        assert (read.likelihood, read.likelihood_) == ("auto", model.likelihood_)
+        np.testing.assert_array_equal(read.predict(x), model.predict(x))
+        assert described(read).startswith("the target is modelled as counts (")
+
+    def test_it_is_told_in_one_sentence(self, model):
+        assert described(model) == (
+            "the logarithm of the target is modelled, because this describes training rows that were left out better; "
+            "predictions and intervals are in the target's own units"
+        ).replace("the target is", "the target is" if model.target_transform_ == "log" else "1 + the target is")
+
+
+@pytest.mark.parametrize("name", SKEWED)
+class TestEveryTransform:
+    def test_predictions_are_in_the_targets_units(self, name, amounts):
+        x, y, median = amounts
+        model = BayesianMLPRegressor(target_transform=name, **QUICK).fit(x[:300], y[:300])
+        assert model.target_transform_ == name
+        pred = model.predictive(x[300:])
+        assert isinstance(pred, TransformedPredictive)
+        middle = pred.median.numpy()
+        assert np.median(np.abs(np.log(middle / median[300:]))) < 0.35
+        low, high = model.predict_interval(x[300:], 0.9).T
+        assert np.mean((low <= y[300:]) & (y[300:] <= high)) == pytest.approx(0.9, abs=0.1)
+        assert (low >= 0).all()
+        mean, std = model.predict(x[300:], return_std=True)
+        np.testing.assert_allclose(mean, pred.mean.numpy())
+        np.testing.assert_allclose(std, pred.variance.sqrt().numpy())
+        draws = model.sample_y(x[300:], 4_000, random_state=1)
+        assert (np.abs(draws.mean(1) - mean) < 5 * std / 4_000**0.5).all()
+        np.testing.assert_allclose(
+            model.predict(x[300:], quantiles=[0.05, 0.95]), np.stack([low, high], axis=1), rtol=1e-12
+        )
+
+    def test_files_and_more_rows_keep_it(self, name, amounts, tmp_path):
+        x, y, _ = amounts
+        model = BayesianMLPRegressor("vadam", target_transform=name, mc_samples=4, **TINY).fit(x, y)
+        model.conformalize(x[:50], y[:50]).save(tmp_path)
+        read = load_estimator(tmp_path)
+        for call in (
+            lambda m: np.stack(m.predict(x, return_std=True)),
+            lambda m: m.predict_interval(x, 0.9),
+            lambda m: m.predict_interval(x, 0.9, conformal=True),
+            lambda m: m.predictive(x).log_prob(torch.from_numpy(y)).numpy(),
+        ):
+            np.testing.assert_array_equal(call(read), call(model))
+        before = record(model._functions[0])
+        for each in (model, read):
+            each.partial_fit(x[:60], 2.0 * y[:60])
+            assert record(each._functions[0]) == before
+        np.testing.assert_allclose(read.predict(x), model.predict(x))
+        with pytest.raises(
+            ValueError, match=rf"^y must be (positive|at least 0) for target_transform='{name}', got -1"
+        ):
+            model.partial_fit(x[:2], [5.0, -1.0])
+
+
+def test_conformal_intervals_of_positive_targets_are_positive_and_cover(amounts):
+    x, y, _ = amounts
+    model = BayesianMLPRegressor(target_transform="log", **{**QUICK, "calibrate": False}).fit(x[:100], y[:100])
+    model.conformalize(x[100:200], y[100:200])
+    low, high = model.predict_interval(x[200:], 0.95, conformal=True).T
+    assert (low > 0).all()
+    assert np.mean((low <= y[200:]) & (y[200:] <= high)) > 0.88
+    with pytest.raises(ValueError, match="^y must be positive for target_transform='log', got 0.0$"):
+        model.conformalize(x[:2], [0.0, 1.0])
+
+
+def test_the_held_out_nll_is_in_the_targets_units(amounts):
+    """It is about that of the log-normal noise of amounts of this size."""
+    x, y, median = amounts
+    seen = []
+    BayesianMLPRegressor(target_transform="log", **QUICK).fit(x, y, on_epoch=seen.append)
+    expected = np.mean(np.log(median * 0.5 * np.sqrt(2.0 * np.pi)) + 0.5)
+    assert seen[-1].held_out_nll == pytest.approx(expected, abs=0.25)
+
+
+class TestFitted:
+    def test_the_power_is_that_of_scikit_learn(self):
+        values = np.random.default_rng(0).gamma(1.5, 2.0, 300)
+        standard = (values - values.mean()) / values.std()
+        theirs = PowerTransformer("yeo-johnson").fit(standard[:, None]).lambdas_[0]
+        assert fitted("yeo-johnson", 100.0 * values + 7.0).power == pytest.approx(theirs, abs=1e-4)
+
+    def test_weights_are_repetitions(self):
+        values, times = np.random.default_rng(0).gamma(1.5, 2.0, 300), np.arange(300) % 4
+        kept = times > 0
+        ours = fitted("yeo-johnson", values[kept], times[kept].astype(float))
+        assert ours.power == pytest.approx(fitted("yeo-johnson", np.repeat(values, times)).power, abs=1e-4)
+        heavy = fitted("quantile", values, np.where(values > 5.0, 1.0, 1e-9))
+        assert heavy.inverse(torch.zeros(1, dtype=torch.float64)).item() == pytest.approx(
+            np.median(values[values > 5.0]), rel=0.05
+        )
+
+    def test_quantiles_become_normal_scores(self):
+        values = np.random.default_rng(0).gamma(1.5, 2.0, 4_000)
+        function = fitted("quantile", values)
+        scores = function(torch.from_numpy(np.quantile(values, [0.1, 0.5, 0.9]))).numpy()
+        np.testing.assert_allclose(scores, [-1.2816, 0.0, 1.2816], atol=0.03)
+        far = torch.tensor([-50.0, 500.0], dtype=torch.float64)
+        assert function(far).isfinite().all()
+        assert function.log_slope(far).isfinite().all()
+
+    def test_many_equal_targets(self):
+        values = np.concatenate([np.zeros(300), np.random.default_rng(0).gamma(2.0, 2.0, 200)])
+        for name in ("log1p", "sqrt", "yeo-johnson", "quantile"):
+            function = fitted(name, values)
+            assert function.log_slope(torch.from_numpy(values)).isfinite().all()
+            assert function.least == 0.0
+
+    @pytest.mark.parametrize("name", NAMES)
+    def test_a_constant_target_is_left_as_it_is(self, name):
+        assert isinstance(fitted(name, np.full(10, 3.0)), Identity)
+
+    def test_records_are_read_again(self):
+        function = fitted("quantile", np.random.default_rng(0).normal(size=100))
+        same = from_record(json.loads(json.dumps(record(function))))
+        assert isinstance(same, PiecewiseLinear)
+        assert torch.equal(same.knots, function.knots)
+        with pytest.raises(ValueError, match=r"^transform must be of finite numbers, got \{.*'high': nan\}$"):
+            from_record({"name": "log", "high": float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target_transform": "cube"}, r"^target_transform must be None or one of \('auto', 'none', .*got 'cube'$"),
+        ({"target_transform": 3}, "^target_transform must be None or one of .*, got 3$"),
+        (
+            {"target_transform": "log", "likelihood": "student_t"},
+            "^target_transform must be 'none' or 'auto' with likelihood='student_t', got 'log'$",
+        ),
+        ({"target_transform": "log"}, "^y must be positive for target_transform='log', got -"),
+        ({"target_transform": "sqrt"}, "^y must be at least 0 for target_transform='sqrt', got -"),
+    ],
+)
+def test_what_cannot_be_transformed(options, message, curve):
+    x, y = curve
+    model = BayesianMLPRegressor(**{**TINY, **options})
+    with pytest.raises(ValueError, match=message):
+        model.fit(x, y - 5_000.0)
+
+
+def test_quantiles_and_standard_deviations_are_asked_for_one_at_a_time(model, amounts):
+    with pytest.raises(ValueError, match=r"^return_std must be False with quantiles=\[0.5\], got True$"):
+        model.predict(amounts[0], return_std=True, quantiles=[0.5])
+
+
+class TestFiles:
+    @pytest.fixture
+    def saved(self, amounts, tmp_path):
+        BayesianMLPRegressor(target_transform="quantile", **TINY).fit(*amounts[:2]).save(tmp_path)
+        return tmp_path
+
+    def rewrite(self, folder, change):
+        path = folder / "model.json"
+        told = json.loads(path.read_text())
+        change(told)
+        write_json(path, told)
+
+    def test_version_2_had_no_transform(self, curve, tmp_path):
+        x, y = curve
+        model = BayesianMLPRegressor(target_transform="none", **TINY).fit(x, y)
+        model.save(tmp_path)
+
+        def older(told):
+            told["version"] = 2
+            del told["likelihood"], told["targets"]["transforms"], told["params"]["target_transform"]
+
+        self.rewrite(tmp_path, older)
+        read = load_estimator(tmp_path)
+        np.testing.assert_array_equal(read.predict(x), model.predict(x))
+        assert (read.target_transform, read.target_transform_) == ("none", "none")
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda told: told["targets"]["transforms"].pop(),
+            lambda told: told["targets"]["transforms"][0].update(name="cube"),
+            lambda told: told["targets"]["transforms"][0].update(knots=[1.0, 1.0]),
+            lambda told: told["targets"]["transforms"][0].update(depth=3.0),
+            lambda told: told.update(likelihood="cauchy"),
+            lambda told: told.update(likelihood="auto"),
+        ],
+    )
+    def test_transforms_that_save_cannot_have_written(self, saved, change):
+        self.rewrite(saved, change)
+        with pytest.raises(DamagedFile, match=r"^model\.json must be what save\(\) wrote, got "):
+            load_estimator(saved)
