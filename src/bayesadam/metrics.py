@@ -16,7 +16,8 @@ from bayesadam.predictive.gaussian import GaussianPredictive
 from bayesadam.predictive.mixture import MixturePredictive
 
 if TYPE_CHECKING:
-    from bayesadam.predictive.result import Predictive
+    from bayesadam.predictive.result import Predictive, RegressionPredictive
+    from bayesadam.predictive.transformed import TransformedPredictive
 
 LEVELS = 200
 """Probabilities at which quantiles make a CRPS."""
@@ -30,7 +31,7 @@ def rmse(mean: Tensor, target: Tensor) -> float:
     return math.sqrt((mean - target).double().square().mean().item())
 
 
-def log_likelihood(prediction: Predictive, target: Tensor) -> float:
+def log_likelihood(prediction: Predictive | TransformedPredictive, target: Tensor) -> float:
     """Pointwise test log-likelihood ``1/N sum_n log mean_s p(y_n | x_n, theta_s)`` in nats; higher is better."""
     return prediction.log_prob(target).double().mean().item()
 
@@ -42,7 +43,7 @@ def joint_log_likelihood(prediction: Predictive, target: Tensor) -> float:
     return prediction.joint_log_likelihood(target).item() / prediction.log_prob(target).numel()
 
 
-def nll(prediction: Predictive, target: Tensor) -> float:
+def nll(prediction: Predictive | TransformedPredictive, target: Tensor) -> float:
     """Negative pointwise test log-likelihood per data point, in nats; lower is better."""
     return -log_likelihood(prediction, target)
 
@@ -98,7 +99,9 @@ def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
     return float(_gaussian_crps(mean, variance, target).mean())
 
 
-def predictive_crps(prediction: Predictive, target: Tensor) -> Tensor:
+def predictive_crps(
+    prediction: RegressionPredictive | MixturePredictive | TransformedPredictive, target: Tensor
+) -> Tensor:
     """Continuous ranked probability score of any predictive of numbers, of every element, in the units of the target.
 
     In closed form of Gaussians. Of mixtures of other distributions it is estimated from 1,024 draws, without bias. Of
@@ -162,7 +165,8 @@ def _gaussian_crps(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
     scale = variance.double().sqrt()
     z = (target.double() - mean.double()) / scale
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi)
-    return scale * (z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+    score: Tensor = scale * (z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+    return score
 
 
 def _crps_of_draws(draws: Tensor, target: Tensor) -> Tensor:
@@ -170,7 +174,8 @@ def _crps_of_draws(draws: Tensor, target: Tensor) -> Tensor:
     count = len(draws)
     ranks = 2.0 * torch.arange(1, count + 1, dtype=torch.float64, device=draws.device) - count - 1.0
     half_gap = torch.tensordot(ranks, draws.sort(0).values, 1) / (count * (count - 1))
-    return (draws - target.double()).abs().mean(0) - half_gap
+    score: Tensor = (draws - target.double()).abs().mean(0) - half_gap
+    return score
 
 
 def _same_shape(name: str, value: Tensor, other: Tensor, other_name: str = "target") -> None:

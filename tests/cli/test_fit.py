@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyarrow import parquet
+from pyarrow import csv, parquet
 
 import bayesadam as ba
 from bayesadam.runs import folder
@@ -75,6 +75,41 @@ class TestScreen:
         out = fitted("fit", path, "--target", "answer", "--task", "regression", "--out", tmp_path / "other", *FAST)
         assert "answer: regression, as --task says\n" in out
         assert json.loads((tmp_path / "other" / "metrics.json").read_text())["models"]["bayesadam"]["RMSE"] > 0
+
+
+class TestTargets:
+    @pytest.fixture
+    def amounts(self, tmp_path):
+        rng = np.random.default_rng(0)
+        x = rng.uniform(-1, 1, 300)
+        amount = np.exp(6 + 2 * x + 0.7 * rng.standard_normal(300))
+        return write(pa.table({"x": x, "z": rng.random(300), "amount": amount}), tmp_path / "amounts.csv")
+
+    def test_the_choice_is_told_and_predictions_are_positive(self, fitted, amounts, tmp_path):
+        out = fitted("fit", amounts, "--target", "amount", "--out", tmp_path / "run", *FAST)
+        sentence = "of the target is modelled, because this describes training rows that were left out better"
+        assert " ".join(out.split()).count(sentence) == 1
+        fitted("predict", tmp_path / "run", amounts, "-o", tmp_path / "p.csv", "--coverage", 0.99)
+        found = csv.read_csv(tmp_path / "p.csv")
+        assert min(found["lower"].to_pylist()) >= 0.0
+        assert any(
+            sentence in note for note in json.loads((tmp_path / "run" / "report.json").read_text())["data"]["notes"]
+        )
+
+    def test_the_choice_may_be_made_by_hand(self, fitted, amounts, tmp_path):
+        said = {}
+        for name, options in {
+            "plain": ("--transform", "none"),
+            "root": ("--transform", "sqrt"),
+            "gamma": ("--likelihood", "gamma"),
+        }.items():
+            said[name] = fitted("fit", amounts, "--target", "amount", "--out", tmp_path / name, *options, *FAST)
+            assert "because this describes" not in said[name]
+        assert "modelled" not in said["plain"]
+        assert "the square root of the target is modelled; predictions and intervals are in" in said["root"]
+        assert "the target is modelled as positive (gamma); predictions" in said["gamma"]
+        assert load_estimator(tmp_path / "root").target_transform_ == "sqrt"
+        assert load_estimator(tmp_path / "gamma").likelihood_ == "gamma"
 
 
 class TestRunFolder:

@@ -179,6 +179,15 @@ class TestOptions:
         ("options", "message"),
         [
             (["--method", "magic"], "--method must be one of laplace, "),
+            (
+                ["--transform", "cube"],
+                "--transform must be one of auto, none, log, log1p, sqrt, yeo-johnson, quantile, ",
+            ),
+            (["--likelihood", "cauchy"], "--likelihood must be one of auto, gaussian, student_t, poisson, negative_"),
+            (
+                ["--drop", "day", "--transform", "log", "--likelihood", "gamma"],
+                "the fit is not possible: target_transform must be 'none' ",
+            ),
             (["--task", "ranking"], "--task must be one of regression, classification, got 'ranking'"),
             (["--hidden", "50,x"], "--hidden must be positive whole numbers, such as 50 or 100,50, got '50,x'"),
             (["--hidden", "0"], "--hidden must be positive whole numbers"),
@@ -541,6 +550,13 @@ def test_a_faulty_library_is_no_mistake_of_the_user(numbers, tmp_path, monkeypat
     with pytest.raises(ZeroDivisionError, match="ours"):
         commands.app([str(argument) for argument in arguments])
     assert list(tmp_path.iterdir()) == [numbers]
+
+
+@pytest.mark.parametrize("option", [("--transform", "log"), ("--likelihood", "auto")])
+def test_a_classification_has_no_transform(refused, tmp_path, option):
+    path = write(labels_table(), tmp_path / "t.csv")
+    message = refused("fit", path, "--target", "answer", "--out", tmp_path / "run", *option)
+    assert message == f"{option[0]} must be left out of a classification, got {option[1]!r}"
 
 
 def test_labels_that_are_all_in_one_split(refused, tmp_path):

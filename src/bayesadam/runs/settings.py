@@ -96,10 +96,10 @@ class Settings:
             raise RunError(f"--day-first must be true or false, got {self.day_first!r}")
         if self.method is not None and self.method not in METHODS:
             raise RunError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
-        for name, names in (("transform", TRANSFORMS), ("likelihood", LIKELIHOODS)):
+        for name, known in (("transform", TRANSFORMS), ("likelihood", LIKELIHOODS)):
             value = getattr(self, name)
-            if value is not None and value not in ("auto", *names):
-                raise RunError(f"--{name} must be one of {', '.join(('auto', *names))}, got {value!r}")
+            if value is not None and value not in ("auto", *known):
+                raise RunError(f"--{name} must be one of {', '.join(('auto', *known))}, got {value!r}")
         for name in ("members", "epochs"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):

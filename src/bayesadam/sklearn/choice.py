@@ -70,12 +70,12 @@ SENTENCES = {
 
 def described(estimator: Any) -> str:
     """One sentence on a fitted regressor's likelihood and transform; empty for a Gaussian without transform."""
-    name = estimator.target_transform_ if estimator.likelihood_ == "gaussian" else estimator.likelihood_
-    if name not in SENTENCES:
+    name, given = estimator.target_transform_, estimator.target_transform
+    if estimator.likelihood_ != "gaussian":
+        name, given = estimator.likelihood_, estimator.likelihood
+    if not isinstance(name, str) or name not in SENTENCES:
         return ""
-    why = ""
-    if "auto" in (estimator.target_transform, estimator.likelihood):
-        why = ", because this describes training rows that were left out better"
+    why = ", because this describes training rows that were left out better" if given == "auto" else ""
     return f"{SENTENCES[name]}{why}; predictions and intervals are in the target's own units"
 
 
@@ -181,11 +181,8 @@ def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, f
             (mean,), (std,) = column_scales(own[train, None], weight[train]) if location else ([0.0], [1.0])
             y = torch.from_numpy((own - mean) / std)[:, None]
             changed, start = likelihoods.best_constant(template, y[train])
-            tried = [
-                _scored(changed.double(), float(start), *(torch.from_numpy(part) for part in parts), penalty)
-                for penalty in FEW_PENALTIES
-                for parts in [(design[train], y[train].numpy(), weight[train], design[test])]
-            ]
+            a, w, new = (torch.from_numpy(part) for part in (design[train], weight[train], design[test]))
+            tried = [_scored(changed.double(), float(start), a, y[train], w, new, penalty) for penalty in FEW_PENALTIES]
             _, learned, output = min(tried, key=lambda one: one[0])
             with torch.no_grad():
                 found[test] += math.log(std) - learned.log_density(output[:, None], y[test]).numpy()

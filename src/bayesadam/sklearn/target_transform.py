@@ -78,7 +78,7 @@ def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
         power = _power((target - center) / scale, weight)
         return YeoJohnson(power, float(center), float(scale), low=low, high=high, **bound)
     knots, values = _knots(target, np.ones(len(target)) if weight is None else weight / weight.mean())
-    return PiecewiseLinear(knots, values, **bound) if len(knots) > 1 else Identity()
+    return PiecewiseLinear(knots.tolist(), values.tolist(), **bound) if len(knots) > 1 else Identity()
 
 
 def require(name: str, target: Floats, least: float | None = None) -> None:
