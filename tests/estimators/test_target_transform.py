@@ -3,6 +3,7 @@
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
@@ -11,7 +12,7 @@ from sklearn.preprocessing import PowerTransformer
 from bayesadam.files import DamagedFile, write_json
 from bayesadam.functional.monotone import Identity, PiecewiseLinear
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
-from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn import BayesianMLPRegressor, interval_score, load_estimator, neg_nll
 from bayesadam.sklearn.choice import choose, described
 from bayesadam.sklearn.target_transform import NAMES, fitted, from_record, record
 
@@ -179,6 +180,15 @@ def test_conformal_intervals_of_positive_targets_are_positive_and_cover(amounts)
     assert np.mean((low <= y[200:]) & (y[200:] <= high)) > 0.88
     with pytest.raises(ValueError, match="^y must be positive for target_transform='log', got 0.0$"):
         model.conformalize(x[:2], [0.0, 1.0])
+
+
+def test_targets_that_must_not_be_written_to(amounts):
+    """As those of a data frame."""
+    x, y, _ = amounts
+    frozen = pd.Series(y[::-1]).to_numpy()
+    frozen.flags.writeable = False
+    model = BayesianMLPRegressor(target_transform="log", **TINY).fit(x, frozen).conformalize(x, frozen)
+    assert np.isfinite([neg_nll(model, x, frozen), interval_score(model, x, frozen)]).all()
 
 
 def test_the_held_out_nll_is_in_the_targets_units(amounts):

@@ -228,7 +228,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
         if isinstance(pred, TransformedPredictive):
             self._require_allowed(target.reshape(len(target), -1))
-            target, pred = _numpy(pred.transform(torch.from_numpy(target))), pred.base
+            target, pred = _numpy(pred.transform(torch.tensor(target))), pred.base
         scores = np.abs(target - _numpy(pred.mean)) / _numpy(pred.variance.sqrt())
         self.conformal_scores_ = scores.reshape(len(scores), -1)
         return self

@@ -101,14 +101,14 @@ def transformed(functions: Sequence[Monotone], target: Floats) -> Floats:
     """Every column of the targets, ``(N, K)``, by its own function."""
     if all(isinstance(function, Identity) for function in functions):
         return target
-    columns = [function(torch.from_numpy(own)).numpy() for function, own in zip(functions, target.T, strict=True)]
+    columns = [function(torch.tensor(own)).numpy() for function, own in zip(functions, target.T, strict=True)]
     return np.stack(columns, axis=1)
 
 
 def mean_log_slope(functions: Sequence[Monotone], target: Floats) -> float:
     """Mean over the rows of the log slopes, summed over the targets ``(N, K)``."""
     pairs = zip(functions, target.T, strict=True)
-    return float(sum(function.log_slope(torch.from_numpy(own)).mean() for function, own in pairs))
+    return float(sum(function.log_slope(torch.tensor(own)).mean() for function, own in pairs))
 
 
 def in_units(pred: GaussianPredictive, functions: Sequence[Monotone]) -> GaussianPredictive | TransformedPredictive:
