@@ -36,6 +36,11 @@ def model(amounts):
     return BayesianMLPRegressor(**QUICK).fit(x[:300], y[:300])
 
 
+def chosen(likelihood, x, y, weight=None):
+    scales = (np.zeros(x.shape[1]), np.ones(x.shape[1]))
+    return choose(likelihood, "auto", x, scales, y, weight, None)
+
+
 class TestChoice:
     def test_amounts_are_taken_by_their_logarithm(self, model, amounts):
         x, y, _ = amounts
@@ -62,22 +67,35 @@ class TestChoice:
     def test_it_is_the_same_in_every_unit_and_with_repeated_weights(self, amounts):
         x, y, _ = amounts
         for unit in (1e-3, 1e6):
-            assert choose("gaussian", "auto", x, unit * y[:, None], None, None)[1] in (["log"], ["log1p"])
-        assert choose("gaussian", "auto", x, y[:, None], np.full(400, 3.0), None) == choose(
-            "gaussian", "auto", x, y[:, None], None, None
-        )
+            assert chosen("gaussian", x, unit * y[:, None])[1] in (["log"], ["log1p"])
+        assert chosen("gaussian", x, y[:, None], np.full(400, 3.0)) == chosen("gaussian", x, y[:, None])
+
+    def test_one_row_that_forbids_a_transform_is_enough(self, amounts):
+        """Also if it is not among the rows that the choice is made by."""
+        x, y, _ = (np.tile(part.T, 10).T for part in amounts)
+        for row in range(0, 4_000, 1_000):
+            few = y.copy()
+            few[row] = -1.0
+            assert chosen("gaussian", x, few[:, None])[1][0] not in (
+                "log",
+                "log1p",
+                "sqrt",
+            )
+
+    def test_there_may_be_many_inputs(self, amounts):
+        x, y, _ = amounts
+        wide = np.concatenate([x, np.random.default_rng(0).standard_normal((400, 600))], axis=1)
+        assert chosen("gaussian", wide, y[:, None])[1][0] != "none"
 
     def test_few_rows_do_not_tell(self, amounts):
         x, y, _ = amounts
-        assert choose("gaussian", "auto", x[:40], y[:40, None], None, None) == ("gaussian", ["none"])
+        assert chosen("gaussian", x[:40], y[:40, None]) == ("gaussian", ["none"])
 
     def test_rows_of_little_weight_do_not_choose(self, amounts):
         x, y, _ = amounts
         normal = x[:, :1] + 0.1 * np.random.default_rng(1).standard_normal((400, 1)) + 5.0
         both = np.concatenate([normal, y[:, None]])
-        assert choose("gaussian", "auto", np.concatenate([x, x]), both, np.repeat([1.0, 1e-12], 400), None)[1] == [
-            "none"
-        ]
+        assert chosen("gaussian", np.concatenate([x, x]), both, np.repeat([1.0, 1e-12], 400))[1] == ["none"]
 
     def test_several_targets_have_their_own(self, amounts, curve):
         x, y, _ = amounts
@@ -97,12 +115,12 @@ class TestChoice:
         x, _, _ = amounts
         generator = np.random.default_rng(2)
         counts = generator.poisson(np.exp(0.3 + x[:, :1])).astype(float)
-        name, transforms = choose("auto", "auto", x, counts, None, None)
+        name, transforms = chosen("auto", x, counts)
         assert name in ("poisson", "negative_binomial")
         assert transforms == ["none"]
         outliers = x[:, :1] + 0.1 * generator.standard_t(1.5, (400, 1))
-        assert choose("auto", "auto", x, outliers, None, None) == ("student_t", ["none"])
-        assert choose("auto", "auto", x, x[:, :1] + 0.1 * generator.standard_normal((400, 1)), None, None) == (
+        assert chosen("auto", x, outliers) == ("student_t", ["none"])
+        assert chosen("auto", x, x[:, :1] + 0.1 * generator.standard_normal((400, 1))) == (
             "gaussian",
             ["none"],
         )

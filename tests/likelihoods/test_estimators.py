@@ -63,7 +63,7 @@ class TestEveryLikelihood:
             )
             .mean()
             .item()
-            - model._offset()
+            - model._offset(y[:, None])
         )
         template.float()
         assert density > constant + 0.1

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bayesadam.likelihoods import Likelihood
-from bayesadam.scaling import column_scales
+from bayesadam.scaling import column_scales, standardized
 from bayesadam.sklearn import likelihoods
 from bayesadam.sklearn.base import numbered
 from bayesadam.sklearn.target_transform import NAMES, fitted, require
@@ -83,6 +83,7 @@ def choose(
     likelihood: Any,
     transform: str | None,
     inputs: NDArray[Any],
+    scales: tuple[Floats, Floats],
     target: Floats,
     weight: Floats | None,
     groups: NDArray[Any] | None,
@@ -92,7 +93,8 @@ def choose(
     Args:
         likelihood: As the regressor was given it; anything but ``"auto"`` is kept.
         transform: Likewise; it is kept, too, and is none with a likelihood that is not Gaussian.
-        inputs: Standardised, ``(N, D)``.
+        inputs: ``(N, D)``.
+        scales: What inputs are shifted and divided by, ``(D,)`` each.
         target: ``(N, K)``.
         weight: Of the rows, ``(N,)``; ``None``: all alike.
         groups: Of the rows, ``(N,)``: those of one group are left out together.
@@ -107,29 +109,25 @@ def choose(
     names = ["none" if given == "auto" else given] * count
     if not gaussian or len(target) < LEAST or not (given == "auto" or (searched and given == "none")):
         return ("gaussian" if searched else likelihood), names
-    order = np.random.default_rng(0).permutation(len(target))[:ROWS]
-    inputs, target = inputs[order].astype(np.float64), target[order]
-    weight = np.ones(len(order)) if weight is None else weight[order]
-    folds = numbered(None if groups is None else groups[order], len(order)) % FOLDS
-    plain, chosen = np.zeros(len(order)), np.zeros(len(order))
-    for column, own in enumerate(target.T):
-        tried = [name for name in NAMES if _allowed(name, own)] if given == "auto" else ["none"]
-        found = transform_nlls(tried, inputs, own, weight, folds)
-        best = _best(found, weight)
-        names[column] = tried[best]
-        plain += found[0]
-        chosen += found[best]
-    if not searched:
-        return likelihood, names
-    others = _candidates(target, given)
-    rest = (likelihood_nlls(name, inputs, target, weight, folds) for name in others)
-    best = _best(np.stack([plain, chosen, *rest]), weight)
-    return ("gaussian", names) if best < 2 else (others[best - 2], ["none"] * count)
+    tried = [[name for name in NAMES if _allowed(name, own)] if given == "auto" else ["none"] for own in target.T]
+    others = _candidates(target, given) if searched else []
+    rows = np.random.default_rng(0).permutation(len(target))[:ROWS]
+    known, target = standardized(inputs[rows], *scales).astype(np.float64), target[rows]
+    weight = np.ones(len(rows)) if weight is None else weight[rows]
+    folds = numbered(None if groups is None else groups[rows], len(rows)) % FOLDS
+    found = transform_nlls(tried, known, target, weight, folds)
+    best = [_best(own, weight) for own in found]
+    names = [own[place] for own, place in zip(tried, best, strict=True)]
+    plain = np.sum([own[0] for own in found], axis=0)
+    chosen = np.sum([own[place] for own, place in zip(found, best, strict=True)], axis=0)
+    rest = (likelihood_nlls(name, known, target, weight, folds) for name in others)
+    place = _best(np.stack([plain, chosen, *rest]), weight)
+    return ("gaussian", names) if place < 2 else (others[place - 2], ["none"] * count)
 
 
 def transform_nlls(
-    names: Sequence[str], inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]
-) -> Floats:
+    names: Sequence[Sequence[str]], inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]
+) -> list[Floats]:
     """Negative log densities of every row, in the units of the target, by Gaussian models that have not seen it.
 
     The models are ridge regressions; one decomposition serves all transforms and penalties. The penalty of every
@@ -137,28 +135,29 @@ def transform_nlls(
     closed form.
 
     Args:
-        names: Of transforms.
+        names: Of transforms, for each of the targets.
         inputs: Standardised, ``(N, D)``.
-        target: ``(N,)``.
+        target: ``(N, K)``.
         weight: Of the rows, ``(N,)``.
         folds: The part that every row is left out with, ``(N,)``.
 
     Returns:
-        ``(transforms, N)``.
+        ``(transforms, N)`` for each of the targets.
     """
     design = _features(inputs, FEATURES)
-    found = np.empty((len(names), len(target)))
+    pairs = [(own, name) for own, tried in zip(target.T, names, strict=True) for name in tried]
+    found = np.empty((len(pairs), len(target)))
     for fold in np.unique(folds):
         train, test = folds != fold, folds == fold
-        functions = [fitted(name, target[train], weight[train]) for name in names]
-        values = np.stack([function(torch.from_numpy(target)).numpy() for function in functions], axis=1)
+        functions = [fitted(name, own[train], weight[train]) for own, name in pairs]
+        values = np.stack([f(torch.tensor(own)).numpy() for f, (own, _) in zip(functions, pairs, strict=True)], axis=1)
         mean, std = column_scales(values[train], weight[train])
         center, variance = _ridge(design[train], (values[train] - mean) / std, weight[train], design[test])
         white = ((values[test] - mean) / std - center) / np.sqrt(variance)
-        slopes = np.stack([f.log_slope(torch.from_numpy(target[test])).numpy() for f in functions])
+        slopes = [f.log_slope(torch.tensor(own[test])).numpy() for f, (own, _) in zip(functions, pairs, strict=True)]
         noise = 0.5 * np.log(2.0 * math.pi * variance) + np.log(std)
-        found[:, test] = (0.5 * white**2 + noise).T - slopes
-    return found
+        found[:, test] = (0.5 * white**2 + noise).T - np.stack(slopes)
+    return np.split(found, np.cumsum([len(tried) for tried in names])[:-1])
 
 
 def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]) -> Floats:
@@ -205,10 +204,9 @@ def _scored(
         wanted = start + design @ coefficients
         output = output + (wanted[:, None] - output).clamp(-LONGEST, LONGEST)
     leverage = (scaled @ inverse * design).sum(1).clamp(0.0, 0.99)
-    left_out = (output[:, 0] - leverage / (1.0 - leverage) * likelihood.score(output, target)[:, 0] / curvature)[
-        :, None
-    ]
-    learned, loss = likelihoods.settled(likelihood, left_out, target, weight)
+    step = likelihood.score(output, target)[:, 0] / curvature
+    left_out = output[:, 0] - leverage / (1.0 - leverage) * step
+    learned, loss = likelihoods.settled(likelihood, left_out[:, None], target, weight)
     return loss, learned, (start + new @ coefficients)
 
 
@@ -246,12 +244,12 @@ def _best(found: Floats, weight: Floats) -> int:
 
 
 def _features(inputs: Floats, most: int) -> Floats:
-    """Standardised inputs and random hidden units, ``(N, D + units)``."""
+    """Random hidden units, and the inputs themselves if there are not many more, ``(N, features)``."""
     generator = np.random.default_rng(0)
     count = min(most, len(inputs) // 2)
     weights = generator.standard_normal((inputs.shape[1], count)) / math.sqrt(inputs.shape[1])
     hidden = np.tanh(inputs @ weights + generator.standard_normal(count))
-    design = np.concatenate([inputs, hidden], axis=1)
+    design = np.concatenate([inputs, hidden], axis=1) if inputs.shape[1] <= FEATURES else hidden
     mean, std = column_scales(design)
     return np.asarray((design - mean) / std)
 

@@ -19,7 +19,7 @@ from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.predictive.transformed import TransformedPredictive
-from bayesadam.scaling import column_scales, standardized
+from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
 from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
@@ -37,9 +37,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     to some ten thousand rows and need no tuning.
 
     Targets that are not Gaussian around the network are transformed if that describes left-out rows better; everything
-    that is predicted is in their own units all the same. Counts, positive numbers and errors with heavy tails also have
-    a ``likelihood`` of their own. The prediction is then the
-    mixture over the members' posterior samples, which is not calibrated: ``calibrate`` does nothing. Targets are
+    that is predicted is in their own units all the same.
+
+    Counts, positive numbers and errors with heavy tails also have a ``likelihood`` of their own. The prediction is then
+    the mixture over the members' posterior samples, which is not calibrated: ``calibrate`` does nothing. Targets are
     standardised only where the network's output is a location of them, and the training starts from the constant that
     describes them best.
 
@@ -180,14 +181,14 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, conformal: bool = False) -> Array:
         """Central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
 
+        Conformal intervals are central around the mean, or with a transform of the targets around the median.
+
         Args:
             X: ``(N, D)``.
             coverage: Probability that a target is inside, in (0, 1).
             conformal: Widen or narrow the intervals such that they cover at least so many of the rows given to
                 :meth:`conformalize`; exchangeable new rows are then covered with at least this probability (Lei et
                 al. 2018), whatever is wrong with the model.
-
-        With a transform, conformal intervals are central around the median.
 
         Raises:
             ValueError: A coverage out of range, or one that the rows are too few for.
@@ -321,8 +322,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
-        inputs = standardized(X, self._x_mean, self._x_std)
-        self.likelihood_, names = choose(self.likelihood, self.target_transform, inputs, y, weight, groups)
+        scales = (self._x_mean, self._x_std)
+        self.likelihood_, names = choose(self.likelihood, self.target_transform, X, scales, y, weight, groups)
         fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
         self._functions = fitted
         self.target_transform_ = target_transform.told(fitted, self._several)
