@@ -22,8 +22,6 @@ _TUPLES = ("hidden", "drop", "keep", "missing")
 _LISTS = ("drop", "keep", "missing")
 _NAMES = ("target", "task", "method", "transform", "likelihood", "group", "time", "delimiter", "decimal")
 _TEXTS = ("data", *_NAMES, "device")
-_NAMES = ("target", "task", "method", "transform", "likelihood", "group", "time", "delimiter", "decimal")
-_TEXTS = ("data", *_NAMES, "device")
 _NEEDED = ("data", "target", "device")
 _MOST = 10**9
 

@@ -93,7 +93,7 @@ def choose(
     Args:
         likelihood: As the regressor was given it; anything but ``"auto"`` is kept.
         transform: Likewise; it is kept, too, and is none with a likelihood that is not Gaussian.
-        inputs: ``(N, D)``.
+        inputs: ``(N, D)``; what is missing is taken as the mean.
         scales: What inputs are shifted and divided by, ``(D,)`` each.
         target: ``(N, K)``.
         weight: Of the rows, ``(N,)``; ``None``: all alike.
@@ -112,7 +112,7 @@ def choose(
     tried = [[name for name in NAMES if _allowed(name, own)] if given == "auto" else ["none"] for own in target.T]
     others = _candidates(target, given) if searched else []
     rows = np.random.default_rng(0).permutation(len(target))[:ROWS]
-    known, target = standardized(inputs[rows], *scales).astype(np.float64), target[rows]
+    known, target = np.nan_to_num(standardized(inputs[rows], *scales).astype(np.float64)), target[rows]
     weight = np.ones(len(rows)) if weight is None else weight[rows]
     folds = numbered(None if groups is None else groups[rows], len(rows)) % FOLDS
     found = transform_nlls(tried, known, target, weight, folds)

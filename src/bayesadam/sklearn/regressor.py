@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bayesadam.functional.monotone import Monotone
@@ -165,6 +166,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         With a likelihood that is not Gaussian it is a mixture over posterior samples of all members, with the means of
         the parameters that the members' likelihoods have learned.
         """
+        check_is_fitted(self, "posterior_")
         if not self._gaussian:
             return self._mixture(X)
         found = [self._standardised(part) for part in self._in_parts(X)]
