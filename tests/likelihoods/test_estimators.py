@@ -211,7 +211,7 @@ class TestOwn:
     [
         (
             {"likelihood": "cauchy"},
-            r"^likelihood must be one of \('gaussian', .*'gamma'\) or a .*got 'cauchy'$",
+            r"^likelihood must be one of \('auto', 'gaussian', .*'gamma'\) or a .*got 'cauchy'$",
         ),
         ({"likelihood": ba.likelihoods.Poisson}, "^likelihood must be one of .* or a bayesadam.likelihoods.Likelihood"),
         ({"likelihood": ba.Categorical()}, r"^likelihood must be one of numbers, not classes, .* got Categorical\(\)$"),
