@@ -56,15 +56,10 @@ class TestEveryLikelihood:
         target = torch.from_numpy(y.astype(np.float64))
         density = model.predictive(x).log_prob(target).mean().item()
         template = model._template.double()
-        constant = (
-            template.log_density(
-                torch.full((160, 1), float(model._start), dtype=torch.float64),
-                (torch.from_numpy((y - model._y_mean) / model._y_std)[:, None]),
-            )
-            .mean()
-            .item()
-            - model._offset(y[:, None])
-        )
+        constant = template.log_density(
+            torch.full((160, 1), float(model._start), dtype=torch.float64),
+            (torch.from_numpy((y - model._y_mean) / model._y_std)[:, None]),
+        ).mean().item() - model._offset(y[:, None])
         template.float()
         assert density > constant + 0.1
         mean, std = model.predict(x, return_std=True)

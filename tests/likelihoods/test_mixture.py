@@ -110,6 +110,16 @@ class TestMixture:
         close(pred.aleatoric, (SCALES**2 / 2.0).mean(0), rtol=1e-6)
         assert not pred.aleatoric.requires_grad
 
+    def test_distribution_functions(self):
+        y = torch.tensor([[0.3, 1.0], [2.0, 3.5], [0.1, 0.2], [9.0, 1.0]], dtype=torch.float64)
+        close(
+            mixture(ba.likelihoods.Gamma(2.0)).cdf(y), stats.gamma(2.0, scale=SCALES / 2.0).cdf(y.numpy()).mean(0), 1e-7
+        )
+        gaussians = ba.RegressionPredictive(OUTPUTS, torch.full_like(OUTPUTS, 0.25))
+        close(gaussians.cdf(y), stats.norm(OUTPUTS.numpy(), 0.5).cdf(y.numpy()).mean(0))
+        with pytest.raises(ValueError, match=r"target must be of"):
+            gaussians.cdf(y[:2])
+
     def test_targets_of_another_shape(self):
         pred = mixture(Exponential())
         for shape in ((4,), (3, 2), (5, 4, 2)):
