@@ -185,8 +185,8 @@ class TestOptions:
             ),
             (["--likelihood", "cauchy"], "--likelihood must be one of auto, gaussian, student_t, poisson, negative_"),
             (
-                ["--drop", "day", "--transform", "log", "--likelihood", "gamma"],
-                "the fit is not possible: target_transform must be 'none' ",
+                ["--transform", "log", "--likelihood", "gamma"],
+                "--transform must be none or auto with --likelihood gamma, got 'log'",
             ),
             (["--task", "ranking"], "--task must be one of regression, classification, got 'ranking'"),
             (["--hidden", "50,x"], "--hidden must be positive whole numbers, such as 50 or 100,50, got '50,x'"),

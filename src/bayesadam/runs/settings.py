@@ -100,6 +100,10 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value not in ("auto", *known):
                 raise RunError(f"--{name} must be one of {', '.join(('auto', *known))}, got {value!r}")
+        if self.transform not in (None, "auto", "none") and self.likelihood not in (None, "auto", "gaussian"):
+            raise RunError(
+                f"--transform must be none or auto with --likelihood {self.likelihood}, got {self.transform!r}"
+            )
         for name in ("members", "epochs"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):
