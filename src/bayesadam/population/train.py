@@ -115,7 +115,9 @@ def train(
             array or 1-D tensor has one value per member. ``num_data`` is by default the size of each member's data.
 
     Returns:
-        The trained members.
+        The trained members. A
+            :class:`bayesadam.DiagonalGaussian` as ``prior`` makes Adam find posterior modes: its negative log density,
+            divided by ``num_data``, is added to the loss. The weights start where the models have them.
 
     Raises:
         ValueError: Sizes do not fit, networks have different architectures or batch normalisation in training mode, a
