@@ -53,16 +53,16 @@ def anchored_ensemble(
 
         -sum_n log p(y_n + e_mn | x_n, theta) + lambda / 2 |theta - theta_m|^2,    theta_m ~ N(0, I / lambda)
 
-    where ``e_mn`` is a draw of the likelihood's noise (Pearce et al. 2020, eqs. 8-9; Lu and Van Roy 2017; Osband et al.
-    2018, section 3). For a model that is linear in its weights with Gaussian noise the minimum is an exact draw from
-    the posterior. Where targets have no noise that could be added to them (classes, counts), the likelihoods of the
-    data points get random weights instead, independent standard exponential ones divided by their mean (Newton and
-    Raftery 1994). The perturbed gradient then has the covariance of the scores, which is the Fisher information
-    where the model describes the data.
+    where ``e_mn`` is a draw of the likelihood's noise (Lu and Van Roy 2017 and Osband et al. 2018; Pearce et al. 2020,
+    who named the anchors, leave the targets as they are). For a model that is linear in its weights with Gaussian noise
+    the minimum is an exact draw from the posterior. Where targets have no noise that could be added to them (classes,
+    counts), the log-likelihoods of the data points get random weights instead, independent standard exponential ones
+    divided by their mean (Newton and Raftery 1994). The perturbation of the gradient then has the covariance of the
+    scores, which is the Fisher information where the model describes the data.
 
-    With ``last_layer``, the weights of the last linear layer are not drawn but integrated: given a member's features,
-    they get their own posterior from the data as they are. It is exact for Gaussian noise, and a Laplace approximation
-    otherwise. This has less variance than drawing them, and a spread where a member's features alone would have none.
+    With ``last_layer``, the weights of the last linear layer are not drawn but integrated out: given a member's
+    features, they have their own posterior, from the data as they are. It is exact for Gaussian noise, and a Laplace
+    approximation otherwise. The variance within a member is then not estimated from a few draws.
 
     All members are trained at once (:func:`bayesadam.population.train`) by Adam, each from the first weights that
     ``make_model`` gives a network of its own, with a learning rate that falls to zero by half a cosine.
