@@ -39,6 +39,7 @@ LAYERS = [
     "objectives",
     "laplace",
     "population",
+    "anchored",
     "bandits",
     "journal",
     "tuning",

@@ -85,6 +85,12 @@ def test_all_others_are_sampled(regression):
         same(predict(regression, q), predict(regression, q, method="monte_carlo"))
 
 
+def test_mixtures_over_the_last_layer_are_linearized(regression):
+    """Each component would have a share of the samples only."""
+    q = ba.Mixture(laplaces(regression, "last_layer"))
+    same(predict(regression, q), predict(regression, q, method="linearized"))
+
+
 def test_the_default_is_no_trap(regression):
     """With a weak prior, samples of the full Laplace posterior predict far worse than the network, and it does not."""
     x, y, models, _ = regression

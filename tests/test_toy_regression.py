@@ -1,4 +1,4 @@
-"""The five panels, made short."""
+"""The six panels, made short."""
 
 import math
 
@@ -25,14 +25,14 @@ def test_every_method_has_a_panel(tmp_path):
     summary = runner.run(experiment, jobs=1, runs=tmp_path / "runs")
     assert summary.failed == {}
     results = finished(experiment.units(), Store.of(experiment, tmp_path / "runs"))
-    assert set(results) == {"gp", "badam", "mc-dropout", "bbb", "vadam"}
+    assert set(results) == {"gp", "badam", "mc-dropout", "bbb", "vadam", "anchored"}
     for result in results.values():
         found = result.result
         assert len(found["x"]) == len(found["mean"]) == len(found["sd"]) == 400
         assert all(total >= sd >= 0 for total, sd in zip(found["total_sd"], found["sd"], strict=True))
         assert math.isfinite(found["nll"])
     report = experiment.report(results)
-    assert len(report.tables[0].rows) == 5
+    assert len(report.tables[0].rows) == 6
     titles = [axis.get_title() for axis in report.figures["panels"].axes]
     assert titles[:2] == ["Gaussian process", "Badam, linearised"]
 

@@ -23,12 +23,13 @@ METHODS: dict[str, dict[str, Any]] = {
         "noise_sd": 0.065,
         "temperature": 0.1,
     },
+    "anchored": {"lr": 0.01, "prior_precision": 1.0, "noise_sd": 0.065, "members": 20},
 }
-"""The noise of the last two is given: what the residuals of the first two are."""
+"""The noise of the last three is given: what the residuals of the first two are."""
 
 
 class ToyRegression(Experiment):
-    """Five panels. Arguments shorten the protocol for tests."""
+    """Six panels. Arguments shorten the protocol for tests."""
 
     name = "toy-regression"
     title = "Regression with a gap on both sides"
@@ -53,7 +54,7 @@ class ToyRegression(Experiment):
         return panel(problem, *FITS[unit.config["method"]](problem, unit.config, context.progress))
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Five panels and a table."""
+        """Six panels and a table."""
         return report(results)
 
 

@@ -81,6 +81,11 @@ def panel(problem: Problem, predict: Predict, found: Mapping[str, Any]) -> dict[
 def network(config: Mapping[str, Any]) -> nn.Sequential:
     """Two hidden layers of tanh, as in the authors' code, and Xavier's first weights."""
     torch.manual_seed(config["seed"])
+    return unseeded(config)
+
+
+def unseeded(config: Mapping[str, Any]) -> nn.Sequential:
+    """The same with first weights from torch's generator as it is."""
     hidden, rate = config["hidden"], config.get("dropout", 0.0)
     layers: list[nn.Module] = []
     for inputs in (1, hidden):
@@ -213,6 +218,24 @@ def vadam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tu
     return _predictor(model, optimizer.posterior(model), likelihood), {"noise_sd": config["noise_sd"]}
 
 
+def anchored(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
+    """An anchored ensemble with the last layer integrated."""
+    likelihood = ba.Gaussian(config["noise_sd"] ** -2)
+    posterior = ba.anchored_ensemble(
+        partial(unseeded, config),
+        problem.train,
+        likelihood=likelihood,
+        members=config["members"],
+        prior_precision=config["prior_precision"],
+        steps=config["steps"],
+        batch_size=config["batch_size"],
+        lr=config["lr"],
+        seed=config["seed"],
+        progress=False,
+    )
+    return _predictor(unseeded(config), posterior, likelihood, method="auto"), {"noise_sd": config["noise_sd"]}
+
+
 def _residual_variance(problem: Problem, mean: Callable[[Tensor], Tensor]) -> float:
     x, y = problem.train
     return float((y[:, 0] - mean(x)).square().mean())
@@ -235,4 +258,5 @@ METHODS: Mapping[str, Callable[[Problem, Mapping[str, Any], Progress], tuple[Pre
     "mc-dropout": mc_dropout,
     "bbb": bbb,
     "vadam": vadam,
+    "anchored": anchored,
 }

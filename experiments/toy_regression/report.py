@@ -1,4 +1,4 @@
-"""Five panels: mean, and one standard deviation as in the paper."""
+"""Six panels: mean, and one standard deviation as in the paper."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ METHODS = {
     "mc-dropout": "MC dropout",
     "bbb": "Bayes by Backprop",
     "vadam": "Vadam",
+    "anchored": "anchored ensemble",
 }
 COLUMNS = {
     "nll": ("NLL inside", 3),
@@ -51,7 +52,7 @@ def _figure(results: Mapping[str, Result]) -> Figure:
     """Two rows, so that a panel is wide enough on a page."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 5.6), layout="constrained")
+    figure = Figure(figsize=(11, 6.2), layout="constrained")
     axes = figure.subplots(2, 3, sharex=True, sharey=True).flat
     for axis, (key, label) in zip(axes, METHODS.items(), strict=False):
         axis.set_title(label, fontsize=10)
@@ -68,8 +69,6 @@ def _figure(results: Mapping[str, Result]) -> Figure:
         f = x + 0.3 * np.sin(2 * np.pi * x) + 0.3 * np.sin(4 * np.pi * x)
         axis.plot(x, f, color=ORANGE, lw=1.2, ls="--", label="truth")
         axis.plot(*found["train"], ".", color="black", markersize=2, label="data")
-    last = axes[-1]
-    last.set_axis_off()
     handles, labels = axes[0].get_legend_handles_labels()
-    last.legend(handles, labels, loc="center", frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=5, frameon=False)
     return figure

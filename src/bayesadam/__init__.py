@@ -6,6 +6,7 @@ from bayesadam import likelihoods as likelihoods
 from bayesadam import metrics as metrics
 from bayesadam import moments as moments
 from bayesadam import priors as priors
+from bayesadam.anchored import anchored_ensemble as anchored_ensemble
 from bayesadam.black_box import MinimizeResult as MinimizeResult
 from bayesadam.black_box import minimize as minimize
 from bayesadam.calibration import PosteriorTuning as PosteriorTuning

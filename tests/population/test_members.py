@@ -1,5 +1,7 @@
 """A member of a population is what the library's optimiser makes of the same model alone, on the same minibatches."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -388,6 +390,50 @@ class TestPriors:
         nets.posteriors[1].save(tmp_path / "q.safetensors")
         loaded = ba.load_posterior(tmp_path / "q.safetensors")
         assert all(loaded.mean[name].equal(value[1]) for name, value in nets.mean.items())
+
+
+class TestPriorsOfAdam:
+    """Adam finds the mode of the posterior: the loss has the negative log density of the prior in it."""
+
+    PRIORS = (
+        ba.DiagonalGaussian(
+            {name: draw(*p.shape, seed=i) for i, (name, p) in enumerate(mlp().named_parameters())},
+            {name: draw(*p.shape, seed=9 + i).exp() for i, (name, p) in enumerate(mlp().named_parameters())},
+        ),
+        None,
+    )
+
+    @pytest.mark.parametrize("learned", [False, True])
+    def test_equals_torch_with_the_prior_in_the_loss(self, learned):
+        models, data = models_of(count=2), regression((6, 9))
+        likelihood = noise_of(4.0, learned=learned)
+        nets = train(
+            models, data, likelihood, method="adam", epochs=20, batch_size=9, num_data=[6, 5.0], prior=list(self.PRIORS)
+        )
+        for number, (prior, size) in enumerate(zip(self.PRIORS, (6, 5.0), strict=True)):
+            (x, y), model, own = data[number], copy.deepcopy(models[number]), copy.deepcopy(likelihood)
+            adam = torch.optim.Adam([*model.parameters(), *own.parameters()], lr=0.02)
+            for _ in range(20):
+                adam.zero_grad()
+                loss = own(model(x), y)
+                if prior is not None:
+                    loss = loss - prior.log_prob(dict(model.named_parameters())) / size
+                loss.backward()
+                adam.step()
+            for name, p in model.named_parameters():
+                torch.testing.assert_close(nets.mean[name][number], p.detach(), **TOLERANCE[F64])
+
+    @pytest.mark.parametrize(
+        ("prior", "message"),
+        [
+            (2.0, "prior must be a DiagonalGaussian with positive variances for a population of 'adam', got 2.0"),
+            (ba.DiagonalGaussian.point_mass(mlp()), "prior must be a DiagonalGaussian with positive variances"),
+            (ba.DiagonalGaussian({"a": torch.zeros(1)}, {"a": torch.ones(1)}), "posterior"),
+        ],
+    )
+    def test_refusals(self, prior, message):
+        with pytest.raises(ValueError, match=message):
+            train(models_of(), regression(), noise_of(4.0), method="adam", epochs=1, prior=prior)
 
 
 # What a member does not depend on

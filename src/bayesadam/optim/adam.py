@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from bayesadam.engine.rule import Hyper, Option, State, add_scaled_, blend_, factor
+from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_, factor
 
 
 class AdamRule:
@@ -17,7 +17,8 @@ class AdamRule:
         m  <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2
         mu <- mu - lr m_hat / (sqrt(v_hat) + eps)
 
-    It has no noise and no precision.
+    It has no noise and no precision. Where it is told a prior ``N(mu0, 1 / lambda)``, whose numbers may differ from
+    weight to weight, ``lambda / N (mu - mu0)`` is added to ``g``: the point that it finds is then a posterior mode.
     """
 
     state = ("exp_avg", "exp_avg_sq")
@@ -43,6 +44,8 @@ class AdamRule:
     def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
         """One step; see the class."""
         add_scaled_(grad, mean, hp["weight_decay"])
+        if "prior_precision" in hp:
+            add_prior_gradient_(grad, mean, hp)
         adam_(mean, grad, state["exp_avg"], state["exp_avg_sq"], hp)
 
 

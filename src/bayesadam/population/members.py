@@ -72,9 +72,9 @@ def configure(
     continued = any(isinstance(own.get("prior"), DiagonalGaussian) for own in options)
     for model, likelihood, own in zip(models, likelihoods, options, strict=True):
         for name in own:
-            if name in _REFUSED or (make is None and name not in (*_ADAM, "seed", "num_data")):
+            if name in _REFUSED or (make is None and name not in (*_ADAM, "seed", "num_data", "prior")):
                 raise TypeError(f"{name} must not be given to a population of {called!r}, got {own[name]!r}")
-        if own.get("prior") is not None:
+        if make is not None and own.get("prior") is not None:
             # An optimiser that starts from a posterior writes its mean into the parameters.
             model, likelihood = copy.deepcopy(model), copy.deepcopy(likelihood)
         named = list(model.named_parameters())
@@ -84,6 +84,8 @@ def configure(
             start = dict(adam.param_groups[0]) | {"perturb": False, "mc_samples": 1, "antithetic": False}
             hypers.append({key: start[key] for key in (*_ADAM, "perturb", "mc_samples", "antithetic")})
             hypers[-1] |= {"seed": own["seed"], "temperature": 1.0}
+            if continued or own.get("prior") is not None:
+                hypers[-1] |= {"num_data": own["num_data"], **_adam_prior(own.get("prior"), model, layout)}
             rule: Rule = AdamRule()
         else:
             groups: list[dict[str, Any]] = [{"params": list(named)}]
@@ -120,6 +122,26 @@ def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
     if isinstance(method, type) and issubclass(method, PerturbedOptimizer) and hasattr(method, "rule"):
         return method
     raise ValueError(f"method must be one of {METHODS} or a subclass of PerturbedOptimizer with a rule, got {method!r}")
+
+
+def _adam_prior(prior: Any, model: nn.Module, layout: Layout) -> dict[str, Tensor]:
+    """A prior for Adam as rows, of precision 0 where there is none.
+
+    Raises:
+        ValueError: The prior is of another kind, over other weights, or has a variance of 0.
+    """
+    like = next(model.parameters())
+    mean = {name: like.new_zeros(shape) for name, shape in layout.shapes.items()}
+    precision = dict(mean)
+    if prior is not None:
+        if not isinstance(prior, DiagonalGaussian) or not all(value.all() for value in prior.variance.values()):
+            raise ValueError(
+                f"prior must be a DiagonalGaussian with positive variances for a population of 'adam', got {prior!r}"
+            )
+        for name, weight in prior.match(model).items():
+            mean[name] = prior.mean[name].to(weight.device, weight.dtype)
+            precision[name] = prior.variance[name].to(mean[name]).reciprocal()
+    return {"prior_mean": layout.flatten(mean), "prior_precision": layout.flatten(precision)}
 
 
 def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -112,7 +112,9 @@ def train(
             result.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
         **options: Hyper-parameters of the method (``lr``, ``betas``, ``prior_precision``, ``mc_samples``, ...). A list,
-            array or 1-D tensor has one value per member. ``num_data`` is by default the size of each member's data.
+            array or 1-D tensor has one value per member. ``num_data`` is by default the size of each member's data. A
+            :class:`bayesadam.DiagonalGaussian` as ``prior`` makes Adam find posterior modes: its negative log density,
+            divided by ``num_data``, is added to the loss. The weights start where the models have them.
 
     Returns:
         The trained members.

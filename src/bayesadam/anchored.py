@@ -1,0 +1,266 @@
+"""Anchored ensembles: modes of randomised posteriors, whose spread is that of the posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam import noise
+from bayesadam.checks import check, is_whole
+from bayesadam.engine.store import INIT, initial_prior
+from bayesadam.laplace import Laplace
+from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.population import Population, initialize, train
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture, PartialGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.predictive.pairs import batches
+
+Pair = tuple[Tensor, Tensor]
+
+NEWTON_STEPS = 50
+"""For the weights of a last layer, at most; two where the noise is Gaussian."""
+
+CLOSE = 1e-6
+"""Squared distance to the mode of a last layer, in posterior standard deviations, at which it is reached."""
+
+_TARGETS, _WEIGHTS = 2, 3
+"""What draws are for, beside the anchors: coordinates of the noise."""
+
+
+def anchored_ensemble(
+    make_model: Callable[[], nn.Module],
+    data: Pair,
+    *,
+    likelihood: Likelihood,
+    members: int = 20,
+    prior_precision: float | str = 1.0,
+    last_layer: bool = True,
+    steps: int = 2_000,
+    batch_size: int = 1024,
+    lr: float = 0.01,
+    seed: int = 0,
+    checkpoint: str | Path | None = None,
+    progress: bool | None = None,
+) -> Mixture:
+    """Train an ensemble whose members differ as much as draws from the posterior do.
+
+    Every member ``m`` minimises a randomised version of the negative log posterior density, with a draw ``theta_m`` of
+    the weights from the prior, its anchor, in the place of the prior's mean::
+
+        -sum_n log p(y_n + e_mn | x_n, theta) + lambda / 2 |theta - theta_m|^2,    theta_m ~ N(0, I / lambda)
+
+    where ``e_mn`` is a draw of the likelihood's noise (Lu and Van Roy 2017 and Osband et al. 2018; Pearce et al. 2020,
+    who named the anchors, leave the targets as they are). For a model that is linear in its weights with Gaussian noise
+    the minimum is an exact draw from the posterior. Where targets have no noise that could be added to them (classes,
+    counts), the log-likelihoods of the data points get random weights instead, independent standard exponential ones
+    divided by their mean (Newton and Raftery 1994). The perturbation of the gradient then has the covariance of the
+    scores, which is the Fisher information where the model describes the data.
+
+    With ``last_layer``, the weights of the last linear layer are not drawn but integrated out: given a member's
+    features, they have their own posterior, from the data as they are. It is exact for Gaussian noise, and a Laplace
+    approximation otherwise. The variance within a member is then not estimated from a few draws.
+
+    All members are trained at once (:func:`bayesadam.population.train`) by Adam, each from the first weights that
+    ``make_model`` gives a network of its own, with a learning rate that falls to zero by half a cosine.
+
+    Args:
+        make_model: Makes a network that takes and returns one tensor, with its first weights from torch's generator.
+            All that is not trainable must be the same in every network.
+        data: Training inputs and targets ``(x, y)``.
+        likelihood: What the outputs mean; all numbers in it are known.
+        members: How many.
+        prior_precision: ``lambda`` of the prior ``N(0, 1 / lambda)`` of every weight. Or ``"init"``: each parameter has
+            a prior of its own, with ten times the variance of its values in a new network (rounded to a power of two;
+            equal values count as of variance 1).
+        last_layer: Whether the last linear layer that the network calls is integrated; else members are points.
+        steps: Of Adam, at least.
+        batch_size: Data points per minibatch.
+        lr: Learning rate at the start.
+        seed: Of first weights, anchors, perturbations and the order of the data.
+        checkpoint: Folder for checkpoints, from which a training that was killed continues.
+        progress: Show a progress bar; default in a terminal.
+
+    Returns:
+        An equal mixture of one posterior per member: a Gaussian over the weights of the last layer
+        (:class:`bayesadam.PartialGaussian`), or a point mass.
+
+    Raises:
+        ValueError: A number out of range, something that is no likelihood, or one with learned parameters, data that
+            are no pair or do not fit, networks with other constants, or without such a last layer.
+        FloatingPointError: A gradient is not finite.
+    """
+    for name, value in {"members": members, "steps": steps, "batch_size": batch_size}.items():
+        check(name, value, "a whole number of at least 1", is_whole)
+    check("lr", lr, "a positive, finite number", _is_positive)
+    if prior_precision != INIT:
+        check("prior_precision", prior_precision, f"a positive, finite number or {INIT!r}", _is_positive)
+    check_likelihood(likelihood)
+    learned = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
+    if learned:
+        raise ValueError(f"likelihood must have no learned parameters, got {learned}")
+    if not isinstance(data, tuple) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+        raise ValueError(f"data must be a pair of tensors (x, y), got {type(data).__name__}")
+    models = _made(make_model, range(seed, seed + members))
+    prior = _prior(models[0], prior_precision)
+    if last_layer:
+        _curvature(models[0], (data[0][:1], data[1][:1]), likelihood)  # raises if there is no such layer
+    anchors = prior.sample(members, seed=seed)
+    pairs, weights = _perturbed(data, likelihood, members, seed)
+    epochs = math.ceil(steps / math.ceil(len(data[0]) / batch_size))
+    nets = train(
+        models,
+        pairs,
+        likelihood=likelihood,
+        method="adam",
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        lr_schedule=_half_cosine,
+        prior=[
+            DiagonalGaussian({k: v[member] for k, v in anchors.items()}, prior.variance) for member in range(members)
+        ],
+        sample_weight=weights,
+        seed=seed,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+    told = {
+        "method": "anchored_ensemble",
+        "prior_precision": prior_precision,
+        "steps": steps,
+        "batch_size": batch_size,
+        "lr": lr,
+        "seed": seed,
+    }
+    return Mixture(_posteriors(nets, models[0], data, likelihood, prior, last_layer), told)
+
+
+def _made(make_model: Callable[[], nn.Module], seeds: range) -> list[nn.Module]:
+    """Networks, if all that is not trained is the same in each of them."""
+    models = initialize(make_model, seeds=seeds)
+    kept = _constants(models[0])
+    for model in models:
+        for name, value in _constants(model).items():
+            if name not in kept or not torch.equal(value, kept[name]):
+                raise ValueError(f"make_model must give networks with the same constants, got others for {name!r}")
+    return models
+
+
+def _constants(model: nn.Module) -> dict[str, Tensor]:
+    return {**{name: p for name, p in model.named_parameters() if not p.requires_grad}, **dict(model.named_buffers())}
+
+
+def _prior(model: nn.Module, prior_precision: float | str) -> DiagonalGaussian:
+    trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    if not trained:
+        raise ValueError("make_model must give networks with trainable parameters, got none")
+    precisions = {
+        name: initial_prior(p) if isinstance(prior_precision, str) else prior_precision for name, p in trained.items()
+    }
+    variance = {name: torch.full_like(p, 1.0 / precisions[name]) for name, p in trained.items()}
+    return DiagonalGaussian({name: torch.zeros_like(p) for name, p in trained.items()}, variance)
+
+
+def _perturbed(data: Pair, likelihood: Likelihood, members: int, seed: int) -> tuple[list[Pair], list[Tensor] | None]:
+    """The data of every member, and the weights of their data points if these are what differs."""
+    x, y = data
+    if likelihood.defines("rescaled") and likelihood.defines("mean_and_log_variance"):  # y is output and noise
+        scale = (0.5 * likelihood.mean_and_log_variance(y)[1]).exp()
+        return [(x, y + scale * _normal(y, member, _TARGETS, seed)) for member in range(members)], None
+    rows = torch.empty(len(y), dtype=torch.float64, device=y.device)
+    exponential = [-torch.special.log_ndtr(_normal(rows, member, _WEIGHTS, seed)) for member in range(members)]
+    return [(x, y.clone()) for _ in exponential], exponential
+
+
+def _normal(like: Tensor, member: int, purpose: int, seed: int) -> Tensor:
+    draw = noise.normal(seed, purpose, member, 0, like.shape, stream=noise.POSTERIOR, device=like.device)
+    return draw.to(like.dtype)
+
+
+def _half_cosine(done: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def _posteriors(
+    nets: Population,
+    model: nn.Module,
+    data: Pair,
+    likelihood: Likelihood,
+    prior: DiagonalGaussian,
+    last_layer: bool,
+) -> list[GaussianPosterior]:
+    """Of every member, whose weights are put into the model."""
+    if not last_layer:
+        return [DiagonalGaussian.point_mass(q.mean) for q in nets.posteriors]
+    dtype = next(iter(prior.mean.values())).dtype
+    x, y = (part.double() if part.is_floating_point() else part for part in data)
+    model.double()
+    found: list[GaussianPosterior] = []
+    for q in nets.posteriors:
+        with torch.no_grad():
+            for name, weight in q.match(model).items():
+                weight.copy_(q.mean[name])
+        found.append(_integrated(model, (x, y), likelihood, prior).to(dtype=dtype))
+    return found
+
+
+def _integrated(model: nn.Module, data: Pair, likelihood: Likelihood, prior: DiagonalGaussian) -> GaussianPosterior:
+    """The Laplace approximation over the last layer, at its mode given the features, which Newton's method finds.
+
+    Of a Gaussian likelihood the first step is exact, and the second one finds nothing left to do. The curvature is the
+    Fisher information, so that steps go downhill; one that goes too far is halved.
+
+    Raises:
+        RuntimeError: The mode is not found.
+    """
+    weights = dict(model.named_parameters())
+    before, step, least = torch.zeros(0), torch.zeros(0), math.inf
+    for _ in range(NEWTON_STEPS):
+        fitted = _curvature(model, data, likelihood)
+        layer = [weights[name] for name in fitted.random]
+        theta = nn.utils.parameters_to_vector(layer).detach()
+        decay = torch.cat([prior.variance[name].double().reciprocal().flatten() for name in fitted.random])
+        value = 0.5 * (decay * theta.square()).sum().item() - fitted.log_likelihood
+        if value > least + CLOSE:
+            step = 0.5 * step
+        else:
+            least, before = value, theta
+            gradient = decay * theta - _score(model, layer, data, likelihood)
+            assert isinstance(fitted.curvature, Tensor)
+            precision = fitted.curvature + decay.diag()
+            step = torch.linalg.solve(precision, gradient)
+            if gradient @ step <= CLOSE:
+                return _around(fitted, precision)
+        nn.utils.vector_to_parameters(before - step, layer)
+    raise RuntimeError(
+        f"the mode of the last layer must be found in {NEWTON_STEPS} steps, got a log density of {-least!r}"
+    )
+
+
+def _curvature(model: nn.Module, data: Pair, likelihood: Likelihood) -> Laplace:
+    return Laplace(model, data, likelihood=likelihood, structure="last_layer")
+
+
+def _around(fitted: Laplace, precision: Tensor) -> GaussianPosterior:
+    told = {"method": "laplace", "structure": "last_layer"}
+    random = DenseGaussian.from_precision({name: fitted.mean[name] for name in fitted.random}, precision, told)
+    fixed = {name: value for name, value in fitted.mean.items() if name not in fitted.random}
+    return PartialGaussian(random, fixed, list(fitted.mean)) if fixed else random
+
+
+def _score(model: nn.Module, layer: list[nn.Parameter], data: Pair, likelihood: Likelihood) -> Tensor:
+    """Gradient of the log-likelihood in the weights of a layer."""
+    total = torch.zeros(())
+    model.eval()
+    for inputs, target in batches(data, layer[0].device):
+        density = likelihood.log_density(model(inputs), target).sum()
+        total = total + torch.cat([part.flatten() for part in torch.autograd.grad(density, layer)])
+    return total
+
+
+def _is_positive(value: float) -> bool:
+    return 0 < value < math.inf
