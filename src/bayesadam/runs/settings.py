@@ -13,12 +13,13 @@ from bayesadam import files
 from bayesadam.checks import is_whole
 from bayesadam.runs.errors import RunError
 from bayesadam.sklearn import METHODS
+from bayesadam.sklearn.noise import NOISE
 
 FORMAT_VERSION = 1
 _RULE = "the config must have been written by bayesadam fit"
 _TUPLES = ("hidden", "drop", "keep", "missing")
 _LISTS = ("drop", "keep", "missing")
-_TEXTS = ("data", "target", "task", "method", "group", "time", "delimiter", "decimal", "device")
+_TEXTS = ("data", "target", "task", "method", "noise", "group", "time", "delimiter", "decimal", "device")
 _NEEDED = ("data", "target", "device")
 _MOST = 10**9
 
@@ -36,6 +37,7 @@ class Settings:
         members: Networks of the ensemble.
         epochs: Passes over the training rows.
         time_budget: Seconds of training.
+        noise: Of a regression: "auto", "constant", "input", or the known standard deviation, a number as text.
         group: Column whose groups stay together.
         time: Column by which the last rows are held out.
         held_out: Share of the rows to test on.
@@ -60,6 +62,7 @@ class Settings:
     members: int | None = None
     epochs: int | None = None
     time_budget: float | None = None
+    noise: str | None = None
     group: str | None = None
     time: str | None = None
     held_out: float = 0.1
@@ -89,6 +92,8 @@ class Settings:
             raise RunError(f"--day-first must be true or false, got {self.day_first!r}")
         if self.method is not None and self.method not in METHODS:
             raise RunError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
+        if self.noise is not None and self.noise not in NOISE and not 0 < _number(self.noise) < float("inf"):
+            raise RunError(f"--noise must be one of {', '.join(NOISE)} or a positive number, got {self.noise!r}")
         for name in ("members", "epochs"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):
@@ -124,6 +129,8 @@ class Settings:
         """Keyword arguments of the estimator."""
         names = ("method", "hidden", "members", "epochs", "time_budget")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        if self.noise is not None:
+            given["noise"] = self.noise if self.noise in NOISE else float(self.noise)
         return {"random_state": self.seed, "device": self.device, **given}
 
     def changed(self, options: Mapping[str, Any]) -> list[str]:
@@ -204,6 +211,13 @@ def parse_hidden(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:  # of numbers with thousands of digits, too
         raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {text!r}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _check_device(name: str) -> None:

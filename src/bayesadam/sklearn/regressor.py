@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils.metaestimators import available_if
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
@@ -20,8 +21,10 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods
 from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
-from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
+from bayesadam.sklearn.calibration import Scales, conformal_quantile
+from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated, check_noise
 from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
@@ -29,9 +32,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     """Regression with calibrated uncertainty: a small ensemble of Bayesian networks, trained as one population.
 
     Inputs and targets are standardised; inputs in one unit, such as pixels, by one deviation for all. Every member
-    leaves out a part of the rows, and every row is left out by two members; their errors there calibrate the predictive
-    variance, ``a epistemic + b aleatoric``. The prediction is a Gaussian per row. Defaults are for tables of a hundred
-    to some ten thousand rows and need no tuning.
+    leaves out a part of the rows, and every row is left out by two members; their errors there tell how the noise
+    depends on the inputs, and calibrate the predictive variance, ``a epistemic + b aleatoric``. Far away from the
+    training rows the epistemic variance grows without bound. The prediction is a Gaussian per row. Defaults are for
+    tables of a hundred to some ten thousand rows and need no tuning.
 
     Counts, positive numbers and errors with heavy tails have a ``likelihood`` of their own. The prediction is then the
     mixture over the members' posterior samples, which is not calibrated: ``calibrate`` does nothing. Targets are
@@ -49,7 +53,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         lr: Learning rate, in full for the first half of the training and by a cosine to 0 in the second.
         prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
             strength of the weight decay.
-        heteroscedastic: Let the networks give the noise's variance too, so that it depends on the inputs.
+        noise: ``"constant"``: the noise has one standard deviation for all rows. ``"input"``: it depends on the inputs,
+            by small networks that are fitted to the errors of the rows left out, after the training of the mean, which
+            is the same. ``"auto"``: the latter where these errors are described better by it, by more than the standard
+            error of the gain. Or a positive number, the known standard deviation in the units of the targets: training
+            uses it, and calibration scales the epistemic variance only. Must be ``"auto"`` for a ``likelihood`` other
+            than ``"gaussian"``, which says itself what the noise is.
         likelihood: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or ``"negative_binomial"`` for counts;
             ``"log_normal"`` or ``"gamma"`` for positive targets: their parameters are learned, one per target. Or a
             :class:`bayesadam.likelihoods.Likelihood` for the targets in their units, your own for instance.
@@ -57,7 +66,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
             at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
-        calibrate: Fit the scales of the variances on the rows left out; else both are 1.
+        calibrate: Fit the scales of the variances on the rows left out; else both are 1, and the noise is constant.
         time_budget: Seconds for the training: there are as many epochs as fit.
         device: Of PyTorch.
         random_state: A number, a ``RandomState`` or ``None``, as scikit-learn's.
@@ -67,7 +76,11 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_`` (for
             standardised inputs and targets).
         network_: ``nn.Module``.
-        calibration_: ``{"epistemic": a, "aleatoric": b}``, one each per output.
+        calibration_: ``{"epistemic": a, "aleatoric": b, "error": e}``, one each per output: the factors of both
+            variances, and the standard deviation of the logarithm of ``a``, given the rows left out. Above about 0.5
+            these rows hardly tell epistemic from aleatoric variance. It is 0 where there was no calibration.
+        noise_: ``"constant"``, ``"input"`` or ``"known"`` for each output: how its noise is described; ``"likelihood"``
+            where the likelihood does.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
         epochs_: Epochs that the members were trained for.
         stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
@@ -89,7 +102,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float = 0.01,
         prior_precision: float = 0.1,
-        heteroscedastic: bool = False,
+        noise: str | float = "auto",
         likelihood: Any = "gaussian",
         mc_samples: int = 32,
         standardize: bool = True,
@@ -116,7 +129,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
-        self.heteroscedastic = heteroscedastic
+        self.noise = noise
         self.likelihood = likelihood
 
     def predict(self, X: ArrayLike, return_std: bool = False) -> Any:
@@ -128,7 +141,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     def predictive(self, X: ArrayLike) -> GaussianPredictive | MixturePredictive:
         """The whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
 
-        Its epistemic variance is the mean of the members' own, or for members without posteriors that of their means.
+        Its epistemic variance is the mean of the members' own, if they have any, plus the variance between their means.
         With a likelihood that is not Gaussian it is a mixture over posterior samples of all members, with the means of
         the parameters that the members' likelihoods have learned.
         """
@@ -137,11 +150,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         found = [self._standardised(part) for part in self._in_parts(X)]
         mean, epistemic, aleatoric = (np.concatenate(parts) for parts in zip(*found, strict=True))
         scale = self._y_std
-        values = (
-            self._y_mean + scale * mean,
-            scale**2 * self.calibration_["epistemic"] * epistemic,
-            scale**2 * self.calibration_["aleatoric"] * aleatoric,
-        )
+        values = (self._y_mean + scale * mean, scale**2 * epistemic, scale**2 * aleatoric)
         return GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, conformal: bool = False) -> Array:
@@ -231,21 +240,28 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _check(self) -> None:
         super()._check()
-        if not isinstance(self.heteroscedastic, bool | np.bool_):
-            raise ValueError(f"heteroscedastic must be True or False, got {self.heteroscedastic!r}")
         likelihoods.check(self.likelihood)
-        if self.heteroscedastic and self.likelihood != "gaussian":
-            raise ValueError(f"heteroscedastic must be False with likelihood={self.likelihood!r}, got True")
+        check_noise(self.noise, self.likelihood)
+        if self.noise == "input" and not self.calibrate:
+            raise ValueError("calibrate must be True with noise='input', got False")
 
     _several: bool
     _template: Likelihood
     _start: Tensor | None = None
+    _patterns: list[NoisePattern | None]
+    _reach: Reach | None
+    _between: bool
+    """Whether the variance between members with posteriors counts, as it did not up to version 2 of the files."""
 
     @property
     def _gaussian(self) -> bool:
         """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
         given = self.likelihood
         return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
+
+    @property
+    def _known_noise(self) -> bool:
+        return not isinstance(self.noise, str)
 
     def _validated(
         self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True
@@ -270,8 +286,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self._template, self._start = self._likelihood_of(y.shape[1]), None
         if self._template.defines("rescaled") or isinstance(self._template, HeteroscedasticGaussian):
             self._y_mean, self._y_std = column_scales(y, weight)
-            if isinstance(self.likelihood, Likelihood) and self._template.defines("rescaled"):
-                self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std).float())
+            if isinstance(self.likelihood, Likelihood) or self._known_noise:
+                self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std)).float()
         else:
             self._y_mean, self._y_std = np.zeros(y.shape[1]), np.ones(y.shape[1])
         if not self._gaussian:
@@ -301,12 +317,13 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return made
 
     def _likelihood_of(self, outputs: int) -> Likelihood:
-        """For so many targets, before anything is known of them."""
-        if self.heteroscedastic:
-            return HeteroscedasticGaussian()
+        """For so many targets, before anything is known of them; in single precision."""
+        if self._known_noise:
+            noise = torch.full((outputs,), float(self.noise), dtype=torch.float64)
+            return Gaussian(torch.ones(outputs)).rescaled(noise).float()
         if self.likelihood == "gaussian":
-            return Gaussian(torch.full((outputs,), 10.0), learned=True)
-        return likelihoods.made(self.likelihood, outputs)
+            return Gaussian(torch.full((outputs,), 10.0), learned=True).float()
+        return likelihoods.made(self.likelihood, outputs).float()
 
     def _center(self, pred: Predictive) -> Tensor:
         return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
@@ -326,23 +343,55 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
         width = len(self._y_mean)
-        scales = np.ones((2, width))
-        known = None
-        if self.calibrate and before is not None:
-            known = scales = np.stack([before["epistemic"], before["aleatoric"]])
+        scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
+        known: list[Any] = [None] * width
+        patterns: list[NoisePattern | None] = [None] * width
+        reach = Reach.of(_numpy(inputs), weight)
+        if before is None:
+            self._between, self._reach = True, reach
+        else:
+            self._reach = None if self._reach is None else self._reach.joined(reach)
+            patterns = self._patterns
+            known = list(zip(before["epistemic"], before["aleatoric"], strict=True))
+            if self.calibrate:
+                scales = [Scales(*pair, 0.0, e) for pair, e in zip(known, before["error"], strict=True)]
         rows = divided.rows
         if self.calibrate and self._gaussian and len(rows) >= 2:
-            scales = np.empty((2, width))
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
             for member in np.flatnonzero(divided.left_out.any(1)).tolist():
                 own = np.flatnonzero(divided.left_out[member])
                 found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
             residual = _numpy(targets)[rows] - mean
+            own_inputs = _numpy(inputs)[rows]
+            described = self.noise if self._known_noise or self._learned_noise else "constant"
             for output in range(width):
-                parts = (residual[:, output], epistemic[:, output], aleatoric[:, output], weight[rows])
-                scales[:, output] = variance_scales(*parts, None if known is None else known[:, output])
-        self.calibration_ = {"epistemic": scales[0], "aleatoric": scales[1]}
+                parts = (values[:, output] for values in (mean, residual, epistemic, aleatoric))
+                left_out = LeftOut(own_inputs, *parts, weight[rows], divided.fold[rows])
+                pair = None if known[output] is None else np.array(known[output])
+                scales[output], patterns[output] = calibrated(left_out, described, pair, patterns[output])
+        self._patterns = patterns
+        self.calibration_ = {
+            "epistemic": np.array([found.epistemic for found in scales]),
+            "aleatoric": np.array([found.aleatoric for found in scales]),
+            "error": np.array([found.error for found in scales]),
+        }
+
+    @property
+    def noise_(self) -> Any:
+        """How the noise of each output is described."""
+        check_is_fitted(self, "posterior_")
+        names = ["constant" if pattern is None else "input" for pattern in self._patterns]
+        if self._known_noise:
+            names = ["known"] * len(names)
+        elif not self._learned_noise:
+            names = ["likelihood"] * len(names)
+        return names if self._several else names[0]
+
+    @property
+    def _learned_noise(self) -> bool:
+        """Whether one variance of the noise, the same for all rows, is learned in training."""
+        return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
 
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
         """Of all members' samples, in the units of the targets and float64."""
@@ -360,9 +409,18 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return pred.rescale(*map(torch.as_tensor, scales))
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
-        """Mean, epistemic and aleatoric variance of the ensemble before the calibration, each ``(N, K)``."""
-        parts = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
-        return self._moments(parts, np.ones((parts.shape[1], 1, 1), dtype=bool))
+        """Mean, epistemic and aleatoric variance of the ensemble, calibrated, each ``(N, K)``."""
+        found = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
+        mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
+        inputs = _numpy(X)
+        aleatoric = self.calibration_["aleatoric"] * aleatoric
+        for output, pattern in enumerate(self._patterns):
+            if pattern is not None:
+                aleatoric[:, output] *= np.exp(pattern.log_factor(inputs, mean[:, output]))
+        epistemic = self.calibration_["epistemic"] * epistemic
+        if self._reach is not None:
+            epistemic = epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
+        return mean, epistemic, aleatoric
 
     def _member(self, X: Tensor, member: int) -> Array:
         """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
@@ -372,10 +430,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
         count = there.sum(0)
         mean = parts[0]
-        center, within, noise = ((values * there).sum(0) / count for values in parts)
-        if self._method.predict == "mean":
-            within = ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
-        return center, within, noise
+        center, spread, noise = ((values * there).sum(0) / count for values in parts)
+        if self._between or self._method.predict == "mean":
+            spread = spread + ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+        return center, spread, noise
 
 
 def _parts(pred: Predictive) -> Array:
