@@ -286,7 +286,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self._template, self._start = self._likelihood_of(y.shape[1]), None
         if self._template.defines("rescaled") or isinstance(self._template, HeteroscedasticGaussian):
             self._y_mean, self._y_std = column_scales(y, weight)
-            if isinstance(self.likelihood, Likelihood) or self._known_noise:
+            given = isinstance(self.likelihood, Likelihood) or self._known_noise
+            if given and self._template.defines("rescaled"):
                 self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std)).float()
         else:
             self._y_mean, self._y_std = np.zeros(y.shape[1]), np.ones(y.shape[1])
@@ -349,12 +350,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         reach = Reach.of(_numpy(inputs), weight)
         if before is None:
             self._between, self._reach = True, reach
-        else:
-            self._reach = None if self._reach is None else self._reach.joined(reach)
-            patterns = self._patterns
-            known = list(zip(before["epistemic"], before["aleatoric"], strict=True))
-            if self.calibrate:
-                scales = [Scales(*pair, 0.0, e) for pair, e in zip(known, before["error"], strict=True)]
+        elif self._reach is not None:
+            self._reach = self._reach.joined(reach)
+        if before is not None and self.calibrate:
+            patterns = list(self._patterns)
+            known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
+            scales = [Scales(*pair, 0.0, error) for pair, error in zip(known, before["error"], strict=True)]
         rows = divided.rows
         if self.calibrate and self._gaussian and len(rows) >= 2:
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
@@ -368,8 +369,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             for output in range(width):
                 parts = (values[:, output] for values in (mean, residual, epistemic, aleatoric))
                 left_out = LeftOut(own_inputs, *parts, weight[rows], divided.fold[rows])
-                pair = None if known[output] is None else np.array(known[output])
-                scales[output], patterns[output] = calibrated(left_out, described, pair, patterns[output])
+                scales[output], patterns[output] = calibrated(left_out, described, known[output], patterns[output])
         self._patterns = patterns
         self.calibration_ = {
             "epistemic": np.array([found.epistemic for found in scales]),
