@@ -169,7 +169,7 @@ def _loss(left_out: LeftOut, scales: Scales, values: Floats) -> Floats:
 
 
 def _features(inputs: Floats, mean: Floats) -> Floats:
-    return BEND * np.tanh(np.concatenate([inputs, mean[:, None]], axis=1, dtype=np.float32) / np.float32(BEND))
+    return np.asarray(BEND * np.tanh(np.concatenate([inputs, mean[:, None]], axis=1, dtype=np.float64) / BEND))
 
 
 class _Networks:
@@ -197,7 +197,7 @@ class _Networks:
         """Sum of the squared weights."""
         return self.linear.square().sum() + self.hidden.square().sum() + self.out.square().sum()
 
-    def average(self) -> tuple[dict[str, Floats], float]:
+    def average(self) -> tuple[dict[str, Any], float]:
         """Arrays of a :class:`NoisePattern`, which is their mean without its constant, and this constant."""
         linear, hidden, bias, out, level = (value.detach().numpy() for value in self.parameters())
         arrays = {
@@ -219,7 +219,7 @@ def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | 
     if len(names) < 2:
         return None
     own = (torch.from_numpy(numbers) == torch.arange(len(names))[:, None]).float()
-    features = torch.from_numpy(_features(left_out.inputs, left_out.mean))
+    features = torch.from_numpy(_features(left_out.inputs, left_out.mean)).float()
     square, spread, weight = (
         torch.from_numpy(np.asarray(values, dtype=np.float32))
         for values in (left_out.residual**2, epistemic, left_out.weight / left_out.weight.mean())

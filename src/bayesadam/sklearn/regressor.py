@@ -355,7 +355,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if before is not None and self.calibrate:
             patterns = list(self._patterns)
             known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
-            scales = [Scales(*pair, 0.0, error) for pair, error in zip(known, before["error"], strict=True)]
+            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
         rows = divided.rows
         if self.calibrate and self._gaussian and len(rows) >= 2:
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
@@ -367,8 +367,15 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             own_inputs = _numpy(inputs)[rows]
             described = self.noise if self._known_noise or self._learned_noise else "constant"
             for output in range(width):
-                parts = (values[:, output] for values in (mean, residual, epistemic, aleatoric))
-                left_out = LeftOut(own_inputs, *parts, weight[rows], divided.fold[rows])
+                left_out = LeftOut(
+                    own_inputs,
+                    mean[:, output],
+                    residual[:, output],
+                    epistemic[:, output],
+                    aleatoric[:, output],
+                    weight[rows],
+                    divided.fold[rows],
+                )
                 scales[output], patterns[output] = calibrated(left_out, described, known[output], patterns[output])
         self._patterns = patterns
         self.calibration_ = {
