@@ -224,7 +224,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """Go on with new rows: the posterior of every member is the prior of what it learns now.
 
         The first call is ``fit``; later ones keep its scales. What was known of noise and
-        calibration counts as 50 rows beside the new ones. For methods whose training has a posterior.
+        calibration counts as 50 rows beside the new ones; how the noise depends on the inputs is kept once it is found.
+        For methods whose training has a posterior.
         """
         if not hasattr(self, "posterior_"):
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
