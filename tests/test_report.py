@@ -677,6 +677,16 @@ class TestNumbers:
         chart = uncertainty.epistemic_share(digits()["held_out"], "classification")
         assert {row[1:3] for row in chart.rows} == {("25.0%", "75.0%")}
 
+    @pytest.mark.parametrize(
+        ("error", "bounds", "known"), [(None, "", True), (0.1, "20% to 31%", True), (0.5, "9% to 68%", False)]
+    )
+    def test_epistemic_share_that_the_rows_hardly_tell(self, error, bounds, known):
+        chart = uncertainty.epistemic_share(houses()["held_out"], "regression", error)
+        assert ("which more data would reduce" in chart.reading) == known
+        assert bounds in chart.label
+        assert ("left out" in chart.label) == (error is not None)
+        assert (f"from {bounds} may be epistemic" in chart.reading) == (not known)
+
     def test_confusion_and_reliability(self):
         data = digits(300)
         held, names = data["held_out"], data["classes"]

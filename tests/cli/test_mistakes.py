@@ -195,6 +195,8 @@ class TestOptions:
             (["--epochs", "-1"], "--epochs must be at least 1, got -1"),
             (["--time-budget", "0"], "--time-budget must be a positive number of seconds, got 0.0"),
             (["--time-budget", "9", "--epochs", "5"], "--time-budget must not be given with --epochs"),
+            (["--noise", "loud"], "--noise must be one of auto, constant, input or a positive number, got 'loud'"),
+            (["--noise", "-1"], "--noise must be one of auto, constant, input or a positive number, got '-1'"),
             (["--held-out", "0.9"], "--held-out must be in (0, 0.5], got 0.9"),
             (["--seed", "-1"], "--seed must be in [0, 2**32), got -1"),
             (["--device", "cuda:77"], "--device must be a device that is there, such as cpu, got 'cuda:77' ("),
@@ -216,6 +218,11 @@ class TestOptions:
     def test_fit(self, refused, numbers, tmp_path, options, message):
         found = refused("fit", numbers, "--target", "price", "--out", tmp_path / "run", *options)
         assert found.startswith(message)
+
+    def test_noise_of_a_classification(self, refused, tmp_path):
+        path = put(tmp_path / "t.csv", {"a": np.arange(60.0) ** 0.5, "y": ["no", "yes"] * 30})
+        found = refused("fit", path, "--target", "y", "--out", tmp_path / "run", "--noise", "input")
+        assert found == "--noise must not be given for a classification, got 'input'"
 
     @pytest.mark.parametrize(
         "settings",

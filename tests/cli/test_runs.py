@@ -96,6 +96,8 @@ class TestSettings:
             {},
             {"method": "vadam", "hidden": (100, 50), "members": 3, "epochs": 7, "seed": 5, "device": "cpu"},
             {"time_budget": 2.5, "group": "a b", "drop": ("x", "it's"), "missing": ("-", "?"), "day_first": True},
+            {"noise": "input"},
+            {"noise": "0.25"},
             {"keep": ("day", "a b"), "delimiter": ";", "decimal": ","},
             {"time": "day", "delimiter": "\t", "held_out": 0.25, "task": "classification", "hidden": ()},
         ],

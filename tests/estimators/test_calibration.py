@@ -8,6 +8,7 @@ from scipy.optimize import minimize
 import bayesadam as ba
 from bayesadam.sklearn.calibration import (
     KNOWN,
+    PRIOR,
     conformal_quantile,
     effective_rows,
     settle_,
@@ -17,43 +18,102 @@ from bayesadam.sklearn.calibration import (
 )
 
 
-def loss(scales, residual, epistemic, aleatoric, weight):
-    variance = scales[0] * epistemic + scales[1] * aleatoric
-    return np.average(residual**2 / variance + np.log(variance), weights=weight)
+def penalised(point, residual, epistemic, aleatoric, weight, pattern=0.0, center=(0.0, 0.0), known=PRIOR):
+    """Half of what is minimised, from its definition: rows count as many as they are effectively."""
+    variance = np.exp(point[0]) * epistemic + np.exp(point[1] + point[2] * pattern) * aleatoric
+    share = weight * effective_rows(weight) / weight.sum()
+    fit = 0.5 * (share * (residual**2 / variance + np.log(variance))).sum()
+    return fit + 0.25 * known * ((np.array(point[:2]) - np.array(center)) ** 2).sum()
 
 
-@pytest.mark.parametrize("unit", [1.0, 1e-4, 1e5])
-def test_scales_that_data_were_made_with(unit):
+@pytest.mark.parametrize("scale", [1.0, 0.1, 10.0])
+def test_scales_that_data_were_made_with(scale):
     generator = np.random.default_rng(0)
     epistemic, aleatoric = generator.gamma(1.0, 1.0, 20_000), np.full(20_000, 0.3)
-    residual = unit * generator.standard_normal(20_000) * np.sqrt(2.5 * epistemic + 0.7 * aleatoric)
-    a, b = variance_scales(residual, epistemic, aleatoric, np.ones(20_000))
-    assert a == pytest.approx(2.5 * unit**2, rel=0.06)
-    assert b == pytest.approx(0.7 * unit**2, rel=0.1)
+    residual = scale * generator.standard_normal(20_000) * np.sqrt(2.5 * epistemic + 0.7 * aleatoric)
+    found = variance_scales(residual, epistemic, aleatoric, np.ones(20_000))
+    assert found.epistemic == pytest.approx(2.5 * scale**2, rel=0.06)
+    assert found.aleatoric == pytest.approx(0.7 * scale**2, rel=0.1)
+    assert found.strength == 0.0
+    assert found.error < 0.1
 
 
-def test_scales_are_the_maximum():
-    generator = np.random.default_rng(1)
-    epistemic, aleatoric, weight = generator.gamma(1.0, 1.0, (3, 60))
-    residual = generator.standard_normal(60) * np.sqrt(0.5 * epistemic + 2.0 * aleatoric)
-    found = variance_scales(residual, epistemic, aleatoric, weight)
+@pytest.mark.parametrize("seed", range(6))
+def test_scales_are_the_maximum(seed):
+    generator = np.random.default_rng(seed)
+    rows = (8, 60, 60, 300, 300, 2_000)[seed]
+    epistemic, aleatoric, weight = generator.gamma(1.0, 1.0, (3, rows))
+    pattern = generator.standard_normal(rows)
+    residual = generator.standard_normal(rows) * np.sqrt(0.5 * epistemic + 2.0 * aleatoric * np.exp(0.6 * pattern))
+    data = (residual, epistemic, aleatoric, weight)
+    found = variance_scales(*data, pattern=pattern)
+    bounds = [(math.log(1e-3), math.log(1e3)), (math.log(1e-6), math.log(1e6)), (0.0, 1.0)]
+    best = minimize(penalised, [0.0, 0.0, 0.5], (*data, pattern), bounds=bounds, method="L-BFGS-B", tol=1e-12)
+    point = [math.log(found.epistemic), math.log(found.aleatoric), found.strength]
+    assert penalised(point, *data, pattern) <= best.fun + 1e-6
+    without = variance_scales(*data)
+    best = minimize(lambda p: penalised((*p, 0.0), *data), [0.0, 0.0], method="Nelder-Mead", tol=1e-10)
+    point = [math.log(without.epistemic), math.log(without.aleatoric), 0.0]
+    assert penalised(point, *data) <= best.fun + 1e-6
+
+
+def test_known_noise_keeps_its_scale():
+    generator = np.random.default_rng(2)
+    epistemic, aleatoric, weight = generator.gamma(1.0, 1.0, (3, 80))
+    residual = generator.standard_normal(80) * np.sqrt(3.0 * epistemic + 4.0 * aleatoric)
+    found = variance_scales(residual, epistemic, aleatoric, weight, fixed_noise=True)
+    assert found.aleatoric == 1.0
     best = minimize(
-        lambda p: loss(np.exp(p), residual, epistemic, aleatoric, weight), [0.0, 0.0], method="Nelder-Mead", tol=1e-10
+        lambda p: penalised((p[0], 0.0, 0.0), residual, epistemic, aleatoric, weight), [0.0], method="Nelder-Mead"
     )
-    assert loss(found, residual, epistemic, aleatoric, weight) <= best.fun + 1e-6
+    assert math.log(found.epistemic) == pytest.approx(best.x[0], abs=1e-3)
 
 
-def test_a_variance_that_is_zero_has_no_scale():
-    residual = np.array([1.0, -2.0, 2.0, 1.0])
-    a, b = variance_scales(residual, np.zeros(4), np.full(4, 0.5), np.ones(4))
-    assert a == 0.0
-    assert 0.5 * b == pytest.approx(2.5, rel=1e-4)
+class TestTwoPartsThatRowsDoNotTellApart:
+    """Their sum is known, and how it is shared is the prior's; no factor runs off to 0 or to infinity."""
 
+    def test_in_proportion(self):
+        residual = np.random.default_rng(0).standard_normal(400)
+        found = variance_scales(residual, np.full(400, 0.2), np.full(400, 0.4), np.ones(400))
+        total = 0.2 * found.epistemic + 0.4 * found.aleatoric
+        assert total == pytest.approx((residual**2).mean(), rel=0.02)
+        assert 0.5 < found.epistemic < 3.0
+        assert 0.5 < found.aleatoric < 3.0
+        assert found.error > 0.5
 
-def test_exact_predictions_give_no_infinite_density():
-    a, b = variance_scales(np.zeros(5), np.ones(5), np.ones(5), np.ones(5))
-    assert 0 <= a + b < 1e-10
-    assert math.isfinite(a + b)
+    def test_far_rows_tell_them_apart(self):
+        """They differ where a tenth of the rows is far from the others."""
+        generator = np.random.default_rng(1)
+        epistemic = np.where(np.arange(2_000) % 10 == 0, 2.0, 0.02)
+        residual = generator.standard_normal(2_000) * np.sqrt(0.25 * epistemic + 0.4)
+        near = epistemic < 1.0
+        few = variance_scales(residual[near], epistemic[near], np.full(1_800, 0.4), np.ones(1_800))
+        found = variance_scales(residual, epistemic, np.full(2_000, 0.4), np.ones(2_000))
+        assert found.epistemic == pytest.approx(0.25, rel=0.4)
+        assert found.error < 0.25 < 0.8 < few.error
+
+    def test_of_heavy_tails_rows_say_less(self):
+        generator = np.random.default_rng(2)
+        epistemic, aleatoric = generator.gamma(1.0, 1.0, 500), np.full(500, 0.5)
+        deviation = np.sqrt(epistemic + aleatoric)
+        normal = variance_scales(generator.standard_normal(500) * deviation, epistemic, aleatoric, np.ones(500))
+        heavy = variance_scales(generator.standard_t(3, 500) * deviation / 3**0.5, epistemic, aleatoric, np.ones(500))
+        assert heavy.error > 1.4 * normal.error
+
+    def test_no_error_left(self):
+        """Of residuals that are all 0 the factors are what the prior and the bounds leave."""
+        few = variance_scales(np.zeros(5), np.ones(5), np.ones(5), np.ones(5))
+        many = variance_scales(np.zeros(5_000), np.ones(5_000), np.ones(5_000), np.ones(5_000))
+        assert 0.1 < few.epistemic < 1.0
+        assert many.epistemic == pytest.approx(1e-3)
+        assert 0.0 < many.aleatoric < 1e-3
+
+    def test_a_variance_that_is_zero(self):
+        residual = np.tile([1.0, -2.0, 2.0, 1.0], 100)
+        found = variance_scales(residual, np.zeros(400), np.full(400, 0.5), np.ones(400))
+        assert found.epistemic == pytest.approx(1.0)
+        assert 0.5 * found.aleatoric == pytest.approx(2.5, rel=0.02)
+        assert found.error == pytest.approx(1.0)
 
 
 def test_temperature_that_data_were_made_with():
@@ -99,8 +159,8 @@ def test_noise_that_was_learned_before_counts_as_so_many_rows():
 def test_a_row_hardly_moves_scales_that_are_known(residual):
     before = np.array([0.4, 1.3])
     found = variance_scales(np.array([residual]), np.array([0.1]), np.array([0.5]), np.ones(1), before)
-    np.testing.assert_allclose(found, before, rtol=0.3)
-    assert (np.array(found) > before).all() == (residual == 3.0)
+    np.testing.assert_allclose(found[:2], before, rtol=0.3)
+    assert (np.array(found[:2]) > before).all() == (residual == 3.0)
 
 
 def test_known_scales_are_a_normal_prior_of_their_logarithms():
@@ -109,22 +169,24 @@ def test_known_scales_are_a_normal_prior_of_their_logarithms():
     residual = generator.standard_normal(60) * np.sqrt(0.5 * epistemic + 2.0 * aleatoric)
     before = np.array([1.5, 0.5])
 
-    def target(p):
-        drawn = 0.5 * KNOWN / effective_rows(weight) * ((p - np.log(before)) ** 2).sum()
-        return loss(np.exp(p), residual, epistemic, aleatoric, weight) + drawn
-
     found = variance_scales(residual, epistemic, aleatoric, weight, before)
-    best = minimize(target, [0.0, 0.0], method="Nelder-Mead", tol=1e-10)
-    np.testing.assert_allclose(np.log(found), best.x, atol=1e-4)
+    data = (residual, epistemic, aleatoric, weight)
+    best = minimize(
+        lambda p: penalised((*p, 0.0), *data, center=np.log(before), known=KNOWN),
+        [0.0, 0.0],
+        method="Nelder-Mead",
+        tol=1e-10,
+    )
+    np.testing.assert_allclose(np.log(found[:2]), best.x, atol=1e-4)
 
 
 def test_many_rows_find_a_scale_that_was_0():
     generator = np.random.default_rng(0)
     epistemic, aleatoric = generator.gamma(1.0, 1.0, 20_000), np.full(20_000, 0.3)
     residual = generator.standard_normal(20_000) * np.sqrt(2.5 * epistemic + 0.7 * aleatoric)
-    a, b = variance_scales(residual, epistemic, aleatoric, np.ones(20_000), np.array([1e-9, 3.0]))
-    assert a == pytest.approx(2.5, rel=0.1)
-    assert b == pytest.approx(0.7, rel=0.2)
+    found = variance_scales(residual, epistemic, aleatoric, np.ones(20_000), np.array([1e-9, 3.0]))
+    assert found.epistemic == pytest.approx(2.5, rel=0.1)
+    assert found.aleatoric == pytest.approx(0.7, rel=0.2)
 
 
 def test_a_temperature_that_is_known():
@@ -150,12 +212,12 @@ def test_how_strongly_an_earlier_temperature_holds():
     weight = torch.rand(30, generator=generator, dtype=torch.float64)
     force = 0.25 * KNOWN * float(weight.sum()) / effective_rows(weight.numpy())
 
-    def penalised(point):
+    def with_prior(point):
         parts = (log_probs / math.exp(point[0])).log_softmax(-1)
         density = parts.logsumexp(0)[torch.arange(30), labels]
         return force * (point[0] - math.log(0.7)) ** 2 - float((weight * density).sum())
 
-    best = minimize(penalised, [0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}).x[0]
+    best = minimize(with_prior, [0.0], method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-10}).x[0]
     assert temperature(log_probs, labels, weight, 0.7) == pytest.approx(math.exp(best), rel=1e-3)
     free = temperature(log_probs, labels, weight)
     assert abs(math.log(free / 0.7)) > 3 * abs(best - math.log(0.7)) > 0.003

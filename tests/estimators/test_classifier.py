@@ -138,3 +138,15 @@ def test_a_few_rows_leave_the_temperature_about_as_it_was(count, blobs):
         new = slice(first, first + count)
         after = copy.deepcopy(model).partial_fit(x[new], y[new]).calibration_["temperature"]
         assert after == before if count == 1 else after == pytest.approx(before, rel=0.2)
+
+
+@pytest.mark.parametrize("method", ["laplace", "vadam", "fawn-vi"])
+def test_double_precision_as_default(method, blobs):
+    options = {"members": 2, "hidden": (4,), "epochs": 5, "mc_samples": 2, "random_state": 0}
+    expected = BayesianMLPClassifier(method, **options).fit(*blobs).predict_proba(blobs[0])
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = BayesianMLPClassifier(method, **options).fit(*blobs).predict_proba(blobs[0])
+    finally:
+        torch.set_default_dtype(torch.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)

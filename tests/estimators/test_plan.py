@@ -30,6 +30,9 @@ def test_groups_stay_together():
             kept = {group for group, out in zip(groups, mask, strict=True) if not out}
             assert not left_out & kept
             assert kept
+    fold = plan(60, 8, groups, 1).fold
+    assert (fold.reshape(12, 5) == fold[::5, None]).all()
+    assert sorted(np.bincount(fold[::5])) == [1] * 8 + [2] * 2
 
 
 def test_large_tables_share_one_held_out_part():

@@ -15,7 +15,7 @@ from sklearn.preprocessing import StandardScaler
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.scaling import column_scales, input_scales
-from bayesadam.sklearn import METHODS, BayesianMLPRegressor
+from bayesadam.sklearn import METHODS, BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.training import Training
 
 QUICK = {"members": 4, "hidden": (20,), "epochs": 300, "lr": 0.03, "random_state": 0}
@@ -111,14 +111,101 @@ def test_several_targets(curve):
     np.testing.assert_allclose(std[:, 1].mean(), 0.001 * std[:, 0].mean(), rtol=0.3)
 
 
-def test_noise_that_depends_on_the_input():
-    generator = np.random.default_rng(2)
-    x = generator.uniform(-2.0, 2.0, (600, 1))
-    y = x[:, 0] + np.where(x[:, 0] > 0, 0.8, 0.1) * generator.standard_normal(600)
-    model = BayesianMLPRegressor(**{**QUICK, "epochs": 500}, heteroscedastic=True).fit(x, y)
-    _, std = model.predict([[-1.0], [1.0]], return_std=True)
-    assert std[0] == pytest.approx(0.1, rel=0.4)
-    assert std[1] == pytest.approx(0.8, rel=0.3)
+class TestNoise:
+    @pytest.fixture
+    def loud(self):
+        """The noise is 0.1 left of 0 and 0.8 right of it; of a second target it is 0.4 everywhere."""
+        generator = np.random.default_rng(2)
+        x = generator.uniform(-2.0, 2.0, (600, 1))
+        noise = np.stack([np.where(x[:, 0] > 0, 0.8, 0.1), np.full(600, 0.4)], 1)
+        return x, x + noise * generator.standard_normal((600, 2))
+
+    @pytest.mark.parametrize("method", ["laplace", "vadam"])
+    def test_that_depends_on_the_input(self, method, loud):
+        x, y = loud
+        model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 500}).fit(x, y[:, 0])
+        assert model.noise_ == "input"
+        _, std = model.predict([[-1.0], [1.0]], return_std=True)
+        assert std[0] == pytest.approx(0.1, rel=0.5)
+        assert std[1] == pytest.approx(0.8, rel=0.3)
+
+    def test_of_each_target(self, loud):
+        model = BayesianMLPRegressor(**QUICK).fit(*loud)
+        assert model.noise_[0] == "input"
+        aleatoric = model.predictive([[-1.0], [1.0]]).aleatoric
+        assert aleatoric[1, 0] > 10.0 * aleatoric[0, 0]
+        assert aleatoric[:, 1].sqrt().tolist() == pytest.approx([0.4, 0.4], rel=0.3)
+
+    def test_does_not_touch_the_mean(self, loud):
+        x, y = loud[0], loud[1][:, 0]
+        options = {**QUICK, "epochs": 50}
+        models = [BayesianMLPRegressor(noise=noise, **options).fit(x, y) for noise in ("constant", "auto", "input")]
+        assert [model.noise_ for model in models] == ["constant", "input", "input"]
+        for model in models[1:]:
+            np.testing.assert_array_equal(model.predict(x), models[0].predict(x))
+        aleatoric = models[0].predictive(x).aleatoric
+        assert aleatoric.max() == aleatoric.min()
+
+    def test_that_is_known(self, loud, tmp_path):
+        x, y = loud[0], 1_000.0 * loud[1]
+        model = BayesianMLPRegressor(noise=400.0, **QUICK).fit(x, y)
+        assert model.noise_ == ["known", "known"]
+        np.testing.assert_allclose(model.predictive(x).aleatoric, 160_000.0, rtol=1e-5)
+        assert model.calibration_["aleatoric"].tolist() == [1.0, 1.0]
+        assert (model.calibration_["epistemic"] != 1.0).all()
+        for member in model._likelihoods:
+            np.testing.assert_allclose(member.noise_precision, (model._y_std / 400.0) ** 2, rtol=1e-5)
+
+    def test_that_is_known_in_any_unit(self, loud):
+        x, y = loud[0], loud[1][:, 1]
+        options = {**QUICK, "epochs": 20}
+        ours = BayesianMLPRegressor(noise=4e-26, **options).fit(x, 1e-25 * y).predict(x, return_std=True)
+        same = BayesianMLPRegressor(noise=0.4, **options).fit(x, y).predict(x, return_std=True)
+        for ours_part, same_part in zip(ours, same, strict=True):
+            np.testing.assert_allclose(1e25 * ours_part, same_part, rtol=1e-3, atol=1e-3)
+
+    def test_of_what_is_learned_later(self, loud):
+        """The pattern stays, and its scale goes on learning."""
+        x, y = loud[0], loud[1][:, 0]
+        model = BayesianMLPRegressor("vadam", **QUICK).fit(x, y)
+        pattern = model._patterns[0]
+        before = model.predictive(x).aleatoric.mean()
+        model.partial_fit(x, x[:, 0] + 2.0 * (y - x[:, 0]))
+        assert model._patterns[0] is pattern is not None
+        assert model.predictive(x).aleatoric.mean() > 2.0 * before
+
+    def test_needs_the_calibration(self, curve):
+        with pytest.raises(ValueError, match="^calibrate must be True with noise='input', got False$"):
+            BayesianMLPRegressor(noise="input", calibrate=False).fit(*curve)
+
+
+@pytest.mark.parametrize("method", ["laplace", "ensemble", "vadam", "fawn-ropd"])
+@pytest.mark.parametrize("calibrate", [True, False])
+def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, curve):
+    model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 60, "mc_samples": 4}, calibrate=calibrate).fit(*curve)
+    for direction in ([1.0, 0.0], [0.6, -0.8]):
+        std = model.predict(np.array([0.0, 30.0, 100.0, 3e4, 9e4])[:, None] * direction, return_std=True)[1]
+        assert (std[1:] > 1.3 * std[0]).all()
+        assert std[3] > 10.0 * std[2]
+        assert std[4] == pytest.approx(3.0 * std[3], rel=0.2)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_double_precision_as_default(method, curve, tmp_path):
+    """The networks are in single precision all the same."""
+    options = {**QUICK, "epochs": 5, "hidden": (4,), "mc_samples": 2}
+    expected = BayesianMLPRegressor(method, **options).fit(*curve).predict(curve[0], return_std=True)
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = BayesianMLPRegressor(method, **options).fit(*curve)
+        model.save(tmp_path)
+        found = [m.predict(curve[0], return_std=True) for m in (model, load_estimator(tmp_path))]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(value.dtype == torch.float32 for value in model.network_.state_dict().values())
+    for parts in found:
+        for ours, theirs in zip(parts, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3)
 
 
 def test_weights_of_rows(curve):
@@ -397,7 +484,7 @@ def test_early_stopping_by_rows_left_out(curve):
         ({"early_stopping": 5}, "early_stopping must be True or False, got 5"),
         ({"calibrate": "yes"}, "calibrate must be True or False, got 'yes'"),
         ({"mc_samples": 0}, "mc_samples must be a whole number of at least 1, got 0"),
-        ({"heteroscedastic": "yes"}, "heteroscedastic must be True or False"),
+        ({"noise": "yes"}, "noise must be one of"),
         ({"device": "abacus"}, "device must be one that PyTorch can use, got 'abacus'"),
     ],
 )
@@ -447,12 +534,17 @@ def test_columns_of_several_units_have_their_own(table):
         assert ours.tolist() == theirs.tolist()
 
 
-def test_variance_between_members_is_the_unbiased_estimate():
-    """Of those members that are there for a row; 0 of a single one."""
-    method = SimpleNamespace(_method=SimpleNamespace(predict="mean"))
+@pytest.mark.parametrize(
+    ("predict", "between", "spread"),
+    [("linearized", True, [9.0, 4.0]), ("mean", False, [9.0, 4.0]), ("linearized", False, [2.0, 4.0])],
+)
+def test_variance_of_members_and_between_them(predict, between, spread):
+    """Of those members that are there for a row, by the unbiased estimate; that of a single one is its own."""
+    method = SimpleNamespace(_method=SimpleNamespace(predict=predict), _between=between)
     parts = np.zeros((3, 3, 2, 1))
     parts[0, :, :, 0] = [[1.0, 5.0], [2.0, 7.0], [6.0, 100.0]]
+    parts[1, :, :, 0] = [[1.0, 4.0], [2.0, 50.0], [3.0, 60.0]]
     there = np.array([[[1], [1]], [[1], [0]], [[1], [0]]], dtype=bool)
-    center, within, _ = BayesianMLPRegressor._moments(method, parts, there)
+    center, found, _ = BayesianMLPRegressor._moments(method, parts, there)
     assert center[:, 0].tolist() == [3.0, 5.0]
-    assert within[:, 0] == pytest.approx([7.0, 0.0])
+    assert found[:, 0] == pytest.approx(spread)

@@ -67,7 +67,7 @@ def test_other_activations_and_depths(activation, curve):
 def test_several_targets_noise_by_the_network_and_other_likelihoods(curve):
     x, y = curve
     both = np.stack([y, 2.0 * y + x[:, 0]], 1)
-    assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, both), heteroscedastic=True), x)
+    assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, both), likelihood=ba.HeteroscedasticGaussian()), x)
     assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, both), hidden=(40,)), x)
     assert_all_at_once(fit(BayesianMLPRegressor, "laplace", (x, np.rint(y**2)), likelihood="poisson"), x)
     assert_all_at_once(fit(BayesianMLPRegressor, "vadam", (x, np.rint(y**2)), likelihood="poisson"), x)

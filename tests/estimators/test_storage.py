@@ -1,5 +1,6 @@
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 from bayesadam.files import DamagedFile, write_json
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 
+EARLIER = Path(__file__).parents[1] / "files" / "estimators"
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
 
 
@@ -42,9 +44,14 @@ def test_labels_keep_their_type(labels, blobs, tmp_path):
 
 def test_several_targets_noise_and_conformal_scores(curve, tmp_path):
     x, y = curve
-    model = BayesianMLPRegressor(heteroscedastic=True, **TINY).fit(x, np.stack([y, -y], 1))
-    model.conformalize(x, np.stack([y, -y], 1)).save(tmp_path)
+    loud = y + np.abs(x[:, 0]) * 300.0 * np.random.default_rng(0).standard_normal(len(y))
+    both = np.stack([loud, -y], 1)
+    model = BayesianMLPRegressor(noise="input", **{**TINY, "lr": 0.1, "epochs": 60}).fit(x, both)
+    assert "input" in model.noise_
+    model.conformalize(x, both).save(tmp_path)
     read = load_estimator(tmp_path)
+    assert read.noise_ == model.noise_
+    np.testing.assert_array_equal(read.predict(3.0 * x, True), model.predict(3.0 * x, True))
     np.testing.assert_array_equal(read.predict_interval(x, conformal=True), model.predict_interval(x, conformal=True))
 
 
@@ -165,6 +172,14 @@ class TestTwoFiles:
             {"stopped": "never"},
             {"several": 1},
             {"feature_names": ["a"]},
+            {"calibration": {"epistemic": [1.0]}},
+            {"noise": []},
+            {"noise": [{"linear": [0.0]}]},
+            {"noise": [3]},
+            {"reach": {"square": -1.0, "rows": 10.0}},
+            {"reach": {"square": 1.0}},
+            {"between": None},
+            {"params": {"hidden": [6, 4], "noise": -1.0}},
             {"kind": "BayesianMLPClassifier"},
             {"kind": "Other"},
         ],
@@ -183,6 +198,24 @@ class TestTwoFiles:
         write_json(path, {**record, "params": {**record["params"], "hidden": hidden}})
         with pytest.raises(DamagedFile, match=r"^model\.json must be what save\(\) wrote, got "):
             load_estimator(both / "here")
+
+
+@pytest.mark.parametrize("name", ["constant", "heteroscedastic"])
+def test_files_of_version_2(name, tmp_path):
+    """With predictions of that version, in which networks gave the variance of the noise."""
+    told = json.loads((EARLIER / "predictions.json").read_text())
+    read = load_estimator(EARLIER / name)
+    assert read.noise == {"constant": "auto", "heteroscedastic": "input"}[name]
+    assert read.noise_ == {"constant": "constant", "heteroscedastic": ["likelihood", "likelihood"]}[name]
+    read.save(tmp_path)
+    for model in (read, load_estimator(tmp_path)):
+        pred = model.predictive(told["rows"])
+        for part, expected in told[name].items():
+            np.testing.assert_allclose(getattr(pred, part), expected, rtol=1e-4)
+    if name == "heteroscedastic":
+        generator = np.random.default_rng(1)
+        x, y = generator.uniform(-2, 2, (30, 2)), generator.standard_normal((30, 2))
+        assert np.isfinite(read.partial_fit(x, y).predict(x, True)).all()
 
 
 def test_a_generator_cannot_be_saved(curve, tmp_path):

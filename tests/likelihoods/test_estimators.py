@@ -103,7 +103,7 @@ def test_the_density_is_a_mixture_over_members_and_samples(fitted, data):
     np.testing.assert_allclose(std**2, rates.mean(0) + rates.var(0, ddof=1), rtol=1e-5)
     reached = stats.poisson(rates).cdf(np.arange(400)[:, None, None]).mean(1) >= 0.95
     assert (model.predict_interval(x, 0.9)[:, 1] == reached.argmax(0)).all()
-    assert model.calibration_ == {"epistemic": 1.0, "aleatoric": 1.0}
+    assert model.calibration_ == {"epistemic": 1.0, "aleatoric": 1.0, "error": 0.0}
 
 
 def test_other_units_of_a_location(data):
@@ -187,11 +187,12 @@ class TestOwn:
         assert fixed.scale.item() == pytest.approx(100.0)
         assert np.corrcoef(model.predict(x), x[:, 0])[0, 1] > 0.9
 
-    def test_a_heteroscedastic_gaussian_is_the_option(self, data):
+    def test_a_heteroscedastic_gaussian(self, data):
         x, y = data[0], data[1]["student_t"]
-        given = BayesianMLPRegressor(likelihood=ba.HeteroscedasticGaussian(), **SMALL).fit(x, y)
-        option = BayesianMLPRegressor(heteroscedastic=True, **SMALL).fit(x, y)
-        assert np.array_equal(given.predict(x, return_std=True), option.predict(x, return_std=True))
+        model = BayesianMLPRegressor(likelihood=ba.HeteroscedasticGaussian(), **SMALL).fit(x, y)
+        assert model.noise_ == "likelihood"
+        assert model.network_[-1].out_features == 2
+        assert model.predictive(x).aleatoric.std() > 0
 
     def test_cannot_be_saved(self, data, tmp_path):
         x, y = data[0], data[1]["gamma"]
@@ -211,8 +212,8 @@ class TestOwn:
         ({"likelihood": ba.likelihoods.Poisson}, "^likelihood must be one of .* or a bayesadam.likelihoods.Likelihood"),
         ({"likelihood": ba.Categorical()}, r"^likelihood must be one of numbers, not classes, .* got Categorical\(\)$"),
         (
-            {"likelihood": "gamma", "heteroscedastic": True},
-            "^heteroscedastic must be False with likelihood='gamma', got True$",
+            {"likelihood": "gamma", "noise": "input"},
+            "^noise must be 'auto' with likelihood='gamma', got 'input'$",
         ),
     ],
 )

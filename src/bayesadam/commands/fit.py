@@ -18,6 +18,7 @@ from bayesadam.commands.tables import score_table
 _DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
 _KEEP = "Column that is an input although it looks like the numbers of the rows; may be repeated."
 _DAY_FIRST = "Read 3/4/2021 as a day in April where a column of dates leaves it open."
+_NOISE = "Of a regression: auto (default), constant, input (it depends on the inputs), or its standard deviation."
 _PLAIN: dict[str, Any] = {"markup": False, "highlight": False, "soft_wrap": True}
 _TRANSFORM = "Of a number to predict: auto (default), none, log, log1p, sqrt, yeo-johnson or quantile."
 _LIKELIHOOD = (
@@ -39,6 +40,7 @@ def fit(
     members: Annotated[int | None, typer.Option(help="Networks of the ensemble.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the data.")] = None,
     time_budget: Annotated[float | None, typer.Option(help=_BUDGET)] = None,
+    noise: Annotated[str | None, typer.Option(help=_NOISE)] = None,
     group: Annotated[str | None, typer.Option(help="Column: whole groups are held out.")] = None,
     time: Annotated[str | None, typer.Option(help="Column: the last rows are held out.")] = None,
     held_out: Annotated[float | None, typer.Option(help="Share of the rows to test on; default: 0.1.")] = None,
@@ -72,6 +74,7 @@ def fit(
         "members": members,
         "epochs": epochs,
         "time_budget": time_budget,
+        "noise": noise,
         "group": group,
         "time": time,
         "held_out": held_out,

@@ -134,6 +134,6 @@ def _ours(
     from bayesadam.sklearn import BayesianMLPRegressor
 
     options: dict[str, Any] = dict(effort.estimator)
-    model = BayesianMLPRegressor(heteroscedastic=True, random_state=seed, **options)
+    model = BayesianMLPRegressor(random_state=seed, **options)
     interval = model.fit(inputs, price, on_epoch=on_epoch).predict_interval(new, COVERAGE)
     return interval[:, 0], interval[:, 1]

@@ -90,7 +90,7 @@ def _sections(data: Mapping[str, Any]) -> list[Section]:
     knows = _drawn(
         lambda: uncertainty.error_by_uncertainty(held, task, goal),
         lambda: uncertainty.rejection(held, task, goal),
-        lambda: uncertainty.epistemic_share(held, task),
+        lambda: uncertainty.epistemic_share(held, task, data.get("epistemic_error")),
     )
     about_weights = _drawn(
         lambda: network.signal_to_noise(weights),

@@ -16,6 +16,9 @@ from bayesadam.report.values import Array, columns, equal_counts, number, percen
 
 _PER_GROUP = 10
 
+_WIDE = 0.5
+"""Width of the range of an epistemic share from which on it is called unknown."""
+
 
 @dataclass(frozen=True)
 class Errors:
@@ -150,8 +153,15 @@ def rejection(held: Mapping[str, Any], task: str, target: str) -> Chart | None:
     )
 
 
-def epistemic_share(held: Mapping[str, Any], task: str) -> Chart | None:
-    """Share of the uncertainty that is about the weights, by how uncertain the prediction is."""
+def epistemic_share(held: Mapping[str, Any], task: str, error: float | None = None) -> Chart | None:
+    """Share of the uncertainty that is about the weights, by how uncertain the prediction is.
+
+    Args:
+        held: Columns of the held-out rows.
+        task: "regression" or "classification".
+        error: Standard deviation of the logarithm of the epistemic variance's factor, as far as rows that members left
+            out tell it; ``None``: it was not calibrated. The page gives the range of two such deviations.
+    """
     if task == "regression":
         total, part = (values**2 for values in columns(held, "std", "epistemic_std"))
         words = "variance"
@@ -198,13 +208,28 @@ def epistemic_share(held: Mapping[str, Any], task: str) -> Chart | None:
         ),
     ]
     hover(plot, bars, {"group": "@place{%d}", "epistemic": "@share{%.3f}", "aleatoric": "@rest{%.3f}"})
-    overall = percent(float(part.sum() / total.sum()))
+    mean = float(part.sum() / total.sum())
+    overall, known = percent(mean), f"{percent(mean)} of the {words} is epistemic over all rows"
+    caption = (
+        "The solid part is uncertainty about the weights, which more data would reduce; the hatched part is noise in "
+        "the data, which only other inputs would."
+    )
+    if error:
+        low, high = mean * np.exp(-2.0 * error), min(1.0, mean * np.exp(2.0 * error))
+        bounds = f"{percent(low)} to {percent(high)}"
+        known += f" ({bounds} as far as the rows left out tell)"
+        if high - low > _WIDE:
+            overall = bounds
+            caption = (
+                "The solid part is uncertainty about the weights, the hatched part noise in the data. The rows that "
+                f"members left out tell little about how the variance divides: from {bounds} may be epistemic. Only "
+                "the sum of both parts is known."
+            )
     return Chart(
         "epistemic",
         "Epistemic and aleatoric share",
-        "The solid part is uncertainty about the weights, which more data would reduce; the hatched part is noise in "
-        "the data, which only other inputs would.",
-        f"Stacked bars for {len(groups)} groups of rows; {overall} of the {words} is epistemic over all rows.",
+        caption,
+        f"Stacked bars for {len(groups)} groups of rows; {known}.",
         plot,
         ("group", "epistemic", "aleatoric", f"mean {words}"),
         [

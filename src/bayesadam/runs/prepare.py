@@ -103,6 +103,8 @@ def prepare(settings: Settings) -> Prepared:
 
     column = table.column(settings.target)
     target = Target.find(settings.target, column, settings.task, place)
+    if settings.noise is not None and target.task != "regression":
+        raise RunError(f"--noise must not be given for a classification, got {settings.noise!r}")
     targets = target.encode(column, place)
     copies, told = _copies(settings, table, place)
     split = _split(settings, table, target, targets, copies)

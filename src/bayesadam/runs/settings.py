@@ -14,13 +14,14 @@ from bayesadam.checks import is_whole
 from bayesadam.runs.errors import RunError
 from bayesadam.sklearn import METHODS
 from bayesadam.sklearn.likelihoods import NAMES as LIKELIHOODS
+from bayesadam.sklearn.noise import NOISE
 from bayesadam.sklearn.target_transform import NAMES as TRANSFORMS
 
 FORMAT_VERSION = 1
 _RULE = "the config must have been written by bayesadam fit"
 _TUPLES = ("hidden", "drop", "keep", "missing")
 _LISTS = ("drop", "keep", "missing")
-_NAMES = ("target", "task", "method", "transform", "likelihood", "group", "time", "delimiter", "decimal")
+_NAMES = ("target", "task", "method", "noise", "transform", "likelihood", "group", "time", "delimiter", "decimal")
 _TEXTS = ("data", *_NAMES, "device")
 _NEEDED = ("data", "target", "device")
 _MOST = 10**9
@@ -41,6 +42,7 @@ class Settings:
         members: Networks of the ensemble.
         epochs: Passes over the training rows.
         time_budget: Seconds of training.
+        noise: Of a regression: "auto", "constant", "input", or the known standard deviation, a number as text.
         group: Column whose groups stay together.
         time: Column by which the last rows are held out.
         held_out: Share of the rows to test on.
@@ -67,6 +69,7 @@ class Settings:
     members: int | None = None
     epochs: int | None = None
     time_budget: float | None = None
+    noise: str | None = None
     group: str | None = None
     time: str | None = None
     held_out: float = 0.1
@@ -104,6 +107,12 @@ class Settings:
             raise RunError(
                 f"--transform must be none or auto with --likelihood {self.likelihood}, got {self.transform!r}"
             )
+        if self.noise is not None and self.noise not in NOISE and not 0 < _number(self.noise) < float("inf"):
+            raise RunError(f"--noise must be one of {', '.join(NOISE)} or a positive number, got {self.noise!r}")
+        if self.noise not in (None, "auto") and self.likelihood not in (None, "gaussian"):
+            raise RunError(f"--noise must be auto with --likelihood {self.likelihood}, got {self.noise!r}")
+        if self.noise not in (None, *NOISE) and self.transform not in (None, "auto", "none"):
+            raise RunError(f"--transform must be none or auto with --noise {self.noise}, got {self.transform!r}")
         for name in ("members", "epochs"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):
@@ -141,6 +150,8 @@ class Settings:
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.transform is not None:
             given["target_transform"] = self.transform
+        if self.noise is not None:
+            given["noise"] = self.noise if self.noise in NOISE else float(self.noise)
         return {"random_state": self.seed, "device": self.device, **given}
 
     def changed(self, options: Mapping[str, Any]) -> list[str]:
@@ -221,6 +232,13 @@ def parse_hidden(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
     except ValueError:  # of numbers with thousands of digits, too
         raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {text!r}") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")
 
 
 def _check_device(name: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,8 +18,17 @@ Floats = NDArray[np.float64]
 KNOWN = 50
 """Rows that an earlier calibration, and noise that was learned earlier, count as where a model goes on learning."""
 
+PRIOR = 2
+"""Rows that the prior of each factor counts as: the standard deviation of its logarithm is then 1."""
+
 LEAST = 0.01
 """Where such a scale begins at least: the logarithm of one that was found to be 0 would stay where it is for ever."""
+
+LOWEST, HIGHEST = np.array([math.log(1e-3), math.log(1e-6), 0.0]), np.array([math.log(1e3), math.log(1e6), 1.0])
+"""Bounds of the logarithms of both factors, and of the strength."""
+
+SMALLEST = 1e-12
+"""Variances are at least that, as targets are standardised."""
 
 
 def effective_rows(weight: Floats) -> float:
@@ -34,55 +44,112 @@ def settle_(likelihood: Likelihood, before: Likelihood, rows: float) -> None:
         value.lerp_(old[name].to(value), KNOWN / (KNOWN + rows))
 
 
+class Scales(NamedTuple):
+    """Factors of the predictive variance ``epistemic e + aleatoric s exp(strength g)`` of one output.
+
+    Attributes:
+        epistemic: Factor of the epistemic variance.
+        aleatoric: Factor of the variance of the noise.
+        strength: How much of a pattern ``g`` of the noise the rows support, in [0, 1]; 0 without a pattern.
+        error: Standard deviation of the logarithm of ``epistemic``, given the rows: above about 0.5 they hardly tell
+            the two parts apart.
+    """
+
+    epistemic: float
+    aleatoric: float
+    strength: float
+    error: float
+
+
 def variance_scales(
-    residual: Floats, epistemic: Floats, aleatoric: Floats, weight: Floats, before: Floats | None = None
-) -> tuple[float, float]:
-    """Factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` gives the residuals the largest likelihood.
+    residual: Floats,
+    epistemic: Floats,
+    aleatoric: Floats,
+    weight: Floats,
+    before: Floats | None = None,
+    *,
+    pattern: Floats | None = None,
+    fixed_noise: bool = False,
+) -> Scales:
+    """Factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` describes the residuals best.
+
+    They maximise the likelihood times a log-normal prior around 1, which counts as two rows for each factor. It decides
+    where the rows do not: where both variances are about the same for all rows, only their sum is known. What tells
+    them apart are rows with an epistemic variance that is larger than that of others, far away from them as a rule.
 
     Args:
         residual: Of held-out rows, ``(N,)``.
         epistemic: Variances predicted there, ``(N,)``.
         aleatoric: Likewise; of learned noise it is about constant.
         weight: Of the rows, ``(N,)``.
-        before: Factors so far, ``(2,)``: the logarithm of each is drawn to what it was, as by ``KNOWN`` rows.
+        before: Factors so far, ``(2,)``: the prior is around these, and counts as ``KNOWN`` rows.
+        pattern: What multiplies the variance of the noise is ``b exp(strength pattern)``, ``(N,)``.
+        fixed_noise: Keep ``b = 1``.
     """
-    parts = torch.from_numpy(np.stack([epistemic, aleatoric]))
-    means = (parts * torch.from_numpy(weight)).sum(1) / weight.sum()
-    there = means > 0
-    known = torch.zeros(2, dtype=torch.float64) if before is None else torch.from_numpy(before).clamp_min(LEAST)
-    size = max(float(np.average(residual**2, weights=weight)), 1e-12, float(known @ means))
-    scaled = torch.where(there[:, None], parts / torch.where(there, means, 1.0)[:, None], 0.0)
-    square = torch.from_numpy(residual**2 / size)
-    share = torch.from_numpy(weight / weight.sum())
-    starts = torch.tensor([(-1.0, -1.0), (-4.0, 0.0), (0.0, -4.0)], dtype=torch.float64)
-    force, center = 0.0, starts[0]
-    if before is not None:
-        force = 0.5 * KNOWN / effective_rows(weight)
-        center = (known * torch.where(there, means, size) / size).log()
-        starts = torch.cat([starts, center[None]])
+    rows = effective_rows(weight)
+    share = weight * rows / weight.sum()
+    square = residual**2
+    force = 0.5 * (PRIOR if before is None else KNOWN)
+    center = np.zeros(2) if before is None else np.log(np.maximum(before, LEAST))
+    shape = np.zeros_like(residual) if pattern is None else pattern
+    prior = np.array([force, force, 0.0])
+    middle = np.array([*center, 0.0])
+    free = np.array([True, not fixed_noise, pattern is not None])
 
-    def loss(log_scales: Tensor) -> Tensor:
-        variance = (log_scales.exp() @ scaled).clamp_min(1e-9)
-        drawn = force * (log_scales - center).square().sum()
-        return (share * (square / variance + variance.log())).sum() + drawn
+    def parts(point: Floats) -> tuple[Floats, Floats]:
+        noise = np.exp(point[1] + point[2] * shape) * aleatoric
+        variance = np.maximum(np.exp(point[0]) * epistemic + noise, SMALLEST)
+        return variance, noise / variance
 
-    found = []
-    for start in starts:
-        point = start.clone().requires_grad_()
-        optimizer = torch.optim.LBFGS([point], max_iter=100, line_search_fn="strong_wolfe")
+    def loss(point: Floats) -> float:
+        variance, _ = parts(point)
+        fit = share @ (square / variance + np.log(variance))
+        return float(0.5 * (fit + prior @ (point - middle) ** 2))
 
-        def closure(point: Tensor = point, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
-            optimizer.zero_grad()
-            value = loss(point.clamp(-20.0, 20.0))
-            value.backward()  # type: ignore[no-untyped-call]
-            return value
+    def scored(point: Floats) -> tuple[Floats, Floats, Floats]:
+        """Gradient, expected curvature without the prior, and squared residuals over variances."""
+        variance, noise = parts(point)
+        slopes = np.stack([1.0 - noise, noise, noise * shape])
+        ratio = square / variance
+        gradient = 0.5 * slopes @ (share * (1.0 - ratio)) + prior * (point - middle)
+        return gradient, 0.5 * (slopes * share) @ slopes.T, ratio
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-        end = point.detach().clamp(-20.0, 20.0)
-        found.append((float(loss(end)), end))
-    best = min(found, key=lambda pair: pair[0] if math.isfinite(pair[0]) else math.inf)[1]
-    scales = torch.where(there, size * best.exp() / torch.where(there, means, 1.0), 0.0)
-    return float(scales[0]), float(scales[1])
+    def maximum(point: Floats) -> tuple[float, Floats]:
+        """By Fisher scoring with a damping of Levenberg's kind, inside of the bounds."""
+        value, damping = loss(point), 1e-3
+        for _ in range(100):
+            gradient, curvature, _ = scored(point)
+            inner = free & ~((point <= LOWEST) & (gradient > 0)) & ~((point >= HIGHEST) & (gradient < 0))
+            if not inner.any():
+                break
+            matrix = (curvature + np.diag(prior))[np.ix_(inner, inner)]
+            before = value
+            while damping < 1e12:
+                moved = point.copy()
+                moved[inner] -= np.linalg.solve(matrix + np.diag(damping * matrix.diagonal() + 1e-12), gradient[inner])
+                moved = np.clip(moved, LOWEST, HIGHEST)
+                value = loss(moved)
+                if value <= before:
+                    point, damping = moved, 0.1 * damping
+                    break
+                damping *= 10.0
+            if before - value < 1e-10 * rows:
+                break
+        return min(value, before), point
+
+    size = math.log(max(float(np.average(square, weights=weight)), SMALLEST))
+    means = [math.log(max(float(np.average(part, weights=weight)), SMALLEST)) for part in (epistemic, aleatoric)]
+    starts = [(size - means[0] - 0.7, size - means[1] - 0.7), (center[0] - 3.0, size - means[1])]
+    starts += [(size - means[0], center[1] - 3.0), tuple(center)]
+    points = [np.clip([a, 0.0 if fixed_noise else b, 0.5 if free[2] else 0.0], LOWEST, HIGHEST) for a, b in starts]
+    _, best = min((maximum(point) for point in points), key=lambda found: found[0])
+    _, curvature, ratio = scored(best)
+    kurtosis = np.average(ratio**2, weights=weight) / max(np.average(ratio, weights=weight) ** 2, SMALLEST)
+    known = curvature / max(1.0, 0.5 * (kurtosis - 1.0)) + np.diag(prior)  # heavy tails: rows say less
+    kept = free & (best > LOWEST) & (best < HIGHEST)
+    kept[0] = True
+    error = math.sqrt(np.linalg.inv(known[np.ix_(kept, kept)] + 1e-12 * np.eye(kept.sum()))[0, 0])
+    return Scales(math.exp(best[0]), math.exp(best[1]), float(best[2]), error)
 
 
 def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor, before: float | None = None) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import nn
 
 ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GELU}
@@ -14,17 +15,17 @@ def perceptron(inputs: int, hidden: Sequence[int], outputs: int, activation: str
     """A multi-layer perceptron for standardised inputs, its weights drawn by torch's generator.
 
     Weights are N(0, 1 / fan-in), those of the outputs half as wide; biases of hidden units are N(0, 1), so that units
-    bend at different places.
+    bend at different places. They are in single precision, whatever PyTorch's default is.
     """
     layers: list[nn.Module] = []
     width = inputs
     for units in hidden:
-        layer = nn.Linear(width, units)
+        layer = nn.Linear(width, units, dtype=torch.float32)
         nn.init.normal_(layer.weight, 0.0, 1.0 / math.sqrt(width))
         nn.init.normal_(layer.bias, 0.0, 1.0)
         layers += [layer, ACTIVATIONS[activation]()]
         width = units
-    last = nn.Linear(width, outputs)
+    last = nn.Linear(width, outputs, dtype=torch.float32)
     nn.init.normal_(last.weight, 0.0, 0.5 / math.sqrt(width))
     nn.init.zeros_(last.bias)
     return nn.Sequential(*layers, last)

@@ -14,6 +14,9 @@ LARGE = 20_000
 HELD_OUT = 10_000
 FULL_BATCH = 1024
 
+FOLDS = 10
+"""Parts that models of the rows left out are judged by, as those of their noise."""
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -23,10 +26,12 @@ class Plan:
         left_out: ``(members, N)``: rows that a member never sees. Every row that some member leaves out is left out by
             several, where there are enough, so that averages of members can be judged by rows that none of them saw.
         shared: Whether all members leave out the same rows.
+        fold: ``(N,)``, numbers from 0: parts of the rows by which models of the rows left out are judged in turn.
     """
 
     left_out: NDArray[np.bool_]
     shared: bool
+    fold: NDArray[np.int64]
 
     @property
     def rows(self) -> NDArray[np.int64]:
@@ -48,22 +53,23 @@ def plan(rows: int, members: int | None, groups: NDArray[np.int64], seed: int) -
     distinct = int(groups.max()) + 1
     generator = np.random.default_rng(seed)
     left_out = np.zeros((members, rows), dtype=bool)
+    fold = (np.random.default_rng([seed, 1]).permutation(distinct) % FOLDS)[groups]
     if distinct == 1:
-        return Plan(left_out, False)
+        return Plan(left_out, False, fold)
     if rows > LARGE or members == 1:
         order = generator.permutation(distinct)[groups]
         wanted = min(HELD_OUT, math.ceil(rows / 10))
         sizes = np.bincount(order, minlength=distinct).cumsum()
         cut = max(1, min(distinct - 1, int(np.searchsorted(sizes, wanted)) + 1))
         left_out[:] = order < cut
-        return Plan(left_out, True)
+        return Plan(left_out, True, fold)
     parts = [members] if members < 4 else [members - members // 2, members // 2]
     first = 0
     for count in parts:
-        fold = (generator.permutation(distinct) % count)[groups]
-        left_out[first : first + count] = fold == np.arange(count)[:, None]
+        part = (generator.permutation(distinct) % count)[groups]
+        left_out[first : first + count] = part == np.arange(count)[:, None]
         first += count
-    return Plan(left_out, False)
+    return Plan(left_out, False, fold)
 
 
 def default_steps(rows: int, batch_size: int, least: int) -> int:

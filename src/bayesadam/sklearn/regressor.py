@@ -23,9 +23,11 @@ from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
-from bayesadam.sklearn.calibration import conformal_quantile, variance_scales
+from bayesadam.sklearn.calibration import Scales, conformal_quantile
 from bayesadam.sklearn.choice import choose
+from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated, check_noise
 from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
@@ -33,9 +35,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     """Regression with calibrated uncertainty: a small ensemble of Bayesian networks, trained as one population.
 
     Inputs and targets are standardised; inputs in one unit, such as pixels, by one deviation for all. Every member
-    leaves out a part of the rows, and every row is left out by two members; their errors there calibrate the predictive
-    variance, ``a epistemic + b aleatoric``. The prediction is a Gaussian per row. Defaults are for tables of a hundred
-    to some ten thousand rows and need no tuning.
+    leaves out a part of the rows, and every row is left out by two members; their errors there tell how the noise
+    depends on the inputs, and calibrate the predictive variance, ``a epistemic + b aleatoric``. Far away from the
+    training rows the epistemic variance grows without bound. The prediction is a Gaussian per row. Defaults are for
+    tables of a hundred to some ten thousand rows and need no tuning.
 
     Targets that are not Gaussian around the network are transformed if that describes left-out rows better; everything
     that is predicted is in their own units all the same.
@@ -56,7 +59,12 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         lr: Learning rate, in full for the first half of the training and by a cosine to 0 in the second.
         prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
             strength of the weight decay.
-        heteroscedastic: Let the networks give the noise's variance too, so that it depends on the inputs.
+        noise: ``"constant"``: the noise has one standard deviation for all rows. ``"input"``: it depends on the inputs,
+            by small networks that are fitted to the errors of the rows left out, after the training of the mean, which
+            is the same. ``"auto"``: the latter where these errors are described better by it, by more than the standard
+            error of the gain. Or a positive number, the known standard deviation in the units of the targets: training
+            uses it, and calibration scales the epistemic variance only. Must be ``"auto"`` for a ``likelihood`` other
+            than ``"gaussian"``, which says itself what the noise is.
         likelihood: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or ``"negative_binomial"`` for counts;
             ``"log_normal"`` or ``"gamma"`` for positive targets: their parameters are learned, one per target. Or a
             :class:`bayesadam.likelihoods.Likelihood` for the targets in their units, your own for instance. ``"auto"``:
@@ -72,7 +80,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
             at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
-        calibrate: Fit the scales of the variances on the rows left out; else both are 1.
+        calibrate: Fit the scales of the variances on the rows left out; else both are 1, and the noise is constant.
         time_budget: Seconds for the training: there are as many epochs as fit.
         device: Of PyTorch.
         random_state: A number, a ``RandomState`` or ``None``, as scikit-learn's.
@@ -84,7 +92,11 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         network_: ``nn.Module``.
         target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
         likelihood_: The likelihood's name, or the likelihood that was given.
-        calibration_: ``{"epistemic": a, "aleatoric": b}``, one each per output.
+        calibration_: ``{"epistemic": a, "aleatoric": b, "error": e}``, one each per output: the factors of both
+            variances, and the standard deviation of the logarithm of ``a``, given the rows left out. Above about 0.5
+            these rows hardly tell epistemic from aleatoric variance. It is 0 where there was no calibration.
+        noise_: ``"constant"``, ``"input"`` or ``"known"`` for each output: how its noise is described; ``"likelihood"``
+            where the likelihood does.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
         epochs_: Epochs that the members were trained for.
         stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
@@ -106,7 +118,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         batch_size: int | None = None,
         lr: float = 0.01,
         prior_precision: float = 0.1,
-        heteroscedastic: bool = False,
+        noise: str | float = "auto",
         likelihood: Any = "gaussian",
         target_transform: str | None = "auto",
         mc_samples: int = 32,
@@ -134,7 +146,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self.device = device
         self.random_state = random_state
         self.verbose = verbose
-        self.heteroscedastic = heteroscedastic
+        self.noise = noise
         self.likelihood = likelihood
         self.target_transform = target_transform
 
@@ -162,7 +174,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """The whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
 
         With a transform of the targets it is the distribution of targets whose transform is Gaussian.
-        Its epistemic variance is the mean of the members' own, or for members without posteriors that of their means.
+        Its epistemic variance is the mean of the members' own, if they have any, plus the variance between their means.
         With a likelihood that is not Gaussian it is a mixture over posterior samples of all members, with the means of
         the parameters that the members' likelihoods have learned.
         """
@@ -172,11 +184,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         found = [self._standardised(part) for part in self._in_parts(X)]
         mean, epistemic, aleatoric = (np.concatenate(parts) for parts in zip(*found, strict=True))
         scale = self._y_std
-        values = (
-            self._y_mean + scale * mean,
-            scale**2 * self.calibration_["epistemic"] * epistemic,
-            scale**2 * self.calibration_["aleatoric"] * aleatoric,
-        )
+        values = (self._y_mean + scale * mean, scale**2 * epistemic, scale**2 * aleatoric)
         pred = GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
         return target_transform.in_units(pred, self._functions)
 
@@ -264,7 +272,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """Go on with new rows: the posterior of every member is the prior of what it learns now.
 
         The first call is ``fit``; later ones keep its scales and its transform of the targets. What was known of noise
-        and calibration counts as 50 rows beside the new ones. For methods whose training has a posterior.
+        and calibration counts as 50 rows beside the new ones; how the noise depends on the inputs is kept once it is
+        found. For methods whose training has a posterior.
         """
         if not hasattr(self, "posterior_"):
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
@@ -281,28 +290,39 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
     def _check(self) -> None:
         super()._check()
-        if not isinstance(self.heteroscedastic, bool | np.bool_):
-            raise ValueError(f"heteroscedastic must be True or False, got {self.heteroscedastic!r}")
         likelihoods.check(self.likelihood)
-        if self.heteroscedastic and self.likelihood != "gaussian":
-            raise ValueError(f"heteroscedastic must be False with likelihood={self.likelihood!r}, got True")
         target_transform.check(self.target_transform)
         if self.target_transform not in (None, "none", "auto") and self.likelihood not in ("gaussian", "auto"):
             raise ValueError(
                 f"target_transform must be 'none' or 'auto' with likelihood={self.likelihood!r}, "
                 f"got {self.target_transform!r}"
             )
+        check_noise(self.noise, self.likelihood)
+        if self._known_noise and self.target_transform not in (None, "none", "auto"):
+            raise ValueError(
+                f"target_transform must be 'none' or 'auto' with noise={self.noise!r}, got {self.target_transform!r}"
+            )
+        if self.noise == "input" and not self.calibrate:
+            raise ValueError("calibrate must be True with noise='input', got False")
 
     _several: bool
     _template: Likelihood
     _start: Tensor | None = None
     _functions: list[Monotone]
+    _patterns: list[NoisePattern | None]
+    _reach: Reach | None
+    _between: bool
+    """Whether the variance between members with posteriors counts, as it did not up to version 2 of the files."""
 
     @property
     def _gaussian(self) -> bool:
         """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
         given = self.likelihood_
         return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
+
+    @property
+    def _known_noise(self) -> bool:
+        return not isinstance(self.noise, str)
 
     def _validated(
         self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True
@@ -325,15 +345,17 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
         scales = (self._x_mean, self._x_std)
-        self.likelihood_, names = choose(self.likelihood, self.target_transform, X, scales, y, weight, groups)
+        wanted = "none" if self._known_noise else self.target_transform  # known in the units of the targets
+        self.likelihood_, names = choose(self.likelihood, wanted, X, scales, y, weight, groups)
         fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
         self._functions = fitted
         self.target_transform_ = target_transform.told(fitted, self._several)
         self._template, self._start = self._likelihood_of(y.shape[1]), None
         if self._template.defines("rescaled") or isinstance(self._template, HeteroscedasticGaussian):
             self._y_mean, self._y_std = column_scales(target_transform.transformed(fitted, y), weight)
-            if isinstance(self.likelihood_, Likelihood) and self._template.defines("rescaled"):
-                self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std).float())
+            given = isinstance(self.likelihood_, Likelihood) or self._known_noise
+            if given and self._template.defines("rescaled"):
+                self._template = self._template.rescaled(torch.from_numpy(1.0 / self._y_std)).float()
         else:
             self._y_mean, self._y_std = np.zeros(y.shape[1]), np.ones(y.shape[1])
         if not self._gaussian:
@@ -369,12 +391,13 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return made
 
     def _likelihood_of(self, outputs: int) -> Likelihood:
-        """For so many targets, before anything is known of them."""
-        if self.heteroscedastic:
-            return HeteroscedasticGaussian()
+        """For so many targets, before anything is known of them; in single precision."""
+        if self._known_noise:
+            noise = torch.full((outputs,), float(self.noise), dtype=torch.float64)
+            return Gaussian(torch.ones(outputs)).rescaled(noise).float()
         if self.likelihood_ == "gaussian":
-            return Gaussian(torch.full((outputs,), 10.0), learned=True)
-        return likelihoods.made(self.likelihood_, outputs)
+            return Gaussian(torch.full((outputs,), 10.0), learned=True).float()
+        return likelihoods.made(self.likelihood_, outputs).float()
 
     def _center(self, pred: Predictive) -> Tensor:
         return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
@@ -394,23 +417,61 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
         width = len(self._y_mean)
-        scales = np.ones((2, width))
-        known = None
-        if self.calibrate and before is not None:
-            known = scales = np.stack([before["epistemic"], before["aleatoric"]])
+        scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
+        known: list[Any] = [None] * width
+        patterns: list[NoisePattern | None] = [None] * width
+        reach = Reach.of(_numpy(inputs), weight)
+        if before is None:
+            self._between, self._reach = True, reach
+        elif self._reach is not None:
+            self._reach = self._reach.joined(reach)
+        if before is not None and self.calibrate:
+            patterns = list(self._patterns)
+            known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
+            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
         rows = divided.rows
         if self.calibrate and self._gaussian and len(rows) >= 2:
-            scales = np.empty((2, width))
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
             for member in np.flatnonzero(divided.left_out.any(1)).tolist():
                 own = np.flatnonzero(divided.left_out[member])
                 found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
             residual = _numpy(targets)[rows] - mean
+            own_inputs = _numpy(inputs)[rows]
+            described = self.noise if self._known_noise or self._learned_noise else "constant"
             for output in range(width):
-                parts = (residual[:, output], epistemic[:, output], aleatoric[:, output], weight[rows])
-                scales[:, output] = variance_scales(*parts, None if known is None else known[:, output])
-        self.calibration_ = {"epistemic": scales[0], "aleatoric": scales[1]}
+                left_out = LeftOut(
+                    own_inputs,
+                    mean[:, output],
+                    residual[:, output],
+                    epistemic[:, output],
+                    aleatoric[:, output],
+                    weight[rows],
+                    divided.fold[rows],
+                )
+                scales[output], patterns[output] = calibrated(left_out, described, known[output], patterns[output])
+        self._patterns = patterns
+        self.calibration_ = {
+            "epistemic": np.array([found.epistemic for found in scales]),
+            "aleatoric": np.array([found.aleatoric for found in scales]),
+            "error": np.array([found.error for found in scales]),
+        }
+
+    @property
+    def noise_(self) -> Any:
+        """How the noise of each output is described."""
+        check_is_fitted(self, "posterior_")
+        names = ["constant" if pattern is None else "input" for pattern in self._patterns]
+        if self._known_noise:
+            names = ["known"] * len(names)
+        elif not self._learned_noise:
+            names = ["likelihood"] * len(names)
+        return names if self._several else names[0]
+
+    @property
+    def _learned_noise(self) -> bool:
+        """Whether one variance of the noise, the same for all rows, is learned in training."""
+        return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
 
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
         """Of all members' samples, in the units of the targets and float64."""
@@ -428,9 +489,18 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         return pred.rescale(*map(torch.as_tensor, scales))
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
-        """Mean, epistemic and aleatoric variance of the ensemble before the calibration, each ``(N, K)``."""
-        parts = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
-        return self._moments(parts, np.ones((parts.shape[1], 1, 1), dtype=bool))
+        """Mean, epistemic and aleatoric variance of the ensemble, calibrated, each ``(N, K)``."""
+        found = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
+        mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
+        inputs = _numpy(X)
+        aleatoric = self.calibration_["aleatoric"] * aleatoric
+        for output, pattern in enumerate(self._patterns):
+            if pattern is not None:
+                aleatoric[:, output] *= np.exp(pattern.log_factor(inputs, mean[:, output]))
+        epistemic = self.calibration_["epistemic"] * epistemic
+        if self._reach is not None:
+            epistemic = epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
+        return mean, epistemic, aleatoric
 
     def _member(self, X: Tensor, member: int) -> Array:
         """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
@@ -440,10 +510,10 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
         count = there.sum(0)
         mean = parts[0]
-        center, within, noise = ((values * there).sum(0) / count for values in parts)
-        if self._method.predict == "mean":
-            within = ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
-        return center, within, noise
+        center, spread, noise = ((values * there).sum(0) / count for values in parts)
+        if self._between or self._method.predict == "mean":
+            spread = spread + ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+        return center, spread, noise
 
 
 def _parts(pred: Predictive) -> Array:

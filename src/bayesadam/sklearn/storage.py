@@ -23,11 +23,14 @@ from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.network import perceptron
+from bayesadam.sklearn.noise import NoisePattern
+from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
 VERSION = 3
 """Since version 2 there are digests, and ``model.json`` tells that of its posterior. Since version 3 a regression tells
-its likelihood and the transforms of its targets."""
+its likelihood, the transforms of its targets and how the noise depends on the inputs, and the variance between members
+counts."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
 """What ``model.json`` will be once the posterior that it belongs to is there."""
@@ -72,6 +75,9 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
         told["targets"]["transforms"] = [target_transform.record(function) for function in estimator._functions]
         told["likelihood"] = _plain("likelihood_", estimator.likelihood_)
         told["several"] = estimator._several
+        told["between"] = estimator._between
+        told["reach"] = None if estimator._reach is None else vars(estimator._reach)
+        told["noise"] = [None if pattern is None else pattern.record() for pattern in estimator._patterns]
         if estimator._gaussian:
             told["noise_precision"] = [
                 likelihood.noise_precision.tolist() if isinstance(likelihood, Gaussian) else None
@@ -153,6 +159,8 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
     params["hidden"] = tuple(params["hidden"])
     if told["kind"] == BayesianMLPRegressor.__name__ and told["version"] < 3:
         params["target_transform"] = "none"
+    if "heteroscedastic" in params:  # up to version 2, where the networks gave the variance of the noise themselves
+        params["noise"] = "input" if params.pop("heteroscedastic") and params["calibrate"] else "auto"
     estimator: Any = _KINDS[told["kind"]](**params)
     estimator._check()
     estimator._method = method_named(estimator.method)
@@ -185,7 +193,9 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         estimator._several = told["several"]
         _restore_choice(estimator, told)
         shape = estimator._y_mean.shape
-        estimator.calibration_ = {name: _finite(name, values) for name, values in told["calibration"].items()}
+        calibration = {"error": [0.0] * len(estimator._y_mean)} | told["calibration"]
+        names = ("epistemic", "aleatoric", "error")
+        estimator.calibration_ = {name: _finite(name, calibration[name]) for name in names}
         for name, values in estimator.calibration_.items():
             if values.shape != shape or (values < 0).any():
                 raise ValueError(f"{name} must be numbers of at least 0, got {values.tolist()!r}")
@@ -195,6 +205,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
                 raise ValueError(f"conformal_scores must be of shape (N, {len(estimator._y_mean)})")
         estimator._template = estimator._likelihood_of(len(estimator._y_mean))
         likelihoods = _likelihoods(estimator, told, members)
+        _read_noise(estimator, told)
     if len(likelihoods) != members:
         raise ValueError(f"likelihoods must be {members}, got {len(likelihoods)}")
     _check_sizes(estimator, posterior)
@@ -222,13 +233,35 @@ def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Lik
         precisions = told["noise_precision"]
         if any(p is not None and not (_finite("noise_precision", p) > 0).all() for p in precisions):
             raise ValueError(f"noise_precision must be positive, got {precisions!r}")
-        return [HeteroscedasticGaussian() if p is None else Gaussian(torch.tensor(p)) for p in precisions]
+        if None in precisions:
+            estimator._template = HeteroscedasticGaussian()
+        return [HeteroscedasticGaussian() if p is None else Gaussian(torch.tensor(p)).float() for p in precisions]
     likelihoods = [copy.deepcopy(estimator._template).requires_grad_(False) for _ in range(members)]
     for likelihood, state in zip(likelihoods, told["likelihoods"], strict=True):
         values = {name: torch.tensor(_finite(name, value).tolist()) for name, value in state.items()}
         likelihood.load_state_dict(values)
     estimator._template.load_state_dict(likelihoods[0].state_dict())
     return likelihoods
+
+
+def _read_noise(estimator: Any, told: dict[str, Any]) -> None:
+    """The pattern of a regression's noise, and how far its rows reach; there was neither up to version 2."""
+    width = len(estimator._y_mean)
+    early = told["version"] < 3
+    estimator._between = False if early else told["between"]
+    reach = None if early else told["reach"]
+    records = [None] * width if early else told["noise"]
+    if not isinstance(estimator._between, bool) or len(records) != width:
+        raise ValueError(f"noise must be that of {width} outputs, got {records!r}")
+    estimator._reach = None
+    if reach is not None:
+        square, rows = (float(_finite(name, reach[name])) for name in ("square", "rows"))
+        if square < 0 or rows <= 0:
+            raise ValueError(f"reach must be a square and a positive number of rows, got {reach!r}")
+        estimator._reach = Reach(square, rows)
+    estimator._patterns = [
+        None if record is None else NoisePattern.read(record, estimator.n_features_in_) for record in records
+    ]
 
 
 def _check_sizes(estimator: Any, posterior: Mixture) -> None:

@@ -1,0 +1,260 @@
+"""Noise that depends on the inputs: small networks, fitted to what the members got wrong on rows that they left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bayesadam.sklearn.calibration import SMALLEST, Scales, effective_rows, variance_scales
+
+Floats = NDArray[Any]
+
+NOISE = ("auto", "constant", "input")
+
+FEWEST = 20
+"""Rows without which noise is taken to be constant."""
+
+UNITS, LR, DECAY = 8, 0.02, 1.0
+STEPS, LOOK, PATIENCE = 400, 10, 6
+"""Steps at most, steps from one look at the rows that the networks leave out to the next, and looks without a new best
+that end the training."""
+
+BATCH = 2_048
+BEND = 3.0
+"""Features are squashed into plus and minus so many standard deviations."""
+
+
+def check_noise(value: object, likelihood: object) -> None:
+    """Raise ``ValueError`` for what does not describe the noise, or where the likelihood describes it already."""
+    number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and 0 < value < np.inf
+    if not number and not (isinstance(value, str) and value in NOISE):
+        raise ValueError(f"noise must be one of {NOISE} or a positive standard deviation, got {value!r}")
+    if value != "auto" and likelihood != "gaussian":
+        raise ValueError(f"noise must be 'auto' with likelihood={likelihood!r}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows, and what members that have not seen them predict of one output; all standardised.
+
+    Attributes:
+        inputs: ``(N, D)``.
+        mean: Predictive means, ``(N,)``.
+        residual: Targets less means.
+        epistemic: Variances of the function.
+        aleatoric: Variances of the noise.
+        weight: Of the rows.
+        fold: Numbers from 0: rows that are left out together.
+    """
+
+    inputs: Floats
+    mean: Floats
+    residual: Floats
+    epistemic: Floats
+    aleatoric: Floats
+    weight: Floats
+    fold: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class NoisePattern:
+    """How the logarithm of the noise's variance differs from row to row.
+
+    It is ``strength * (g - center)``, clipped to ``[low, high]`` before it is multiplied, where ``g`` is a network of
+    one hidden layer with a linear part: the mean of several that were trained on different rows. Its features are the
+    inputs and the predictive mean, squashed.
+
+    Attributes:
+        linear: ``(D + 1,)``.
+        hidden: ``(D + 1, H)``.
+        bias: ``(H,)``.
+        out: ``(H,)``.
+        center: Mean of ``g`` over the rows that it was fitted to.
+        low: Least difference from it among these rows: far away from them it is not extrapolated.
+        high: The largest.
+        strength: In [0, 1].
+    """
+
+    linear: Floats
+    hidden: Floats
+    bias: Floats
+    out: Floats
+    center: float
+    low: float
+    high: float
+    strength: float = 1.0
+
+    def log_factor(self, inputs: Floats, mean: Floats) -> Floats:
+        """What is added to the logarithm of the noise's variance, ``(N,)``, of inputs ``(N, D)`` and means ``(N,)``."""
+        features = _features(inputs, mean)
+        found = features @ self.linear + np.tanh(features @ self.hidden + self.bias) @ self.out
+        return np.asarray(self.strength * np.clip(found - self.center, self.low, self.high))
+
+    def record(self) -> dict[str, Any]:
+        """As JSON takes it; single precision is written with as many digits as tell it."""
+        return {name: _digits(value) if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any], inputs: int) -> NoisePattern:
+        """Of what :meth:`record` gave, for so many inputs.
+
+        Raises:
+            ValueError: Something else.
+        """
+        found = cls(**{name: _number_or_array(value) for name, value in record.items()})
+        units = np.shape(found.bias)
+        shapes = {"linear": (inputs + 1,), "hidden": (inputs + 1, *units), "bias": units, "out": units}
+        for name, value in vars(found).items():
+            if np.shape(value) != shapes.get(name, ()) or not np.isfinite(value).all():
+                raise ValueError(f"{name} of the noise must be finite, of shape {shapes.get(name, ())}, got {value!r}")
+        if not (found.low <= found.high and 0 <= found.strength <= 1):
+            raise ValueError(f"low, high and strength of the noise must be in order, got {found!r}")
+        return found
+
+
+def calibrated(
+    left_out: LeftOut, noise: str | float, before: Floats | None = None, pattern: NoisePattern | None = None
+) -> tuple[Scales, NoisePattern | None]:
+    """Factors of both variances, and the pattern of the noise if there is one.
+
+    Args:
+        left_out: What they are found by.
+        noise: ``"constant"``; ``"input"``; ``"auto"``: the latter where the mean log density of the rows gains more by
+            it than the standard error of this gain; or a number: the noise is known.
+        before: Factors so far, ``(2,)``, where a model goes on learning.
+        pattern: The pattern so far, which is kept.
+    """
+    if pattern is not None:
+        factor = np.exp(pattern.log_factor(left_out.inputs, left_out.mean))
+        left_out = replace(left_out, aleatoric=factor * left_out.aleatoric)
+    parts = (left_out.residual, left_out.epistemic, left_out.aleatoric, left_out.weight)
+    fixed = not isinstance(noise, str)
+    constant = variance_scales(*parts, before, fixed_noise=fixed)
+    few = effective_rows(left_out.weight) < FEWEST
+    if fixed or noise == "constant" or pattern is not None or few:
+        return constant, pattern
+    # Epistemic variances that follow the noise would be scaled to explain it: they count as they are at most.
+    found = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic)
+    if found is None:
+        return constant, None
+    pattern, values = found
+    scales = variance_scales(*parts, before, pattern=values)
+    gain = _loss(left_out, constant, values) - _loss(left_out, scales, values)
+    mean = np.average(gain, weights=left_out.weight)
+    error = math.sqrt(float((left_out.weight**2 * (gain - mean) ** 2).sum())) / float(left_out.weight.sum())
+    if scales.strength == 0 or (noise == "auto" and mean <= error):
+        return constant, None
+    return scales, replace(pattern, strength=scales.strength)
+
+
+def _digits(values: Floats) -> Any:
+    return [_digits(row) for row in values] if values.ndim > 1 else [float(str(value)) for value in values]
+
+
+def _number_or_array(value: Any) -> Any:
+    return np.array(value, dtype=np.float32) if isinstance(value, list) else float(value)
+
+
+def _loss(left_out: LeftOut, scales: Scales, values: Floats) -> Floats:
+    noise = scales.aleatoric * np.exp(scales.strength * values) * left_out.aleatoric
+    variance = scales.epistemic * left_out.epistemic + noise
+    return np.asarray(0.5 * (left_out.residual**2 / variance + np.log(variance)))
+
+
+def _features(inputs: Floats, mean: Floats) -> Floats:
+    return np.asarray(BEND * np.tanh(np.concatenate([inputs, mean[:, None]], axis=1, dtype=np.float64) / BEND))
+
+
+class _Networks:
+    """A network of one hidden layer with a linear part for each fold, in single precision; they begin as a constant."""
+
+    def __init__(self, folds: int, columns: int, level: float) -> None:
+        generator = torch.Generator().manual_seed(0)
+        made: dict[str, Any] = {"generator": generator, "dtype": torch.float32}
+        self.linear = torch.zeros(folds, columns, 1, dtype=torch.float32)
+        self.hidden = torch.randn(folds, columns, UNITS, **made) / math.sqrt(columns)
+        self.bias = torch.randn(folds, 1, UNITS, **made)
+        self.out = torch.zeros(folds, UNITS, 1, dtype=torch.float32)
+        self.level = torch.full((folds, 1), level, dtype=torch.float32)
+        for value in self.parameters():
+            value.requires_grad_()
+
+    def parameters(self) -> list[Tensor]:
+        return list(vars(self).values())
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Log variances, ``(folds, N)``, of features ``(N, columns)``."""
+        return (x @ self.linear + torch.tanh(x @ self.hidden + self.bias) @ self.out)[..., 0] + self.level
+
+    def decay(self) -> Tensor:
+        """Sum of the squared weights."""
+        return self.linear.square().sum() + self.hidden.square().sum() + self.out.square().sum()
+
+    def average(self) -> tuple[dict[str, Any], float]:
+        """Arrays of a :class:`NoisePattern`, which is their mean without its constant, and this constant."""
+        linear, hidden, bias, out, level = (value.detach().numpy() for value in self.parameters())
+        arrays = {
+            "linear": linear[..., 0].mean(0),
+            "hidden": hidden.transpose(1, 0, 2).reshape(hidden.shape[1], -1),
+            "bias": bias.flatten(),
+            "out": out.reshape(-1) / np.float32(len(out)),
+        }
+        return arrays, float(level.mean())
+
+
+def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | None:
+    """A pattern, and its values for rows as networks that have not seen them give them; or ``None``: there is none.
+
+    Each network is trained on the rows of the other folds by their Gaussian log density with the epistemic variances
+    given; all at once. Training ends with the step at which the rows left out had the largest density.
+    """
+    names, numbers = np.unique(left_out.fold, return_inverse=True)
+    if len(names) < 2:
+        return None
+    own = (torch.from_numpy(numbers) == torch.arange(len(names))[:, None]).float()
+    features = torch.from_numpy(_features(left_out.inputs, left_out.mean)).float()
+    square, spread, weight = (
+        torch.from_numpy(np.asarray(values, dtype=np.float32))
+        for values in (left_out.residual**2, epistemic, left_out.weight / left_out.weight.mean())
+    )
+    rows = len(features)
+    whole = float((weight * square).mean())
+    level = math.log(max(whole - float((weight * spread).mean()), 0.1 * whole, SMALLEST))
+    networks = _Networks(len(names), features.shape[1], level)
+    optimizer = torch.optim.Adam(networks.parameters(), lr=LR)
+    generator = torch.Generator().manual_seed(0)
+
+    def losses(log_noise: Tensor, at: Any) -> Tensor:
+        variance = spread[at] + log_noise.exp()
+        return 0.5 * weight[at] * (square[at] / variance + variance.log())
+
+    least, best, chosen, values = math.inf, 0, networks.average(), torch.zeros(rows)
+    for step in range(STEPS + 1):
+        if step % LOOK == 0:
+            with torch.no_grad():
+                unseen = (own * networks(features)).sum(0)
+                error = float(losses(unseen, slice(None)).mean())
+            if error < least:
+                least, best, chosen, values = error, step, networks.average(), unseen
+            elif step >= best + PATIENCE * LOOK:
+                break
+        at = torch.randint(rows, (BATCH,), generator=generator) if rows > BATCH else torch.arange(rows)
+        others = 1.0 - own[:, at]
+        means = (losses(networks(features[at]), at) * others).sum(1) / others.sum(1).clamp_min(1.0)
+        optimizer.zero_grad()
+        (means.sum() + 0.5 * DECAY / rows * networks.decay()).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    if best == 0:
+        return None
+    arrays, constant = chosen
+    found = values.double().numpy()
+    center = float(np.average(found, weights=left_out.weight))
+    ends = float(found.min()) - center, float(found.max()) - center
+    return NoisePattern(**arrays, center=center - constant, low=ends[0], high=ends[1]), found - center

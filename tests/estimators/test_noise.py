@@ -1,0 +1,162 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated, check_noise
+
+
+def rows(count, deviation, seed=0, columns=3, weight=None, fold=None):
+    """Left-out rows whose residuals have a deviation that is a function of the inputs; epistemic variance of 0.01."""
+    generator = np.random.default_rng(seed)
+    inputs = generator.standard_normal((count, columns))
+    residual = np.sqrt(0.01 + deviation(inputs) ** 2) * generator.standard_normal(count)
+    return LeftOut(
+        inputs,
+        np.tanh(inputs[:, 0]),
+        residual,
+        np.full(count, 0.01),
+        np.full(count, 0.25),
+        np.ones(count) if weight is None else weight,
+        generator.permutation(count) % 10 if fold is None else fold,
+    )
+
+
+def growing(inputs):
+    return 0.3 * np.exp(0.7 * inputs[:, 0])
+
+
+def constant(inputs):
+    return np.full(len(inputs), 0.5)
+
+
+@pytest.fixture(scope="module")
+def found():
+    return calibrated(rows(800, growing), "auto")
+
+
+class TestNoiseThatDependsOnTheInputs:
+    def test_is_found(self, found):
+        scales, pattern = found
+        new = rows(2_000, growing, seed=1)
+        inner = np.abs(new.inputs).max(1) < 2.0
+        variance = scales.aleatoric * 0.25 * np.exp(pattern.log_factor(new.inputs, new.mean))[inner]
+        logs = np.log(variance / growing(new.inputs)[inner] ** 2)
+        assert abs(logs.mean()) < 0.25
+        assert logs.std() < 0.4  # that of the log variance itself is 1.2
+        assert pattern.strength == scales.strength > 0.6
+
+    def test_is_not_extrapolated(self, found):
+        pattern = found[1]
+        far = pattern.log_factor(np.array([[-1e6, 0, 0], [1e6, 0, 0], [0, 1e6, -1e6]]), np.array([-1e6, 1e6, 0.0]))
+        assert pattern.strength * pattern.low <= far[0] < far[1] <= pattern.strength * pattern.high
+        assert far[2] <= pattern.strength * pattern.high
+
+    def test_is_relative_to_the_mean_of_the_rows(self, found):
+        known = rows(800, growing)
+        assert found[1].log_factor(known.inputs, known.mean).mean() == pytest.approx(0.0, abs=0.1)
+
+    def test_is_written_and_read_exactly(self, found):
+        pattern, new = found[1], rows(50, growing, seed=2)
+        read = NoisePattern.read(json.loads(json.dumps(pattern.record())), 3)
+        np.testing.assert_array_equal(read.hidden, pattern.hidden)
+        np.testing.assert_array_equal(read.log_factor(new.inputs, new.mean), pattern.log_factor(new.inputs, new.mean))
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"linear": [0.0, 1.0]},
+            {"bias": [[0.0]]},
+            {"out": []},
+            {"center": float("nan")},
+            {"low": 1.0, "high": -1.0},
+            {"strength": 1.5},
+            {"strength": None},
+            {"units": 3},
+        ],
+    )
+    def test_a_record_that_is_no_pattern(self, found, change):
+        with pytest.raises((ValueError, TypeError)):
+            NoisePattern.read({**found[1].record(), **change}, 3)
+
+    def test_by_the_predicted_mean_alone(self):
+        data = rows(800, constant, columns=1)
+        mean = np.random.default_rng(7).standard_normal(800)
+        data = replace(data, mean=mean, residual=data.residual * np.exp(0.8 * mean))
+        pattern = calibrated(data, "auto")[1]
+        low, high = pattern.log_factor(np.zeros((2, 1)), np.array([-1.0, 1.0]))
+        assert high - low == pytest.approx(3.2, rel=0.35)
+
+    def test_rows_of_little_weight(self):
+        """Their noise falls where that of the others grows, which changes next to nothing."""
+        data = rows(800, growing)
+        junk = rows(800, lambda inputs: growing(-inputs), seed=3)
+        both = LeftOut(**{name: np.concatenate([value, vars(junk)[name]]) for name, value in vars(data).items()})
+        pattern = calibrated(replace(both, weight=np.repeat([1.0, 1e-6], 800)), "auto")[1]
+        low, high = pattern.log_factor(np.array([[-1.5, 0, 0], [1.5, 0, 0]]), np.tanh([-1.5, 1.5]))
+        assert high - low == pytest.approx(4.2, rel=0.3)
+
+
+class TestConstantNoise:
+    def test_is_left_as_it_is(self):
+        """More than a standard error of gain is rare where there is nothing to gain, and then it is small."""
+        found = [calibrated(rows(300, constant, seed), "auto") for seed in range(12)]
+        patterns = [pattern for _, pattern in found if pattern is not None]
+        assert len(patterns) <= 5  # each has a probability below 0.16
+        new = rows(200, constant, seed=99)
+        for pattern in patterns:
+            assert pattern.log_factor(new.inputs, new.mean).std() < 0.5
+        for scales, _ in found:
+            assert scales.aleatoric * 0.25 + scales.epistemic * 0.01 == pytest.approx(0.26, rel=0.35)
+
+    def test_on_demand(self):
+        known = rows(800, growing)
+        scales, pattern = calibrated(known, "constant")
+        assert pattern is None
+        assert scales.strength == 0.0
+        assert calibrated(known, "input")[1] is not None
+
+    def test_of_a_few_rows(self):
+        assert calibrated(rows(19, growing), "input")[1] is None
+
+    def test_known(self):
+        scales, pattern = calibrated(rows(400, constant), 0.5)
+        assert pattern is None
+        assert scales.aleatoric == 1.0
+
+
+def test_networks_are_judged_by_rows_that_they_have_not_seen():
+    """What only rows of the same fold tell of the noise is not learned, though each row tells it of the others."""
+    group = np.arange(600) % 10
+    loud = np.where(group % 2 == 0, 1.5, 0.2)
+    data = rows(600, lambda inputs: np.full(600, 1.0))
+    data = replace(data, inputs=3.0 * np.eye(10)[group], mean=np.zeros(600), residual=data.residual * loud)
+    together = calibrated(replace(data, fold=group), "auto")[1]
+    apart = calibrated(data, "auto")[1]
+    low, high = apart.log_factor(3.0 * np.eye(10)[[1, 0]], np.zeros(2))
+    assert high - low > 2.5
+    assert together is None
+    assert calibrated(replace(data, fold=np.zeros(600, dtype=np.int64)), "input")[1] is None
+
+
+def test_a_pattern_that_is_known_is_kept():
+    scales, pattern = calibrated(rows(800, growing), "auto")
+    louder = rows(4_000, lambda inputs: 2.0 * growing(inputs), seed=5)
+    before = np.array([scales.epistemic, scales.aleatoric])
+    after, kept = calibrated(louder, "auto", before, pattern)
+    assert kept is pattern
+    assert after.aleatoric == pytest.approx(4.0 * scales.aleatoric, rel=0.25)
+
+
+@pytest.mark.parametrize("value", ["yes", None, True, 0.0, -1.0, np.inf, np.nan, [1.0]])
+def test_noise_is_a_word_or_a_positive_number(value):
+    with pytest.raises(ValueError, match=r"^noise must be one of \('auto', 'constant', 'input'\) or a positive"):
+        check_noise(value, "gaussian")
+
+
+@pytest.mark.parametrize("value", ["constant", "input", 0.5])
+def test_a_likelihood_says_itself_what_the_noise_is(value):
+    check_noise("auto", "poisson")
+    with pytest.raises(ValueError, match=f"^noise must be 'auto' with likelihood='poisson', got {value!r}$"):
+        check_noise(value, "poisson")
