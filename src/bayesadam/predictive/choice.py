@@ -19,18 +19,11 @@ MOST_OUTPUTS = 128
 def suited_method(posterior: NetworkDistribution) -> str:
     """The method that ``"auto"`` stands for.
 
-<<<<<<< HEAD
     The covariance of a Badam or Laplace posterior is that of the network linearised at the mean. If samples of such
     weights are put into the network itself, they leave the region where the linearisation holds, and the predictions
     may be far worse than those of the mean (Foong et al. 2019, arXiv 1906.11537; Immer et al. 2021, arXiv 2008.08400).
-    If only the last layer is random, the network is linear in the random weights and both methods agree.
-=======
-    The covariance of a Badam or Laplace posterior is that of the network linearised at the mean. Samples of such
-    weights, put into the network itself, leave the region where the linearisation holds, and its predictions may then
-    be far worse than those of the mean (Foong et al. 2019, arXiv 1906.11537; Immer et al. 2021, arXiv 2008.08400). Over
-    the last layer alone the network is linear in the random weights, and both methods agree: a mixture of such
-    posteriors is linearised all the same, as samples would be shared among its components.
->>>>>>> bc3ce82 (Anchored ensembles: randomised posterior modes with the last layer integrated; Adam in a population takes a prior; mixtures over the last layer are linearised by default)
+    If only the last layer is random, the network is linear in the random weights and both methods agree. Mixtures of
+    such posteriors are linearised, because samples would be shared among the components.
     """
     if isinstance(posterior, Mixture) and all(_is_of_last_layer(part) for part in posterior.components):
         return "linearized"

@@ -60,7 +60,6 @@ def predict(
             network that it wraps (``DistributedDataParallel``, ``torch.compile``).
         posterior: Posterior over the model's weights, or another distribution over networks, such as
             :class:`bayesadam.MCDropout`.
-<<<<<<< HEAD
         inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that yields batches of
             any of these. If a batch is a list or tuple, as ``(inputs, targets)``, only its first entry is used. Inputs
             are moved to the model's device.
@@ -72,7 +71,7 @@ def predict(
             generator.
         method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
             :func:`bayesadam.laplace` and mixtures of them, whose covariance is that of a linearised network; it is
-            ``"monte_carlo"`` for all other posteriors, for those over the last layer alone, where both methods agree,
+            ``"monte_carlo"`` for all other posteriors, for a single one over the last layer, where both agree,
             and if a row has more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for
             posteriors of a linearised network it is often far too wide, and a warning is issued. ``"linearized"``
             replaces the network by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
@@ -90,35 +89,6 @@ def predict(
             of a tuple or dict determines the number of rows; tensors of another length are passed whole with every
             part.
         batch_norm: Inputs like those of training, in any form that ``inputs`` may have. On about 1,000 of them the
-=======
-        inputs: A tensor; a tuple (``model(*inputs)``); a dict (``model(**inputs)``); or a loader that gives batches of
-            any of these. Of a batch that is a list or tuple, as ``(inputs, targets)``, only the first entry is used.
-            Everything is moved to the model's device.
-        likelihood: What the output means, one of :mod:`bayesadam.likelihoods` or your own; it decides of which kind the
-            result is.
-        mc_samples: Posterior samples; linearised or by moments, draws of outputs that are not means of Gaussian
-            targets.
-        seed: Sample ``i`` depends on ``(seed, i)`` only: not on batches or chunks, nor on any global generator.
-        method: ``"auto"``: ``"linearized"`` for posteriors of :func:`bayesadam.badam` and :func:`bayesadam.laplace`,
-            and mixtures of them, whose covariance is that of a linearised network; ``"monte_carlo"`` for all other
-            posteriors, for a single one over the last layer alone, where both agree (mixtures of such are linearised),
-            and where a row has more than 128 outputs. ``"monte_carlo"``: the mixture over samples; for a posterior that
-            is meant for the linearised network it is often far too wide, and a warning says so. ``"linearized"``: the
-            network is replaced by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
-            (Kessler et al. 2018; Foong et al. 2019; Immer et al. 2021); for Gaussian posteriors and mixtures of them,
-            and every row by itself. What a row has to do with the others of its batch is not seen. The log variance
-            that a network gives is taken at the mean.
-            ``"moments"``: mean and variance are propagated from layer to layer (Bayer et al. 2015), for networks that
-            :func:`bayesadam.fawn` takes and posteriors with independent weights. With one hidden layer mean and
-            variance are exact, as far as its activation's are; with more, units are taken as independent.
-            ``"mean"``: the network at the posterior's mean alone.
-        link: From Gaussian logits to probabilities, for classification, linearised or by moments:
-            ``"monte_carlo"`` (default) or ``"probit"``; see :class:`GaussianLogitsPredictive`.
-        output: Takes the output tensor, rows along its first axis, out of what the model returns. Not by moments.
-        batch_size: Rows per forward pass; default all of a batch. Memory that runs out halves it. The first tensor of a
-            tuple or dict has the rows, and so have those of the same length; others are passed whole with every part.
-        batch_norm: Inputs like those of training, in any form that ``inputs`` may have: on about 1,000 of them the
->>>>>>> bc3ce82 (Anchored ensembles: randomised posterior modes with the last layer integrated; Adam in a population takes a prior; mixtures over the last layer are linearised by default)
             statistics of batch norm layers are estimated anew for every sample, and for the mean network where there
             are no samples. Without it the running statistics are used, which are averages over the samples of training;
             predictions are then worse and less certain, the more so the wider the posterior is. Do not use it for
