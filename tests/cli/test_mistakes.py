@@ -435,7 +435,7 @@ class TestPredict:
     def test_of_another_version(self, refused, run, numbers, name):
         record = json.loads((run / name).read_text())
         key = "version" if name == "model.json" else "format_version"
-        current = 2 if name == "model.json" else 4
+        current = 3 if name == "model.json" else 4
         assert record[key] == current
         files.write_json(run / name, {**record, key: 99})
         message = self.predict(refused, run, numbers)
