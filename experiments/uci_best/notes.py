@@ -1,0 +1,20 @@
+"""What to make of the numbers."""
+
+NOTES = """\
+*Ours* is `BayesianMLPRegressor()` with its defaults on all nine data sets, trained on each published training split (20
+of them, five for protein) and scored on its test split; whatever the estimator chooses, it chooses from the training
+split. Errors are standard errors over the splits. *Better by* is the difference in standard errors, negative where the
+published number is better.
+
+What is comparable: the RMSE is the same quantity everywhere. The log-likelihoods of Gal's repository, of PBP and of MC
+dropout in Khan et al. 2018 (their Table 1, first column) are pointwise, as ours; those of BBVI and Vadam in that table
+are joint log-likelihoods of all test rows divided by their number and are left out. Gal's runs ("grid 2018", 40 to
+4,000 epochs) use the same splits. PBP's splits are its own, of the same sizes. VBLL's numbers are from its own splits,
+and the error is not known, so that only ours enters the comparison. An RMSE that its source has rounded to 0.00 is left
+out (naval).
+
+The other estimators were run here on the same splits: a deep ensemble (five networks with 50 hidden ReLU that give mean
+and variance, a mixture taken as one Gaussian), a Gaussian process with a length for every input (up to 2,000 rows),
+NGBoost with early stopping by a tenth of the training rows, and CatBoost's Gaussian with uncertainty, with its defaults
+and with the best of 12 settings of depth, rate and leaf penalty by the same tenth.
+"""
