@@ -130,7 +130,7 @@ def catboost(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, A
             verbose=False,
             allow_writing_files=False,
             thread_count=1,
-            iterations=4_000 if grid else 1_000,
+            iterations=2_000 if grid else 1_000,
             **dict(zip(grid, values, strict=True)),
         )
         models.append(model.fit(x, y, eval_set=stop, early_stopping_rounds=settings["patience"]))

@@ -16,5 +16,5 @@ out (naval).
 The other estimators were run here on the same splits: a deep ensemble (five networks with 50 hidden ReLU that give mean
 and variance, a mixture taken as one Gaussian), a Gaussian process with a length for every input (up to 2,000 rows),
 NGBoost with early stopping by a tenth of the training rows, and CatBoost's Gaussian with uncertainty, with its defaults
-and with the best of 12 settings of depth, rate and leaf penalty by the same tenth.
+and with the best of six settings of depth and rate by the same tenth.
 """
