@@ -238,6 +238,13 @@ def ranks(tables: dict[str, Any], names: list[str], split_names: tuple[str, ...]
     return dict(zip(models, np.mean(places, 0).round(2).tolist(), strict=True)) if rows else {}
 
 
+def mean_of(tables: dict[str, Any], names: list[str], split_names: tuple[str, ...], key: str) -> dict[str, float]:
+    """Mean of a score over tables and splits, of the estimators that are fitted on all of them."""
+    found = [tables[name][split] for name in names for split in split_names if split in tables[name]]
+    models = [model for model in (found[0] if found else {}) if all(model in row for row in found)]
+    return {model: round(float(np.mean([row[model][key] for row in found])), 3) for model in models}
+
+
 def show(report: dict[str, Any]) -> None:
     """The tables of a finished or unfinished run, to the screen."""
     for kind, names, key in (("regression", REGRESSION, "CRPS"), ("classification", CLASSIFICATION, "Brier")):
@@ -251,6 +258,13 @@ def show(report: dict[str, Any]) -> None:
                 print(f"  {model:34}{line}")
         for measure in ("NLL", key):
             print(f"\n{kind}: mean rank in {measure} over {len(done)} tables", ranks(tables, done, SPLITS, measure))
+        scores = ("ECE", "CPU seconds") if kind == "classification" else ("Spearman", "CPU seconds")
+        for score_name in scores:
+            print(f"{kind}: mean {score_name}", mean_of(tables, done, SPLITS, score_name))
+        for wanted in COVERAGES if kind == "regression" else ():
+            name = f"covered {wanted:.0%}"
+            print(f"{kind}: {name}", mean_of(tables, done, SPLITS, name))
+            print(f"{kind}: {name} under shift", mean_of(tables, done, (SHIFT,), name))
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ def best_published(numbers: Numbers, dataset: str, metric: str) -> tuple[str, Nu
     """
     name, sign = METRICS[metric]
     cells = [
-        (method, found.value)
+        (method, Number(found.value.mean, found.value.error))
         for (data, method, kind), found in numbers.items()
         if data == dataset and kind == name and found.value.mean and (metric != "rmse" or found.value.mean > 0)
     ]
