@@ -5,7 +5,7 @@
     python benchmarks/estimators.py --peers-only | --ours-only       # what of them is fitted
     python benchmarks/estimators.py --again                          # our fits once more
 
-Three random 90/10 splits of every table (``public_tables.py``), and for regression one with a shift: the tenth of the
+Three random 90/10 splits of every table (``public_tables/``), and for regression one with a shift: the tenth of the
 rows that is farthest along the first principal component is predicted from all others. Every estimator gets the same
 matrix of numbers. Densities and CRPS are in units of the target's standard deviation over the training rows; the CRPS
 and the intervals of every estimator are those of its quantiles at 0.005, 0.015, ..., 0.995.
@@ -296,7 +296,7 @@ def main() -> None:
                         kept[model] = {key: round(value, 5) for key, value in scores.items()}
                         print(f"{name}, {split}: {model}", kept[model], flush=True)
                 report[kind][name][split] = {m: kept[m] for m in models if m in kept}
-                save(path, report)
+                save(options.output / "estimators.json", report)
     show(report)
 
 

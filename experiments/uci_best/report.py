@@ -165,7 +165,7 @@ def _figure(results: Results, datasets: Sequence[str]) -> Figure:
     axis.set_xscale("symlog", linthresh=0.1)
     axis.set_xticks([-1.0, -0.1, 0.0, 0.1, 1.0], ["-1", "-0.1", "0", "0.1", "1"])
     axis.set_yticks(range(len(names)), names)
-    axis.invert_yaxis()
+    axis.set_ylim(len(names) - 0.5, -0.5)
     axis.set_xlabel("our log-likelihood minus theirs, nats per row (± two standard errors); right of 0: ours is better")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.25)
