@@ -120,10 +120,8 @@ class TestChoice:
         assert transforms == ["none"]
         outliers = x[:, :1] + 0.1 * generator.standard_t(1.5, (400, 1))
         assert chosen("auto", x, outliers) == ("student_t", ["none"])
-        assert chosen("auto", x, x[:, :1] + 0.1 * generator.standard_normal((400, 1))) == (
-            "gaussian",
-            ["none"],
-        )
+        light_tails = x[:, :1] + generator.uniform(-0.3, 0.3, (400, 1))
+        assert chosen("auto", x, light_tails)[0] == "gaussian"
 
     def test_an_automatic_likelihood_is_trained_and_kept(self, amounts, tmp_path):
         x, _, _ = amounts
