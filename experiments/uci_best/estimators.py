@@ -60,9 +60,7 @@ def bayesadam(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, 
 
 def deep_ensemble(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
     """Networks that give mean and variance, a mixture taken as one Gaussian (Lakshminarayanan et al. 2017)."""
-    part = Part.of(
-        (torch.from_numpy(x), torch.from_numpy(y)[:, None]), (torch.from_numpy(new), torch.zeros(len(new), 1))
-    )
+    part = _standardised(x, y, new)
 
     def make() -> nn.Module:
         hidden = settings["hidden"]
@@ -92,9 +90,7 @@ def gaussian_process(x: Array, y: Array, new: Array, seed: int, settings: Mappin
     """Hyper-parameters by marginal likelihood, the best of several starts."""
     from experiments.fawn_uci.gp import Process
 
-    part = Part.of(
-        (torch.from_numpy(x), torch.from_numpy(y)[:, None]), (torch.from_numpy(new), torch.zeros(len(new), 1))
-    )
+    part = _standardised(x, y, new)
     process, generator = Process(*part.train), np.random.default_rng(seed)
     starts = [process.start] + [
         process.start + generator.standard_normal(len(process.start)) for _ in range(settings["restarts"])
@@ -147,6 +143,13 @@ FITS: dict[str, Callable[..., Predictive]] = {
     "catboost": catboost,
     "catboost-tuned": catboost,
 }
+
+
+def _standardised(x: Array, y: Array, new: Array) -> Part:
+    """Training rows and new inputs; the targets of the latter are not known here."""
+    return Part.of(
+        (torch.from_numpy(x), torch.from_numpy(y)[:, None]), (torch.from_numpy(new), torch.zeros(len(new), 1))
+    )
 
 
 def _divided(x: Array, y: Array, share: float, seed: int) -> tuple[tuple[Array, Array], tuple[Array, Array]]:

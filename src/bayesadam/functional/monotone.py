@@ -90,13 +90,17 @@ class Identity(Monotone):
         return torch.zeros_like(value)
 
 
-class Log(Monotone):
-    """``log y``, of positive numbers."""
-
-    name = "log"
+class _NotNegative(Monotone):
+    """A function of numbers that are not negative: its formula begins at 0, and so does the variable."""
 
     def __init__(self, **ends: float) -> None:
         super().__init__(**{"low": 0.0, "least": 0.0, **ends})
+
+
+class Log(_NotNegative):
+    """``log y``, of positive numbers."""
+
+    name = "log"
 
     def _value(self, value: Tensor) -> Tensor:
         return value.log()
@@ -108,13 +112,10 @@ class Log(Monotone):
         return -value.log()
 
 
-class Log1p(Monotone):
+class Log1p(_NotNegative):
     """``log(1 + y)``, of numbers that are not negative."""
 
     name = "log1p"
-
-    def __init__(self, **ends: float) -> None:
-        super().__init__(**{"low": 0.0, "least": 0.0, **ends})
 
     def _value(self, value: Tensor) -> Tensor:
         return value.log1p()
@@ -126,13 +127,10 @@ class Log1p(Monotone):
         return -value.log1p()
 
 
-class SquareRoot(Monotone):
+class SquareRoot(_NotNegative):
     """The square root, of numbers that are not negative; its slope is finite where ``low`` is positive."""
 
     name = "sqrt"
-
-    def __init__(self, **ends: float) -> None:
-        super().__init__(**{"low": 0.0, "least": 0.0, **ends})
 
     def _value(self, value: Tensor) -> Tensor:
         return value.sqrt()
