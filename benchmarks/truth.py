@@ -48,7 +48,7 @@ MC_SAMPLES = 500
 RATE = 0.1
 """Of dropout."""
 
-Found = tuple[nn.Module, ba.NetworkDistribution]
+Found = tuple[nn.Module, ba.posterior.NetworkDistribution]
 """A network and what is random about it, as ``predict`` takes them."""
 
 
@@ -171,10 +171,12 @@ def laplace(task: Problem, structure: str, count: int = 1) -> Found:
     """Around modes."""
     models = modes(task, count)
     parts: list[Any] = [
-        ba.Laplace(model, task.train, likelihood=task.likelihood, structure=structure).posterior(PRIOR)
+        ba.posthoc.LaplaceApproximation(model, task.train, likelihood=task.likelihood, structure=structure).posterior(
+            PRIOR
+        )
         for model in models
     ]
-    return models[0], parts[0] if count == 1 else ba.Mixture(parts)
+    return models[0], parts[0] if count == 1 else ba.posterior.Mixture(parts)
 
 
 def anchored(task: Problem, last_layer: bool, seed: int = 0) -> Found:
@@ -316,9 +318,9 @@ def unit(task: Problem, name: str) -> dict[str, Any]:
         return {"failed": str(error)}
     seconds = time.process_time() - began
     # As many draws as there are components, where these are points: each counts once.
-    count = len(posterior.components) if isinstance(posterior, ba.Mixture) and way == "auto" else MC_SAMPLES
+    count = len(posterior.components) if isinstance(posterior, ba.posterior.Mixture) and way == "auto" else MC_SAMPLES
     found = ba.predict(model, posterior, task.test, likelihood=task.likelihood, method=way, mc_samples=count)
-    assert isinstance(found, ba.RegressionPredictive)
+    assert isinstance(found, ba.predictive.RegressionPredictive)
     return {**task.compare(found.mean[:, 0].double(), found.epistemic[:, 0].double()), "cpu_seconds": seconds}
 
 

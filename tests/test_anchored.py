@@ -95,7 +95,7 @@ def test_the_last_layer_of_a_linear_model_is_the_whole_posterior():
     q = ensemble(linear, steps=1)
     mean, covariance = regression(X, Y)
     for part in q.components:
-        assert isinstance(part, ba.DenseGaussian)
+        assert isinstance(part, ba.posterior.DenseGaussian)
         torch.testing.assert_close(flat(part.mean), mean, rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(part.covariance, covariance, rtol=1e-7, atol=1e-9)
 
@@ -194,7 +194,9 @@ def test_the_last_layer_of_other_likelihoods_is_at_its_mode(name):
         norm = sum(weight.square().sum() for weight in weights)
         loss = -likelihood.log_density(model(X), y).sum() + LAMBDA / 2 * norm
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
-        fitted = ba.Laplace(model, (X, y), likelihood=likelihood, structure="full").posterior(LAMBDA)
+        fitted = ba.posthoc.LaplaceApproximation(model, (X, y), likelihood=likelihood, structure="full").posterior(
+            LAMBDA
+        )
     assert gradient @ part.covariance @ gradient < 1e-6
     torch.testing.assert_close(part.covariance, fitted.covariance, rtol=1e-6, atol=1e-10)
 

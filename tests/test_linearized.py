@@ -59,7 +59,7 @@ def spd(size, seed=0):
 
 def dense(model, seed=0):
     mean = means_of(model)
-    return ba.DenseGaussian(mean, spd(sum(m.numel() for m in mean.values()), seed))
+    return ba.posterior.DenseGaussian(mean, spd(sum(m.numel() for m in mean.values()), seed))
 
 
 def low_rank(model, rank=3):
@@ -76,7 +76,7 @@ def kronecker(model):
         if mean.ndim and number % 4 != 2:
             columns = mean.numel() // len(mean)
             right[name] = torch.linalg.qr(draw(columns, columns, seed=2)).Q.to(mean)
-    return ba.KroneckerGaussian(q.mean, q.variance, left, right)
+    return ba.posterior.KroneckerGaussian(q.mean, q.variance, left, right)
 
 
 def split(model):
@@ -88,7 +88,7 @@ def split(model):
 
 def partial_dense(model):
     fixed, last = split(model)
-    return PartialGaussian(ba.DenseGaussian(last, spd(sum(m.numel() for m in last.values()))), fixed)
+    return PartialGaussian(ba.posterior.DenseGaussian(last, spd(sum(m.numel() for m in last.values()))), fixed)
 
 
 def partial_diagonal(model):
@@ -118,7 +118,7 @@ def kronecker_block(q, name):
 
 
 def full_covariance(q):
-    if isinstance(q, ba.DenseGaussian):
+    if isinstance(q, ba.posterior.DenseGaussian):
         return q.covariance
     if isinstance(q, PartialGaussian):
         size = q.num_weights
@@ -130,7 +130,7 @@ def full_covariance(q):
         rows = torch.cat([index[name] for name in q.random.mean])
         whole[rows[:, None], rows] = full_covariance(q.random)
         return whole
-    if isinstance(q, ba.KroneckerGaussian):
+    if isinstance(q, ba.posterior.KroneckerGaussian):
         return torch.block_diag(*(kronecker_block(q, name) for name in q.mean))
     flat = torch.cat(
         [v.double().flatten() for v in (q.diagonal if isinstance(q, LowRankGaussian) else q.variance).values()]
@@ -484,7 +484,7 @@ class TestLinearModels:
         x, y, noise, prior = draw(20, 3), draw(20, seed=1), 1.0, 2.0
         precision = x.T @ x / noise + prior * torch.eye(3, **F64)
         m = torch.linalg.solve(precision, x.T @ y / noise)
-        q = ba.DenseGaussian.from_precision({"weight": m[None]}, precision)
+        q = ba.posterior.DenseGaussian.from_precision({"weight": m[None]}, precision)
         model = nn.Linear(3, 1, bias=False, **F64)
         prediction = linearize(model, q, self.X, ba.Gaussian(1 / noise))
         variance = (self.X * torch.linalg.solve(precision, self.X.T).T).sum(1) + noise
@@ -496,7 +496,7 @@ class TestLinearModels:
         """Two weights with standard deviations of 3e4 whose combination by the input has one of 1e-3."""
         x, a = torch.tensor([[1.0, 0.75]]), 1e5 / 3
         scale_tril = torch.tensor([[a, 0.0], [(1e-3 - a) / 0.75, 1e-3]], **F64)
-        q = ba.DenseGaussian.from_scale_tril({"weight": torch.zeros(1, 2)}, scale_tril)
+        q = ba.posterior.DenseGaussian.from_scale_tril({"weight": torch.zeros(1, 2)}, scale_tril)
         model = nn.Linear(2, 1, bias=False)
         exact = torch.tensor([[1e-6 * (1 + 0.75**2)]])
         close(linearize(model, q, x).epistemic, exact, rtol=1e-6, atol=0)
@@ -538,7 +538,7 @@ class TestLinearModels:
         x = self.X.float()
         exact = ba.predict(model, q, x, likelihood=likelihood, method="mean")
         found = linearize(model, q, x, likelihood, mc_samples=3)
-        if isinstance(found, ba.RegressionPredictive):
+        if isinstance(found, ba.predictive.RegressionPredictive):
             assert found.mean.equal(exact.mean)
             assert found.variance.equal(exact.variance)
             assert not found.epistemic.any()
@@ -625,7 +625,7 @@ class TestClassification:
     def test_mutual_information_and_density_come_from_the_draws(self):
         model, q, x, *_ = self.problem(3)
         prediction = linearize(model, q, x, ba.Categorical(), mc_samples=5)
-        plain = ba.ClassificationPredictive(prediction.log_probs)
+        plain = ba.predictive.ClassificationPredictive(prediction.log_probs)
         assert prediction.log_probs.shape == (5, 6, 3)
         assert prediction.mutual_information.equal(plain.mutual_information)
         assert prediction.mutual_information.min() > 0
@@ -707,8 +707,8 @@ def exact_parts(prediction):
 class TestGaussianPredictive:
     def test_is_a_regression_predictive_of_one_component(self):
         prediction = gaussian()
-        assert isinstance(prediction, ba.RegressionPredictive)
-        plain = ba.RegressionPredictive(prediction.means, prediction.variances)
+        assert isinstance(prediction, ba.predictive.RegressionPredictive)
+        plain = ba.predictive.RegressionPredictive(prediction.means, prediction.variances)
         close(prediction.variance, prediction.epistemic + prediction.aleatoric)
         close(plain.variance, prediction.variance)
         levels = [1e-6, 0.3, 0.5, 0.975]
@@ -728,7 +728,7 @@ class TestGaussianPredictive:
             covariance = spd(3, seed=i) + prediction.aleatoric[i].diag()
             exact = stats.multivariate_normal.logpdf(y[i].numpy(), prediction.mean[i].numpy(), covariance.numpy())
             close(prediction.log_prob(y)[i], exact)
-        assert (prediction.log_prob(y) - ba.RegressionPredictive.log_prob(prediction, y)).abs().max() > 0.1
+        assert (prediction.log_prob(y) - ba.predictive.RegressionPredictive.log_prob(prediction, y)).abs().max() > 0.1
         assert ba.metrics.log_likelihood(prediction, y) == prediction.log_prob(y).mean().item()
 
     def test_without_covariances_outputs_are_independent(self):

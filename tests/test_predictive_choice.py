@@ -43,7 +43,9 @@ def regression():
 def laplaces(regression, structure="full", **options):
     x, y, models, _ = regression
     return [
-        ba.Laplace(model, (x, y), likelihood=GAUSSIAN, structure=structure).posterior(1.0, **options)
+        ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=GAUSSIAN, structure=structure).posterior(
+            1.0, **options
+        )
         for model in models
     ]
 
@@ -81,20 +83,26 @@ def test_all_others_are_sampled(regression):
         warnings.filterwarnings("ignore", message=".*initial_precision")
         learned = opt.posterior(models[0])
     factored = laplaces(regression, "last_layer_kron")[0]
-    for q in (learned, last_layer, factored, ba.ensemble(models), ba.Mixture([learned, laplaces(regression)[0]])):
+    for q in (
+        learned,
+        last_layer,
+        factored,
+        ba.ensemble(models),
+        ba.posterior.Mixture([learned, laplaces(regression)[0]]),
+    ):
         same(predict(regression, q), predict(regression, q, method="monte_carlo"))
 
 
 def test_mixtures_over_the_last_layer_are_linearized(regression):
     """Each component would have a share of the samples only."""
-    q = ba.Mixture(laplaces(regression, "last_layer"))
+    q = ba.posterior.Mixture(laplaces(regression, "last_layer"))
     same(predict(regression, q), predict(regression, q, method="linearized"))
 
 
 def test_the_default_is_no_trap(regression):
     """With a weak prior, samples of the full Laplace posterior predict far worse than the network, and it does not."""
     x, y, models, _ = regression
-    q = ba.Laplace(models[0], (x, y), likelihood=GAUSSIAN, structure="full").posterior(1e-2)
+    q = ba.posthoc.LaplaceApproximation(models[0], (x, y), likelihood=GAUSSIAN, structure="full").posterior(1e-2)
     own = ba.metrics.rmse(models[0](x).detach(), y)
     by_default = ba.predict(models[0], q, x, likelihood=GAUSSIAN)
     with pytest.warns(UserWarning, match=UNSUITED):
@@ -107,7 +115,7 @@ def test_the_default_is_no_trap(regression):
 def test_samples_are_warned_of(regression):
     x, y, models, _ = regression
     q = laplaces(regression)[0]
-    for posterior in (q, q.scaled(0.5), ba.Mixture([q, q])):
+    for posterior in (q, q.scaled(0.5), ba.posterior.Mixture([q, q])):
         with pytest.warns(UserWarning, match=UNSUITED) as caught:
             predict(regression, posterior, method="monte_carlo", mc_samples=2)
         assert caught[0].filename == __file__
@@ -123,7 +131,9 @@ def test_samples_are_warned_of(regression):
 def test_rows_with_many_outputs_are_sampled():
     model, likelihood = perceptron(3, 129), ba.Categorical()
     x, y = torch.randn(6, 3), torch.arange(6)
-    q = ba.Laplace(model, (x, y), likelihood=likelihood, curvature="empirical_fisher").posterior(100.0)
+    q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=likelihood, curvature="empirical_fisher").posterior(
+        100.0
+    )
     options = {"likelihood": likelihood, "mc_samples": 3}
     with pytest.warns(UserWarning, match=UNSUITED):
         sampled = ba.predict(model, q, x, method="monte_carlo", **options)
@@ -145,7 +155,7 @@ class TestMixture:
     def test_gaussian_targets(self, regression):
         x, _, models, _ = regression
         parts = laplaces(regression)
-        q = ba.Mixture(parts)
+        q = ba.posterior.Mixture(parts)
         found = predict(regression, q)
         assert isinstance(found, GaussianMixturePredictive)
         each = [ba.predict(model, part, 2 * x, likelihood=GAUSSIAN) for model, part in zip(models, parts, strict=True)]
@@ -169,7 +179,7 @@ class TestMixture:
 
     def test_of_one_component(self, regression):
         q = laplaces(regression)[0]
-        mixture, alone = predict(regression, ba.Mixture([q])), predict(regression, q)
+        mixture, alone = predict(regression, ba.posterior.Mixture([q])), predict(regression, q)
         torch.testing.assert_close(mixture.epistemic, alone.epistemic)
         torch.testing.assert_close(mixture.variance, alone.variance)
 
@@ -177,7 +187,7 @@ class TestMixture:
         """All components see the rows in one order."""
         x, y, models, _ = regression
         loader = DataLoader(TensorDataset(2 * x, y), batch_size=25, shuffle=True)
-        q = ba.Mixture(laplaces(regression))
+        q = ba.posterior.Mixture(laplaces(regression))
         found = ba.predict(models[0], q, loader, likelihood=GAUSSIAN)
         whole = predict(regression, q)
         order = found.mean[:, 0].argsort(), whole.mean[:, 0].argsort()
@@ -195,7 +205,7 @@ class TestMixture:
                 trained(model, x, y, likelihood, steps=50)
             parts = [ba.laplace(model, (x, y), likelihood=likelihood, prior_precision=10.0) for model in models]
             options = {"likelihood": likelihood, "mc_samples": 4000}
-            found = ba.predict(models[0], ba.Mixture(parts), x, **options)
+            found = ba.predict(models[0], ba.posterior.Mixture(parts), x, **options)
             each = [ba.predict(model, q, x, **options) for model, q in zip(models, parts, strict=True)]
             target = y
             density = torch.stack([p.log_prob(target) for p in each]).logsumexp(0) - math.log(2)
@@ -208,6 +218,8 @@ class TestMixture:
     def test_probit_is_refused(self):
         model = perceptron(outputs=2)
         x, y = torch.randn(10, 1), torch.arange(10) % 2
-        q = ba.Laplace(model, (x, y), likelihood=ba.Categorical()).posterior(1.0)
+        q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=ba.Categorical()).posterior(1.0)
         with pytest.raises(ValueError, match="^link must be 'monte_carlo' for a mixture of posteriors, got 'probit'$"):
-            ba.predict(model, ba.Mixture([q, q]), x, likelihood=ba.Categorical(), method="linearized", link="probit")
+            ba.predict(
+                model, ba.posterior.Mixture([q, q]), x, likelihood=ba.Categorical(), method="linearized", link="probit"
+            )

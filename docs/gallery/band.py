@@ -25,7 +25,7 @@ models = population.initialize(network, seeds=range(10))
 nets = population.train(
     models, (x, y), likelihood=likelihood, method="vadam", epochs=60, batch_size=20, lr=0.03, temperature=0.1
 )
-ensemble = ba.predict(models[0], ba.Mixture(nets.posteriors), grid, likelihood=likelihood, mc_samples=200)
+ensemble = ba.predict(models[0], ba.posterior.Mixture(nets.posteriors), grid, likelihood=likelihood, mc_samples=200)
 
 model = models[0]
 adam = torch.optim.Adam(model.parameters(), lr=0.02)
@@ -34,7 +34,9 @@ for _ in range(300):
     prior = sum(parameter.square().sum() for parameter in model.parameters()) / 2 / len(x)  # prior precision 1
     (likelihood.nll(model(x), y) + prior).backward()
     adam.step()
-q = ba.Laplace(model, (x, y), likelihood=likelihood, structure="full").posterior(prior_precision=1.0)
+q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full").posterior(
+    prior_precision=1.0
+)
 laplace = ba.predict(model, q, grid, likelihood=likelihood, method="linearized")
 
 figure, panels = plt.subplots(1, 2, figsize=(8, 3), layout="constrained", sharey=True)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bayesadam.laplace.full import check_size
-from bayesadam.laplace.network import Network, columns
+from bayesadam.posthoc.full import check_size
+from bayesadam.posthoc.network import Network, columns
 from bayesadam.predictive.batches import Rows
 
 
@@ -143,7 +143,7 @@ class LastLayerSum(LastLayer):
 
     def result(self) -> Tensor:
         """The matrix ``(D, D)``, with the layer's weights numbered tensor by tensor as in
-        :class:`bayesadam.DenseGaussian`.
+        :class:`bayesadam.posterior.DenseGaussian`.
         """
         return self.matrix
 
