@@ -52,7 +52,7 @@ def regression_band(axes: Axes, x: Tensor, prediction: RegressionPredictive, dat
     return axes
 
 
-def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], bins: int = 10) -> Axes:
+def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], *, bins: int = 10) -> Axes:
     """Plot accuracy against confidence for several methods; larger markers stand for bins with more data.
 
     Args:
@@ -120,7 +120,7 @@ def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> A
     return axes
 
 
-def pruning(axes: Axes, curves: Mapping[str, PruningCurve], score: str = "accuracy") -> Axes:
+def pruning(axes: Axes, curves: Mapping[str, PruningCurve], *, score: str = "accuracy") -> Axes:
     """Plot a score against the fraction of weights removed, by method.
 
     The fraction of remaining weights is on a logarithmic axis, so that 90% and 99.9% are far apart. A level without

@@ -68,7 +68,7 @@ class GaussianPrior(Prior):
         ValueError: The precision is not positive and finite, or the mean is not finite.
     """
 
-    def __init__(self, precision: float = 1.0, mean: float = 0.0) -> None:
+    def __init__(self, precision: float = 1.0, *, mean: float = 0.0) -> None:
         super().__init__()
         self.precision = _positive("precision", precision)
         self.mean = _finite("mean", mean)
@@ -112,7 +112,7 @@ class ScaleMixturePrior(Prior):
 
     closed_form = False
 
-    def __init__(self, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6.0)) -> None:
+    def __init__(self, *, pi: float = 0.5, sigma1: float = 1.0, sigma2: float = math.exp(-6.0)) -> None:
         super().__init__()
         if not 0 < pi < 1:
             raise ValueError(f"pi must be in (0, 1), got {pi!r}")
@@ -171,7 +171,7 @@ class LearnedGaussianPrior(Prior):
         ValueError: The standard deviation is not positive and finite, or the mean is not finite.
     """
 
-    def __init__(self, mean: float = 0.0, std: float = 1.0) -> None:
+    def __init__(self, *, mean: float = 0.0, std: float = 1.0) -> None:
         super().__init__()
         self.mean = nn.Parameter(torch.tensor(_finite("mean", mean)))
         self.log_std = nn.Parameter(torch.tensor(math.log(_positive("std", std))))
@@ -188,9 +188,9 @@ class LearnedGaussianPrior(Prior):
 class EmpiricalGaussianPrior(Prior):
     """One Gaussian prior for all weights that is always at its optimum for the current posterior, without training.
 
-    It is the limit of :class:`LearnedGaussianPrior` at every step (Hinton and van Camp 1993, section 5). The optimum depends
-    on all random weights together, so there is no density of single weights: the divergence cannot be sampled, and it
-    is not defined for a posterior with point masses or correlations.
+    It is the limit of :class:`LearnedGaussianPrior` at every step (Hinton and van Camp 1993, section 5). The optimum
+    depends on all random weights together, so there is no density of single weights: the divergence cannot be sampled,
+    and it is not defined for a posterior with point masses or correlations.
     """
 
     def optimum(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -212,8 +212,8 @@ class EmpiricalGaussianPrior(Prior):
             ValueError: Always.
         """
         raise ValueError(
-            "kl must be 'closed_form' with EmpiricalGaussianPrior, of a posterior without point masses and correlations, "
-            "got a call for the density of some weights"
+            "kl must be 'closed_form' with EmpiricalGaussianPrior, of a posterior without point masses and "
+            "correlations, got a call for the density of some weights"
         )
 
     def kl_divergence(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> Tensor:

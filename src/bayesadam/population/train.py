@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import is_whole
+from bayesadam.checks import check_nonfinite, is_whole
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.population.batches import Pair, Pool
@@ -100,8 +100,8 @@ def train(
         sample_weight: Weights of the data points in the mean loss, ``(n,)``: for all members, or one tensor per member;
             members that share data must share weights. They are divided by their mean, so only their ratios matter.
             They cannot be used with methods that square the gradients of single data points.
-        nonfinite: ``"raise"`` an error for a gradient that is not finite, or ``"stop"`` that member, which keeps its
-            last good posterior, while the others continue.
+        nonfinite: ``"raise"`` an error for a gradient that is not finite, or ``"skip"`` the remaining steps of that
+            member, which keeps its last good posterior, while the others continue.
         on_epoch: Function that is called after every epoch of every chunk, with the epoch, the numbers of the members
             that are still trained in this chunk, and a population of them in their current state.
         checkpoint: Folder for checkpoints, which is created if necessary. A run that is called again with the same
@@ -133,8 +133,7 @@ def train(
     for name, value in {**counts, "patience": patience, "chunk": chunk, "steps_per_epoch": steps_per_epoch}.items():
         if value is not None and not is_whole(value):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    if nonfinite not in ("raise", "stop"):
-        raise ValueError(f"nonfinite must be 'raise' or 'stop', got {nonfinite!r}")
+    check_nonfinite(nonfinite)
     if steps_per_epoch is not None and not replacement:
         raise ValueError(f"steps_per_epoch must be given with replacement=True only, got {steps_per_epoch!r}")
     if lr_schedule is not None and lr_decay is not None:
@@ -173,7 +172,8 @@ def train(
     chunks = _chunks(pool.batches, chunk)
     saved = None
     if checkpoint is not None:
-        limits = [epochs, batch_size, patience, validation_samples, nonfinite, replacement, steps_per_epoch]
+        reaction = "stop" if nonfinite == "skip" else nonfinite  # as earlier versions called it in their checkpoints
+        limits = [epochs, batch_size, patience, validation_samples, reaction, replacement, steps_per_epoch]
         factors = rates.factors(max(pool.batches))
         kind = [f"{type(rule).__module__}.{type(rule).__qualname__}", hypers]
         settings = [repr(models[0]), repr(criteria[0]), kind, limits, factors, chunks]

@@ -21,8 +21,6 @@ class BernoulliPosterior(Posterior):
     Several weights may share a scale, for example those of an output unit. A weight of probability 0 or 1, or of scale
     0, is a point mass; a weight that was trained without noise has probability 1 and its value as scale.
 
-    The class is ``bayesadam.posterior.BernoulliPosterior``; ``bayesadam.Bernoulli`` is the likelihood.
-
     Args:
         probability: Probability that a weight is not 0, in [0, 1], for every weight of every tensor, by name. The
             tensors are kept, not copied.
@@ -42,6 +40,7 @@ class BernoulliPosterior(Posterior):
         self,
         probability: Mapping[str, Tensor],
         scale: Mapping[str, Tensor],
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if not probability:
@@ -57,7 +56,7 @@ class BernoulliPosterior(Posterior):
             self.mean = {name: p * scale[name] for name, p in probability.items()}
 
     def __repr__(self) -> str:
-        return f"Bernoulli({len(self.mean)} tensors, {self.num_weights:,} weights)"
+        return f"BernoulliPosterior({len(self.mean)} tensors, {self.num_weights:,} weights)"
 
     @property
     def num_weights(self) -> int:
@@ -195,7 +194,7 @@ class BernoulliPosterior(Posterior):
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
             parts[kind][name] = value
-        return cls(parts["probability"], parts["scale"], hyperparameters)
+        return cls(parts["probability"], parts["scale"], hyperparameters=hyperparameters)
 
     def _random(self, name: str) -> Tensor:
         """Mask of the weights of a tensor that are not point masses, in its shape."""

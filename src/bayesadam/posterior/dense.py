@@ -47,7 +47,7 @@ class DenseGaussian(GaussianPosterior):
     """
 
     def __init__(
-        self, mean: Mapping[str, Tensor], covariance: Tensor, hyperparameters: Mapping[str, Any] | None = None
+        self, mean: Mapping[str, Tensor], covariance: Tensor, *, hyperparameters: Mapping[str, Any] | None = None
     ) -> None:
         matrix = _checked(mean, covariance, "covariance")
         _check_diagonal(matrix, "covariance")
@@ -56,7 +56,7 @@ class DenseGaussian(GaussianPosterior):
 
     @classmethod
     def from_scale_tril(
-        cls, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None = None
+        cls, mean: Mapping[str, Tensor], scale_tril: Tensor, *, hyperparameters: Mapping[str, Any] | None = None
     ) -> DenseGaussian:
         """Make a posterior from the Cholesky factor of the covariance.
 
@@ -83,8 +83,8 @@ class DenseGaussian(GaussianPosterior):
         cls,
         mean: Mapping[str, Tensor],
         precision: Tensor,
-        hyperparameters: Mapping[str, Any] | None = None,
         *,
+        hyperparameters: Mapping[str, Any] | None = None,
         random: Tensor | None = None,
     ) -> DenseGaussian:
         """Make a posterior from the inverse of the covariance; the covariance itself is not formed.

@@ -33,6 +33,7 @@ class DiagonalGaussian(GaussianPosterior):
         self,
         mean: Mapping[str, Tensor],
         variance: Mapping[str, Tensor],
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if not mean:
@@ -55,7 +56,7 @@ class DiagonalGaussian(GaussianPosterior):
 
     @classmethod
     def point_mass(
-        cls, weights: nn.Module | Mapping[str, Tensor], hyperparameters: Mapping[str, Any] | None = None
+        cls, weights: nn.Module | Mapping[str, Tensor], *, hyperparameters: Mapping[str, Any] | None = None
     ) -> DiagonalGaussian:
         """Make a posterior without uncertainty from a trained network; its variances are zeros that take no memory.
 
@@ -69,7 +70,7 @@ class DiagonalGaussian(GaussianPosterior):
         if isinstance(weights, nn.Module):
             weights = {name: p.detach().clone() for name, p in weights.named_parameters() if p.requires_grad}
         variance = {name: value.new_zeros(()).expand_as(value) for name, value in weights.items()}
-        return cls(weights, variance, hyperparameters)
+        return cls(weights, variance, hyperparameters=hyperparameters)
 
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Standard deviations of the named tensors' weights, ``(D,)`` in float64."""
@@ -178,7 +179,7 @@ class DiagonalGaussian(GaussianPosterior):
         for key, value in tensors.items():
             kind, _, name = key.partition("/")
             parts[kind][name] = value
-        return cls(parts["mean"], parts["variance"], hyperparameters)
+        return cls(parts["mean"], parts["variance"], hyperparameters=hyperparameters)
 
 
 def _room(target: Tensor, mean: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ class KroneckerGaussian(GaussianPosterior):
         eigenvalues: Mapping[str, Tensor],
         left: Mapping[str, Tensor],
         right: Mapping[str, Tensor],
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if list(mean) != list(eigenvalues):
@@ -248,7 +249,7 @@ class KroneckerGaussian(GaussianPosterior):
             kind, _, name = key.partition("/")
             # Copied, since alignment decides the order of sums, and so the bits of samples.
             parts[kind][name] = value.clone() if kind in ("left", "right") else value
-        return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters)
+        return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters=hyperparameters)
 
     def _own(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         """Left and right basis of a tensor in the dtype in which its noise is computed."""

@@ -47,6 +47,7 @@ class LowRankGaussian(GaussianPosterior):
         mean: Mapping[str, Tensor],
         diagonal: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         independent = DiagonalGaussian(mean, diagonal)
@@ -74,6 +75,7 @@ class LowRankGaussian(GaussianPosterior):
         mean: Mapping[str, Tensor],
         precision: Tensor,
         rank: int,
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> LowRankGaussian:
         """Approximate the Gaussian with a full precision matrix by its widest directions and a diagonal.
@@ -118,7 +120,7 @@ class LowRankGaussian(GaussianPosterior):
         ):
             diagonal[name] = own.view(value.shape).to(value.dtype)
             factors[name] = part.reshape(len(rows), *value.shape).to(value.dtype)
-        return cls(mean, diagonal, factors, hyperparameters)
+        return cls(mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Cholesky factor of the covariance of a small network's weights, as in the base class.
@@ -254,7 +256,7 @@ class LowRankGaussian(GaussianPosterior):
             kind, _, name = key.partition("/")
             # Copied, since alignment decides the order of sums, and so the bits of samples.
             parts[kind][name] = value.clone() if kind == "factors" else value
-        return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters)
+        return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters=hyperparameters)
 
     def _matrix(self, name: str) -> Tensor:
         """The factors of one tensor as a matrix ``(R, weights)``."""

@@ -42,6 +42,7 @@ class Mixture(Posterior):
     def __init__(
         self,
         components: Iterable[GaussianPosterior | Mixture],
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         self.components = tuple(components)
@@ -157,10 +158,10 @@ class Mixture(Posterior):
         components: list[Any] = [
             kinds[kind].from_tensors(part, of) for ((_, kind), part), of in zip(parts.items(), told, strict=True)
         ]
-        return cls(components, hyperparameters)
+        return cls(components, hyperparameters=hyperparameters)
 
 
-def ensemble(models: Iterable[nn.Module], hyperparameters: Mapping[str, Any] | None = None) -> Mixture:
+def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] | None = None) -> Mixture:
     """Make a deep ensemble (Lakshminarayanan et al. 2017) of trained networks: an equal mixture of point masses.
 
     With ``mc_samples`` equal to the number of networks, or to a multiple of it, ``predict`` returns exactly the average

@@ -48,6 +48,7 @@ class PartialGaussian(GaussianPosterior):
         self,
         random: DenseGaussian | DiagonalGaussian | KroneckerGaussian,
         fixed: Mapping[str, Tensor],
+        *,
         order: Sequence[str] | None = None,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
@@ -202,4 +203,6 @@ class PartialGaussian(GaussianPosterior):
             if inner.startswith("mean/"):
                 order.append(inner.removeprefix("mean/"))
         (kind,) = kinds
-        return cls(KINDS[kind].from_tensors(parts, hyperparameters), fixed, order, hyperparameters)
+        return cls(
+            KINDS[kind].from_tensors(parts, hyperparameters), fixed, order=order, hyperparameters=hyperparameters
+        )

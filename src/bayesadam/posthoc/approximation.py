@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.calibration.safe import SAFE, Watched
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check, check_temperature, is_whole
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
@@ -180,8 +180,9 @@ class LaplaceApproximation:
 
         Returns:
             A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.posterior.KroneckerGaussian` or a
-            :class:`bayesadam.posterior.DenseGaussian`; for one layer a :class:`bayesadam.posterior.PartialGaussian` of one of these.
-            Kronecker posteriors of the same object share their bases, so each takes only the memory of its eigenvalues.
+            :class:`bayesadam.posterior.DenseGaussian`; for one layer a :class:`bayesadam.posterior.PartialGaussian` of
+            one of these. Kronecker posteriors of the same object share their bases, so each takes only the memory of
+            its eigenvalues.
 
         Raises:
             ValueError: A number is out of range, a rank is given for another structure, or the prior precision is so
@@ -190,7 +191,7 @@ class LaplaceApproximation:
         if rank is not None and self._told["structure"] != "full":
             raise ValueError(f"rank must be None for structure={self._told['structure']!r}, got {rank!r}")
         check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
-        check("temperature", temperature, "a positive, finite number", _is_positive)
+        check_temperature(temperature, zero=False)
         num_data = self.num_data if num_data is None else num_data
         check("num_data", num_data, "a positive, finite number", _is_positive)
         scale = num_data / self.num_data / temperature
@@ -306,7 +307,7 @@ def laplace(
     if prior_precision not in (EVIDENCE, SAFE):
         rule = f"a positive, finite number, {EVIDENCE!r} or {SAFE!r}"
         check("prior_precision", prior_precision, rule, _is_positive)
-    check("temperature", temperature, "a positive, finite number", _is_positive)
+    check_temperature(temperature, zero=False)
     watched = Watched(unwrapped(model), data, likelihood, output, batch_size)
     fitted = LaplaceApproximation(
         model,

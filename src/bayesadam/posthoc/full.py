@@ -45,7 +45,9 @@ class FullSum:
         return output
 
     def result(self) -> Tensor:
-        """The matrix ``(D, D)``, with weights numbered tensor by tensor as in :class:`bayesadam.posterior.DenseGaussian`."""
+        """The matrix ``(D, D)``, with weights numbered tensor by tensor as in
+        :class:`bayesadam.posterior.DenseGaussian`.
+        """
         return self.matrix
 
     def close(self) -> None:
