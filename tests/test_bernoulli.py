@@ -61,7 +61,7 @@ class TestConstruction:
     def test_repr_and_size(self):
         q = make({"a": (100, 20), "b": ()})
         assert q.num_weights == 2001
-        assert repr(q) == "Bernoulli(2 tensors, 2,001 weights)"
+        assert repr(q) == "BernoulliPosterior(2 tensors, 2,001 weights)"
 
     def test_moments_are_those_of_equations_16_and_17(self):
         q = make(dtype=torch.float64)

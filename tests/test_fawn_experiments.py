@@ -132,7 +132,7 @@ class TestTraining:
             assert curve == pytest.approx(pieces.tolist(), rel=1e-4)
 
     def reference(self, given, seed, config):
-        """One network, with ``fawn_loss`` and torch's own scheduler: losses, then likelihood and network."""
+        """One network, with ``net.loss`` and torch's own scheduler: losses, then likelihood and network."""
         x, y = given.train
         generator = torch.Generator().manual_seed(seed)
         model = nn.Sequential(nn.Linear(3, 7), nn.ReLU(), nn.Linear(7, y.shape[1]))

@@ -433,8 +433,8 @@ def test_the_numbers_show():
         repr(priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025))
         == "ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)"
     )
-    assert repr(priors.GaussianPrior(2.0)) == "Gaussian(precision=2.0, mean=0.0)"
-    assert repr(priors.LaplacePrior(2.0)) == "Laplace(scale=2.0)"
+    assert repr(priors.GaussianPrior(2.0)) == "GaussianPrior(precision=2.0, mean=0.0)"
+    assert repr(priors.LaplacePrior(2.0)) == "LaplacePrior(scale=2.0)"
 
 
 @pytest.mark.parametrize(

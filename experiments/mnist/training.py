@@ -125,7 +125,11 @@ def _bbb(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) ->
     """Bayes by Backprop by Adam."""
     lr, temperature = options.pop("lr"), options.pop("temperature", 1.0)
     kind, *arguments = options.pop("prior")
-    prior = getattr(ba.priors, kind)(*arguments)
+    if kind == "ScaleMixture":
+        numbers = dict(zip(("pi", "sigma1", "sigma2"), arguments, strict=True))
+        prior: ba.priors.Prior = ba.priors.ScaleMixturePrior(**numbers)
+    else:
+        prior = getattr(ba.priors, f"{kind}Prior")(*arguments)
     net = ba.variational(model, prior=prior, seed=seed, **options)
     optimizer = torch.optim.Adam(net.parameters(), lr=lr, fused=True)
 

@@ -27,6 +27,9 @@ class Prior(nn.Module, abc.ABC):
 
     closed_form: ClassVar[bool] = True
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @abc.abstractmethod
     def log_density(self, value: Tensor, name: str = "") -> Tensor:
         """``log p`` of every weight of a tensor, element-wise, with any leading axes; ``name`` is the name of the
@@ -192,6 +195,9 @@ class EmpiricalGaussianPrior(Prior):
     depends on all random weights together, so there is no density of single weights: the divergence cannot be sampled,
     and it is not defined for a posterior with point masses or correlations.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
 
     def optimum(self, mean: Mapping[str, Tensor], std: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the prior for this posterior; 0-d float64, differentiable.

@@ -10,8 +10,8 @@ from bayesadam.bayes_by_backprop import variational
 
 
 def gradients(net, x, y, wrap):
-    wrapped = net if wrap is None else wrap(net)
-    wrapped.loss(x, y, likelihood=ba.Categorical(), num_data=50, mc_samples=2).backward()
+    wrapper = None if wrap is None else wrap(net)
+    net.loss(x, y, wrapper=wrapper, likelihood=ba.Categorical(), num_data=50, mc_samples=2).backward()
     return [p.grad for p in net.parameters()]
 
 

@@ -274,7 +274,7 @@ class TestLoss:
                 ({}, 1.0),
                 ({"kl_weight": 0.3}, 0.3),
                 ({"temperature": 0.1}, 0.1),
-                ({"kl_weight": 0.5, "temperature": 4.0}, 2.0),
+                ({"kl_weight": 4.0, "temperature": 0.5}, 2.0),
                 ({"kl_weight": 0.0}, 0.0),
                 ({"temperature": 0.0}, 0.0),
             ):
@@ -310,7 +310,7 @@ class TestLoss:
         arguments = {"likelihood": ba.Gaussian(2.0), "num_data": 50}
         eager = net.loss(x, y, **arguments)
         slopes = torch.autograd.grad(eager, list(net.parameters()))
-        loss = torch.compile(ba.fawn_loss, fullgraph=True, backend="aot_eager")(net, x, y, **arguments)
+        loss = torch.compile(net.loss, fullgraph=True, backend="aot_eager")(x, y, **arguments)
         close(loss, eager, rtol=1e-5, atol=1e-5)
         for found, expected in zip(torch.autograd.grad(loss, list(net.parameters())), slopes, strict=True):
             close(found, expected, rtol=1e-4, atol=1e-5)
@@ -336,8 +336,8 @@ class TestLoss:
             ({"num_data": math.nan}, "^num_data must be a positive, finite number, got nan$"),
             ({"kl_weight": -0.1}, "^kl_weight must be finite and not negative, got -0.1$"),
             ({"kl_weight": math.inf}, "^kl_weight must be finite and not negative, got inf$"),
-            ({"temperature": -1}, "^temperature must be finite and not negative, got -1$"),
-            ({"temperature": math.nan}, "^temperature must be finite and not negative, got nan$"),
+            ({"temperature": -1}, r"^temperature must be in \[0, 1\], got -1$"),
+            ({"temperature": math.nan}, r"^temperature must be in \[0, 1\], got nan$"),
             (
                 {"likelihood": Other()},
                 "^likelihood must define log_expected_density or element_log_density, got Other$",
@@ -350,7 +350,8 @@ class TestLoss:
         with pytest.raises(ValueError, match=message):
             self.network().loss(draw(6, 3), **given)
 
-    def test_a_network_that_fawn_has_not_made(self):
-        for net in (nn.Linear(3, 2).double(), nn.DataParallel(nn.Linear(3, 2).double())):
-            with pytest.raises(ValueError, match=f"^net must be made by bayesadam.fawn, got {type(net).__name__}$"):
-                net.loss(draw(6, 3), draw(6, 2), likelihood=ba.Gaussian(), num_data=6)
+    def test_a_wrapper_of_another_network(self):
+        for other in (nn.Linear(3, 2).double(), nn.DataParallel(nn.Linear(3, 2).double())):
+            message = f"^wrapper must contain the network whose loss is computed, got {type(other).__name__}$"
+            with pytest.raises(ValueError, match=message):
+                self.network().loss(draw(6, 3), draw(6, 2), likelihood=ba.Gaussian(), num_data=6, wrapper=other)

@@ -9,8 +9,8 @@ from bayesadam import priors
 
 
 def gradients(net, x, y, wrap):
-    wrapped = net if wrap is None else wrap(net)
-    wrapped.loss(x, y, likelihood=ba.Gaussian(4.0), num_data=50).backward()
+    wrapper = None if wrap is None else wrap(net)
+    net.loss(x, y, wrapper=wrapper, likelihood=ba.Gaussian(4.0), num_data=50).backward()
     return [p.grad.clone() for p in net.parameters() if p.requires_grad]
 
 

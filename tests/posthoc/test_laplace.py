@@ -390,8 +390,8 @@ class TestPosterior:
     def test_front_door_is_the_class(self):
         model, x, y, likelihood = case("categorical")
         options = {"structure": "full", "curvature": "empirical_fisher", "num_data": 90, "batch_size": 4}
-        q = laplace(model, (x, y), likelihood=likelihood, prior_precision=3.0, temperature=2.0, **options)
-        r = LaplaceApproximation(model, (x, y), likelihood=likelihood, **options).posterior(3.0, temperature=2.0)
+        q = laplace(model, (x, y), likelihood=likelihood, prior_precision=3.0, temperature=0.5, **options)
+        r = LaplaceApproximation(model, (x, y), likelihood=likelihood, **options).posterior(3.0, temperature=0.5)
         assert torch.equal(q.scale_tril, r.scale_tril)
         assert q.hyperparameters == r.hyperparameters
         layer = laplace(model, (x, y), likelihood=likelihood, structure="last_layer", last_layer="0")

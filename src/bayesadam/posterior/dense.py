@@ -205,7 +205,7 @@ class DenseGaussian(GaussianPosterior):
         return self.from_scale_tril(
             {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()},
             gaussian.cholesky_of_rows(torch.where(rows, self.scale_tril, 0.0)),
-            hyperparameters,
+            hyperparameters=hyperparameters,
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseGaussian:
@@ -215,7 +215,7 @@ class DenseGaussian(GaussianPosterior):
         return self.from_scale_tril(
             {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
             self.scale_tril.to(device=device),
-            self.hyperparameters,
+            hyperparameters=self.hyperparameters,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ class DenseGaussian(GaussianPosterior):
                 mean[name] = value
             elif key != "scale_tril":
                 raise KeyError(key)
-        return cls.from_scale_tril(mean, tensors["scale_tril"], hyperparameters)
+        return cls.from_scale_tril(mean, tensors["scale_tril"], hyperparameters=hyperparameters)
 
 
 def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:

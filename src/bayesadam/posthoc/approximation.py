@@ -275,7 +275,7 @@ def laplace(
     batch_size: int | None = None,
     progress: bool | None = None,
 ) -> GaussianPosterior:
-    """Return the Laplace posterior of a trained model in one call; :class:`Laplace` explains the arguments.
+    """Return the Laplace posterior of a trained model in one call; :class:`LaplaceApproximation` explains the arguments.
 
     By default the posterior does not make the network's predictions worse. If a network has more weights than its data
     determine, a prior precision of 1 often gives a posterior so wide that predictions are worse; for a prior precision
@@ -293,7 +293,7 @@ def laplace(
             to within 0.002 nats and by the default method of :func:`bayesadam.predict`. The network was usually trained
             on these rows, and the posterior is then narrower than is best for new rows;
             :func:`bayesadam.tune_posterior` finds the width with held-out rows.
-        temperature: Factor of the KL divergence, see :meth:`Laplace.posterior`.
+        temperature: Factor of the KL divergence, see :meth:`LaplaceApproximation.posterior`.
         last_layer: Name of the layer for ``"last_layer"`` and ``"last_layer_kron"``.
         num_data: Number of training data points, if ``data`` is only a part of them.
         output: Function that takes the output tensor out of what the model returns.
