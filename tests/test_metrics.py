@@ -306,7 +306,7 @@ class TestPlots:
     def test_reliability(self, axes):
         probs, target = classes()
         plots.reliability(axes, {"one": (probs, target), "two": (probs, target)}, bins=8)
-        confidence, correct, share = metrics.calibration_curve(probs, target, 8)
+        confidence, correct, share = metrics.calibration_curve(probs, target, bins=8)
         points = axes.collections[0].get_offsets()
         np.testing.assert_allclose(np.ma.filled(points, math.nan), torch.stack([confidence, correct], -1))
         sizes = axes.collections[0].get_sizes()

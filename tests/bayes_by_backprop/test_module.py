@@ -439,7 +439,7 @@ def test_the_learned_prior_is_trained_with_the_rest():
 
 
 def test_two_ranks(tmp_path):
-    in_two_ranks("variational.workers", ["data_parallel"], tmp_path)
+    in_two_ranks("bayes_by_backprop.workers", ["data_parallel"], tmp_path)
 
 
 def test_what_it_is_shows():

@@ -20,7 +20,7 @@ OWN = [Exponential, ByElements, ByDistribution]
 SHIPPED = {
     "poisson": lambda **_: ba.likelihoods.Poisson(),
     "negative_binomial": lambda value=0.4, **k: ba.likelihoods.NegativeBinomial(value, **k).double(),
-    "student_t": lambda value=0.8, **k: ba.likelihoods.StudentT(4.0, value, **k).double(),
+    "student_t": lambda value=0.8, **k: ba.likelihoods.StudentT(4.0, scale=value, **k).double(),
     "log_normal": lambda value=2.0, **k: ba.likelihoods.LogNormal(value, **k).double(),
     "gamma": lambda value=1.5, **k: ba.likelihoods.Gamma(value, **k).double(),
 }

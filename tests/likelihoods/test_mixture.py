@@ -127,7 +127,7 @@ class TestMixture:
                 pred.log_prob(torch.ones(shape))
 
     def test_other_units(self):
-        likelihood = ba.likelihoods.StudentT(5.0, 0.5).double()
+        likelihood = ba.likelihoods.StudentT(5.0, scale=0.5).double()
         y = draw(4, 2, seed=3)
         pred, mean, std = mixture(likelihood), torch.tensor([3.0, -1.0]), torch.tensor([10.0, 0.2])
         changed = pred.rescale(mean, std)

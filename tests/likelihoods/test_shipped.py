@@ -45,7 +45,7 @@ def negative_binomial(z, dispersion=0.4):
 CASES = {
     "poisson": (lambda **k: ba.likelihoods.Poisson(), COUNTS, lambda z: stats.poisson(np.exp(z))),
     "negative_binomial": (lambda **k: ba.likelihoods.NegativeBinomial(0.4, **k), COUNTS, negative_binomial),
-    "student_t": (lambda **k: ba.likelihoods.StudentT(3.5, 0.8, **k), ERRORS, lambda z: stats.t(3.5, z, 0.8)),
+    "student_t": (lambda **k: ba.likelihoods.StudentT(3.5, scale=0.8, **k), ERRORS, lambda z: stats.t(3.5, z, 0.8)),
     "log_normal": (
         lambda **k: ba.likelihoods.LogNormal(4.0, **k),
         AMOUNTS,

@@ -342,7 +342,7 @@ class TestBernoulli:
         for prior in (priors.GaussianPrior(), ba.fawn(mlp()).posterior()):
             with pytest.raises(
                 ValueError,
-                match="^prior must be a probability or None for Bernoulli weights, got (DiagonalGaussian|GaussianPrior)$",
+                match="^prior must be a probability or None for Bernoulli weights, got (Diagonal)?Gaussian(Prior)?$",
             ):
                 made("bernoulli", prior=prior)
 

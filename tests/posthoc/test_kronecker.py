@@ -4,7 +4,15 @@ import math
 
 import pytest
 import torch
-from laplace.models import (
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.likelihoods import fallbacks
+from bayesadam.posthoc import LaplaceApproximation, laplace, tune_laplace
+from bayesadam.posthoc import kronecker as kronecker_module
+from posthoc.models import (
     CASES,
     F64,
     N,
@@ -18,14 +26,6 @@ from laplace.models import (
     slow_log_likelihood,
     slow_matrix,
 )
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-
-import bayesadam as ba
-from bayesadam.likelihoods import fallbacks
-from bayesadam.posthoc import LaplaceApproximation, laplace, tune_laplace
-from bayesadam.posthoc import kronecker as kronecker_module
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 BOTH = pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])

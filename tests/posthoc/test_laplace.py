@@ -6,7 +6,18 @@ import math
 import numpy as np
 import pytest
 import torch
-from laplace.models import (
+from torch import nn
+from torch.distributions import MultivariateNormal
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam.functional.outputs import logistic_scale, softmax_factor
+from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.posthoc import LaplaceApproximation, laplace
+from bayesadam.posthoc import full as full_module
+from bayesadam.posthoc import last_layer as last_layer_module
+from posthoc.models import (
     CASES,
     F64,
     N,
@@ -20,17 +31,6 @@ from laplace.models import (
     slow_log_likelihood,
     slow_matrix,
 )
-from torch import nn
-from torch.distributions import MultivariateNormal
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-
-import bayesadam as ba
-from bayesadam.functional.outputs import logistic_scale, softmax_factor
-from bayesadam.posterior.partial import PartialGaussian
-from bayesadam.posthoc import LaplaceApproximation, laplace
-from bayesadam.posthoc import full as full_module
-from bayesadam.posthoc import last_layer as last_layer_module
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 BOTH = pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])

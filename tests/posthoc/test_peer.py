@@ -9,11 +9,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 import torch
-from laplace.models import classes, draw
 from torch import nn
 
 import bayesadam as ba
 from bayesadam.posthoc import LaplaceApproximation
+from posthoc.models import classes, draw
 
 CODE = """
 import sys, torch, warnings

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 import torch
-from laplace.models import N, Squeezed, case, draw, gaussian, mlp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -13,6 +12,7 @@ import bayesadam as ba
 from bayesadam.calibration import held_out
 from bayesadam.posthoc import LaplaceApproximation, badam, tune_laplace
 from bayesadam.predictive.predict import Run
+from posthoc.models import N, Squeezed, case, draw, gaussian, mlp
 
 
 @pytest.fixture

@@ -171,4 +171,4 @@ def fawn(
         return MomentModule(GaussianWeights(model, prior, initial_std, select), covariance=covariance)
     if isinstance(prior, nn.Module | DiagonalGaussian):
         raise ValueError(f"prior must be a probability or None for Bernoulli weights, got {type(prior).__name__}")
-    return MomentModule(BernoulliWeights(model, prior, select, scales), covariance=covariance)
+    return MomentModule(BernoulliWeights(model, prior, select, scales=scales), covariance=covariance)

@@ -111,6 +111,7 @@ class BernoulliWeights(nn.Module):
         model: nn.Module,
         prior: float | None,
         select: Callable[[str], bool] | None,
+        *,
         scales: str = "outputs",
     ) -> None:
         super().__init__()

@@ -275,7 +275,8 @@ def laplace(
     batch_size: int | None = None,
     progress: bool | None = None,
 ) -> GaussianPosterior:
-    """Return the Laplace posterior of a trained model in one call; :class:`LaplaceApproximation` explains the arguments.
+    """Return the Laplace posterior of a trained model in one call; the arguments that it shares are those of
+    :class:`LaplaceApproximation`.
 
     By default the posterior does not make the network's predictions worse. If a network has more weights than its data
     determine, a prior precision of 1 often gives a posterior so wide that predictions are worse; for a prior precision
