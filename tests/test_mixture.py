@@ -150,7 +150,7 @@ class TestEnsemble:
         nn.init.zeros_(models[0][3].bias)
         nn.init.zeros_(models[1][3].bias)
         models[1][1].num_batches_tracked += 3
-        q = ensemble(models, {"method": "ensemble"})
+        q = ensemble(models, hyperparameters={"method": "ensemble"})
         trainable = ["0.weight", "0.bias", "1.weight", "1.bias"]
         assert list(q.mean) == [*trainable, "3.weight", "1.running_mean", "1.running_var"]
         assert q.hyperparameters == {"method": "ensemble", "components": [{}, {}]}

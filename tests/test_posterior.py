@@ -705,7 +705,7 @@ class TestFile:
         [
             lambda m, opt: opt.posterior(),
             lambda m, opt: opt.posterior().prune(np.float32(0.5)),
-            lambda m, opt: ba.ensemble([m], {"epochs": np.int64(3)}),
+            lambda m, opt: ba.ensemble([m], hyperparameters={"epochs": np.int64(3)}),
         ],
     )
     def test_whatever_found_it_with_numbers_of_numpy(self, path, find):

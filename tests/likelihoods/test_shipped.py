@@ -275,7 +275,7 @@ class TestExtremes:
 
 class TestRescaled:
     @pytest.mark.parametrize(
-        "likelihood", [ba.Gaussian(4.0), ba.Gaussian([1.0, 4.0], learned=True), ba.likelihoods.StudentT(3.0, 0.5)]
+        "likelihood", [ba.Gaussian(4.0), ba.Gaussian([1.0, 4.0], learned=True), ba.likelihoods.StudentT(3.0, scale=0.5)]
     )
     def test_density_in_other_units(self, likelihood):
         shift, factor = torch.tensor([3.0, -1.0]), torch.tensor([10.0, 0.2])
