@@ -12,6 +12,7 @@ from bayesadam import noise
 from bayesadam.engine.rule import RECENCY, START
 from bayesadam.optim import IVON, VOGN, Vadam, Vprop
 from bayesadam.optim.ivon import SQUARES
+from bayesadam.optim.recipes import recipe_of
 
 N, M, STEPS = 200, 16, 25
 FOUR = [Vadam, Vprop, IVON, VOGN]
@@ -251,7 +252,7 @@ def test_newton_steps_are_smaller_for_large_networks_and_many_examples(cls, weig
     model = nn.Linear(weights // 10, 10, bias=False)
     frozen = nn.Parameter(torch.zeros(1000), requires_grad=False)
     options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {}
-    groups = iter([{"params": model.parameters()}, {"params": iter([frozen])}])
+    groups = iter([{"params": model.parameters()}, {"params": iter([frozen]), "perturb": False}])
     opt = cls(groups, num_data=num_data, batch_size=batch_size, **options)
     assert opt.param_groups[0]["lr"] == pytest.approx(rate)
     assert [len(group["params"]) for group in opt.param_groups] == [1, 1]
@@ -323,7 +324,7 @@ def test_signatures_name_every_argument(cls):
     assert {"num_data", "seed", "compile"} <= parameters.keys()
     assert ("prior_precision" in parameters) == cls.has_prior
     if cls in FOUR:
-        settings = cls.recipes["learned"]
+        settings = recipe_of(cls.recipes, "learned")
         assert parameters["lr"].default == settings["lr"]
         assert parameters["bridge"].default is False
 
