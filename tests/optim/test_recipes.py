@@ -251,7 +251,7 @@ def test_paper_is_one_option_away(cls):
 def test_newton_steps_are_smaller_for_large_networks_and_many_examples(cls, weights, num_data, batch_size, rate):
     model = nn.Linear(weights // 10, 10, bias=False)
     frozen = nn.Parameter(torch.zeros(1000), requires_grad=False)
-    options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {}
+    options = {"curvature": ba.curvature.PerExampleSquares(model)} if cls is VOGN else {}
     groups = iter([{"params": model.parameters()}, {"params": iter([frozen]), "perturb": False}])
     opt = cls(groups, num_data=num_data, batch_size=batch_size, **options)
     assert opt.param_groups[0]["lr"] == pytest.approx(rate)
