@@ -31,7 +31,7 @@ from bayesadam.optim.newton import (
     posterior_precision,
     reparameterized_hessian,
 )
-from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
+from bayesadam.optim.recipes import LEARNED, PAPER, NewtonRate, Recipes
 
 SQUARES = 0.9
 """Weight of the estimate from squared mean gradients in the curvature, used where the batch size is known."""
@@ -137,7 +137,7 @@ class IVON(PerturbedOptimizer):
 
     rule = IVONRule()
     recipes: ClassVar[Recipes] = {
-        "learned": {**LEARNED, "lr": 0.3, "betas": (0.9, 0.99999)},
+        "learned": {**LEARNED, "lr": NewtonRate(0.1), "betas": (0.9, 0.99999)},
         "paper": {**PAPER, "lr": 0.1, "betas": (0.9, 0.99999)},
     }
 
