@@ -170,7 +170,7 @@ class Trained:
             )
         return self.curvatures[structure]
 
-    def swag(self) -> tuple[nn.Module, ba.posterior.LowRankGaussian]:
+    def swag(self) -> tuple[nn.Module, ba.LowRankGaussian]:
         """A network of its own, whose batch norm has the statistics of SWAG's mean."""
         torch.manual_seed(0)
         model = copy.deepcopy(self.model).train()

@@ -176,7 +176,7 @@ def laplace(task: Problem, structure: str, count: int = 1) -> Found:
         )
         for model in models
     ]
-    return models[0], parts[0] if count == 1 else ba.posterior.Mixture(parts)
+    return models[0], parts[0] if count == 1 else ba.Mixture(parts)
 
 
 def anchored(task: Problem, last_layer: bool, seed: int = 0) -> Found:
@@ -318,7 +318,7 @@ def unit(task: Problem, name: str) -> dict[str, Any]:
         return {"failed": str(error)}
     seconds = time.process_time() - began
     # As many draws as there are components, where these are points: each counts once.
-    count = len(posterior.components) if isinstance(posterior, ba.posterior.Mixture) and way == "auto" else MC_SAMPLES
+    count = len(posterior.components) if isinstance(posterior, ba.Mixture) and way == "auto" else MC_SAMPLES
     found = ba.predict(model, posterior, task.test, likelihood=task.likelihood, method=way, mc_samples=count)
     assert isinstance(found, ba.predictive.RegressionPredictive)
     return {**task.compare(found.mean[:, 0].double(), found.epistemic[:, 0].double()), "cpu_seconds": seconds}

@@ -32,7 +32,7 @@ METHODS = {
     "vadam": lambda net, **options: ba.Vadam(groups(net), 0.01, num_data=50, **options),
     "ivon": lambda net, **options: ba.IVON(groups(net), 0.1, num_data=50, **options),
     "vogn": lambda net, **options: ba.VOGN(
-        groups(net), 0.05, num_data=50, curvature=ba.curvature.PerExampleSquares(net), **options
+        groups(net), 0.05, num_data=50, curvature=ba.PerExampleSquares(net), **options
     ),
     "von exact full": lambda net, **options: ba.VON(
         groups(net), 0.05, num_data=50, hessian="exact", covariance="full", correction="elementwise", **options

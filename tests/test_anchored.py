@@ -95,7 +95,7 @@ def test_the_last_layer_of_a_linear_model_is_the_whole_posterior():
     q = ensemble(linear, steps=1)
     mean, covariance = regression(X, Y)
     for part in q.components:
-        assert isinstance(part, ba.posterior.DenseGaussian)
+        assert isinstance(part, ba.DenseGaussian)
         torch.testing.assert_close(flat(part.mean), mean, rtol=1e-7, atol=1e-9)
         torch.testing.assert_close(part.covariance, covariance, rtol=1e-7, atol=1e-9)
 

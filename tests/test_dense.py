@@ -54,7 +54,7 @@ def means(shapes=SHAPES, seed=0, dtype=torch.float32):
 
 
 def make(points=NONE, seed=0, dtype=torch.float32, **hyperparameters):
-    return ba.posterior.DenseGaussian(
+    return ba.DenseGaussian(
         means(seed=seed, dtype=dtype), without(correlated(SIZE, seed), points), hyperparameters=hyperparameters
     )
 
@@ -83,7 +83,7 @@ def assert_same(a, b):
 class TestConstruction:
     def test_mean_covariance_and_variance(self):
         mean, covariance = means(), correlated(SIZE)
-        q = ba.posterior.DenseGaussian(mean, covariance)
+        q = ba.DenseGaussian(mean, covariance)
         assert isinstance(q, ba.Posterior)
         assert q.hyperparameters == {}
         assert all(q.mean[name] is value for name, value in mean.items())
@@ -95,14 +95,14 @@ class TestConstruction:
 
     def test_does_not_keep_what_it_was_given(self):
         mean, covariance, hyperparameters = means(), correlated(SIZE), {"lr": 0.1}
-        q = ba.posterior.DenseGaussian(mean, covariance, hyperparameters=hyperparameters)
+        q = ba.DenseGaussian(mean, covariance, hyperparameters=hyperparameters)
         before = q.covariance.clone()
         names = list(mean)
         mean.clear()
         hyperparameters.clear()
         covariance.zero_()
         assert (list(q.mean), q.hyperparameters) == (names, {"lr": 0.1})
-        assert torch.equal(ba.posterior.DenseGaussian.from_scale_tril(q.mean, q.scale_tril).covariance, before)
+        assert torch.equal(ba.DenseGaussian.from_scale_tril(q.mean, q.scale_tril).covariance, before)
 
     def test_repr_and_size(self):
         q = make()
@@ -122,7 +122,7 @@ class TestConstruction:
     def test_factor(self, points):
         covariance = without(correlated(SIZE), points)
         keep = [i for i in range(SIZE) if i not in points]
-        q = ba.posterior.DenseGaussian(means(), covariance)
+        q = ba.DenseGaussian(means(), covariance)
         expected = np.zeros((SIZE, SIZE))
         expected[np.ix_(keep, keep)] = np.linalg.cholesky(covariance[keep][:, keep].numpy())
         close(q.scale_tril, expected)
@@ -134,13 +134,13 @@ class TestConstruction:
         for dtype, size in ((torch.float64, 1e-10), (torch.float32, 1e-5)):
             spread = covariance.diagonal().sqrt()
             error = size * spread * spread[:, None] * torch.sign(draw(SIZE, SIZE)).triu(1)
-            q = ba.posterior.DenseGaussian(means(), (covariance + error - error.T).to(dtype))
+            q = ba.DenseGaussian(means(), (covariance + error - error.T).to(dtype))
             close(q.covariance, covariance, rtol=0.1 * size, atol=0.1 * size)
 
     def test_gradients_are_not_kept(self):
         model = nn.Linear(2, 1, bias=False)
         mean = {"weight": nn.Parameter(torch.ones(1, 2))}
-        q = ba.posterior.DenseGaussian(mean, torch.eye(2, requires_grad=True))
+        q = ba.DenseGaussian(mean, torch.eye(2, requires_grad=True))
         assert not q.covariance.requires_grad
         assert not q.entropy().requires_grad
         assert not q.sample(1)["weight"].requires_grad
@@ -180,29 +180,29 @@ class TestConstruction:
     )
     def test_errors(self, mean, covariance, message):
         with pytest.raises(ValueError, match=message):
-            ba.posterior.DenseGaussian({n: torch.tensor(v) for n, v in mean.items()}, torch.tensor(covariance))
+            ba.DenseGaussian({n: torch.tensor(v) for n, v in mean.items()}, torch.tensor(covariance))
 
     def test_a_singular_covariance_with_pivots_of_rounding_is_refused(self):
         root = draw(50, 20)
         with pytest.raises(ValueError, match="^covariance must be positive definite"):
-            ba.posterior.DenseGaussian({"w": torch.zeros(50)}, root @ root.T)
+            ba.DenseGaussian({"w": torch.zeros(50)}, root @ root.T)
 
         root = torch.tensor([[0.1], [0.7]], **F64)
         assert not torch.linalg.cholesky_ex(root @ root.T).info  # its last pivot is 2e-16, and should be 0
         with pytest.raises(ValueError, match="^covariance must be positive definite"):
-            ba.posterior.DenseGaussian({"w": torch.zeros(2)}, root @ root.T)
+            ba.DenseGaussian({"w": torch.zeros(2)}, root @ root.T)
 
     def test_the_covariance_is_symmetric_to_the_bit(self):
-        covariance = ba.posterior.DenseGaussian({"w": torch.zeros(301)}, correlated(301)).covariance
+        covariance = ba.DenseGaussian({"w": torch.zeros(301)}, correlated(301)).covariance
         assert torch.equal(covariance, covariance.T)
 
     def test_too_many_weights(self):
         with pytest.raises(ValueError, match="^mean must have at most 10,000 weights for a dense .*, got 10,001$"):
-            ba.posterior.DenseGaussian({"w": torch.zeros(10_001)}, torch.empty(()).expand(10_001, 10_001))
+            ba.DenseGaussian({"w": torch.zeros(10_001)}, torch.empty(()).expand(10_001, 10_001))
 
     def test_several_devices(self):
         with pytest.raises(ValueError, match="^mean of 'b' must be on the device of the others, cpu, got meta$"):
-            ba.posterior.DenseGaussian({"a": torch.zeros(1), "b": torch.zeros(1, device="meta")}, torch.eye(2))
+            ba.DenseGaussian({"a": torch.zeros(1), "b": torch.zeros(1, device="meta")}, torch.eye(2))
 
     @pytest.mark.parametrize(
         ("scale_tril", "message"),
@@ -220,13 +220,13 @@ class TestConstruction:
     )
     def test_errors_of_a_factor(self, scale_tril, message):
         with pytest.raises(ValueError, match=message):
-            ba.posterior.DenseGaussian.from_scale_tril({"w": torch.zeros(2)}, torch.tensor(scale_tril))
+            ba.DenseGaussian.from_scale_tril({"w": torch.zeros(2)}, torch.tensor(scale_tril))
 
 
 class TestFromPrecision:
     def test_is_the_inverse(self):
         precision = correlated(SIZE)
-        q = ba.posterior.DenseGaussian.from_precision(means(), precision, hyperparameters={"method": "von"})
+        q = ba.DenseGaussian.from_precision(means(), precision, hyperparameters={"method": "von"})
         close(q.covariance, np.linalg.inv(precision.numpy()), rtol=1e-9, atol=1e-9)
         close(q.scale_tril, np.linalg.cholesky(np.linalg.inv(precision.numpy())), rtol=1e-9, atol=1e-9)
         assert q.hyperparameters == {"method": "von"}
@@ -237,19 +237,19 @@ class TestFromPrecision:
         random = torch.ones(SIZE, dtype=torch.bool)
         random[POINTS] = False
         precision[POINTS], precision[0, 1] = -3.0, 17.0
-        q = ba.posterior.DenseGaussian.from_precision(means(), precision, random=random)
+        q = ba.DenseGaussian.from_precision(means(), precision, random=random)
         expected = np.zeros((SIZE, SIZE))
         expected[np.ix_(keep, keep)] = np.linalg.inv(precision[keep][:, keep].numpy())
         close(q.covariance, expected, rtol=1e-9, atol=1e-9)
         assert not q.scale_tril[POINTS].any()
-        none = ba.posterior.DenseGaussian.from_precision(means(), precision, random=torch.zeros(SIZE, dtype=torch.bool))
+        none = ba.DenseGaussian.from_precision(means(), precision, random=torch.zeros(SIZE, dtype=torch.bool))
         assert not none.scale_tril.any()
 
     def test_where_the_covariance_has_no_digits_left(self):
         """A Hilbert matrix of 11 rows (condition 5e14): the factor of the inverse is known exactly."""
         size = 11
         hilbert = torch.tensor([[1.0 / (i + j + 1) for j in range(size)] for i in range(size)], **F64)
-        q = ba.posterior.DenseGaussian.from_precision({"w": torch.zeros(size)}, hilbert)
+        q = ba.DenseGaussian.from_precision({"w": torch.zeros(size)}, hilbert)
         with mpmath.workdps(60):
             exact = mpmath.cholesky(mpmath.inverse(mpmath.matrix(hilbert.tolist())))
             expected = torch.tensor([[float(exact[i, j]) for j in range(size)] for i in range(size)], **F64)
@@ -280,7 +280,7 @@ class TestFromPrecision:
     def test_errors(self, precision, random, message):
         random = None if random is None else torch.tensor(random)
         with pytest.raises(ValueError, match=message):
-            ba.posterior.DenseGaussian.from_precision({"w": torch.zeros(2)}, torch.tensor(precision), random=random)
+            ba.DenseGaussian.from_precision({"w": torch.zeros(2)}, torch.tensor(precision), random=random)
 
 
 PAIRS, DRAWS = 500, 4000
@@ -291,7 +291,7 @@ PAIR = torch.tensor([[1.0, -1.4], [-1.4, 4.0]], **F64)
 def pairs():
     """Two million draws of a pair ``(a_i, b_i)`` of correlation -0.7, ``(2, 4000, 500)``, less their mean."""
     mean = {"a": draw(20, 25).float(), "b": draw(PAIRS, seed=1).float()}
-    q = ba.posterior.DenseGaussian(mean, torch.kron(PAIR, torch.eye(PAIRS, **F64)))
+    q = ba.DenseGaussian(mean, torch.kron(PAIR, torch.eye(PAIRS, **F64)))
     samples = q.sample(DRAWS, seed=1)
     return torch.stack([(samples[n].double() - mean[n].double()).flatten(1) for n in mean])
 
@@ -349,7 +349,7 @@ class TestSampling:
     def test_is_the_sample_of_the_diagonal_gaussian_where_the_covariance_is_diagonal(self, dtype):
         q = make(dtype=dtype)
         spread = without(q.covariance.diagonal().diag(), POINTS)
-        alone = ba.posterior.DenseGaussian(q.mean, spread)
+        alone = ba.DenseGaussian(q.mean, spread)
         diagonal = ba.DiagonalGaussian(q.mean, {n: v.to(dtype) for n, v in alone.variance.items()})
         tolerances = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 4 * torch.finfo(dtype).eps}
         for name, sample in diagonal.sample(9, seed=3).items():
@@ -360,7 +360,7 @@ class TestSampling:
         for name, sample in marginal.sample(2).items():
             assert sample.dtype == dtype
             torch.testing.assert_close(
-                ba.posterior.DenseGaussian(q.mean, q.covariance.diagonal().diag()).sample(2)[name], sample, **tolerances
+                ba.DenseGaussian(q.mean, q.covariance.diagonal().diag()).sample(2)[name], sample, **tolerances
             )
 
     @settings(deadline=None)
@@ -446,7 +446,7 @@ class TestScores:
         expected = torch_normal(q, KEEP).log_prob(theta[:, KEEP])
         expected[POINTS] = -math.inf
         close(found, expected)
-        nowhere = ba.posterior.DenseGaussian(q.mean, torch.zeros(SIZE, SIZE))
+        nowhere = ba.DenseGaussian(q.mean, torch.zeros(SIZE, SIZE))
         assert nowhere.log_prob(q.mean) == 0.0
         assert nowhere.log_prob({n: m + 1 for n, m in q.mean.items()}) == -math.inf
 
@@ -479,13 +479,13 @@ class TestScores:
     )
     def test_log_prob_errors(self, theta, message):
         with pytest.raises(ValueError, match=message):
-            ba.posterior.DenseGaussian({"a": torch.zeros(2), "b": torch.zeros(())}, torch.eye(3)).log_prob(theta)
+            ba.DenseGaussian({"a": torch.zeros(2), "b": torch.zeros(())}, torch.eye(3)).log_prob(theta)
 
     def test_entropy(self):
         assert make().entropy().item() == pytest.approx(torch_normal(make()).entropy().item(), rel=1e-12)
         expected = torch_normal(make(), KEEP).entropy().item()
         assert make(POINTS).entropy().item() == pytest.approx(expected, rel=1e-12)
-        assert ba.posterior.DenseGaussian(means(), torch.zeros(SIZE, SIZE)).entropy() == 0.0
+        assert ba.DenseGaussian(means(), torch.zeros(SIZE, SIZE)).entropy() == 0.0
 
     @pytest.mark.parametrize("precision", [0.3, 2])
     @pytest.mark.parametrize("points", [[], POINTS])
@@ -508,24 +508,22 @@ class TestScores:
         q, prior = make(), make(seed=1)
         order = ["m/bias", "z.weight", "empty", "a"]
         index = torch.cat([prior._split(torch.arange(SIZE))[name].flatten() for name in order])
-        shuffled = ba.posterior.DenseGaussian({n: prior.mean[n] for n in order}, prior.covariance[index][:, index])
+        shuffled = ba.DenseGaussian({n: prior.mean[n] for n in order}, prior.covariance[index][:, index])
         expected = torch_kl(torch_normal(q), torch_normal(prior)).item()
         assert q.kl_divergence(prior).item() == pytest.approx(expected, rel=1e-11)
         assert q.kl_divergence(shuffled).item() == pytest.approx(expected, rel=1e-10)
         assert q.kl_divergence(q) == 0.0
-        assert 0 <= q.kl_divergence(ba.posterior.DenseGaussian(q.mean, q.covariance)) < 1e-20
+        assert 0 <= q.kl_divergence(ba.DenseGaussian(q.mean, q.covariance)) < 1e-20
 
     def test_kl_divergence_between_dense_and_diagonal(self):
         q, prior = make(), make(seed=1)
         for a, b in ((q, prior.marginal()), (q.marginal(), prior), (q.marginal(), prior.marginal())):
-            covariances = [
-                p.covariance if isinstance(p, ba.posterior.DenseGaussian) else flat(p.variance).diag() for p in (a, b)
-            ]
+            covariances = [p.covariance if isinstance(p, ba.DenseGaussian) else flat(p.variance).diag() for p in (a, b)]
             expected = torch_kl(
                 *(MultivariateNormal(flat(p.mean), c) for p, c in zip((a, b), covariances, strict=True))
             ).item()
             assert a.kl_divergence(b).item() == pytest.approx(expected, rel=1e-11)
-        alone = ba.posterior.DenseGaussian(q.mean, flat(q.variance).diag())
+        alone = ba.DenseGaussian(q.mean, flat(q.variance).diag())
         assert alone.kl_divergence(q.marginal()).item() == pytest.approx(0.0, abs=1e-28)
         assert q.marginal().kl_divergence(alone).item() == pytest.approx(0.0, abs=1e-28)
         reverse = ba.DiagonalGaussian(*(dict(reversed(part.items())) for part in (prior.mean, prior.variance)))
@@ -549,9 +547,9 @@ class TestScores:
         assert q.marginal().kl_divergence(pointed) == math.inf
         assert pointed.kl_divergence(pointed) == 0.0
         assert pointed.kl_divergence(make(POINTS[:2])).isfinite()
-        moved = ba.posterior.DenseGaussian({n: m + 1 for n, m in q.mean.items()}, pointed.covariance)
+        moved = ba.DenseGaussian({n: m + 1 for n, m in q.mean.items()}, pointed.covariance)
         assert pointed.kl_divergence(moved) == math.inf
-        nowhere = ba.posterior.DenseGaussian(q.mean, torch.zeros(SIZE, SIZE))
+        nowhere = ba.DenseGaussian(q.mean, torch.zeros(SIZE, SIZE))
         assert nowhere.kl_divergence(prior) == 0.0
         assert nowhere.kl_divergence(2.0) == 0.0
 
@@ -569,13 +567,13 @@ class TestScores:
             make().kl_divergence(precision)
 
     def test_kl_divergence_needs_the_same_weights(self):
-        q = ba.posterior.DenseGaussian({"a": torch.zeros(2), "b": torch.zeros(())}, torch.eye(3))
-        other = ba.posterior.DenseGaussian({"a": torch.zeros(2)}, torch.eye(2))
+        q = ba.DenseGaussian({"a": torch.zeros(2), "b": torch.zeros(())}, torch.eye(3))
+        other = ba.DenseGaussian({"a": torch.zeros(2)}, torch.eye(2))
         for one in (q, q.marginal()):
             with pytest.raises(ValueError, match="^prior must have the weights 'b', got none of that name$"):
                 one.kl_divergence(other)
             with pytest.raises(ValueError, match=r"^prior of 'b' must be of shape \(\), got \(1,\)$"):
-                one.kl_divergence(ba.posterior.DenseGaussian({"a": torch.zeros(2), "b": torch.zeros(1)}, torch.eye(3)))
+                one.kl_divergence(ba.DenseGaussian({"a": torch.zeros(2), "b": torch.zeros(1)}, torch.eye(3)))
 
     def test_results_are_in_float64_whatever_the_means(self):
         for dtype in (torch.float32, torch.bfloat16):
@@ -590,7 +588,7 @@ class TestScores:
                 assert torch.equal(found, expected)
 
     def test_signal_to_noise(self):
-        q = ba.posterior.DenseGaussian(
+        q = ba.DenseGaussian(
             {"a": torch.tensor([3.0, -3.0, 0.0]), "b": torch.tensor([0.0, -2.0])},
             torch.block_diag(torch.tensor([[4.0, 1.0], [1.0, 9.0]]), torch.eye(1), torch.zeros(2, 2)),
         )
@@ -610,12 +608,12 @@ class TestExtremes:
 
     def scaled(self, q):
         mean = q._split(flat(q.mean) * self.SPREAD)
-        return ba.posterior.DenseGaussian(mean, q.covariance * self.SPREAD * self.SPREAD[:, None])
+        return ba.DenseGaussian(mean, q.covariance * self.SPREAD * self.SPREAD[:, None])
 
     @pytest.mark.parametrize("points", [[], POINTS])
     def test_scores(self, points):
         q, prior = (make(points, seed=seed, dtype=torch.float64) for seed in (0, 1))
-        prior = ba.posterior.DenseGaussian(
+        prior = ba.DenseGaussian(
             {n: torch.where(q.variance[n] == 0, q.mean[n], m) for n, m in prior.mean.items()}, prior.covariance
         )
         keep = [i for i in range(SIZE) if i not in points]
@@ -637,7 +635,7 @@ class TestExtremes:
     def test_precision_and_pruning(self):
         q = make(dtype=torch.float64)
         precision = torch.linalg.inv(q.covariance)
-        wide = ba.posterior.DenseGaussian.from_precision(q.mean, precision / self.SPREAD / self.SPREAD[:, None])
+        wide = ba.DenseGaussian.from_precision(q.mean, precision / self.SPREAD / self.SPREAD[:, None])
         close(wide.scale_tril / self.SPREAD[:, None], q.scale_tril, rtol=1e-8, atol=1e-8)
         wide = self.scaled(q)
         close(wide.prune(0.5).scale_tril / self.SPREAD[:, None], q.prune(0.5).scale_tril, rtol=1e-10, atol=1e-10)
@@ -697,7 +695,7 @@ def test_to():
     assert {m.dtype for m in narrow.mean.values()} == {torch.bfloat16}
     assert torch.equal(narrow.scale_tril, q.scale_tril)
     with pytest.raises(ValueError, match="^mean of 'w' must be finite, got inf or nan$"):
-        ba.posterior.DenseGaussian({"w": torch.tensor([1e6])}, torch.eye(1)).to(dtype=torch.float16)
+        ba.DenseGaussian({"w": torch.tensor([1e6])}, torch.eye(1)).to(dtype=torch.float16)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -714,7 +712,7 @@ def test_on_a_gpu():
     close(on.prune(0.5).covariance.cpu(), q.prune(0.5).covariance)
     precision = torch.linalg.inv(prior.covariance)
     random = torch.ones(SIZE, dtype=torch.bool)
-    again = ba.posterior.DenseGaussian.from_precision(on.mean, precision, random=random)
+    again = ba.DenseGaussian.from_precision(on.mean, precision, random=random)
     close(again.covariance.cpu(), prior.covariance, rtol=1e-8, atol=1e-8)
 
 
@@ -726,7 +724,7 @@ def model():
 
 def posterior_of(model, seed=3):
     mean = {name: draw(*p.shape, seed=seed + i).to(p.dtype) for i, (name, p) in enumerate(model.named_parameters())}
-    return ba.posterior.DenseGaussian(mean, correlated(sum(m.numel() for m in mean.values()), seed))
+    return ba.DenseGaussian(mean, correlated(sum(m.numel() for m in mean.values()), seed))
 
 
 def weights(model):
@@ -819,7 +817,7 @@ class TestFile:
         q = make(points, dtype=dtype, **HYPERPARAMETERS)
         q.save(path)
         loaded = ba.load_posterior(str(path))
-        assert type(loaded) is ba.posterior.DenseGaussian
+        assert type(loaded) is ba.DenseGaussian
         assert_same(loaded.mean, q.mean)
         assert_same(loaded.variance, q.variance)
         assert torch.equal(loaded.covariance, q.covariance)
@@ -828,11 +826,9 @@ class TestFile:
 
     def test_round_trip_of_one_that_could_not_be_factorised_again(self, path):
         """Of condition 1e18: the product of the factor is not positive definite any more."""
-        q = ba.posterior.DenseGaussian.from_scale_tril(
-            {"w": torch.zeros(2)}, torch.tensor([[1.0, 0.0], [1.0, 1e-9]], **F64)
-        )
+        q = ba.DenseGaussian.from_scale_tril({"w": torch.zeros(2)}, torch.tensor([[1.0, 0.0], [1.0, 1e-9]], **F64))
         with pytest.raises(ValueError, match="positive definite"):
-            ba.posterior.DenseGaussian(q.mean, q.covariance)
+            ba.DenseGaussian(q.mean, q.covariance)
         q.save(path)
         assert torch.equal(ba.load_posterior(path).scale_tril, q.scale_tril)
 
@@ -842,7 +838,7 @@ class TestFile:
         assert set(load_file(path)) == {*(f"mean/{name}" for name in SHAPES), "scale_tril"}
 
     def test_a_tensor_may_be_called_as_the_factor(self, path):
-        q = ba.posterior.DenseGaussian({"scale_tril": torch.zeros(2), "mean/x": torch.zeros(1)}, correlated(3))
+        q = ba.DenseGaussian({"scale_tril": torch.zeros(2), "mean/x": torch.zeros(1)}, correlated(3))
         q.save(path)
         assert_same(ba.load_posterior(path).tensors(), q.tensors())
 

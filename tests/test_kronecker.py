@@ -30,7 +30,7 @@ def make(seed=0, left=LEFT, right=RIGHT):
     values = {name: draw(*shape, seed=seed + i + 50).exp() for i, (name, shape) in enumerate(SHAPES.items())}
     rows = {name: orthogonal(SHAPES[name][0], seed + 3) for name in left}
     columns = {name: orthogonal(math.prod(SHAPES[name][1:]), seed + 4) for name in right}
-    return ba.posterior.KroneckerGaussian(mean, values, rows, columns, hyperparameters={"seed": seed})
+    return ba.KroneckerGaussian(mean, values, rows, columns, hyperparameters={"seed": seed})
 
 
 def block(q, name):
@@ -43,7 +43,7 @@ def block(q, name):
 
 
 def dense(q):
-    return ba.posterior.DenseGaussian(q.mean, torch.block_diag(*(block(q, name) for name in q.mean)))
+    return ba.DenseGaussian(q.mean, torch.block_diag(*(block(q, name) for name in q.mean)))
 
 
 def independent(seed=20):
@@ -95,7 +95,7 @@ class TestDistribution:
         q = make()
         count = 20_000
         for name in ("z.weight", "conv"):
-            part = ba.posterior.KroneckerGaussian(*({name: p[name]} for p in (q.mean, q.eigenvalues, q.left, q.right)))
+            part = ba.KroneckerGaussian(*({name: p[name]} for p in (q.mean, q.eigenvalues, q.left, q.right)))
             moved = (part.sample(count, seed=1)[name] - q.mean[name]).flatten(1)
             expected = block(q, name)
             spread = expected.diagonal().sqrt()
@@ -136,7 +136,7 @@ class TestDistribution:
         q = make()
         values = {name: value * (name not in ("conv", "z.bias")) for name, value in q.eigenvalues.items()}
         values["m/n"][1] = 0.0
-        r = ba.posterior.KroneckerGaussian(q.mean, values, q.left, q.right)
+        r = ba.KroneckerGaussian(q.mean, values, q.left, q.right)
         draws = r.sample(2)
         assert torch.equal(draws["conv"], q.mean["conv"].expand(2, 2, 2, 3))
         assert torch.equal(draws["m/n"][:, 1], q.mean["m/n"][1].expand(2))
@@ -171,7 +171,7 @@ class TestDistribution:
         shape = {"w": (200, 100)}
         mean, values = ({"w": draw(*shape["w"], seed=s)} for s in (0, 1))
         bases = {"w": orthogonal(200)}, {"w": orthogonal(100)}
-        q = ba.posterior.KroneckerGaussian(mean, {"w": values["w"].exp()}, *bases)
+        q = ba.KroneckerGaussian(mean, {"w": values["w"].exp()}, *bases)
         assert q.kl_divergence(q.scaled(1.1)).isfinite()
         assert q.kl_divergence(2.0).isfinite()
         message = (
@@ -184,7 +184,7 @@ class TestDistribution:
         q = make().to(dtype=torch.float32)
         q.save(tmp_path / "q")
         r = ba.load_posterior(tmp_path / "q")
-        assert type(r) is ba.posterior.KroneckerGaussian
+        assert type(r) is ba.KroneckerGaussian
         assert r.hyperparameters == {"seed": 0}
         assert list(r.tensors()) == list(q.tensors())
         for (name, ours), theirs in zip(q.tensors().items(), r.tensors().values(), strict=True):
@@ -209,7 +209,7 @@ class TestDistribution:
         torch.testing.assert_close(q.kl_divergence(prior), expected, **EXACT)
         q.save(tmp_path / "q")
         r = ba.load_posterior(tmp_path / "q")
-        assert type(r.random) is ba.posterior.KroneckerGaussian
+        assert type(r.random) is ba.KroneckerGaussian
         assert all(torch.equal(value, r.sample(2)[name]) for name, value in theta.items())
 
 
@@ -218,7 +218,7 @@ def test_in_a_network():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     left = {name: orthogonal(len(value)).float() for name, value in before.items()}
     right = {name: orthogonal(value.shape[1], 2).float() for name, value in before.items() if value.ndim == 2}
-    q = ba.posterior.KroneckerGaussian(before, {n: torch.full_like(v, 0.1) for n, v in before.items()}, left, right)
+    q = ba.KroneckerGaussian(before, {n: torch.full_like(v, 0.1) for n, v in before.items()}, left, right)
     with q.applied(model, sample=2, seed=1):
         inside = {name: p.detach().clone() for name, p in model.named_parameters()}
     draws = q.sample(3, seed=1)
@@ -263,7 +263,7 @@ def test_refusals(change, message):
         **change,
     }
     with pytest.raises(ValueError, match=message):
-        ba.posterior.KroneckerGaussian(**given)
+        ba.KroneckerGaussian(**given)
 
 
 def test_the_rows_of_the_covariance():

@@ -59,7 +59,7 @@ def spd(size, seed=0):
 
 def dense(model, seed=0):
     mean = means_of(model)
-    return ba.posterior.DenseGaussian(mean, spd(sum(m.numel() for m in mean.values()), seed))
+    return ba.DenseGaussian(mean, spd(sum(m.numel() for m in mean.values()), seed))
 
 
 def low_rank(model, rank=3):
@@ -76,7 +76,7 @@ def kronecker(model):
         if mean.ndim and number % 4 != 2:
             columns = mean.numel() // len(mean)
             right[name] = torch.linalg.qr(draw(columns, columns, seed=2)).Q.to(mean)
-    return ba.posterior.KroneckerGaussian(q.mean, q.variance, left, right)
+    return ba.KroneckerGaussian(q.mean, q.variance, left, right)
 
 
 def split(model):
@@ -88,7 +88,7 @@ def split(model):
 
 def partial_dense(model):
     fixed, last = split(model)
-    return PartialGaussian(ba.posterior.DenseGaussian(last, spd(sum(m.numel() for m in last.values()))), fixed)
+    return PartialGaussian(ba.DenseGaussian(last, spd(sum(m.numel() for m in last.values()))), fixed)
 
 
 def partial_diagonal(model):
@@ -118,7 +118,7 @@ def kronecker_block(q, name):
 
 
 def full_covariance(q):
-    if isinstance(q, ba.posterior.DenseGaussian):
+    if isinstance(q, ba.DenseGaussian):
         return q.covariance
     if isinstance(q, PartialGaussian):
         size = q.num_weights
@@ -130,7 +130,7 @@ def full_covariance(q):
         rows = torch.cat([index[name] for name in q.random.mean])
         whole[rows[:, None], rows] = full_covariance(q.random)
         return whole
-    if isinstance(q, ba.posterior.KroneckerGaussian):
+    if isinstance(q, ba.KroneckerGaussian):
         return torch.block_diag(*(kronecker_block(q, name) for name in q.mean))
     flat = torch.cat(
         [v.double().flatten() for v in (q.diagonal if isinstance(q, LowRankGaussian) else q.variance).values()]
@@ -484,7 +484,7 @@ class TestLinearModels:
         x, y, noise, prior = draw(20, 3), draw(20, seed=1), 1.0, 2.0
         precision = x.T @ x / noise + prior * torch.eye(3, **F64)
         m = torch.linalg.solve(precision, x.T @ y / noise)
-        q = ba.posterior.DenseGaussian.from_precision({"weight": m[None]}, precision)
+        q = ba.DenseGaussian.from_precision({"weight": m[None]}, precision)
         model = nn.Linear(3, 1, bias=False, **F64)
         prediction = linearize(model, q, self.X, ba.Gaussian(1 / noise))
         variance = (self.X * torch.linalg.solve(precision, self.X.T).T).sum(1) + noise
@@ -496,7 +496,7 @@ class TestLinearModels:
         """Two weights with standard deviations of 3e4 whose combination by the input has one of 1e-3."""
         x, a = torch.tensor([[1.0, 0.75]]), 1e5 / 3
         scale_tril = torch.tensor([[a, 0.0], [(1e-3 - a) / 0.75, 1e-3]], **F64)
-        q = ba.posterior.DenseGaussian.from_scale_tril({"weight": torch.zeros(1, 2)}, scale_tril)
+        q = ba.DenseGaussian.from_scale_tril({"weight": torch.zeros(1, 2)}, scale_tril)
         model = nn.Linear(2, 1, bias=False)
         exact = torch.tensor([[1e-6 * (1 + 0.75**2)]])
         close(linearize(model, q, x).epistemic, exact, rtol=1e-6, atol=0)

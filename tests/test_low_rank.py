@@ -214,7 +214,7 @@ class TestScores:
 
     def test_divergence_between_all_kinds(self):
         q, other = make(), make(seed=50, rank=2)
-        dense = ba.posterior.DenseGaussian(other.mean, covariance(other))
+        dense = ba.DenseGaussian(other.mean, covariance(other))
         for prior in (other, dense):
             close(q.kl_divergence(prior), torch_kl(torch_normal(q), torch_normal(other)))
         diagonal = other.marginal()

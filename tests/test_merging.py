@@ -67,7 +67,7 @@ def test_refusals():
     with pytest.raises(ValueError, match="posteriors must have at least one posterior, got none"):
         ba.merge([])
     with pytest.raises(ValueError, match=r"posteriors must be DiagonalGaussians .* got Mixture"):
-        ba.merge([q, ba.posterior.Mixture([q, q])])
+        ba.merge([q, ba.Mixture([q, q])])
     with pytest.raises(ValueError, match="posteriors.1. must have the weights 'b', got none"):
         ba.merge([q, ba.DiagonalGaussian({"a": q.mean["a"]}, {"a": q.variance["a"]})])
     with pytest.raises(ValueError, match=r"weights must have one number for each of 2 posteriors, got \[1.0\]"):

@@ -265,7 +265,7 @@ def test_the_step_is_vans(full):
         assert torch.linalg.inv(q.covariance) == pytest.approx(precision, rel=1e-9, abs=1e-12)
         assert q.mean == pytest.approx(before_mean - torch.linalg.solve(precision, gradient), rel=1e-9)
         return
-    rule = ba.optim.VAN.rule
+    rule = ba.VAN.rule
     hyper = {"lr": 1.0, "num_data": 1.0, "temperature": 0.0, "prior_mean": 0.0, "prior_precision": 0.0}
     hyper |= {
         "initial_precision": 1.0,

@@ -39,7 +39,7 @@ def low_rank(seed=0, shapes=SHAPES):
 def dense(seed=0):
     q = diagonal(seed)
     root = draw((q.num_weights, q.num_weights), seed)
-    return ba.posterior.DenseGaussian(q.mean, root @ root.T + torch.eye(len(root), **F64))
+    return ba.DenseGaussian(q.mean, root @ root.T + torch.eye(len(root), **F64))
 
 
 def kinds():

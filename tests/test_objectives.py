@@ -269,7 +269,7 @@ def test_elbo_of_a_part_of_the_data_and_of_a_dense_posterior():
     divergence = q.kl_divergence(3.0).item()
     assert scaled + divergence == pytest.approx(2 * (whole + divergence), rel=1e-10)
     flat = torch.cat([q.variance[name].flatten() for name in q.mean])
-    dense = ba.posterior.DenseGaussian(q.mean, flat.diag())
+    dense = ba.DenseGaussian(q.mean, flat.diag())
     exact = exact_elbo(q, x, y, divergence)
     for prior in (3.0, priors.GaussianPrior(3.0)):
         value = elbo(linear(), dense, x, y, likelihood=LIKELIHOOD, prior=prior, mc_samples=500).item()

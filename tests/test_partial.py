@@ -26,7 +26,7 @@ def tensors(shapes, seed=0, dtype=torch.float64):
 
 def dense(seed=0, dtype=torch.float64):
     root = draw(8, 8, seed=seed)
-    return ba.posterior.DenseGaussian(
+    return ba.DenseGaussian(
         tensors(SHAPES, seed, dtype), root @ root.T + torch.eye(8, **F64), hyperparameters={"seed": seed}
     )
 
@@ -49,11 +49,11 @@ def whole(q):
     at = [i for name in q.random.mean for i in index[name]]
     covariance = torch.zeros(start, start, **F64)
     random = q.random
-    own = random.covariance if isinstance(random, ba.posterior.DenseGaussian) else _flat(random.variance).diag()
+    own = random.covariance if isinstance(random, ba.DenseGaussian) else _flat(random.variance).diag()
     for a, i in enumerate(at):
         for b, j in enumerate(at):
             covariance[i, j] = own[a, b]
-    return ba.posterior.DenseGaussian(q.mean, covariance)
+    return ba.DenseGaussian(q.mean, covariance)
 
 
 def _flat(tensors):
@@ -113,7 +113,7 @@ class TestDistribution:
         priors = [make(dense, seed=4), make(diagonal, seed=5), whole(make(dense, seed=6))]
         wide = ba.DiagonalGaussian(q.mean, {name: value * 0 + 2.0 for name, value in q.mean.items()})
         root = draw(13, 13, seed=7)
-        full = ba.posterior.DenseGaussian(q.mean, root @ root.T + torch.eye(13, **F64))
+        full = ba.DenseGaussian(q.mean, root @ root.T + torch.eye(13, **F64))
         for prior in [*priors, wide, full]:
             reference = whole(prior) if isinstance(prior, PartialGaussian) else prior
             expected = whole(q).kl_divergence(reference)
@@ -210,7 +210,7 @@ def test_in_a_network():
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     head = {name: before[name] for name in ("2.weight", "2.bias")}
     q = PartialGaussian(
-        ba.posterior.DenseGaussian(head, 0.1 * torch.eye(5)),
+        ba.DenseGaussian(head, 0.1 * torch.eye(5)),
         {name: before[name] for name in ("0.weight", "0.bias")},
         order=list(before),
     )

@@ -320,7 +320,7 @@ class TestScores:
             None,
             "wide",
             torch.ones(2),
-            ba.posterior.Mixture([ba.DiagonalGaussian.point_mass({"a": torch.ones(1)})]),
+            ba.Mixture([ba.DiagonalGaussian.point_mass({"a": torch.ones(1)})]),
         ],
     )
     def test_kl_divergence_needs_a_number_or_a_gaussian(self, prior):
@@ -434,8 +434,8 @@ def first(mean):
 
 SHARING = {
     "diagonal": lambda mean: ba.DiagonalGaussian(mean, ones_like(mean)),
-    "dense": lambda mean: ba.posterior.DenseGaussian(mean, torch.eye(sum(value.numel() for value in mean.values()))),
-    "kronecker": lambda mean: ba.posterior.KroneckerGaussian(
+    "dense": lambda mean: ba.DenseGaussian(mean, torch.eye(sum(value.numel() for value in mean.values()))),
+    "kronecker": lambda mean: ba.KroneckerGaussian(
         mean, ones_like(mean), {name: torch.eye(len(value)) for name, value in mean.items()}, {}
     ),
     "low rank": lambda mean: LowRankGaussian(

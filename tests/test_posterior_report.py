@@ -136,7 +136,7 @@ def test_every_gaussian_has_one_by_its_marginal_variances():
     mean = {"w": torch.randn(2, 2), "b": torch.randn(2)}
     root = torch.randn(6, 6, dtype=torch.float64)
     told = {"prior_precision": 0.01, PER_TENSOR: {"b": {"start_share": 0.5, "prior_precision": 0.02}}}
-    dense = ba.posterior.DenseGaussian(mean, root @ root.T + torch.eye(6, dtype=torch.float64), hyperparameters=told)
+    dense = ba.DenseGaussian(mean, root @ root.T + torch.eye(6, dtype=torch.float64), hyperparameters=told)
     low_rank = LowRankGaussian(
         mean,
         {name: torch.ones_like(value) for name, value in mean.items()},

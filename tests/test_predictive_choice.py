@@ -88,14 +88,14 @@ def test_all_others_are_sampled(regression):
         last_layer,
         factored,
         ba.ensemble(models),
-        ba.posterior.Mixture([learned, laplaces(regression)[0]]),
+        ba.Mixture([learned, laplaces(regression)[0]]),
     ):
         same(predict(regression, q), predict(regression, q, method="monte_carlo"))
 
 
 def test_mixtures_over_the_last_layer_are_linearized(regression):
     """Each component would have a share of the samples only."""
-    q = ba.posterior.Mixture(laplaces(regression, "last_layer"))
+    q = ba.Mixture(laplaces(regression, "last_layer"))
     same(predict(regression, q), predict(regression, q, method="linearized"))
 
 
@@ -115,7 +115,7 @@ def test_the_default_is_no_trap(regression):
 def test_samples_are_warned_of(regression):
     x, y, models, _ = regression
     q = laplaces(regression)[0]
-    for posterior in (q, q.scaled(0.5), ba.posterior.Mixture([q, q])):
+    for posterior in (q, q.scaled(0.5), ba.Mixture([q, q])):
         with pytest.warns(UserWarning, match=UNSUITED) as caught:
             predict(regression, posterior, method="monte_carlo", mc_samples=2)
         assert caught[0].filename == __file__
@@ -155,7 +155,7 @@ class TestMixture:
     def test_gaussian_targets(self, regression):
         x, _, models, _ = regression
         parts = laplaces(regression)
-        q = ba.posterior.Mixture(parts)
+        q = ba.Mixture(parts)
         found = predict(regression, q)
         assert isinstance(found, GaussianMixturePredictive)
         each = [ba.predict(model, part, 2 * x, likelihood=GAUSSIAN) for model, part in zip(models, parts, strict=True)]
@@ -179,7 +179,7 @@ class TestMixture:
 
     def test_of_one_component(self, regression):
         q = laplaces(regression)[0]
-        mixture, alone = predict(regression, ba.posterior.Mixture([q])), predict(regression, q)
+        mixture, alone = predict(regression, ba.Mixture([q])), predict(regression, q)
         torch.testing.assert_close(mixture.epistemic, alone.epistemic)
         torch.testing.assert_close(mixture.variance, alone.variance)
 
@@ -187,7 +187,7 @@ class TestMixture:
         """All components see the rows in one order."""
         x, y, models, _ = regression
         loader = DataLoader(TensorDataset(2 * x, y), batch_size=25, shuffle=True)
-        q = ba.posterior.Mixture(laplaces(regression))
+        q = ba.Mixture(laplaces(regression))
         found = ba.predict(models[0], q, loader, likelihood=GAUSSIAN)
         whole = predict(regression, q)
         order = found.mean[:, 0].argsort(), whole.mean[:, 0].argsort()
@@ -205,7 +205,7 @@ class TestMixture:
                 trained(model, x, y, likelihood, steps=50)
             parts = [ba.laplace(model, (x, y), likelihood=likelihood, prior_precision=10.0) for model in models]
             options = {"likelihood": likelihood, "mc_samples": 4000}
-            found = ba.predict(models[0], ba.posterior.Mixture(parts), x, **options)
+            found = ba.predict(models[0], ba.Mixture(parts), x, **options)
             each = [ba.predict(model, q, x, **options) for model, q in zip(models, parts, strict=True)]
             target = y
             density = torch.stack([p.log_prob(target) for p in each]).logsumexp(0) - math.log(2)
@@ -220,6 +220,4 @@ class TestMixture:
         x, y = torch.randn(10, 1), torch.arange(10) % 2
         q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=ba.Categorical()).posterior(1.0)
         with pytest.raises(ValueError, match="^link must be 'monte_carlo' for a mixture of posteriors, got 'probit'$"):
-            ba.predict(
-                model, ba.posterior.Mixture([q, q]), x, likelihood=ba.Categorical(), method="linearized", link="probit"
-            )
+            ba.predict(model, ba.Mixture([q, q]), x, likelihood=ba.Categorical(), method="linearized", link="probit")

@@ -99,7 +99,7 @@ class TestAgainstPrunedPosteriors:
 class TestCurve:
     def test_other_posteriors(self, model, q, data):
         low = LowRankGaussian(q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()})
-        dense = ba.posterior.DenseGaussian(q.mean, flat(q.variance).double().diag())
+        dense = ba.DenseGaussian(q.mean, flat(q.variance).double().diag())
         x, y = data
         for posterior, pruned in ((low, low.prune(0.5)), (dense, dense.prune(0.5))):
             options = {"likelihood": ba.Categorical(), "method": "monte_carlo", "mc_samples": 4}
@@ -115,12 +115,12 @@ class TestCurve:
         root = draw((size, size), 7).double()
         covariance = root @ root.T / size + 0.1 * torch.eye(size)
         posterior = {
-            "dense": lambda: ba.posterior.DenseGaussian(q.mean, covariance),
+            "dense": lambda: ba.DenseGaussian(q.mean, covariance),
             "low rank": lambda: LowRankGaussian(
                 q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()}
             ),
             "partial": lambda: ba.posterior.PartialGaussian(
-                ba.posterior.DenseGaussian(head, covariance),
+                ba.DenseGaussian(head, covariance),
                 {n: q.mean[n] for n in q.mean if n not in names},
                 order=list(q.mean),
             ),

@@ -31,12 +31,12 @@ def diagonal(seed=0):
 
 def dense(seed=0):
     root = torch.randn(SIZE, SIZE + 2, generator=torch.Generator().manual_seed(seed), **F64)
-    return ba.posterior.DenseGaussian(tensors(seed), root @ root.T, hyperparameters={"lr": 0.1})
+    return ba.DenseGaussian(tensors(seed), root @ root.T, hyperparameters={"lr": 0.1})
 
 
 def low_rank():
     factors = tensors(3, {name: (2, *shape) for name, shape in SHAPES.items()})
-    return ba.posterior.LowRankGaussian(
+    return ba.LowRankGaussian(
         tensors(0), {n: v.square() for n, v in tensors(2).items()}, factors, hyperparameters={"lr": 0.1}
     )
 
@@ -45,7 +45,7 @@ def kronecker():
     left = {name: torch.linalg.qr(torch.randn(n, n, **F64)).Q for name, n in (("b.weight", 4), ("c", 2))}
     right = {"b.weight": torch.linalg.qr(torch.randn(3, 3, **F64)).Q}
     eigenvalues = {name: value.square() for name, value in tensors(6).items()}
-    return ba.posterior.KroneckerGaussian(tensors(0), eigenvalues, left, right, hyperparameters={"lr": 0.1})
+    return ba.KroneckerGaussian(tensors(0), eigenvalues, left, right, hyperparameters={"lr": 0.1})
 
 
 def partial(kind):
@@ -71,9 +71,9 @@ GAUSSIAN = {
     "partial, kronecker": lambda: partial(kronecker),
 }
 MIXTURES = {
-    "mixture": lambda: ba.posterior.Mixture([diagonal(), dense(7)], hyperparameters={"lr": 0.1}),
-    "mixture of mixtures": lambda: ba.posterior.Mixture(
-        [ba.posterior.Mixture([diagonal(), diagonal(5)]), low_rank()], hyperparameters={"lr": 0.1}
+    "mixture": lambda: ba.Mixture([diagonal(), dense(7)], hyperparameters={"lr": 0.1}),
+    "mixture of mixtures": lambda: ba.Mixture(
+        [ba.Mixture([diagonal(), diagonal(5)]), low_rank()], hyperparameters={"lr": 0.1}
     ),
 }
 KINDS = {**GAUSSIAN, **MIXTURES, "bernoulli": bernoulli}

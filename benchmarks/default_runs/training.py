@@ -99,7 +99,7 @@ def untouched(name: str, prior: ba.DiagonalGaussian | None = None) -> Make:
         if prior is not None:
             told["prior"] = prior
         if "curvature" in asked:
-            told["curvature"] = ba.curvature.PerExampleSquares(model)
+            told["curvature"] = ba.PerExampleSquares(model)
         return kind(model.named_parameters(), num_data=plan.num_data, **told)
 
     return make

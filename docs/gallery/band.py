@@ -25,7 +25,7 @@ models = population.initialize(network, seeds=range(10))
 nets = population.train(
     models, (x, y), likelihood=likelihood, method="vadam", epochs=60, batch_size=20, lr=0.03, temperature=0.1
 )
-ensemble = ba.predict(models[0], ba.posterior.Mixture(nets.posteriors), grid, likelihood=likelihood, mc_samples=200)
+ensemble = ba.predict(models[0], ba.Mixture(nets.posteriors), grid, likelihood=likelihood, mc_samples=200)
 
 model = models[0]
 adam = torch.optim.Adam(model.parameters(), lr=0.02)

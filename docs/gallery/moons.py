@@ -30,7 +30,7 @@ nets = population.train(
 side = 80
 across, up = torch.meshgrid(torch.linspace(-3, 4, side), torch.linspace(-3, 3.5, side), indexing="xy")
 grid = torch.stack([across.flatten(), up.flatten()], 1)
-pred = ba.predict(models[0], ba.posterior.Mixture(nets.posteriors), grid, likelihood=likelihood, mc_samples=100)
+pred = ba.predict(models[0], ba.Mixture(nets.posteriors), grid, likelihood=likelihood, mc_samples=100)
 
 figure, panels = plt.subplots(1, 2, figsize=(7, 3), layout="constrained", sharey=True)
 for axes, name in zip(panels, ("entropy", "mutual_information"), strict=True):

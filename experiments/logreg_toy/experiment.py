@@ -107,7 +107,7 @@ def _full(problem: Problem, config: Mapping[str, Any], context: Context) -> dict
 
     schedulers: list[Any] = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, decay),
-        ba.optim.BetaScheduler(optimizer, decay),
+        ba.BetaScheduler(optimizer, decay),
     ]
     for step in range(steps):
         optimizer.step(lambda: likelihood(model(x), y))

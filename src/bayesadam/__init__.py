@@ -9,12 +9,36 @@ from bayesadam.anchored import anchored_ensemble
 from bayesadam.bayes_by_backprop import variational
 from bayesadam.black_box import minimize
 from bayesadam.calibration import calibrate, tune_posterior
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.dropout import MCDropout
 from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from bayesadam.moments import fawn
-from bayesadam.objectives import elbo
-from bayesadam.optim import IVON, VOGN, VON, VadaGrad, Vadam, Vprop, param_groups
-from bayesadam.posterior import DiagonalGaussian, Posterior, ensemble, load_posterior, merge
+from bayesadam.objectives import elbo, kl_warmup, kl_weights
+from bayesadam.optim import (
+    IVON,
+    NGVI,
+    VAN,
+    VOGN,
+    VON,
+    BetaScheduler,
+    NaturalVadam,
+    NaturalVON,
+    VadaGrad,
+    Vadam,
+    Vprop,
+    param_groups,
+)
+from bayesadam.posterior import (
+    DenseGaussian,
+    DiagonalGaussian,
+    KroneckerGaussian,
+    LowRankGaussian,
+    Mixture,
+    Posterior,
+    ensemble,
+    load_posterior,
+    merge,
+)
 from bayesadam.posthoc import badam, laplace, tune_laplace
 from bayesadam.predictive import predict
 from bayesadam.pruning import pruning_curve
@@ -57,15 +81,25 @@ MODULES = (
 
 __all__ = [
     "IVON",
+    "NGVI",
     "SWAG",
+    "VAN",
     "VOGN",
     "VON",
     "Bernoulli",
+    "BetaScheduler",
     "Categorical",
+    "DenseGaussian",
     "DiagonalGaussian",
     "Gaussian",
     "HeteroscedasticGaussian",
+    "KroneckerGaussian",
+    "LowRankGaussian",
     "MCDropout",
+    "Mixture",
+    "NaturalVON",
+    "NaturalVadam",
+    "PerExampleSquares",
     "Posterior",
     "VadaGrad",
     "Vadam",
@@ -76,6 +110,8 @@ __all__ = [
     "elbo",
     "ensemble",
     "fawn",
+    "kl_warmup",
+    "kl_weights",
     "laplace",
     "load_posterior",
     "merge",

@@ -83,14 +83,12 @@ def test_every_kind_of_posterior(classes, kind):
         q = ba.posthoc.LaplaceApproximation(model, train, likelihood=likelihood, structure=structure).posterior(1.0)
     elif kind == "low rank":
         factors = {name: 0.1 * torch.randn(2, *p.shape) for name, p in weights.items()}
-        q = ba.posterior.LowRankGaussian(
-            weights, {name: torch.full_like(p, 0.01) for name, p in weights.items()}, factors
-        )
+        q = ba.LowRankGaussian(weights, {name: torch.full_like(p, 0.01) for name, p in weights.items()}, factors)
     elif kind == "bernoulli":
         q = ba.posterior.BernoulliPosterior({n: torch.full_like(p, 0.9) for n, p in weights.items()}, weights)
     else:
         variance = {name: torch.full_like(p, 0.1) for name, p in weights.items()}
-        q = ba.posterior.Mixture([ba.DiagonalGaussian(weights, variance)] * 2)
+        q = ba.Mixture([ba.DiagonalGaussian(weights, variance)] * 2)
     found = ba.tune_posterior(q, model, held_out, likelihood=likelihood, mc_samples=16)
     assert type(found.posterior) is type(q)
     assert found.score <= min(row["score"] for row in found.table)

@@ -83,7 +83,7 @@ def test_every_method_learns(method, curve):
     assert model.score(x[120:], y[120:]) > (0.65 if "fawn" in method else 0.8)
     _, std = model.predict(x, return_std=True)
     assert ((std > 0) & np.isfinite(std)).all()
-    assert isinstance(model.posterior_, ba.posterior.Mixture)
+    assert isinstance(model.posterior_, ba.Mixture)
     assert model.posterior_.match(model.network_)
     if method != "ensemble":
         assert (model.predictive(x).epistemic > 0).all()

@@ -320,7 +320,7 @@ class TestPrediction:
         model = nn.Linear(1, 2, bias=False).double()
         covariance = torch.ones(2, 2, **F64) + 1e-9 * torch.eye(2, **F64)
         given = MultivariateNormal(torch.zeros(2, **F64), covariance)
-        q = ba.posterior.DenseGaussian.from_precision({"weight": torch.zeros(2, 1, **F64)}, given.precision_matrix)
+        q = ba.DenseGaussian.from_precision({"weight": torch.zeros(2, 1, **F64)}, given.precision_matrix)
         pred = ba.predict(model, q, torch.ones(3, 1, **F64), likelihood=ByElements(), method="linearized")
         assert (pred.outputs[..., 0] - pred.outputs[..., 1]).abs().max() < 1e-3
         assert pred.outputs.std() > 0.5

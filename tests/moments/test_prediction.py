@@ -138,7 +138,7 @@ def test_partial_gaussian():
         rtol=1e-9,
     )
     dense = ba.posterior.PartialGaussian(
-        ba.posterior.DenseGaussian(random.mean, torch.eye(14, **F64)), fixed, order=list(whole.mean)
+        ba.DenseGaussian(random.mean, torch.eye(14, **F64)), fixed, order=list(whole.mean)
     )
     with pytest.raises(ValueError, match="got DenseGaussian$"):
         propagate(model, dense, x)
@@ -390,9 +390,9 @@ class TestRefusals:
         size = sum(m.numel() for m in q.mean.values())
         factors = {n: torch.zeros(*([2, *m.shape]), **F64) for n, m in q.mean.items()}
         refused = {
-            "DenseGaussian": ba.posterior.DenseGaussian(q.mean, torch.eye(size, **F64)),
-            "LowRankGaussian": ba.posterior.LowRankGaussian(q.mean, q.variance, factors),
-            "Mixture": ba.posterior.Mixture([q, diagonal(mlp(seed=1))]),
+            "DenseGaussian": ba.DenseGaussian(q.mean, torch.eye(size, **F64)),
+            "LowRankGaussian": ba.LowRankGaussian(q.mean, q.variance, factors),
+            "Mixture": ba.Mixture([q, diagonal(mlp(seed=1))]),
             "MCDropout": ba.MCDropout(nn.Sequential(nn.Linear(4, 2), nn.Dropout())),
         }
         for name, other in refused.items():

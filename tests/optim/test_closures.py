@@ -16,7 +16,7 @@ every_method = pytest.mark.parametrize("method", METHODS)
 
 
 def vogn(net, **options):
-    return ba.VOGN(net.parameters(), 0.05, num_data=50, curvature=ba.curvature.PerExampleSquares(net), **options)
+    return ba.VOGN(net.parameters(), 0.05, num_data=50, curvature=ba.PerExampleSquares(net), **options)
 
 
 def started(make, samples):

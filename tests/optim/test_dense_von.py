@@ -177,7 +177,7 @@ def test_one_step_reaches_the_exact_posterior_of_linear_regression(outputs, bias
     found, _ = problem.train(opt, 1, mode)
     assert relative(found, mean) < 1e-12
     q = opt.posterior()
-    assert isinstance(q, ba.posterior.DenseGaussian)
+    assert isinstance(q, ba.DenseGaussian)
     assert relative(q.covariance, torch.linalg.inv(precision)) < 1e-12
     problem.train(opt, 2, mode)  # and stays there
     assert relative(weights(problem.net), mean) < 1e-12
@@ -187,10 +187,10 @@ def test_one_step_reaches_the_exact_posterior_of_linear_regression(outputs, bias
 def test_one_step_of_van_reaches_the_tempered_posterior():
     problem = Regression(2)
     hp = {**PAIRS, **FULL, "lr": 1.0, "betas": (0.0, 0.0), "temperature": 1.0}
-    opt = ba.optim.VAN(problem.net.named_parameters(), num_data=20, prior_precision=2.0, **hp)
+    opt = ba.VAN(problem.net.named_parameters(), num_data=20, prior_precision=2.0, **hp)
     problem.train(opt, 1)
     assert relative(weights(problem.net), problem.exact()[0]) < 1e-12
-    opt = ba.optim.VAN(
+    opt = ba.VAN(
         problem.net.named_parameters(), num_data=20, prior_precision=2.0, **{**hp, "temperature": 0.5, "lr": 0.9}
     )
     opt.param_groups[0]["betas"] = (0.0, 0.5)
@@ -635,7 +635,7 @@ def test_posterior_predicts_and_saves(tmp_path):
     q = opt.posterior()
     q.save(tmp_path / "posterior.safetensors")
     loaded = ba.load_posterior(tmp_path / "posterior.safetensors")
-    assert isinstance(loaded, ba.posterior.DenseGaussian)
+    assert isinstance(loaded, ba.DenseGaussian)
     assert torch.equal(loaded.covariance, q.covariance)
     assert loaded.hyperparameters["method"] == "VON"
     assert loaded.hyperparameters["num_data"] == 20

@@ -12,7 +12,7 @@ METHODS = {
     "vadam": lambda named, net, **options: ba.Vadam(named, 0.01, num_data=50, **options),
     "ivon": lambda named, net, **options: ba.IVON(named, 0.1, num_data=50, **options),
     "vogn": lambda named, net, **options: ba.VOGN(
-        named, 0.05, num_data=50, curvature=ba.curvature.PerExampleSquares(net), **options
+        named, 0.05, num_data=50, curvature=ba.PerExampleSquares(net), **options
     ),
 }
 EVERY = [*METHODS, "von full"]

@@ -67,11 +67,11 @@ def test_a_block_as_a_decorator():
 
 def test_an_interrupt_while_squares_are_taken_does_not_stop_them_for_good():
     net = make_net()
-    opt = ba.VOGN(net.parameters(), num_data=50, curvature=ba.curvature.PerExampleSquares(net))
+    opt = ba.VOGN(net.parameters(), num_data=50, curvature=ba.PerExampleSquares(net))
     train(net, opt, 1)
     opt._source.squares._collector.paused = True  # as an interrupt in the line that sets it back leaves it
     train(net, opt, 1, first=1)
     other = make_net()
-    plain = ba.VOGN(other.parameters(), num_data=50, curvature=ba.curvature.PerExampleSquares(other))
+    plain = ba.VOGN(other.parameters(), num_data=50, curvature=ba.PerExampleSquares(other))
     train(other, plain, 2)
     assert torch.equal(weights(net), weights(other))

@@ -217,7 +217,7 @@ def test_any_optimiser_takes_the_groups(optimizer):
 
 def test_vogn_takes_them_too():
     net = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    opt = ba.VOGN(ba.param_groups(net), num_data=50, curvature=ba.curvature.PerExampleSquares(net))
+    opt = ba.VOGN(ba.param_groups(net), num_data=50, curvature=ba.PerExampleSquares(net))
     with opt.sampled_params():
         mse_loss(net(torch.randn(8, 3)), torch.zeros(8, 2)).backward()
     opt.step()

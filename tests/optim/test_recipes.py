@@ -47,7 +47,7 @@ def prior_precision(values):
 def train(cls, **options):
     model = Line()
     if cls is VOGN:
-        options["curvature"] = ba.curvature.PerExampleSquares(model)
+        options["curvature"] = ba.PerExampleSquares(model)
     else:
         options["batch_size"] = M
     opt = cls(model.named_parameters(), num_data=N, seed=7, **options)
@@ -147,7 +147,7 @@ def test_width_is_learned_on_regression(cls):
     x = torch.randn(count, size) * torch.logspace(-0.5, 0.5, size)
     y = x.sum(-1, keepdim=True) + torch.randn(count, 1)
     model = nn.Linear(size, 1)
-    options = {"curvature": ba.curvature.PerExampleSquares(model)} if cls is VOGN else {"batch_size": 50}
+    options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {"batch_size": 50}
     lr = {Vadam: 0.05, Vprop: 0.05, IVON: 1.0, VOGN: 0.1}[cls]
     opt = cls(model.named_parameters(), lr=lr, num_data=count, total_steps=1200, **options)
     opt.train()
@@ -215,7 +215,7 @@ def test_a_posterior_as_prior_takes_the_place_of_the_initial_one(cls, compile):
     first, found = train(cls)[1].posterior(), []
     for of_the_group in ("init", 7.0):
         model = Line()
-        options = {"curvature": ba.curvature.PerExampleSquares(model)} if cls is VOGN else {"batch_size": M}
+        options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {"batch_size": M}
         opt = cls(model.named_parameters(), lr=0.01, num_data=N, prior=first, compile=compile, **options)
         opt.param_groups[0]["prior_precision"] = of_the_group
         for step in range(3):
@@ -232,7 +232,7 @@ def test_a_posterior_as_prior_takes_the_place_of_the_initial_one(cls, compile):
 @pytest.mark.parametrize("cls", FOUR)
 def test_paper_is_one_option_away(cls):
     model = nn.Linear(2, 1)
-    options = {"curvature": ba.curvature.PerExampleSquares(model)} if cls is VOGN else {}
+    options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {}
     group = cls(model.named_parameters(), num_data=10, recipe="paper", **options).param_groups[0]
     assert (group["temperature"], group["prior_precision"], group["bridge"]) == (1.0, 1.0, True)
 
@@ -251,7 +251,7 @@ def test_paper_is_one_option_away(cls):
 def test_newton_steps_are_smaller_for_large_networks_and_many_examples(cls, weights, num_data, batch_size, rate):
     model = nn.Linear(weights // 10, 10, bias=False)
     frozen = nn.Parameter(torch.zeros(1000), requires_grad=False)
-    options = {"curvature": ba.curvature.PerExampleSquares(model)} if cls is VOGN else {}
+    options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {}
     groups = iter([{"params": model.parameters()}, {"params": iter([frozen]), "perturb": False}])
     opt = cls(groups, num_data=num_data, batch_size=batch_size, **options)
     assert opt.param_groups[0]["lr"] == pytest.approx(rate)
@@ -335,7 +335,7 @@ def test_an_unknown_batch_size_is_said_where_the_width_needs_it(cls):
     def trained(**options):
         layer = nn.Linear(2, 1)
         if cls is VOGN:
-            options = {"curvature": ba.curvature.PerExampleSquares(layer)}
+            options = {"curvature": ba.PerExampleSquares(layer)}
         opt = cls(layer.named_parameters(), num_data=100, **options)
         for _ in range(100):
             with opt.sampled_params():
@@ -393,5 +393,5 @@ class TestLongerTrainings:
 def make(cls, **options):
     model = Line()
     if cls is VOGN:
-        options["curvature"] = ba.curvature.PerExampleSquares(model)
+        options["curvature"] = ba.PerExampleSquares(model)
     return cls(model.named_parameters(), num_data=N, **options)

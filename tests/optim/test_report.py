@@ -59,7 +59,7 @@ def test_before_the_first_step_all_is_the_start(method, net):
 
 
 def test_without_a_temperature_the_start_is_never_forgotten_but_outweighed():
-    for cls in (ba.optim.VAN, ba.VadaGrad):
+    for cls in (ba.VAN, ba.VadaGrad):
         net = make_net(torch.float64)
         opt = cls(net.named_parameters(), 0.01, num_data=200, initial_precision=5.0)
         train(net, opt, 10)
@@ -131,7 +131,7 @@ def test_a_full_covariance_has_a_report():
         opt.step()
         assert opt.report().steps == step + 1
     q = opt.posterior()
-    assert isinstance(q, ba.posterior.DenseGaussian)
+    assert isinstance(q, ba.DenseGaussian)
     assert q.report().rows == opt.report().rows
     spread = torch.cat([value.flatten() for value in q.variance.values()])
     assert q.report().total.start_share == pytest.approx((0.8**20 * 78.0 * spread).mean().item())

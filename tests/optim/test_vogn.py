@@ -17,7 +17,7 @@ def data(count=12, dtype=torch.float64):
 
 def make(reduction="mean", **options):
     net = make_net(torch.float64)
-    squares = ba.curvature.PerExampleSquares(net, reduction=reduction)
+    squares = ba.PerExampleSquares(net, reduction=reduction)
     return net, ba.VOGN(
         net.named_parameters(), lr=0.05, num_data=50, curvature=squares, **{"recipe": "paper", **options}
     )
@@ -124,7 +124,7 @@ def test_squares_of_others_are_not_taken_for_those_of_pending_gradients():
     results = []
     for between in (False, True):
         net = make_net(torch.float64)
-        squares = ba.curvature.PerExampleSquares(net)
+        squares = ba.PerExampleSquares(net)
         opt = ba.VOGN(net.named_parameters(), lr=0.05, num_data=50, curvature=squares)
         opt.train()
         opt.eval()
@@ -195,7 +195,7 @@ def test_curvature_must_be_given():
 
 def test_parameters_of_another_module_are_refused_at_once():
     with pytest.raises(ValueError, match="curvature must be made for the model of these parameters"):
-        ba.VOGN(make_net().parameters(), num_data=5, curvature=ba.curvature.PerExampleSquares(make_net()))
+        ba.VOGN(make_net().parameters(), num_data=5, curvature=ba.PerExampleSquares(make_net()))
     _, opt = make()
     with pytest.raises(ValueError, match=r"does not have the parameter 'extra' of shape \(2,\)"):
         opt.add_param_group({"params": [("extra", torch.nn.Parameter(torch.zeros(2)))]})
@@ -204,7 +204,7 @@ def test_parameters_of_another_module_are_refused_at_once():
 
 def test_layers_of_the_model_may_be_added_later():
     net = make_net()
-    squares = ba.curvature.PerExampleSquares(net)
+    squares = ba.PerExampleSquares(net)
     opt = ba.VOGN(net[0].named_parameters("0"), lr=0.05, num_data=50, curvature=squares)
     net[2].requires_grad_(False)
     train(net, opt, 2)
@@ -217,7 +217,7 @@ def test_layers_of_the_model_may_be_added_later():
 
 def test_hooks_are_there_only_while_the_weights_hold_a_sample():
     net = make_net()
-    opt = ba.VOGN(net.named_parameters(), num_data=50, curvature=ba.curvature.PerExampleSquares(net))
+    opt = ba.VOGN(net.named_parameters(), num_data=50, curvature=ba.PerExampleSquares(net))
 
     def hooks():
         return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
@@ -287,7 +287,7 @@ def test_examples_whose_gradients_cancel_are_unscaled_with_the_others():
             net_parts.named_parameters(),
             num_data=1e12,
             betas=(0.0, 0.0),
-            curvature=ba.curvature.PerExampleSquares(net_parts),
+            curvature=ba.PerExampleSquares(net_parts),
         )
         with opt.sampled_params():
             output = net_parts(torch.tensor([[1.0], [1.0]], dtype=torch.float64))
@@ -312,7 +312,7 @@ def test_a_tensor_with_hardly_any_mean_gradient_is_scaled_like_the_others(size):
         for part in parts:
             torch.nn.init.constant_(part.weight, 0.5)
         options = {"num_data": 1e12, "betas": (0.0, 0.0), "recipe": "paper"}
-        opt = ba.VOGN(parts.named_parameters(), curvature=ba.curvature.PerExampleSquares(parts), **options)
+        opt = ba.VOGN(parts.named_parameters(), curvature=ba.PerExampleSquares(parts), **options)
         with opt.sampled_params():
             parts(x).mean().backward()
         for part, scale in zip(parts, scales, strict=True):

@@ -12,7 +12,7 @@ from bayesadam import noise
 from optim.conftest import loss_of, make_net, same, snapshot, weights
 from references import REFERENCES
 
-CLASSES = {"von": ba.VON, "van": ba.optim.VAN, "ngvi": ba.optim.NGVI, "natural_von": ba.optim.NaturalVON}
+CLASSES = {"von": ba.VON, "van": ba.VAN, "ngvi": ba.NGVI, "natural_von": ba.NaturalVON}
 LR = {"von": 0.05, "van": 0.05, "ngvi": 0.02, "natural_von": 0.02}
 D = 5
 
@@ -182,7 +182,7 @@ def test_ngvi_is_von_with_one_rate():
 def test_ngvi_with_rate_zero_changes_nothing():
     net = make_net()
     before = weights(net)
-    opt = ba.optim.NGVI(net.named_parameters(), lr=0.0, num_data=77)
+    opt = ba.NGVI(net.named_parameters(), lr=0.0, num_data=77)
     precision = opt.posterior().variance
     for step in range(3):
         with opt.sampled_params():
@@ -257,9 +257,9 @@ PAIRS = {"mc_samples": 2, "antithetic": True, "hessian": "exact"}
     [
         (ba.VON, {"lr": 0.5, "betas": (0.0, 0.0)}, 120, 1),
         (ba.VON, {"lr": 0.5, "betas": (0.0, 0.9)}, 250, 2),
-        (ba.optim.VAN, {"lr": 0.5, "betas": (0.0, 0.9), "temperature": 1.0}, 250, 1),
-        (ba.optim.NGVI, {"lr": 0.3}, 200, 2),
-        (ba.optim.NaturalVON, {"lr": 0.3, "betas": (0.4, 0.9)}, 250, 1),
+        (ba.VAN, {"lr": 0.5, "betas": (0.0, 0.9), "temperature": 1.0}, 250, 1),
+        (ba.NGVI, {"lr": 0.3}, 200, 2),
+        (ba.NaturalVON, {"lr": 0.3, "betas": (0.4, 0.9)}, 250, 1),
     ],
     ids=["VON b2=0", "VON", "VAN", "NGVI", "NaturalVON"],
 )
@@ -276,7 +276,7 @@ def test_exact_hessian_reaches_the_optimal_mean_field_posterior(cls, hp, steps, 
 def test_van_between_optimisation_and_inference_reaches_the_tempered_optimum(tau):
     problem = Regression()
     mean, precision = problem.exact(tau)
-    opt = ba.optim.VAN(
+    opt = ba.VAN(
         problem.net.named_parameters(),
         lr=0.9,
         num_data=20,
@@ -293,9 +293,7 @@ def test_van_between_optimisation_and_inference_reaches_the_tempered_optimum(tau
 def test_van_at_temperature_0_anneals_to_the_most_likely_weights():
     problem = Regression()
     mean, _ = problem.exact(tau=0.0)
-    opt = ba.optim.VAN(
-        problem.net.named_parameters(), lr=1.0, num_data=20, prior_precision=2.0, betas=(0.0, 0.9), **PAIRS
-    )
+    opt = ba.VAN(problem.net.named_parameters(), lr=1.0, num_data=20, prior_precision=2.0, betas=(0.0, 0.9), **PAIRS)
     found = problem.train(opt, 40)
     assert relative(found[1], 20.0 + 0.1 * 40 * problem.gram.diagonal()) < 1e-10
     found = problem.train(opt, 200)
@@ -764,7 +762,7 @@ def test_backward_is_for_samples_only(net, make):
 
 def test_the_step_of_ngvi_is_at_most_one(net):
     with pytest.raises(ValueError, match=r"lr must be at most 1, got 1\.5"):
-        ba.optim.NGVI(net.named_parameters(), lr=1.5, num_data=50)
+        ba.NGVI(net.named_parameters(), lr=1.5, num_data=50)
 
 
 def test_a_refused_step_leaves_nothing_behind_in_drop_in_training(net):

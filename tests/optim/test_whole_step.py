@@ -13,7 +13,7 @@ METHODS = {
     "vadam": lambda net, **options: ba.Vadam(net.parameters(), 0.01, num_data=50, **options),
     "ivon": lambda net, **options: ba.IVON(net.parameters(), 0.1, num_data=50, **options),
     "vogn": lambda net, **options: ba.VOGN(
-        net.parameters(), 0.05, num_data=50, curvature=ba.curvature.PerExampleSquares(net), **options
+        net.parameters(), 0.05, num_data=50, curvature=ba.PerExampleSquares(net), **options
     ),
     "von full": lambda net, **options: ba.VON(net.parameters(), 0.05, num_data=50, covariance="full", **options),
 }

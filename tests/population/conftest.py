@@ -95,7 +95,7 @@ class Alone:
             self.opt = make(groups, **{"num_data": len(x), "seed": seed, "recipe": "paper", **told, **options})
         rates = [group["lr"] for group in self.opt.param_groups]
         schedulers = [] if lr_decay is None else [torch.optim.lr_scheduler.LambdaLR(self.opt, lr_decay)]
-        schedulers += [] if beta_decay is None else [ba.optim.BetaScheduler(self.opt, beta_decay)]
+        schedulers += [] if beta_decay is None else [ba.BetaScheduler(self.opt, beta_decay)]
         steps = steps_per_epoch or -(-len(x) // batch_size)
         drawn = {"replacement": True, "size": steps * batch_size} if replacement else {}
         for epoch in range(epochs):

@@ -92,7 +92,7 @@ def slow_blocks(model, x, y, likelihood, curvature="ggn"):
 def dense(fitted, blocks, prior, scale=1.0):
     """The posterior with these blocks."""
     precision = torch.block_diag(*blocks.values()) * scale
-    return ba.posterior.DenseGaussian.from_precision(fitted.mean, precision + prior * torch.eye(len(precision), **F64))
+    return ba.DenseGaussian.from_precision(fitted.mean, precision + prior * torch.eye(len(precision), **F64))
 
 
 def matrices(curvature):
@@ -351,7 +351,7 @@ class TestPosterior:
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
         blocks = slow_blocks(model, x, y, likelihood)
         q = fitted.posterior(0.7, temperature=0.5)
-        assert isinstance(q, ba.posterior.KroneckerGaussian)
+        assert isinstance(q, ba.KroneckerGaussian)
         reference = dense(fitted, blocks, 0.7, 2.0)
         factor = q._scale(q.mean)
         torch.testing.assert_close(factor @ factor.T, reference.covariance, rtol=1e-8, atol=1e-10)
@@ -390,7 +390,7 @@ class TestPosterior:
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer_kron")
         q = fitted.posterior(2.0)
         assert isinstance(q, ba.posterior.PartialGaussian)
-        assert isinstance(q.random, ba.posterior.KroneckerGaussian)
+        assert isinstance(q.random, ba.KroneckerGaussian)
         assert list(q.mean) == [name for name, _ in model.named_parameters()]
         assert q.hyperparameters["last_layer"] == "5"
         assert q.hyperparameters["structure"] == "last_layer_kron"
@@ -446,7 +446,7 @@ class TestPrediction:
         tuned = tune_laplace(
             fitted.posterior, model, (x, y), likelihood=likelihood, prior_precision=[0.1, 1e3], progress=False
         )
-        assert isinstance(tuned.posterior, ba.posterior.KroneckerGaussian)
+        assert isinstance(tuned.posterior, ba.KroneckerGaussian)
 
 
 def matrices_in_order(fitted):

@@ -333,7 +333,7 @@ class TestLinearRegression:
         model, x, y, likelihood, mean, covariance, evidence = linear_regression(prior)
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         q = fitted.posterior(prior)
-        assert isinstance(q, ba.posterior.DenseGaussian)
+        assert isinstance(q, ba.DenseGaussian)
         torch.testing.assert_close(flat(q.mean), mean, **EXACT)
         torch.testing.assert_close(q.covariance, covariance, **EXACT)
         assert fitted.log_marginal_likelihood(prior) == pytest.approx(evidence, rel=1e-10)

@@ -39,11 +39,11 @@ def posteriors():
     diagonal = ba.DiagonalGaussian(mean, variance, hyperparameters={"method": "vadam", "lr": 0.1})
     return [
         diagonal,
-        ba.posterior.DenseGaussian(mean, torch.eye(9) + 0.1),
+        ba.DenseGaussian(mean, torch.eye(9) + 0.1),
         LowRankGaussian(mean, variance, {name: normal(2, *value.shape) for name, value in mean.items()}),
         BernoulliPosterior({name: value.sigmoid() for name, value in mean.items()}, mean),
         PartialGaussian(diagonal, {"fixed": normal(2)}),
-        ba.posterior.Mixture([diagonal, ba.DiagonalGaussian(variance, variance)]),
+        ba.Mixture([diagonal, ba.DiagonalGaussian(variance, variance)]),
     ]
 
 

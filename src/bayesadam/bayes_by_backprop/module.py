@@ -214,8 +214,8 @@ class VariationalModule(nn.Module):
             num_data: Number of data points in the training set.
             mc_samples: Number of samples of the weights.
             antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
-            kl_weight: Factor of this minibatch's KL divergence, from :func:`bayesadam.objectives.kl_weights` or
-                :func:`bayesadam.objectives.kl_warmup`; not negative.
+            kl_weight: Factor of this minibatch's KL divergence, from :func:`bayesadam.kl_weights` or
+                :func:`bayesadam.kl_warmup`; not negative.
             temperature: Factor of the KL divergence, in [0, 1]; 1 is variational inference.
             output: Function that takes the output tensor out of what the network returns.
             wrapper: Module around this one that is called in its place, such as ``DistributedDataParallel(net)`` or

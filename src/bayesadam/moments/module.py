@@ -96,8 +96,8 @@ class MomentModule(nn.Module):
                 the scatter of the targets, which improves densities more than means. ``"vi"``: variational inference
                 (section 3.3): ``fit = E log p(y | x, weights)``. Both have a closed form for Gaussian noise; for
                 classes see :func:`log_predictive` and :func:`expected_log_likelihood`.
-            kl_weight: Factor of this minibatch's KL divergence, from :func:`bayesadam.objectives.kl_weights` or
-                :func:`bayesadam.objectives.kl_warmup`; not negative.
+            kl_weight: Factor of this minibatch's KL divergence, from :func:`bayesadam.kl_weights` or
+                :func:`bayesadam.kl_warmup`; not negative.
             temperature: Factor of the KL divergence, in [0, 1]; 1 is variational inference.
             wrapper: Module around this one that is called in its place, such as ``DistributedDataParallel(net)`` or
                 ``torch.compile(net)``.

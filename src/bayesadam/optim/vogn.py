@@ -68,7 +68,7 @@ class VOGN(PerturbedOptimizer):
     Unlike the squared mean gradient of Vadam, this curvature does not shrink as the minibatch grows, so the width of
     the posterior is right for every batch size. The module is given once, and all three ways to train work::
 
-        opt = ba.VOGN(model.parameters(), num_data=len(train_set), curvature=ba.curvature.PerExampleSquares(model))
+        opt = ba.VOGN(model.parameters(), num_data=len(train_set), curvature=ba.PerExampleSquares(model))
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`. Groups with ``perturb=False`` may have parameters that do

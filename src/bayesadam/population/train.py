@@ -115,7 +115,7 @@ def train(
         lr_decay: Factor of the learning rate as a function of the number of steps that the member has made, instead of
             ``lr_schedule``; it works as ``LambdaLR`` stepped after every step of the optimiser.
         beta_decay: Factor of ``1 - betas[1]`` as a function of the number of steps; it works as
-            :class:`bayesadam.optim.BetaScheduler` stepped after every step of the optimiser.
+            :class:`bayesadam.BetaScheduler` stepped after every step of the optimiser.
         replacement: Whether to draw minibatches with replacement; each then has ``batch_size`` data points, even if
             there are fewer data.
         steps_per_epoch: Number of minibatches per epoch with replacement, for all members; default as many as without.

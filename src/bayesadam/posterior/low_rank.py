@@ -89,7 +89,7 @@ class LowRankGaussian(GaussianPosterior):
         Args:
             mean: Mean of every weight tensor by name, all on one device.
             precision: Precision matrix ``(D, D)``, symmetric up to rounding and positive definite; the weights are
-                numbered tensor by tensor, as in :class:`bayesadam.posterior.DenseGaussian`.
+                numbered tensor by tensor, as in :class:`bayesadam.DenseGaussian`.
             rank: Largest number of factors ``R``.
             hyperparameters: JSON values that say how the posterior was found.
 

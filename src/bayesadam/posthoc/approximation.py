@@ -55,7 +55,7 @@ class LaplaceApproximation:
     ``structure="diagonal"``
         The diagonal of the curvature. ``"ggn"`` takes as many backward passes as a data point has outputs, and
         ``"empirical_fisher"`` takes one (for sequences of data points, both times their length). No tensor has the size
-        of data points times weights. The modules must be supported by :class:`bayesadam.curvature.PerExampleSquares`.
+        of data points times weights. The modules must be supported by :class:`bayesadam.PerExampleSquares`.
     ``structure="kron"``
         Kronecker factors (K-FAC: Martens and Grosse 2015; Ritter et al. 2018), for a model of any depth. The weight of
         a linear or convolutional layer, as a matrix of ``O`` rows and ``I`` columns, has the curvature ``B kron A``.
@@ -179,8 +179,8 @@ class LaplaceApproximation:
                 directions are kept.
 
         Returns:
-            A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.posterior.KroneckerGaussian` or a
-            :class:`bayesadam.posterior.DenseGaussian`; for one layer a :class:`bayesadam.posterior.PartialGaussian` of
+            A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian` or a
+            :class:`bayesadam.DenseGaussian`; for one layer a :class:`bayesadam.posterior.PartialGaussian` of
             one of these. Kronecker posteriors of the same object share their bases, so each takes only the memory of
             its eigenvalues.
 

@@ -46,7 +46,7 @@ class FullSum:
 
     def result(self) -> Tensor:
         """The matrix ``(D, D)``, with weights numbered tensor by tensor as in
-        :class:`bayesadam.posterior.DenseGaussian`.
+        :class:`bayesadam.DenseGaussian`.
         """
         return self.matrix
 

@@ -143,7 +143,7 @@ class LastLayerSum(LastLayer):
 
     def result(self) -> Tensor:
         """The matrix ``(D, D)``, with the layer's weights numbered tensor by tensor as in
-        :class:`bayesadam.posterior.DenseGaussian`.
+        :class:`bayesadam.DenseGaussian`.
         """
         return self.matrix
 
