@@ -17,6 +17,9 @@ import joblib
 import numpy as np
 import pytest
 import torch
+from matplotlib import pyplot
+from rich.console import Console
+
 from experiments import Context, Experiment, Number, Report, Result, Table, Unit, published, registry, replacing
 from experiments import report as pages
 from experiments.commands import app
@@ -26,10 +29,8 @@ from experiments.results import Store, dumps, finished
 from experiments.runner import run
 from experiments.schedule import Schedule
 from experiments.worker import Meter, State
-from matplotlib import pyplot
-from rich.console import Console
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SOURCE = "Nobody et al. 1999, Table 7"
 
 
@@ -117,7 +118,7 @@ class Bench:
             "from experiments import registry\nregistry.EXPERIMENTS = {'toy': 'test_experiments'}\n"
             "from experiments.commands import app\napp(prog_name='python -m experiments')"
         )
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
         return subprocess.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],
             cwd=self.root,

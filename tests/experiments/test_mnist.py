@@ -4,6 +4,8 @@ import os
 
 import pytest
 import torch
+
+import bayesadam as ba
 from experiments import runner
 from experiments.mnist.evaluation import predictive, scores
 from experiments.mnist.training import train
@@ -11,8 +13,6 @@ from experiments.mnist_bbb.experiment import MNIST
 from experiments.mnist_bbb.settings import CANDIDATES
 from experiments.mnist_pruning.experiment import METHODS, Pruning
 from experiments.results import Store, finished
-
-import bayesadam as ba
 
 pytestmark = pytest.mark.skipif(not os.environ.get("BAYESADAM_DATA"), reason="needs BAYESADAM_DATA: MNIST")
 
