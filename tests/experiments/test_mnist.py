@@ -1,5 +1,6 @@
 """The experiments on MNIST, made short: every method goes from training to the report."""
 
+import functools
 import os
 
 import pytest
@@ -46,6 +47,14 @@ def run(experiment, folder):
     results = finished(experiment.units(), Store.of(experiment, folder / "runs"))
     assert set(results) == {unit.key for unit in experiment.units()}
     return {key: result.result for key, result in results.items()}, experiment.report(results)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once():
+    """To decompress, check and standardise all images takes longer than these short trainings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ba.data, "load", functools.cache(ba.data.load))
+        yield
 
 
 @pytest.fixture(scope="module")
