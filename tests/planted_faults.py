@@ -1,4 +1,4 @@
-"""Thirty-six faults that the tests must catch: what the power of the suite is measured by. Not collected by pytest.
+"""Forty faults that the tests must catch: what the power of the suite is measured by. Not collected by pytest.
 
     python tests/planted_faults.py               # every fault; a table in Markdown, and status 1 if one survives
     python tests/planted_faults.py 3 17          # these only
@@ -100,8 +100,8 @@ FAULTS = [
     Fault(
         "weight of the initial precision decays without the temperature",
         "engine/rule.py",
-        '(1.0 - hp["temperature"] * (1.0 - beta2))',
-        "beta2",
+        '(1.0 - hp["temperature"] * curvature_rate(hp, step))',
+        "(1.0 - curvature_rate(hp, step))",
         "optim/test_rules.py",
     ),
     Fault(

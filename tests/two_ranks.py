@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import multiprocessing
 import os
 import time
 import traceback
@@ -12,28 +11,19 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(
-    [
-        "pytest",
-        "bayesadam",
-        "torch.distributed.checkpoint.state_dict",
-        "torch.distributed.fsdp",
-        "torch.distributed.tensor",
-    ]
-)
-"""Forked from a process that has imported what takes seconds, and nothing else."""
+from processes import PROCESSES
 
 
 def in_two_ranks(module, functions, folder, *, size=2):
     """Call each ``module.function(rank, folder)`` on all; what went wrong where they fail is in the assertion."""
     rendezvous = Path(folder) / "rendezvous"
     rendezvous.unlink(missing_ok=True)
-    ranks = [PROCESSES.Process(target=main, args=(module, rank, size, folder, functions)) for rank in range(size)]
-    end = time.monotonic() + 240
+    arguments = [(module, rank, size, folder, functions) for rank in range(size)]
+    ranks = [PROCESSES.Process(target=main, args=each, daemon=True) for each in arguments]
+    for rank in ranks:
+        rank.start()
+    end = time.monotonic() + 600  # only ever reached where ranks wait for each other
     try:
-        for rank in ranks:
-            rank.start()
         for rank in ranks:
             rank.join(max(end - time.monotonic(), 0))
     finally:

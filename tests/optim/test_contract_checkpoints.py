@@ -12,7 +12,7 @@ from torch.distributed.checkpoint import state_dict as dcp_state
 
 import bayesadam as ba
 from optim.conftest import Method, batch, every_method, loss_of, make_net, same, snapshot, train, weights
-from two_ranks import PROCESSES
+from processes import PROCESSES
 
 MODES = ["block", "closure", "train"]
 BF16 = torch.bfloat16
