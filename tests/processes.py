@@ -12,4 +12,4 @@ PROCESSES.set_forkserver_preload(
         "torch.distributed.tensor",
     ]
 )
-"""For ``PROCESSES.Process`` and ``ProcessPoolExecutor(1, PROCESSES)``. What a test changes in ``os.environ`` is not seen."""
+"""For ``PROCESSES.Process`` and ``ProcessPoolExecutor(1, PROCESSES)``; a test's ``os.environ`` is not theirs."""
