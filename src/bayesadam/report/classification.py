@@ -104,8 +104,8 @@ def reliability(held: Mapping[str, Any]) -> Chart | None:
         "Reliability",
         "On the dashed line, of the rows that are called with 80% confidence 80% are right; marks below it are too "
         "sure, above it too cautious; larger marks hold more rows, the grey bars are what chance allows.",
-        f"Accuracy against confidence of {len(given.label)} held-out rows in {len(count)} bins; on average it is {sure} "
-        f"sure and {true} right.",
+        f"Accuracy against confidence of {len(given.label)} held-out rows in {len(count)} bins; on average it is "
+        f"{sure} sure and {true} right.",
         plot,
         ("confidence", "right", "rows", "by chance"),
         [
