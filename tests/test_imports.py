@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,16 @@ def test_no_cycles_inside_a_package(package):
     assert len(graph) > 10
     order = graphlib.TopologicalSorter(graph)
     order.prepare()  # raises CycleError with the modules in it
+
+
+def test_only_the_command_line_speaks_of_options():
+    """The library names parameters; see ``commands/options.py``."""
+    command_line = {PACKAGE / "cli.py", *(PACKAGE / "commands").glob("*.py"), *(PACKAGE / "integrations").glob("*.py")}
+    for path in sorted({*PACKAGE.rglob("*.py")} - command_line):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.search(r"(?<![-\w])--[a-z][\w-]*", node.value)
+                assert not found, f"{path.relative_to(PACKAGE)}:{node.lineno} speaks of {found and found[0]}"
 
 
 def test_importing_has_no_side_effects_and_needs_the_core_only():

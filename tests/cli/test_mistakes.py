@@ -331,11 +331,13 @@ class TestPlaces:
 
     def test_predictions_into_a_folder_or_the_table_itself(self, refused, made, numbers, tmp_path):
         assert refused("predict", made / "price", numbers, "-o", tmp_path).startswith(
-            "-o must be a file, got the folder"
+            "--out must be a file, got the folder"
         )
-        assert refused("predict", made / "price", numbers, "-o", numbers).startswith("-o must be another file than the")
+        assert refused("predict", made / "price", numbers, "-o", numbers).startswith(
+            "--out must be another file than the"
+        )
         message = refused("predict", made / "price", numbers, "-o", tmp_path / "none" / "o.csv")
-        assert message.startswith("-o must be a file that can be written to, got ")
+        assert message.startswith("--out must be a file that can be written to, got ")
 
 
 class TestPredict:
@@ -508,7 +510,7 @@ class TestResources:
             timeout=120,
         )
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"bayesadam: -o must be a file that can be written to, got '{name}' (File too large)\n"
+        assert done.stderr == f"bayesadam: --out must be a file that can be written to, got '{name}' (File too large)\n"
         assert os.listdir(tmp_path) == ["t.csv"]
 
     def test_a_table_that_does_not_fit(self, refused, numbers, tmp_path, monkeypatch):

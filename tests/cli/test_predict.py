@@ -148,7 +148,7 @@ class TestSpreadsheets:
     def test_not_in_parquet(self, command, made, table, tmp_path):
         code, _, err = command("predict", made / "price", table, "-o", tmp_path / "o.parquet", "--spreadsheet")
         assert code == 2
-        assert err.startswith("bayesadam: --spreadsheet must be asked for in a CSV file only, got -o ")
+        assert err.startswith("bayesadam: --spreadsheet must be asked for in a CSV file only, got --out ")
 
 
 def test_through_a_fifo(fitted, made, numbers, tmp_path):

@@ -3,12 +3,14 @@
 import errno
 import shlex
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from bayesadam import commands
+from bayesadam.commands.options import fit_command
 from bayesadam.files import write_json
 from bayesadam.runs import RunError, Settings, baselines, contents, folder, scores
 from bayesadam.runs.folder import check_place, new_run, partial_path, resumable
@@ -46,7 +48,7 @@ class TestFolder:
             (made / "checkpoint" / "chunk").write_text("state")
             raise KeyboardInterrupt
         assert resumable(out) == partial_path(out)
-        with pytest.raises(RunError, match="go on with it by --resume, or start again by --force$"):
+        with pytest.raises(RunError, match="go on with it by `resume`, or start again by `force`$"):
             check_place(out, force=False)
         with new_run(out, resume=resumable(out)) as made:
             assert (made / "checkpoint" / "chunk").read_text() == "state"
@@ -78,14 +80,14 @@ class TestFolder:
         out.mkdir()
         check_place(out, force=False)  # empty
         (out / "config.json").write_text("{}")
-        with pytest.raises(RunError, match="which holds a run: replace it by --force$"):
+        with pytest.raises(RunError, match="which holds a run: replace it by `force`$"):
             check_place(out, force=False)
         check_place(out, force=True)
         (out / "notes.txt").write_text("mine")
         for force in (False, True):
             with pytest.raises(RunError, match=r"in which there is 'notes\.txt'$"):
                 check_place(out, force=force)
-        with pytest.raises(RunError, match="^--out must be a folder with a name, got '/'$"):
+        with pytest.raises(RunError, match="^`out` must be a folder with a name, got '/'$"):
             check_place(folder.Path("/"), force=True)
 
 
@@ -113,7 +115,7 @@ class TestSettings:
             commands.fit, "fit_table", lambda options, out, config, **rest: given.update(options, out=out)
         )
         with pytest.raises(SystemExit) as stopped:
-            commands.app(shlex.split(settings.command("my run"))[1:])
+            commands.app(shlex.split(fit_command(settings, Path("my run")))[1:])
         assert stopped.value.code == 0
         assert str(given.pop("out")) == "my run"
         if "hidden" in given:
@@ -343,7 +345,7 @@ class TestSettling:
             (place / ".bayesadam-0123456789abcdef.safetensors").write_text("half")
             (place / f".posterior.safetensors.{'0' * 32}.tmp").write_text("half")
         check_place(out, force=True)
-        with pytest.raises(RunError, match="go on with it by --resume, or start again by --force$"):
+        with pytest.raises(RunError, match="go on with it by `resume`, or start again by `force`$"):
             check_place(out, force=False)
         folder.settle(out)
         assert [path for path in partial_path(out).rglob(".bayesadam-*")] == []

@@ -257,13 +257,13 @@ class TestChoice:
 
     @pytest.mark.parametrize(("name", "values"), [("day", COUNT), ("dose_id", COUNT * 7919 % 100_003)])
     def test_kept(self, name, values):
-        assert "(if it is an input: --keep)" in learn({name: values, "a": self.NOISE}).left_out[name]
+        assert "(if it is an input: `keep`)" in learn({name: values, "a": self.NOISE}).left_out[name]
         found = learn({name: values, "a": self.NOISE}, keep=(name,))
         assert [(column.name, type(column)) for column in found.columns] == [(name, Number), ("a", Number)]
         assert not found.left_out
 
     def test_what_cannot_be_kept(self):
-        message = r"^--keep must be a column that can be an input, got 'b': it is the same in all training rows \(7\)$"
+        message = r"^`keep` must be a column that can be an input, got 'b': it is the same in all training rows \(7\)$"
         with pytest.raises(TableError, match=message):
             learn({"a": self.NOISE, "b": np.full(self.N, 7)}, keep=("b",))
 
@@ -342,9 +342,9 @@ class TestChoice:
         found = learn(columns)
         assert {type(column) for column in found.columns} == {Category}
         assert found.notes(pa.table(columns)) == [
-            "column 'a' is a category, as '4+' in row 4 is no number (if it means a missing value: --missing '4+')",
+            "column 'a' is a category, as '4+' in row 4 is no number (if it means a missing value: `missing` '4+')",
             "column 'c' is a category, as '<1' in row 2 and 1 other text is no number (if it means a missing value: "
-            "--missing '<1')",
+            "`missing` '<1')",
         ]
 
     def test_text_among_dates(self):
