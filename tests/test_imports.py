@@ -43,7 +43,6 @@ LAYERS = [
     "population",
     "anchored",
     "bandits",
-    "journal",
     "tuning",
     "tabular",
     "sklearn",

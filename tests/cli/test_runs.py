@@ -2,7 +2,6 @@
 
 import errno
 import shlex
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from scipy import stats
 
 from bayesadam import commands
 from bayesadam.commands.options import fit_command
-from bayesadam.files import write_json
 from bayesadam.runs import RunError, Settings, baselines, contents, folder, scores
 from bayesadam.runs.folder import check_place, new_run, partial_path, resumable
 from bayesadam.runs.prepare import prepare
@@ -121,12 +119,6 @@ class TestSettings:
         if "hidden" in given:
             given["hidden"] = tuple(int(units) for units in given["hidden"].split(",") if units)
         assert Settings(**given) == settings
-
-    def test_of_a_version_that_asked_about_missing_targets(self, tmp_path):
-        settings = Settings("/data/table.csv", "y", drop=("a",))
-        old = {**asdict(settings), "drop_missing_target": True}
-        write_json(tmp_path / "config.json", {"format_version": 1, "settings": old})
-        assert Settings.load(tmp_path / "config.json") == settings
 
     def test_with_what_an_error_proposes(self):
         settings = Settings("/data/table.csv", "y", drop=("a",), keep=("b", "c"), missing=("?",))
@@ -328,15 +320,6 @@ class TestSettling:
         assert (out / "model.json").read_text() == "new"
         assert list(out.parent.iterdir()) == [out]
         assert self.left(out) == []
-
-    def test_of_an_earlier_version(self, out):
-        partial = partial_path(out)
-        make_run(partial, "new")
-        record = {"format_version": 1, "interrupted": True, "settings": {"data": "t.csv", "target": "y"}}
-        write_json(partial / "config.json", record, digest=False)
-        assert folder.settle(out) is False  # it was being made
-        write_json(partial / "config.json", {**record, "interrupted": False}, digest=False)
-        assert folder.settle(out) is True
 
     def test_temporary_files_block_nothing_and_go(self, out):
         make_run(partial_path(out), "half", complete=False, checkpoint=True)

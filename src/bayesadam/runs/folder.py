@@ -313,9 +313,7 @@ def _digest(path: Path, otherwise: str) -> str:
 
 def _is_complete(path: Path) -> bool:
     """Whether all of a run is in a folder: its config is written first, and again when all else is there."""
-    told = _config(path)
-    complete = told.get("complete", told.get("interrupted") is False)  # earlier versions say the second only
-    return complete is True and all((path / name).is_file() for name in _FILES)
+    return _config(path).get("complete") is True and all((path / name).is_file() for name in _FILES)
 
 
 def _drop_checkpoint(path: Path) -> None:

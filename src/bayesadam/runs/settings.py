@@ -188,7 +188,6 @@ class Settings:
             record, digest = files.read_json(path, _RULE)
             with files.reading(_RULE, path):
                 version, settings = record["format_version"], dict(record["settings"])
-                settings.pop("drop_missing_target", None)  # of earlier versions: now they always are
                 for name in _TUPLES:
                     if settings.get(name) is not None:
                         settings[name] = tuple(settings[name])

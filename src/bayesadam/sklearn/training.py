@@ -188,11 +188,10 @@ class Training:
         return kept | {f"chosen/{name}": value for name, value in self._chosen.rows.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], members: list[int], nets: Population) -> None:
-        """Go on with what :meth:`tensors` gave; checkpoints of earlier versions have nothing."""
+        """Go on with what :meth:`tensors` gave."""
         nets = in_order(nets, members)
         self.loss = nets.history["loss"]
-        if "held_out_nll" in tensors:
-            self.held_out_nll = tensors["held_out_nll"].cpu()
+        self.held_out_nll = tensors["held_out_nll"].cpu()
         if self.error is None or "least" not in tensors:
             return
         self._least = float(tensors["least"])
