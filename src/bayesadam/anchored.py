@@ -14,6 +14,7 @@ from bayesadam.checks import check, is_whole
 from bayesadam.engine.store import INIT, initial_prior
 from bayesadam.laplace import Laplace
 from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.optim import half_cosine
 from bayesadam.population import Population, initialize, train
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture, PartialGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -119,7 +120,7 @@ def anchored_ensemble(
         epochs=epochs,
         batch_size=batch_size,
         lr=lr,
-        lr_schedule=_half_cosine,
+        lr_schedule=half_cosine,
         prior=[
             DiagonalGaussian({k: v[member] for k, v in anchors.items()}, prior.variance) for member in range(members)
         ],
@@ -179,10 +180,6 @@ def _perturbed(data: Pair, likelihood: Likelihood, members: int, seed: int) -> t
 def _normal(like: Tensor, member: int, purpose: int, seed: int) -> Tensor:
     draw = noise.normal(seed, purpose, member, 0, like.shape, stream=noise.POSTERIOR, device=like.device)
     return draw.to(like.dtype)
-
-
-def _half_cosine(done: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def _posteriors(

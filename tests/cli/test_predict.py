@@ -195,7 +195,9 @@ def test_how_the_file_was_written_is_remembered(fitted, tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(german) + "\n")
     options = ("--delimiter", ":", "--decimal", ",", "--missing", "not said", "--day-first")
     fitted("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "run", *options, *FAST)
-    columns = {column.name: column for column in Preprocessing.load(tmp_path / "run" / "preprocessing.json").columns}
+    columns = {
+        column.name: column for column in Preprocessing.load(tmp_path / "run" / "preprocessing.json").inputs.columns
+    }
     assert {columns["size"].decimal, columns["rent"].decimal} == {","}
     assert (columns["rent"].unit, columns["since"].order) == ("EUR", "day, month, year")
 

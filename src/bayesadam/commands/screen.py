@@ -54,15 +54,15 @@ class Screen(Watcher):
     def prepared(self, prepared: Prepared) -> None:
         """Say what was found."""
         target, split = prepared.preprocessing.target, prepared.split
-        columns = len(prepared.preprocessing.columns) + len(prepared.preprocessing.left_out) + 1
+        columns = len(prepared.preprocessing.inputs.columns) + len(prepared.preprocessing.inputs.left_out) + 1
         self._say(f"{prepared.file.path.name}: {len(prepared.targets):,} rows, {columns} columns")
         other = "classification" if target.task == "regression" else "regression"
         override = f" (if not: --task {other})" if target.why.endswith("whole numbers") else ""
         self._row("predict", f"{target.name}: {target.task}, {with_options(target.why)}{override}")
         if target.classes:
             self._row("", f"{len(target.classes)} classes: {_listed([str(label) for label in target.classes])}")
-        self._row("from", _inputs(prepared.preprocessing.columns))
-        for name, reason in prepared.preprocessing.left_out.items():
+        self._row("from", _inputs(prepared.preprocessing.inputs.columns))
+        for name, reason in prepared.preprocessing.inputs.left_out.items():
             self._row("left out", f"{name}: {with_options(reason)}")
         self._row("held out", f"{len(split.held_out):,} rows: {split.how}; {len(split.training):,} are trained on")
         for note in prepared.notes:

@@ -173,16 +173,8 @@ class DenseGaussian(GaussianPosterior):
 
         return write
 
-    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Joint log density of all weights, in float64.
-
-        Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
-
-        Returns:
-            A tensor with the shape of the leading axes.
-        """
-        self._check_theta(theta)
+    def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """The density of the joint Gaussian."""
         return gaussian.dense_log_prob(self._flat(theta), self._flat(self.mean), self.scale_tril)
 
     def entropy(self) -> Tensor:

@@ -70,7 +70,7 @@ def contents(
             "held_out_rows": len(prepared.split.held_out),
             "held_out_how": prepared.split.how,
             "columns": prepared.described,
-            "left_out": {name: watcher.words(why) for name, why in prepared.preprocessing.left_out.items()},
+            "left_out": {name: watcher.words(why) for name, why in prepared.preprocessing.inputs.left_out.items()},
             "notes": [watcher.words(note) for note in prepared.notes],
             "target_histogram": _histogram(prepared),
         },
@@ -105,7 +105,9 @@ def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
     classes = prepared.preprocessing.target.classes
     found = []
     for number, row in enumerate(worst.tolist()):
-        values = {column.name: _value(table.column(column.name)[number]) for column in prepared.preprocessing.columns}
+        values = {
+            column.name: _value(table.column(column.name)[number]) for column in prepared.preprocessing.inputs.columns
+        }
         if classes:
             code = int(held_out["label"][row])
             best = int(held_out["probs"][row].argmax())

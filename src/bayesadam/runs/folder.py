@@ -192,7 +192,7 @@ class Run:
             estimator, digest = read_estimator(self.path)
         with self._damaged(PREPROCESSING):
             preprocessing = Preprocessing.load(self.path / PREPROCESSING, model=digest)
-            inputs, labels = len(preprocessing.features), len(preprocessing.target.classes)
+            inputs, labels = len(preprocessing.inputs.features), len(preprocessing.target.classes)
             if inputs != estimator.n_features_in_ or labels != len(getattr(estimator, "classes_", ())):
                 raise files.DamagedFile("it belongs to another model")
         if digest is None:

@@ -131,7 +131,7 @@ def prepare(settings: Settings) -> Prepared:
         delimiter=file.delimiter,
         missing=settings.missing,
     )
-    _check_size(settings, len(preprocessing.features), max(len(target.classes), 1))
+    _check_size(settings, len(preprocessing.inputs.features), max(len(target.classes), 1))
     inputs = preprocessing.transform(table, rows=split.training, place=place)
     groups = group_codes(table.column(settings.group)) if settings.group else copies
     return Prepared(
@@ -143,7 +143,7 @@ def prepare(settings: Settings) -> Prepared:
         inputs=inputs,
         targets=targets,
         groups=None if groups is None else groups[split.training],
-        described=[describe(column, table.column(column.name)) for column in preprocessing.columns],
+        described=[describe(column, table.column(column.name)) for column in preprocessing.inputs.columns],
         notes=[*file.notes, *notes, *told, *preprocessing.notes(table, place=place, day_first=settings.day_first)],
     )
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.likelihoods import Likelihood
+from bayesadam.optim import half_cosine
 from bayesadam.population import Objective, Population
 from bayesadam.population.batches import Pair
 
@@ -244,7 +245,7 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 def cosine(done: float) -> float:
     """The rate in full for the first half of the training, then by half a cosine to 0."""
-    return 1.0 if done < 0.5 else 0.5 * (1.0 + math.cos(math.pi * (2.0 * done - 1.0)))
+    return half_cosine(done, 0.5)
 
 
 @torch.no_grad()
