@@ -26,7 +26,7 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
 from bayesadam import tuning
-from bayesadam.tuning import search, signs
+from bayesadam.tuning import plan, search, signs
 from bayesadam.tuning.journal import drop_torn_line
 from bayesadam.tuning.studies import open_storage
 
@@ -479,7 +479,7 @@ class TestJobs:
             tune(storage=storage, jobs=2)
 
     def test_without_joblib(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(tuning, "find_spec", lambda name: None)
+        monkeypatch.setattr(plan, "find_spec", lambda name: None)
         with pytest.raises(ImportError, match=r'^jobs > 1 needs joblib: pip install "bayesadam\[tune\]"$'):
             tune(storage=tmp_path / "a", jobs=2)
         assert not list(tmp_path.iterdir())

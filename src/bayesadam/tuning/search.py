@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import optuna
@@ -139,7 +139,7 @@ def _run(plan: Plan, storage: BaseStorage, studies: Mapping[int, optuna.Study], 
         taken = {i: len(study.get_trials(deepcopy=False, states=TAKEN)) for i, study in studies.items()}
         least = min(taken.values(), default=plan.rounds)
         if least < plan.rounds:
-            _round(plan, {i: study for i, study in studies.items() if taken[i] == least})
+            _round(plan, {i: study for i, study in studies.items() if taken[i] == least}, shared)
             report()
         elif not shared or not lost.running():
             return
@@ -148,7 +148,7 @@ def _run(plan: Plan, storage: BaseStorage, studies: Mapping[int, optuna.Study], 
             report()
 
 
-def _round(plan: Plan, studies: Mapping[int, optuna.Study]) -> None:
+def _round(plan: Plan, studies: Mapping[int, optuna.Study], shared: bool) -> None:
     """Ask all of these studies for a candidate, evaluate the candidates, and record the values."""
     asked: list[tuple[optuna.Study, Trial]] = []
     candidates: list[Candidate] = []
@@ -160,7 +160,7 @@ def _round(plan: Plan, studies: Mapping[int, optuna.Study]) -> None:
                 candidates.append(Candidate(position, study.study_name, number, trial.params))
         if not asked:
             return
-        with signs_of_life([trial for _, trial in asked]):
+        with signs_of_life([trial for _, trial in asked]) if shared else nullcontext():
             values = plan.objective(candidates)
         for (study, trial), value in zip(asked, _as_numbers(values, len(asked)), strict=True):
             if math.isfinite(value):
