@@ -12,13 +12,12 @@ import pytest
 import bayesadam as ba
 
 PACKAGE = Path(ba.__file__).parent
+CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
 ROW = re.compile(r"^\| `([^`]+)` \| .* \| (.*) \|$", re.M)
-TABLE = {
-    name.rstrip("/").removesuffix(".py"): imported
-    for name, imported in ROW.findall((Path(__file__).parents[1] / "CONTRIBUTING.md").read_text())
-}
+TABLE = {name.rstrip("/").removesuffix(".py"): imported for name, imported in ROW.findall(CONTRIBUTING)}
 """What each layer imports, in the order of the layers."""
 LAYERS = list(TABLE)
+SECTIONS = re.findall(r"^\*\*`(\w+)/`\*\*: (.*?)(?=^\*\*`|^## )", CONTRIBUTING, re.M | re.S)
 
 
 def imports(path, *, typing=False):
@@ -42,6 +41,12 @@ def imports(path, *, typing=False):
 def test_the_table_of_layers_has_all_modules():
     modules = {path.stem for path in PACKAGE.glob("[a-z]*") if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert set(LAYERS) == modules
+
+
+@pytest.mark.parametrize(("package", "text"), SECTIONS)
+def test_files_that_contributing_names_exist(package, text):
+    for name in re.findall(r"`([\w/]+\.(?:py|h|cpp))`", text):
+        assert any((root / name).exists() for root in (PACKAGE / package, PACKAGE)), f"{package}: {name}"
 
 
 @pytest.mark.parametrize("layer", LAYERS)
