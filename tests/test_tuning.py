@@ -650,7 +650,7 @@ class TestMessages:
     @pytest.mark.parametrize("wrong", [[], [1.0, 2.0], [1.0] * 4, None, 1.0, [1.0, 2.0, "x"], [1.0, 2.0, None]])
     def test_what_the_objective_returns(self, wrong):
         storage = InMemoryStorage()
-        message = f"what the objective returns must be 3 numbers, one per candidate, got {wrong!r}"
+        message = f"objective must return 3 numbers, one per candidate, got {wrong!r}"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             tune(lambda cs: wrong, storage=storage)
         assert states(storage) == ["FAIL"]

@@ -234,7 +234,7 @@ def _integrated(model: nn.Module, data: Pair, likelihood: Likelihood, prior: Dia
                 return _around(fitted, precision)
         nn.utils.vector_to_parameters(before - step, layer)
     raise RuntimeError(
-        f"the mode of the last layer must be found in {NEWTON_STEPS} steps, got a log density of {-least!r}"
+        f"the mode of the last layer must be reached in {NEWTON_STEPS} Newton steps, got a log density of {-least!r}"
     )
 
 

@@ -88,7 +88,7 @@ class TestRegression:
         out = fitted("predict", made / "price", path, "-o", tmp_path / "o.csv")
         assert "column 'city': 1 row has missing values, of which the training rows had none" in out
         assert (
-            "column 'city': 2 rows have levels that training rows had never or rarely ('Bonn' in line 4, 'Lima' in"
+            "column 'city': 2 rows have categories that are rare or absent in the training rows ('Bonn' in line 4, "
             in out
         )
         assert np.isfinite(csv.read_csv(tmp_path / "o.csv")["mean"].to_numpy()).all()
@@ -148,7 +148,7 @@ class TestSpreadsheets:
     def test_not_in_parquet(self, command, made, table, tmp_path):
         code, _, err = command("predict", made / "price", table, "-o", tmp_path / "o.parquet", "--spreadsheet")
         assert code == 2
-        assert err.startswith("bayesadam: --spreadsheet must be asked for in a CSV file only, got --out ")
+        assert err.startswith("bayesadam: --spreadsheet must be given for a CSV file only, got --out ")
 
 
 def test_through_a_fifo(fitted, made, numbers, tmp_path):

@@ -159,10 +159,12 @@ class TestFindings:
             chunk = pa.table({"c": ["x", "a", f"y{first}"], "n": [1.0, None, 1.0], "t": ["true", None, "1"]})
             found.transform(chunk, findings=findings, place=lambda row, first=first: f"line {first + row + 2}")
         assert findings.notes() == [
-            "column 'n': 2 rows have missing values, of which the training rows had none (taken as typical)",
-            "column 't': 2 rows have missing values, of which the training rows had none (taken as typical)",
-            "column 'c': 4 rows have levels that training rows had never or rarely ('x' in line 2, 'y0' in line 4, "
-            "'y3' in line 7): taken as 'other'",
+            "column 'n': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
+            "values)",
+            "column 't': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
+            "values)",
+            "column 'c': 4 rows have categories that are rare or absent in the training rows ('x' in line 2, 'y0' in "
+            "line 4, 'y3' in line 7): they are taken as 'other'",
         ]
 
     def test_numbers_far_from_those_of_the_training_rows(self):

@@ -256,7 +256,7 @@ def _check_diagonal(matrix: Tensor, what: str) -> None:
     point = diagonal == 0
     beside = torch.where(point | point.unsqueeze(1), matrix, 0.0)
     if beside.any():
-        raise ValueError(f"{what} must be 0 in row and column where its diagonal is, got {_first(beside)}")
+        raise ValueError(f"{what} must be 0 in the row and column of every 0 on its diagonal, got {_first(beside)}")
 
 
 def _symmetric(matrix: Tensor, dtype: torch.dtype, what: str) -> Tensor:

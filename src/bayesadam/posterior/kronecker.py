@@ -216,8 +216,8 @@ class KroneckerGaussian(GaussianPosterior):
             ValueError: Always, since without some of its weights the covariance of a tensor is not a Kronecker product.
         """
         raise ValueError(
-            "posterior must have a covariance that stays of its kind without some weights to be pruned, got a "
-            "KroneckerGaussian (prune its marginal(), or use pruning_curve with samples)"
+            "posterior must be of a class that can be pruned, got a KroneckerGaussian, whose covariance is no "
+            "Kronecker product without some of the weights (prune its marginal(), or use pruning_curve with samples)"
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
@@ -294,4 +294,6 @@ def _check_basis(what: str, basis: Tensor, size: int) -> None:
     probe = torch.arange(1, size + 1, device=basis.device).to(dtype).cos()
     error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe).item()
     if error > torch.finfo(basis.dtype).eps ** 0.5 * probe.norm().item():
-        raise ValueError(f"{what} must be orthogonal, got a vector that it moves by {error:.3g} there and back")
+        raise ValueError(
+            f"{what} must be orthogonal, got a matrix that together with its transpose changes a vector by {error:.3g}"
+        )

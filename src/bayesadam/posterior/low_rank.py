@@ -274,4 +274,7 @@ class LowRankGaussian(GaussianPosterior):
     def _check_density(self) -> None:
         for name, diagonal in self.diagonal.items():
             if ((diagonal == 0) & (self.variance[name] > 0)).any():
-                raise ValueError(f"diagonal of {name!r} must be positive where factors are not 0 for a density, got 0")
+                raise ValueError(
+                    f"diagonal of {name!r} must be positive wherever factors are not 0 if the posterior is to "
+                    "have a density, got 0"
+                )

@@ -118,8 +118,8 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
             prepared.notes.append(sentence)
         if estimator.stopped_ == "early":
             prepared.notes.append(
-                f"training ended early, after {epochs} epochs: what members left out was predicted best "
-                f"after {estimator.epochs_}, and that is what is kept"
+                f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "
+                f"{estimator.epochs_}, and the weights of that epoch are used"
             )
         watcher.stage("report")
         settings = _as_done(settings, estimator, interrupted)

@@ -58,7 +58,7 @@ def predict(
     if out.exists() and out.samefile(file.path):
         raise RunError(f"`out` must be another file than the table, got {str(out)!r}")
     if spreadsheet and is_parquet(out):
-        raise RunError(f"`spreadsheet` must be asked for in a CSV file only, got `out` {str(out)!r}")
+        raise RunError(f"`spreadsheet` must be given for a CSV file only, got `out` {str(out)!r}")
     copied = dict.fromkeys(copy)
     absent = [name for name in copied if name not in file.columns]
     if absent:

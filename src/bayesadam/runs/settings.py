@@ -219,4 +219,4 @@ def _check_device(name: str) -> None:
             raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise RunError(f"`device` must be a device that is there, such as cpu, got {name!r} ({reason})") from None
+        raise RunError(f"`device` must be an available device, such as cpu, got {name!r} ({reason})") from None

@@ -128,7 +128,9 @@ class Training:
             if self._chosen is None:
                 raise
             self.stopped = "interrupted"
-            warnings.warn("training was interrupted; the members are what they are by now", UserWarning, stacklevel=4)
+            warnings.warn(
+                "training was interrupted; the members keep the weights that they have now", UserWarning, stacklevel=4
+            )
         except _EnoughError:
             pass
         assert self._chosen is not None

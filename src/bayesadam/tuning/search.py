@@ -180,5 +180,5 @@ def _as_numbers(values: Any, count: int) -> list[float]:
     except (TypeError, ValueError, RuntimeError):
         numbers = []
     if len(numbers) != count:
-        raise ValueError(f"what the objective returns must be {count} numbers, one per candidate, got {values!r}")
+        raise ValueError(f"objective must return {count} numbers, one per candidate, got {values!r}")
     return numbers
