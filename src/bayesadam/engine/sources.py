@@ -272,8 +272,8 @@ class HessianSource:
         """Message for a user who called ``backward``."""
         return (
             f"loss.backward() must not be called when hessian={self._kind!r}, which differentiates the loss twice, "
-            "got a loss that was differentiated: return it from the closure, or call optimizer.backward(loss) inside the "
-            "block"
+            "got a loss that was differentiated: return it from the closure, or call optimizer.backward(loss) inside "
+            "the block"
         )
 
     def _has_gradients(self) -> bool:

@@ -85,8 +85,8 @@ class Findings:
         for name, (count, shown) in self.levels.items():
             examples = ", ".join(f"{level!r} in {place}" for level, place in shown.items())
             lines.append(
-                f"column {name!r}: {_rows(count)} categories that are rare or absent in the training rows ({examples}): they "
-                " are taken as 'other'"
+                f"column {name!r}: {_rows(count)} categories that are rare or absent in the training rows "
+                f"({examples}): they are taken as 'other'"
             )
         for name, (count, words) in self.outside.items():
             lines.append(
