@@ -40,7 +40,7 @@ class Answers:
     @property
     def classes(self) -> int:
         """How many."""
-        return self.probs.shape[1]
+        return int(self.probs.shape[1])
 
     @property
     def right(self) -> NDArray[np.bool_]:
