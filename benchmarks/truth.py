@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.optim import half_cosine
 from record import arguments, conditions, save
 
 PROBLEMS = {"yacht": "p3_yacht_tanh10", "concrete": "p5_concrete300_relu50", "toy": "p7_toy_tanh50"}
@@ -122,11 +123,6 @@ def problem(folder: Path, name: str) -> Problem:
         far,
         toy,
     )
-
-
-def half_cosine(done: float) -> float:
-    """The share of the learning rate that is left."""
-    return 0.5 * (1.0 + math.cos(math.pi * done))
 
 
 def modes(task: Problem, count: int) -> list[nn.Module]:

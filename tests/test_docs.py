@@ -217,7 +217,7 @@ def test_the_public_modules_are_all_there_are():
     """Those that are left out are the inside of a sub-package, or the command line and what is behind it."""
     inside = {"bayesadam.cli", "bayesadam.commands", "bayesadam.demo", "bayesadam.progress", "bayesadam.report"}
     inside |= {"bayesadam.files", "bayesadam.runs", "bayesadam.tabular", "bayesadam.functional", "bayesadam.dropout"}
-    inside |= {"bayesadam.swag", "bayesadam.journal", "bayesadam.scaling", "bayesadam.checks", "bayesadam.engine"}
+    inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.engine"}
     inside |= {"bayesadam.sharding", "bayesadam.anchored"}
     root = ROOT / "src" / "bayesadam"
     top = [path for folder in (root, root / "functional") for path in folder.glob("[a-z]*")]

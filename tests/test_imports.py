@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,47 +12,12 @@ import pytest
 import bayesadam as ba
 
 PACKAGE = Path(ba.__file__).parent
-LAYERS = [
-    "checks",
-    "files",
-    "scaling",
-    "sharding",
-    "native",
-    "functional",
-    "curvature",
-    "noise",
-    "posterior",
-    "dropout",
-    "swag",
-    "engine",
-    "optim",
-    "black_box",
-    "priors",
-    "likelihoods",
-    "bayes_by_backprop",
-    "moments",
-    "progress",
-    "predictive",
-    "active",
-    "calibration",
-    "metrics",
-    "pruning",
-    "objectives",
-    "posthoc",
-    "population",
-    "anchored",
-    "bandits",
-    "journal",
-    "tuning",
-    "tabular",
-    "sklearn",
-    "report",
-    "runs",
-    "plots",
-    "integrations",
-    "demo",
-    "commands",
-]
+CONTRIBUTING = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+ROW = re.compile(r"^\| `([^`]+)` \| .* \| (.*) \|$", re.M)
+TABLE = {name.rstrip("/").removesuffix(".py"): imported for name, imported in ROW.findall(CONTRIBUTING)}
+"""What each layer imports, in the order of the layers."""
+LAYERS = list(TABLE)
+SECTIONS = re.findall(r"^\*\*`(\w+)/`\*\*: (.*?)(?=^\*\*`|^## )", CONTRIBUTING, re.M | re.S)
 
 
 def imports(path, *, typing=False):
@@ -72,16 +38,28 @@ def imports(path, *, typing=False):
             yield from (n.name for n in node.names if n.name.startswith("bayesadam"))
 
 
-def test_layers_import_downwards_only():
-    seen = 0
-    for level, layer in enumerate(LAYERS):
-        root = PACKAGE / layer
-        for path in root.rglob("*.py") if root.is_dir() else [root.with_suffix(".py")]:
-            for module in imports(path):
-                imported = module.split(".")[1]
-                assert LAYERS.index(imported) <= level, f"{path.relative_to(PACKAGE)} imports {module}"
-                seen += 1
-    assert seen > 10
+def test_the_table_of_layers_has_all_modules():
+    modules = {path.stem for path in PACKAGE.glob("[a-z]*") if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert set(LAYERS) == modules
+
+
+@pytest.mark.parametrize(("package", "text"), SECTIONS)
+def test_files_that_contributing_names_exist(package, text):
+    for name in re.findall(r"`([\w/]+\.(?:py|h|cpp))`", text):
+        assert any((root / name).exists() for root in (PACKAGE / package, PACKAGE)), f"{package}: {name}"
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_import_downwards_only(layer):
+    """From the layers that the table names, all of which stand above."""
+    root, found = PACKAGE / layer, set()
+    for path in root.rglob("*.py") if root.is_dir() else [root.with_suffix(".py")]:
+        for module in imports(path):
+            imported = module.split(".")[1]
+            assert LAYERS.index(imported) <= LAYERS.index(layer), f"{path.relative_to(PACKAGE)} imports {module}"
+            found.add(imported)
+    found = [name for name in LAYERS if name in found - {layer, "checks"}]
+    assert TABLE[layer] == ("many" if len(found) > 6 else ", ".join(found) or "nothing")
 
 
 @pytest.mark.parametrize("package", ["engine", "optim"])
@@ -97,6 +75,16 @@ def test_no_cycles_inside_a_package(package):
     assert len(graph) > 10
     order = graphlib.TopologicalSorter(graph)
     order.prepare()  # raises CycleError with the modules in it
+
+
+def test_only_the_command_line_speaks_of_options():
+    """The library names parameters; see ``commands/options.py``."""
+    command_line = {PACKAGE / "cli.py", *(PACKAGE / "commands").glob("*.py"), *(PACKAGE / "integrations").glob("*.py")}
+    for path in sorted({*PACKAGE.rglob("*.py")} - command_line):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found = re.search(r"(?<![-\w])--[a-z][\w-]*", node.value)
+                assert not found, f"{path.relative_to(PACKAGE)}:{node.lineno} speaks of {found and found[0]}"
 
 
 def test_importing_has_no_side_effects_and_needs_the_core_only():

@@ -52,7 +52,7 @@ class TestTheSameInputs:
         rows = prepared.split.training
         BayesianMLPClassifier(members=1, epochs=1, hidden=(2,)).fit(pixels[rows], labels[rows])
         by_command, by_fit = reached
-        used = [names.index(name) for name in prepared.preprocessing.features]
+        used = [names.index(name) for name in prepared.preprocessing.inputs.features]
         constant = np.setdiff1d(np.arange(64), used)
         assert np.ptp(pixels[rows][:, constant], axis=0).max() == 0
         assert (by_fit[:, constant] == 0).all()
@@ -71,7 +71,7 @@ class TestTheSameInputs:
         _train(prepared, settings, tmp_path / "checkpoint", lambda status: None)
         rows = prepared.split.training
         filled = np.where(absent, np.median(size[rows][~absent[rows]]), size)
-        levels = prepared.preprocessing.columns[2].levels
+        levels = prepared.preprocessing.inputs.columns[2].levels
         codes = np.stack([filled, absent, new, city == levels[0], city == levels[1]], axis=1)[rows]
         BayesianMLPRegressor(members=1, epochs=1, hidden=(2,)).fit(codes, table["price"].to_numpy()[rows])
         np.testing.assert_allclose(reached[0], reached[1], rtol=1e-6, atol=1e-7)

@@ -6,7 +6,6 @@ import math
 import os
 import random
 import re
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -23,11 +22,13 @@ import sqlalchemy
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import RandomSampler, TPESampler
-from optuna.storages import InMemoryStorage, RDBStorage
+from optuna.storages import InMemoryStorage
 from optuna.trial import TrialState
 
 from bayesadam import tuning
-from bayesadam.journal import drop_torn_line
+from bayesadam.tuning import plan, search, signs
+from bayesadam.tuning.journal import drop_torn_line
+from bayesadam.tuning.studies import open_storage
 
 SPACE = {
     "rate": FloatDistribution(1e-3, 1.0, log=True),
@@ -72,13 +73,7 @@ def record(studies):
 
 
 def states(storage, name=NAMES[0]):
-    return [t.state.name for t in optuna.load_study(study_name=name, storage=tuning._open(storage)).trials]
-
-
-def database(path, heartbeat=1):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return RDBStorage(f"sqlite:///{path / 'short.db'}", heartbeat_interval=heartbeat, grace_period=heartbeat)
+    return [t.state.name for t in optuna.load_study(study_name=name, storage=open_storage(storage)).trials]
 
 
 LOCAL = ("memory", "journal")  # for one run at a time; in a database, what runs may be another machine's: TestMachines
@@ -207,7 +202,7 @@ class TestResume:
         assert record(tune(storage=storage)) == uninterrupted
 
     def test_between_two_tells(self, storage, uninterrupted, monkeypatch):
-        tell, left = tuning._tell, [2 * len(NAMES) + 1]
+        tell, left = search.tell, [2 * len(NAMES) + 1]
 
         def interrupt(*arguments):
             left[0] -= 1
@@ -215,7 +210,7 @@ class TestResume:
                 raise KeyboardInterrupt
             tell(*arguments)
 
-        monkeypatch.setattr(tuning, "_tell", interrupt)
+        monkeypatch.setattr(search, "tell", interrupt)
         with pytest.raises(KeyboardInterrupt):
             tune(storage=storage)
         counts = [states(storage, name).count("COMPLETE") for name in NAMES]
@@ -236,7 +231,7 @@ class TestResume:
             raise Killed
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(tuning, "_tell", kill)
+            patch.setattr(search, "tell", kill)
             tune(storage=storage)
         assert states(storage) == ["RUNNING"]
         assert record(tune(storage=storage)) == uninterrupted
@@ -332,7 +327,7 @@ test_tuning.tune(objective, storage="killed.log")
 
     def test_other_studies_are_left_alone(self, storage):
         tune(storage=storage, studies=("other",), rounds=2)
-        opened = tuning._open(storage)
+        opened = open_storage(storage)
         optuna.load_study(study_name="other", storage=opened)._storage.create_new_trial(
             opened.get_study_id_from_name("other")
         )
@@ -413,7 +408,7 @@ class TestStorages:
     @pytest.mark.parametrize("stored", [SPACE, {"rate": SPACE["rate"]}, {**SPACE, "more": SPACE["rate"]}])
     @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.RUNNING])
     def test_another_space(self, storage, stored, state):
-        opened = tuning._open(storage)
+        opened = open_storage(storage)
         study = optuna.create_study(study_name=NAMES[1], storage=opened, direction="maximize")
         trial = quietly(study.ask, stored)
         if state is TrialState.COMPLETE:
@@ -430,11 +425,11 @@ class TestStorages:
         assert states(storage, NAMES[1]) == [state.name]
 
     def test_another_direction(self, storage):
-        optuna.create_study(study_name=NAMES[1], storage=tuning._open(storage), direction="minimize")
+        optuna.create_study(study_name=NAMES[1], storage=open_storage(storage), direction="minimize")
         message = "^direction must be 'minimize', as of the stored study 'second', got 'maximize'$"
         with pytest.raises(ValueError, match=message):
             tune(storage=storage)
-        assert optuna.get_all_study_names(tuning._open(storage)) == [NAMES[1]]
+        assert optuna.get_all_study_names(open_storage(storage)) == [NAMES[1]]
 
 
 class TestJobs:
@@ -484,7 +479,7 @@ class TestJobs:
             tune(storage=storage, jobs=2)
 
     def test_without_joblib(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(tuning, "find_spec", lambda name: None)
+        monkeypatch.setattr(plan, "find_spec", lambda name: None)
         with pytest.raises(ImportError, match=r'^jobs > 1 needs joblib: pip install "bayesadam\[tune\]"$'):
             tune(storage=tmp_path / "a", jobs=2)
         assert not list(tmp_path.iterdir())
@@ -523,7 +518,8 @@ class TestMachines:
         assert all(len(set(one)) == 4 for one in rates)
 
     def test_two_that_ask_at_the_same_time_do_not_draw_from_the_same_seed(self, tmp_path):
-        other = optuna.create_study(study_name="one", storage=database(tmp_path, 60), direction="maximize")
+        storage = f"sqlite:///{tmp_path / 'shared.db'}"
+        other = optuna.create_study(study_name="one", storage=storage, direction="maximize")
         seeds, theirs, numbers = [], [], []
 
         def sampler(seed):
@@ -544,54 +540,64 @@ class TestMachines:
             studies=("one",),
             sampler=sampler,
             rounds=4,
-            storage=database(tmp_path, 60),
+            storage=storage,
         )
         assert [t.state.name for t in study.trials] == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE", "COMPLETE"]
         assert numbers == [1, 2, 3]
         assert len(seeds) == len(set(seeds)) == 4
 
-    def test_a_run_that_died_is_resumed_when_its_heart_stands_still(self, tmp_path, uninterrupted, monkeypatch):
-        storage = database(tmp_path)
+    def test_a_run_that_died_is_resumed_when_it_gives_no_sign_of_life(self, tmp_path, uninterrupted, monkeypatch):
+        storage = f"sqlite:///{tmp_path / 'shared.db'}"
 
         def kill(*arguments):
             raise Killed
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(tuning, "_tell", kill)
+            patch.setattr(search, "tell", kill)
             tune(storage=storage)
         assert [states(storage, name) for name in NAMES] == [["RUNNING"]] * 3
-        time.sleep(2.5)
+        later = time.time() + 2.0 * signs.INTERVAL
+        monkeypatch.setattr(signs.time, "time", lambda: later)
         assert record(tune(storage=storage)) == uninterrupted
 
-    def test_the_last_to_work_waits_for_the_others(self, tmp_path):
-        """Also for one that died before its first heartbeat, for which Optuna would wait for ever."""
-        storage = database(tmp_path)
+    def test_the_last_to_work_waits_for_the_others(self, tmp_path, monkeypatch):
+        """Also for one that died before its first sign of life."""
+        monkeypatch.setattr(signs, "INTERVAL", 0.3)
+        storage = f"sqlite:///{tmp_path / 'shared.db'}"
         other = optuna.create_study(study_name="one", storage=storage, direction="maximize")
         quietly(other.ask, SPACE)
         started = time.monotonic()
         (study,) = tune(studies=("one",), storage=storage, rounds=3)
-        assert time.monotonic() - started > 1
+        assert time.monotonic() - started > 0.6
         assert [t.state.name for t in study.trials] == ["FAIL"] + ["COMPLETE"] * 3
 
-    def test_signs_of_life(self, tmp_path):
-        seen = []
+    def test_signs_of_life(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(signs, "INTERVAL", 0.2)
+        storage, seen = f"sqlite:///{tmp_path / 'shared.db'}", []
 
         def objective(candidates):
             for _ in range(2):
-                time.sleep(1.1)
-                with sqlite3.connect(tmp_path / "short.db") as connection:
-                    seen.append(connection.execute("SELECT trial_id, heartbeat FROM trial_heartbeats").fetchall())
-                connection.close()
+                before, deadline = time.time(), time.monotonic() + 60
+                while True:  # until all have given one since
+                    trials = [optuna.load_study(study_name=name, storage=storage).trials[0] for name in NAMES]
+                    times = [trial.user_attrs.get("alive", 0.0) for trial in trials]
+                    if min(times) > before or time.monotonic() > deadline:
+                        break
+                    time.sleep(0.05)
+                seen.append(min(times) > before)
             return values(candidates)
 
         before = set(threading.enumerate())
-        tune(objective, storage=database(tmp_path), rounds=1)
-        assert [len(beats) for beats in seen] == [3, 3]
-        assert all(early < late for (_, early), (_, late) in zip(*seen, strict=True))
+        tune(objective, storage=storage, rounds=1)
+        assert seen == [True, True]
         assert set(threading.enumerate()) == before
 
+    @pytest.mark.parametrize("storage", LOCAL, indirect=True)
+    def test_one_run_at_a_time_needs_no_signs_of_life(self, storage):
+        assert not any(trial.user_attrs for study in tune(storage=storage, rounds=1) for trial in study.trials)
+
     def test_a_trial_that_others_gave_up_is_left_as_it_is(self, tmp_path):
-        storage = database(tmp_path, 60)
+        storage = f"sqlite:///{tmp_path / 'shared.db'}"
         calls = []
 
         def objective(candidates):
@@ -644,7 +650,7 @@ class TestMessages:
     @pytest.mark.parametrize("wrong", [[], [1.0, 2.0], [1.0] * 4, None, 1.0, [1.0, 2.0, "x"], [1.0, 2.0, None]])
     def test_what_the_objective_returns(self, wrong):
         storage = InMemoryStorage()
-        message = f"what the objective returns must be 3 numbers, one per candidate, got {wrong!r}"
+        message = f"objective must return 3 numbers, one per candidate, got {wrong!r}"
         with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             tune(lambda cs: wrong, storage=storage)
         assert states(storage) == ["FAIL"]
@@ -712,7 +718,7 @@ class TestProgress:
             made.append((total, moves))
             yield lambda amount=1.0, note=None: moves.append((amount, note))
 
-        monkeypatch.setattr(tuning, "progress_bar", bar)
+        monkeypatch.setattr(search, "progress_bar", bar)
         return made
 
     def test_counts_the_trials_to_be_done(self, bars, tmp_path):
@@ -734,7 +740,7 @@ class TestProgress:
         assert bars[0][1][-1] == (1, f"best {study.best_value:.4g}")
 
     def test_the_work_of_other_processes(self, bars, tmp_path, monkeypatch):
-        monkeypatch.setattr(tuning, "_LOOK", 0.05)
+        monkeypatch.setattr(search, "_LOOK", 0.05)
 
         def objective(candidates):
             time.sleep(0.2)

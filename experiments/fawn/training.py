@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 import bayesadam as ba
+from bayesadam.optim import half_cosine
 from experiments.experiment import Progress
 from experiments.uci_table1.protocol import Part
 
@@ -128,7 +128,7 @@ def fit(
 
 def decay(done: float) -> float:
     """Of the step size: 1 in the first half, then by a cosine to 0."""
-    return 1.0 if done < 0.5 else 0.5 * (1.0 + math.cos(math.pi * (2.0 * done - 1.0)))
+    return half_cosine(done, 0.5)
 
 
 def minibatches(size: int, batch_size: int, seeds: Sequence[int]) -> Iterator[Tensor]:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import bayesadam as ba
+from bayesadam.optim import half_cosine
 from experiments.experiment import Progress
 
 LIKELIHOOD = ba.Categorical()
@@ -62,7 +63,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, progress: Progress) -
     model = perceptron(seed, config["hidden"], config.get("dropout", 0.0))
     optimizer, step, finish = METHODS[config["method"]](model, len(x), seed, dict(config["options"]))
     steps = config["epochs"] * math.ceil(len(x) / size)
-    schedule = LambdaLR(optimizer, lambda done: 0.5 * (1.0 + math.cos(math.pi * min(done / steps, 1.0))))
+    schedule = LambdaLR(optimizer, lambda done: half_cosine(min(done / steps, 1.0)))
     order, done = torch.Generator().manual_seed(seed), 0
     for _ in range(config["epochs"]):
         for rows in torch.split(torch.randperm(len(x), generator=order), size):

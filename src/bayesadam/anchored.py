@@ -13,6 +13,7 @@ from bayesadam import noise
 from bayesadam.checks import check, is_whole
 from bayesadam.engine.store import INIT, initial_prior
 from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.optim import half_cosine
 from bayesadam.population import Population, initialize, train
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture, PartialGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
@@ -119,7 +120,7 @@ def anchored_ensemble(
         epochs=epochs,
         batch_size=batch_size,
         lr=lr,
-        lr_schedule=_half_cosine,
+        lr_schedule=half_cosine,
         prior=[
             DiagonalGaussian({k: v[member] for k, v in anchors.items()}, prior.variance) for member in range(members)
         ],
@@ -181,10 +182,6 @@ def _normal(like: Tensor, member: int, purpose: int, seed: int) -> Tensor:
     return draw.to(like.dtype)
 
 
-def _half_cosine(done: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * done))
-
-
 def _posteriors(
     nets: Population,
     model: nn.Module,
@@ -237,7 +234,7 @@ def _integrated(model: nn.Module, data: Pair, likelihood: Likelihood, prior: Dia
                 return _around(fitted, precision)
         nn.utils.vector_to_parameters(before - step, layer)
     raise RuntimeError(
-        f"the mode of the last layer must be found in {NEWTON_STEPS} steps, got a log density of {-least!r}"
+        f"the mode of the last layer must be reached in {NEWTON_STEPS} Newton steps, got a log density of {-least!r}"
     )
 
 

@@ -1,5 +1,9 @@
 """Figures. Every function draws into a matplotlib axis and returns it; the colours are safe for colour-blind
 readers.
+
+These are static figures that users place beside others and save in any format. The page that ``bayesadam report``
+writes is drawn by Bokeh in the browser, because its charts show values under the pointer, follow the width of the
+screen and follow its dark mode; it shares these colours and takes its scores from :mod:`bayesadam.metrics`.
 """
 
 from __future__ import annotations
@@ -20,9 +24,11 @@ if TYPE_CHECKING:
     from bayesadam.predictive import RegressionPredictive
     from bayesadam.pruning import PruningCurve
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY_BLUE)
 """The palette of Okabe and Ito."""
-_GREY = "#555555"
+GREY = "#555555"
+"""The colour of reference lines."""
 _STYLES = ("-", "--", "-.", ":")
 _MARKERS = ("o", "s", "^", "D", "v", "P")
 _REMOVED = (0, 50, 80, 90, 95, 98, 99, 99.5, 99.9, 99.95, 99.99)
@@ -60,7 +66,7 @@ def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], *,
         predictions: Class probabilities and targets by name of the method.
         bins: Number of bins of equal width over the confidence.
     """
-    axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":", label="perfectly calibrated")
+    axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls=":", label="perfectly calibrated")
     for i, (name, (probs, target)) in enumerate(predictions.items()):
         confidence, correct, share = metrics.calibration_curve(probs, target, bins=bins)
         error = metrics.expected_calibration_error(probs, target, bins=bins)
@@ -115,7 +121,7 @@ def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> A
             ls=_STYLES[i % len(_STYLES)],
             label=name,
         )
-    axes.axvline(0, color=_GREY, lw=1, ls=":")
+    axes.axvline(0, color=GREY, lw=1, ls=":")
     axes.set(xlabel="signal-to-noise |mean| / sd (dB)", ylabel="density of weights")
     return axes
 

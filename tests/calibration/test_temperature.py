@@ -149,7 +149,7 @@ class TestRowsThatTheNetworkWasTrainedOn:
         model, _, _, (x, y), _, likelihood = classes
         with torch.no_grad():
             noisy = torch.where(torch.rand(len(x)) < 0.05, y, model(x).argmax(1))
-        message = r"^held_out asks for surer predictions, at the temperature 0\.\d+, and for no width: so do rows that"
+        message = r"^held_out favours more confident predictions, at the temperature 0\.\d+, and no posterior width"
         with pytest.warns(UserWarning, match=message):
             found = ba.calibrate(model, (x, noisy), likelihood=likelihood, output=lambda logits: logits / 3)
         assert found.temperature < 0.9
@@ -159,7 +159,7 @@ class TestRowsThatTheNetworkWasTrainedOn:
         with torch.no_grad():
             right = model(x).argmax(1)
         with pytest.warns(
-            UserWarning, match="^held_out must tell a temperature, got rows for which every lower one is be"
+            UserWarning, match="^held_out must determine a temperature, got rows for which every lower one is be"
         ):
             found = ba.calibrate(model, (x, right), likelihood=likelihood)
         assert found.temperature == 1.0

@@ -212,7 +212,7 @@ class TestRowsThatTheNetworkWasTrainedOn:
         with torch.no_grad():
             right = model(x).argmax(1)
         with pytest.warns(
-            UserWarning, match="^held_out must tell a temperature, got rows for which every lower one is be"
+            UserWarning, match="^held_out must determine a temperature, got rows for which every lower one is be"
         ):
             found = ba.tune_posterior(posterior, model, (x, right), likelihood=likelihood, mc_samples=4)
         assert {row["temperature"] for row in found.table} == {1.0}
@@ -233,7 +233,7 @@ class TestRowsThatTheNetworkWasTrainedOn:
             {name: 0.01 * value for name, value in posterior.variance.items()},
         )
         with pytest.warns(
-            UserWarning, match=r"^held_out asks for surer predictions, at the temperature 0\.\d+, and for no"
+            UserWarning, match=r"^held_out favours more confident predictions, at the temperature 0\.\d+, and no"
         ):
             found = ba.tune_posterior(q, small, (x, noisy), likelihood=likelihood, mc_samples=16)
         assert found.temperature < 0.9

@@ -199,8 +199,8 @@ class TestOptions:
             (["--noise", "-1"], "--noise must be one of auto, constant, input or a positive number, got '-1'"),
             (["--held-out", "0.9"], "--held-out must be in (0, 0.5], got 0.9"),
             (["--seed", "-1"], "--seed must be in [0, 2**32), got -1"),
-            (["--device", "cuda:77"], "--device must be a device that is there, such as cpu, got 'cuda:77' ("),
-            (["--device", "abacus"], "--device must be a device that is there, such as cpu, got 'abacus' ("),
+            (["--device", "cuda:77"], "--device must be an available device, such as cpu, got 'cuda:77' ("),
+            (["--device", "abacus"], "--device must be an available device, such as cpu, got 'abacus' ("),
             (["--delimiter", "::"], "--delimiter must be one character, got '::'"),
             (["--group", "block", "--time", "day"], "--group must not be given with --time, got 'block' and 'day'"),
             (["--drop", "price"], "--drop must not be the target, got 'price'"),
@@ -211,7 +211,7 @@ class TestOptions:
             (["--seed", "9" * 30], f"--seed must be in [0, 2**32), got {'9' * 30}"),
             (["--time-budget", "9" * 400], "--time-budget must be a positive number of seconds, got inf"),
             (["--drop", "day", "--epochs", "999999999"], "the losses of 999,999,999 epochs of 20 networks would take "),
-            (["--device", "meta"], "--device must be a device that is there, such as cpu, got 'meta' (it holds no"),
+            (["--device", "meta"], "--device must be an available device, such as cpu, got 'meta' (it holds no"),
             (["--config", "none.json"], "the config must be a file that exists, got 'none.json'"),
         ],
     )
@@ -253,7 +253,7 @@ class TestOptions:
         text = (made / "price" / "config.json").read_text()
         (tmp_path / "config.json").write_text(text.replace('"seed": 0', '"seed": 1'))
         message = refused("fit", "--config", tmp_path / "config.json", "--out", tmp_path / "run")
-        assert message.endswith("(its digest is another: the file is damaged, or was edited)")
+        assert message.endswith("(its digest does not match: the file is damaged, or was edited)")
 
     def test_a_config_without_a_digest(self, command, made, tmp_path):
         record = json.loads((made / "price" / "config.json").read_text())
@@ -331,11 +331,13 @@ class TestPlaces:
 
     def test_predictions_into_a_folder_or_the_table_itself(self, refused, made, numbers, tmp_path):
         assert refused("predict", made / "price", numbers, "-o", tmp_path).startswith(
-            "-o must be a file, got the folder"
+            "--out must be a file, got the folder"
         )
-        assert refused("predict", made / "price", numbers, "-o", numbers).startswith("-o must be another file than the")
+        assert refused("predict", made / "price", numbers, "-o", numbers).startswith(
+            "--out must be another file than the"
+        )
         message = refused("predict", made / "price", numbers, "-o", tmp_path / "none" / "o.csv")
-        assert message.startswith("-o must be a file that can be written to, got ")
+        assert message.startswith("--out must be a file that can be written to, got ")
 
 
 class TestPredict:
@@ -508,7 +510,7 @@ class TestResources:
             timeout=120,
         )
         assert (done.returncode, done.stdout) == (2, "")
-        assert done.stderr == f"bayesadam: -o must be a file that can be written to, got '{name}' (File too large)\n"
+        assert done.stderr == f"bayesadam: --out must be a file that can be written to, got '{name}' (File too large)\n"
         assert os.listdir(tmp_path) == ["t.csv"]
 
     def test_a_table_that_does_not_fit(self, refused, numbers, tmp_path, monkeypatch):

@@ -88,7 +88,7 @@ class TestRegression:
         out = fitted("predict", made / "price", path, "-o", tmp_path / "o.csv")
         assert "column 'city': 1 row has missing values, of which the training rows had none" in out
         assert (
-            "column 'city': 2 rows have levels that training rows had never or rarely ('Bonn' in line 4, 'Lima' in"
+            "column 'city': 2 rows have categories that are rare or absent in the training rows ('Bonn' in line 4, "
             in out
         )
         assert np.isfinite(csv.read_csv(tmp_path / "o.csv")["mean"].to_numpy()).all()
@@ -148,7 +148,7 @@ class TestSpreadsheets:
     def test_not_in_parquet(self, command, made, table, tmp_path):
         code, _, err = command("predict", made / "price", table, "-o", tmp_path / "o.parquet", "--spreadsheet")
         assert code == 2
-        assert err.startswith("bayesadam: --spreadsheet must be asked for in a CSV file only, got -o ")
+        assert err.startswith("bayesadam: --spreadsheet must be given for a CSV file only, got --out ")
 
 
 def test_through_a_fifo(fitted, made, numbers, tmp_path):
@@ -202,7 +202,9 @@ def test_how_the_file_was_written_is_remembered(fitted, tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(german) + "\n")
     options = ("--delimiter", ":", "--decimal", ",", "--missing", "not said", "--day-first")
     fitted("fit", tmp_path / "t.csv", "--target", "price", "--out", tmp_path / "run", *options, *FAST)
-    columns = {column.name: column for column in Preprocessing.load(tmp_path / "run" / "preprocessing.json").columns}
+    columns = {
+        column.name: column for column in Preprocessing.load(tmp_path / "run" / "preprocessing.json").inputs.columns
+    }
     assert {columns["size"].decimal, columns["rent"].decimal} == {","}
     assert (columns["rent"].unit, columns["since"].order) == ("EUR", "day, month, year")
 

@@ -2,14 +2,14 @@
 
 import errno
 import shlex
-from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
 from bayesadam import commands
-from bayesadam.files import write_json
+from bayesadam.commands.options import fit_command
 from bayesadam.runs import RunError, Settings, baselines, contents, folder, scores
 from bayesadam.runs.folder import check_place, new_run, partial_path, resumable
 from bayesadam.runs.prepare import prepare
@@ -46,7 +46,7 @@ class TestFolder:
             (made / "checkpoint" / "chunk").write_text("state")
             raise KeyboardInterrupt
         assert resumable(out) == partial_path(out)
-        with pytest.raises(RunError, match="go on with it by --resume, or start again by --force$"):
+        with pytest.raises(RunError, match="go on with it by `resume`, or start again by `force`$"):
             check_place(out, force=False)
         with new_run(out, resume=resumable(out)) as made:
             assert (made / "checkpoint" / "chunk").read_text() == "state"
@@ -78,14 +78,14 @@ class TestFolder:
         out.mkdir()
         check_place(out, force=False)  # empty
         (out / "config.json").write_text("{}")
-        with pytest.raises(RunError, match="which holds a run: replace it by --force$"):
+        with pytest.raises(RunError, match="which holds a run: replace it by `force`$"):
             check_place(out, force=False)
         check_place(out, force=True)
         (out / "notes.txt").write_text("mine")
         for force in (False, True):
             with pytest.raises(RunError, match=r"in which there is 'notes\.txt'$"):
                 check_place(out, force=force)
-        with pytest.raises(RunError, match="^--out must be a folder with a name, got '/'$"):
+        with pytest.raises(RunError, match="^`out` must be a folder with a name, got '/'$"):
             check_place(folder.Path("/"), force=True)
 
 
@@ -113,18 +113,12 @@ class TestSettings:
             commands.fit, "fit_table", lambda options, out, config, **rest: given.update(options, out=out)
         )
         with pytest.raises(SystemExit) as stopped:
-            commands.app(shlex.split(settings.command("my run"))[1:])
+            commands.app(shlex.split(fit_command(settings, Path("my run")))[1:])
         assert stopped.value.code == 0
         assert str(given.pop("out")) == "my run"
         if "hidden" in given:
             given["hidden"] = tuple(int(units) for units in given["hidden"].split(",") if units)
         assert Settings(**given) == settings
-
-    def test_of_a_version_that_asked_about_missing_targets(self, tmp_path):
-        settings = Settings("/data/table.csv", "y", drop=("a",))
-        old = {**asdict(settings), "drop_missing_target": True}
-        write_json(tmp_path / "config.json", {"format_version": 1, "settings": old})
-        assert Settings.load(tmp_path / "config.json") == settings
 
     def test_with_what_an_error_proposes(self):
         settings = Settings("/data/table.csv", "y", drop=("a",), keep=("b", "c"), missing=("?",))
@@ -327,15 +321,6 @@ class TestSettling:
         assert list(out.parent.iterdir()) == [out]
         assert self.left(out) == []
 
-    def test_of_an_earlier_version(self, out):
-        partial = partial_path(out)
-        make_run(partial, "new")
-        record = {"format_version": 1, "interrupted": True, "settings": {"data": "t.csv", "target": "y"}}
-        write_json(partial / "config.json", record, digest=False)
-        assert folder.settle(out) is False  # it was being made
-        write_json(partial / "config.json", {**record, "interrupted": False}, digest=False)
-        assert folder.settle(out) is True
-
     def test_temporary_files_block_nothing_and_go(self, out):
         make_run(partial_path(out), "half", complete=False, checkpoint=True)
         (partial_path(out) / "posterior.safetensors").unlink()
@@ -343,7 +328,7 @@ class TestSettling:
             (place / ".bayesadam-0123456789abcdef.safetensors").write_text("half")
             (place / f".posterior.safetensors.{'0' * 32}.tmp").write_text("half")
         check_place(out, force=True)
-        with pytest.raises(RunError, match="go on with it by --resume, or start again by --force$"):
+        with pytest.raises(RunError, match="go on with it by `resume`, or start again by `force`$"):
             check_place(out, force=False)
         folder.settle(out)
         assert [path for path in partial_path(out).rglob(".bayesadam-*")] == []

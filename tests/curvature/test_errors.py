@@ -160,7 +160,7 @@ def test_as_many_positions_as_examples(seen_before):
     squares = started(model)
     if not seen_before:
         with pytest.raises(
-            RuntimeError, match=r"the indices of module 'positions' \(Embedding\) must show .* \(1, 5\)"
+            RuntimeError, match=r"the indices of module 'positions' \(Embedding\) must be unambiguous, .* \(1, 5\)"
         ):
             model(x)
         return
@@ -206,7 +206,7 @@ def test_two_backward_passes_through_one_forward_pass(make):
     squares = started(model)
     y = model(tokens() if make is transformer else inputs(6, 5))
     y.sum().backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="one forward pass must be backwarded once .* got a second backward pass"):
+    with pytest.raises(RuntimeError, match="must be called once for each forward pass .* got a second backward pass"):
         y.sum().backward()
     squares.discard()
     assert squares.num_examples == 0
@@ -277,7 +277,7 @@ def test_two_on_one_model(make, part):
     model = make()
     squares, x = started(model), inputs(6, 5) if make is mlp else inputs(6, 2, 8, 8)
     second = PerExampleSquares(model[0] if part else model)
-    match = "the model must be followed by one started PerExampleSquares at a time, got a second one: use one optimizer"
+    match = "a model must have at most one started PerExampleSquares at a time, got a second one: use one optimizer"
     with pytest.raises(RuntimeError, match=match):
         second.start()
     assert not second.started
@@ -327,7 +327,7 @@ def test_two_optimizers_on_one_model():
     model.zero_grad()
     model(x).sum(1).mean().backward()
     first.step()
-    match = r"the gradient .* whose squares were forgotten in the step of another optimizer .* with param groups"
+    match = r"the gradient .* whose squares were discarded by the step of another optimizer .* with param groups"
     with pytest.raises(RuntimeError, match=match):
         second.step()
 

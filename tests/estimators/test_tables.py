@@ -66,7 +66,7 @@ class TestFrames:
         table = as_table(frame(), list(frame().columns))
         target = Target("y", "regression", "")
         theirs = Preprocessing.fit(table.append_column("y", pa.array(TARGET)), target)
-        assert theirs.columns == model.inputs_.columns
+        assert theirs.inputs.columns == model.inputs_.columns
         ours = standardized(model.inputs_.codes(table), *input_scales(model.inputs_.codes(table)))
         np.testing.assert_array_equal(theirs.transform(table), ours)
         np.testing.assert_array_equal(model._inputs(model.inputs_.codes(table)).numpy(), ours)

@@ -296,7 +296,7 @@ def test_attached_models_can_be_copied_and_pickled(method):
 def test_attach_refuses_another_model(method):
     _, opt = fresh(method)
     with pytest.raises(
-        ValueError, match="model must have all perturbed parameters of the optimiser, got one without number 0"
+        ValueError, match="model must have all perturbed parameters of the optimiser, got a model without number 0"
     ):
         opt.attach(make_net())
     assert "param_names" in opt.param_groups[0]

@@ -113,8 +113,8 @@ def test_a_matrix_in_another_order_is_refused(steps, swapped):
     pairs = {"a": "b", "b": "a", "c": "c"}  # of the same shapes
     resumed.register_load_state_dict_pre_hook(by_name(lambda name: pairs[name[0]] + name[1:] if swapped else name))
     message = (
-        "the rows of the state_dict's Hessian must be in the order of its columns, got a matrix that is not a "
-        "precision: with covariance='full' parameters are loaded in the order in which they were saved"
+        r"the Hessian of the state_dict must be a precision matrix, got one that is not positive definite \(with "
+        r"covariance='full' the parameters must be in the order in which they were saved\)"
     )
     with pytest.raises(ValueError, match=message):
         resumed.load_state_dict(opt.state_dict())

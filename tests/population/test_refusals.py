@@ -113,7 +113,9 @@ REFUSALS = {
     f"models must have trainable parameters, got none in {mlp()!r}": {"models": all_frozen()},
     "models must not have batch normalisation in training mode, whose statistics mix the examples "
     "(use LayerNorm or GroupNorm), got '1'": {"models": with_batch_norm()},
-    "models must leave their buffers as they are when they are run, got a new 'calls'": {"models": models_of(Counting)},
+    "models must not change their buffers in a forward pass, got a new value of 'calls'": {
+        "models": models_of(Counting)
+    },
     "prior_precision must have one value for each of 4 members, got 3": {"prior_precision": [1.0, 2.0, 3.0]},
     "seed must have one value for each of 4 members, got 2": {"seed": [1, 2]},
     "seed must be an integer in [0, 2**64), got -1": {"seed": -1},

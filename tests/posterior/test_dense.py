@@ -167,7 +167,7 @@ class TestConstruction:
             (
                 {"a": [1.0, 1.0]},
                 [[1.0, 1e-9], [1e-9, 0.0]],
-                r"^covariance must be 0 in row and column where its diagonal is, got .*e-10 at \(0, 1\)$",
+                r"^covariance must be 0 in the row and column of every 0 on its diagonal, got .*e-10 at \(0, 1\)$",
             ),
             (
                 {"a": [1.0, 1.0, 1.0]},

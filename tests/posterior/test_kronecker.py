@@ -228,7 +228,7 @@ def test_in_a_network():
 
 
 def test_pruning_is_refused():
-    message = "^posterior must have a covariance that stays of its kind without some weights to be pruned, got a Kron"
+    message = "^posterior must be of a class that can be pruned, got a KroneckerGaussian, whose"
     with pytest.raises(ValueError, match=message):
         make().prune(0.5)
     pruned = make().marginal().prune(0.5)

@@ -189,7 +189,7 @@ class TestEnsemble:
         models = [nn.Linear(3, 2), nn.Linear(3, 2)]
         for i, model in enumerate(models):
             model.register_buffer("table", torch.tensor([i]))
-        message = "^models must agree in what is not floating-point, got 'table' that differs$"
+        message = "^models must have equal integer and boolean tensors, got different values of 'table'$"
         with pytest.raises(ValueError, match=message):
             ensemble(models)
 
@@ -279,7 +279,7 @@ class TestMixture:
         models = [network(seed) for seed in range(2)]
         q = ensemble(models)
         before = {name: value.clone() for name, value in models[0].state_dict().items()}
-        message = r"^the number of a mixture's sample must be given \(the mean .*, got None$"
+        message = r"^sample must be given for a mixture \(the mean .*, got None$"
         with pytest.raises(ValueError, match=message):
             ba.predict(models[0], q, torch.ones(1, 3), likelihood=ba.Categorical(), method="mean")
         with pytest.raises(ValueError, match=message), q.applied(models[0]):

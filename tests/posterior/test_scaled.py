@@ -191,7 +191,7 @@ def test_a_posterior_of_your_own_that_does_not_say_how():
         def from_tensors(cls, tensors, hyperparameters):
             return cls()
 
-    with pytest.raises(TypeError, match="^posterior must be of a kind that defines how it is scaled, got Own$"):
+    with pytest.raises(TypeError, match="^posterior must be of a class that can be scaled, got Own$"):
         Own().scaled(2.0)
     del Own
     gc.collect()  # or it stays a kind that can be loaded

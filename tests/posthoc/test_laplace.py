@@ -457,7 +457,9 @@ class TestEvidence:
                 model[4].bias.fill_(0.0)[0] = 2000.0
                 model[0].bias.fill_(1.0)
         fitted = LaplaceApproximation(model, (x, y * 0), likelihood=likelihood)
-        with pytest.raises(ValueError, match=f"^{what} must not be all zero for a best prior precision, got 0.0"):
+        with pytest.raises(
+            ValueError, match=f"^{what} must not be all zero if a best prior precision is to exist, got 0.0"
+        ):
             fitted.best_prior_precision()
 
 
@@ -595,7 +597,7 @@ class TestRefusals:
         for count, named in ((0, {"last_layer": "head"}), (2, {}), (2, {"last_layer": "head"})):
             message = f"^last_layer must be called once in the model's forward, got {count} calls of 'head'$"
             self.refused(message, model=Calls(count), structure="last_layer", **named)
-        message = "^last_layer must have a part in the model's outputs, got 'head'$"
+        message = "^last_layer must be a layer that the model's outputs depend on, got 'head'$"
         self.refused(message, model=Calls(-1), structure="last_layer")
 
     def test_a_model_that_calls_no_layer(self):

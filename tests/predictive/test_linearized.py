@@ -813,7 +813,7 @@ class TestGaussianPredictive:
 
     def test_data_points_together_are_refused(self):
         message = (
-            r"^method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by it"
+            r"^method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every data po"
         )
         with pytest.raises(ValueError, match=message):
             gaussian().joint_log_likelihood(draw(4, 3))

@@ -30,21 +30,15 @@ from robustness.damaged_runs import quick, tables
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.chmod", "os.truncate"}
 
 
-class Silent:
+class Silent(runs.Watcher):
     """A watcher that says nothing, or stops the fit after an epoch."""
 
     def __init__(self, until=None):
         self.until = until
 
-    def prepared(self, prepared):
-        pass
-
     def epoch(self, status):
         if status.epoch == self.until:
             raise KeyboardInterrupt
-
-    def stage(self, what):
-        pass
 
 
 class Task:

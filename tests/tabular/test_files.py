@@ -200,12 +200,12 @@ class TestMistakes:
         assert str(raised.value) == f"{path}{message}"
 
     def test_a_delimiter_of_two_characters(self, write):
-        with pytest.raises(TableError, match=r"^--delimiter must be one character, got '::'$"):
+        with pytest.raises(TableError, match=r"^`delimiter` must be one character, got '::'$"):
             open_table(write("a::b\n"), "::")
 
     @pytest.mark.parametrize("options", [(None, ","), (",", ","), (";", ";"), (";", "x")])
     def test_another_decimal_mark(self, write, options):
-        with pytest.raises(TableError, match=r"^--decimal must be '.' or ',' and not the --delimiter, got "):
+        with pytest.raises(TableError, match=r"^`decimal` must be '.' or ',' and not the `delimiter`, got "):
             open_table(write("a\n1\n"), *options)
 
     def test_another_delimiter_than_the_one_given(self, write):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bayesadam.tabular import Findings, Preprocessing, TableError, Target, describe, numbers_of
+from bayesadam.tabular import Findings, Inputs, Preprocessing, TableError, Target, describe, numbers_of
 from bayesadam.tabular.columns import Category, Number, Truth
 from bayesadam.tabular.dates import Date
 
@@ -25,7 +25,7 @@ def learn(columns, rows=None, **options):
 
 def matrix(preprocessing, columns, findings=None):
     """The codes, not standardised."""
-    width = len(preprocessing.features)
+    width = len(preprocessing.inputs.features)
     plain = dataclasses.replace(preprocessing, mean=(0.0,) * width, std=(1.0,) * width)
     return plain.transform(pa.table(columns), findings=findings)
 
@@ -36,17 +36,17 @@ class TestNumbers:
     def test_by_hand(self):
         found = learn({"a": self.VALUES})
         scale = np.sqrt(np.mean((np.array(self.VALUES) - 4.0) ** 2))
-        assert found.columns == (Number("a", 2.5, False, 1.0, 10.0),)
+        assert found.inputs.columns == (Number("a", 2.5, False, 1.0, 10.0),)
         assert found.mean == (4.0,)
         assert found.std == (pytest.approx(scale, rel=1e-15),)
-        assert found.features == ["a"]
+        assert found.inputs.features == ["a"]
         new = found.transform(pa.table({"a": [0.0, None, 4.0, -1e6]}))
         assert new.dtype == np.float32
         np.testing.assert_allclose(new[:, 0], [-4.0 / scale, -1.5 / scale, 0.0, (-1e6 - 4.0) / scale], rtol=1e-7)
 
     def test_a_missing_value_is_the_median_and_is_said(self):
         found = learn({"a": [1.0, None, 3.0, 2.0, float("nan")]})
-        assert found.features == ["a", "a is missing"]
+        assert found.inputs.features == ["a", "a is missing"]
         new = matrix(found, {"a": [None, float("nan"), 3.0]})
         assert new.tolist() == [[2.0, 1.0], [2.0, 1.0], [3.0, 0.0]]
         filled, absent = [1.0, 2.0, 3.0, 2.0, 2.0], [0.0, 1.0, 0.0, 0.0, 1.0]
@@ -73,7 +73,7 @@ class TestNumbers:
     def test_stored_in_any_way(self, values):
         found = learn({"a": pa.concat_arrays([values] * 1)})
         expected = learn({"a": [5.0, 7.0, 1.0]})
-        assert found.columns == expected.columns
+        assert found.inputs.columns == expected.inputs.columns
         assert matrix(found, {"a": values}).tolist() == matrix(expected, {"a": [5.0, 7.0, 1.0]}).tolist()
 
     @pytest.mark.parametrize(("value", "text"), [(np.inf, "inf"), (-np.inf, "-inf"), (1e39, "1e+39")])
@@ -105,8 +105,8 @@ class TestNumbers:
 class TestTruth:
     def test_by_hand(self):
         found = learn({"a": [True, False, None]})
-        assert found.columns == (Truth("a", True),)
-        assert found.features == ["a", "a is missing"]
+        assert found.inputs.columns == (Truth("a", True),)
+        assert found.inputs.features == ["a", "a is missing"]
         expected = [[1.0, 0.0], [0.0, 0.0], [0.5, 1.0]]
         assert matrix(found, {"a": [True, False, None]}).tolist() == expected
         assert matrix(found, {"a": ["True", "FALSE", None]}).tolist() == expected
@@ -123,8 +123,8 @@ class TestCategories:
 
     def test_by_hand(self):
         found = learn({"c": self.VALUES})
-        assert found.columns == (Category("c", ("b", "a"), True, True),)
-        assert found.features == ["c = b", "c = a", "c = other", "c is missing"]
+        assert found.inputs.columns == (Category("c", ("b", "a"), True, True),)
+        assert found.inputs.features == ["c = b", "c = a", "c = other", "c is missing"]
         new = matrix(found, {"c": ["a", " b ", "rare", "new", None]})
         assert new.tolist() == [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
         assert found.notes() == ["column 'c': levels of fewer than 3 training rows are taken together as 'other'"]
@@ -136,14 +136,14 @@ class TestCategories:
 
     def test_of_every_type_of_text(self):
         array = pa.array(["a", "b"] * 3)
-        expected = learn({"c": array}).columns
+        expected = learn({"c": array}).inputs.columns
         for kind in (pa.large_string(), pa.dictionary(pa.int32(), pa.string())):
-            assert learn({"c": array.cast(kind)}).columns == expected
+            assert learn({"c": array.cast(kind)}).inputs.columns == expected
 
     @pytest.mark.parametrize("values", [["005", "12", "+7", "-3"], ["5.0", "12.00", "7", "-3."]])
     def test_whole_numbers_however_they_are_written(self, values):
         found = learn({"store_id": [5, 12, 7, -3] * 4})
-        assert found.columns[0].levels == ("-3", "12", "5", "7")
+        assert found.inputs.columns[0].levels == ("-3", "12", "5", "7")
         new = matrix(found, {"store_id": [*values, None, "8", "5x"]})
         assert new.argmax(1)[:4].tolist() == [2, 1, 3, 0]
         assert new.sum(1).tolist() == [1, 1, 1, 1, 0, 0, 0]
@@ -159,10 +159,12 @@ class TestFindings:
             chunk = pa.table({"c": ["x", "a", f"y{first}"], "n": [1.0, None, 1.0], "t": ["true", None, "1"]})
             found.transform(chunk, findings=findings, place=lambda row, first=first: f"line {first + row + 2}")
         assert findings.notes() == [
-            "column 'n': 2 rows have missing values, of which the training rows had none (taken as typical)",
-            "column 't': 2 rows have missing values, of which the training rows had none (taken as typical)",
-            "column 'c': 4 rows have levels that training rows had never or rarely ('x' in line 2, 'y0' in line 4, "
-            "'y3' in line 7): taken as 'other'",
+            "column 'n': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
+            "values)",
+            "column 't': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
+            "values)",
+            "column 'c': 4 rows have categories that are rare or absent in the training rows ('x' in line 2, 'y0' in "
+            "line 4, 'y3' in line 7): they are taken as 'other'",
         ]
 
     def test_numbers_far_from_those_of_the_training_rows(self):
@@ -235,35 +237,37 @@ class TestChoice:
     @pytest.mark.parametrize(("name", "values", "reason"), LEFT_OUT)
     def test_left_out(self, name, values, reason):
         found = learn({name: values, "a": self.NOISE})
-        assert [column.name for column in found.columns] == ["a"]
-        assert list(found.left_out) == [name]
-        assert found.left_out[name].startswith(reason)
+        assert [column.name for column in found.inputs.columns] == ["a"]
+        assert list(found.inputs.left_out) == [name]
+        assert found.inputs.left_out[name].startswith(reason)
 
     @pytest.mark.parametrize(("name", "values", "kind"), USED)
     def test_used(self, name, values, kind):
         found = learn({name: values})
-        assert [(column.name, type(column)) for column in found.columns] == [(name, kind)]
-        assert not found.left_out
+        assert [(column.name, type(column)) for column in found.inputs.columns] == [(name, kind)]
+        assert not found.inputs.left_out
 
     def test_the_training_rows_decide(self):
         values = np.where(np.arange(200) < 150, 1.0, self.NOISE)
         assert not learn({"a": values, "b": self.NOISE}, rows=np.arange(150)).types.get("a")
         found = learn({"b": np.where(np.arange(200) < 150, self.NOISE, 1e6)}, rows=np.arange(150))
-        assert found.columns == learn({"b": self.NOISE[:150]}).columns
+        assert found.inputs.columns == learn({"b": self.NOISE[:150]}).inputs.columns
 
     def test_gaps_of_held_out_rows_do_not_hide_a_row_number(self):
         rows = np.sort(np.random.default_rng(0).permutation(200)[:120])
-        assert learn({"nr": np.arange(200), "a": self.NOISE}, rows=rows).left_out["nr"].startswith("it numbers the")
+        assert (
+            learn({"nr": np.arange(200), "a": self.NOISE}, rows=rows).inputs.left_out["nr"].startswith("it numbers the")
+        )
 
     @pytest.mark.parametrize(("name", "values"), [("day", COUNT), ("dose_id", COUNT * 7919 % 100_003)])
     def test_kept(self, name, values):
-        assert "(if it is an input: --keep)" in learn({name: values, "a": self.NOISE}).left_out[name]
+        assert "(if it is an input: `keep`)" in learn({name: values, "a": self.NOISE}).inputs.left_out[name]
         found = learn({name: values, "a": self.NOISE}, keep=(name,))
-        assert [(column.name, type(column)) for column in found.columns] == [(name, Number), ("a", Number)]
-        assert not found.left_out
+        assert [(column.name, type(column)) for column in found.inputs.columns] == [(name, Number), ("a", Number)]
+        assert not found.inputs.left_out
 
     def test_what_cannot_be_kept(self):
-        message = r"^--keep must be a column that can be an input, got 'b': it is the same in all training rows \(7\)$"
+        message = r"^`keep` must be a column that can be an input, got 'b': it is the same in all training rows \(7\)$"
         with pytest.raises(TableError, match=message):
             learn({"a": self.NOISE, "b": np.full(self.N, 7)}, keep=("b",))
 
@@ -297,7 +301,7 @@ class TestChoice:
         table = {"a": values * 20, "b": np.arange(20.0 * len(values)) ** 2}
         found = learn(table)
         expected = learn({**table, "a": numbers * 20})
-        assert found.columns[0] == dataclasses.replace(expected.columns[0], decimal=decimal, unit=unit)
+        assert found.inputs.columns[0] == dataclasses.replace(expected.inputs.columns[0], decimal=decimal, unit=unit)
         assert (found.mean, found.std) == (expected.mean, expected.std)
         assert np.array_equal(
             found.transform(pa.table(table)), expected.transform(pa.table({**table, "a": numbers * 20}))
@@ -310,9 +314,9 @@ class TestChoice:
     def test_what_decides_on_the_decimal_mark(self):
         """A column that does not tell follows those that do."""
         values = [f"{i + 1},{100 + i}" for i in range(60)]
-        assert learn({"a": values}).columns[0].median == pytest.approx(30_629.5)
-        assert learn({"a": values}, decimal=",").columns[0].median == pytest.approx(30.6295)
-        assert learn({"a": values, "b": ["1,5", "2,5"] * 30}).columns[0].median == pytest.approx(30.6295)
+        assert learn({"a": values}).inputs.columns[0].median == pytest.approx(30_629.5)
+        assert learn({"a": values}, decimal=",").inputs.columns[0].median == pytest.approx(30.6295)
+        assert learn({"a": values, "b": ["1,5", "2,5"] * 30}).inputs.columns[0].median == pytest.approx(30.6295)
 
     def test_new_rows_in_another_unit(self):
         found = learn({"a": ["$5", "$6.50", "$7"]})
@@ -322,7 +326,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("values", [["1,2", "red", "blue"], ["1,2,3", "2,3", "x"], ["1.234", "2.345", "3.456"]])
     def test_text_that_is_none_of_that(self, values):
-        assert learn({"a": values * 20}).columns[0].name == "a"
+        assert learn({"a": values * 20}).inputs.columns[0].name == "a"
 
     def test_text_among_numbers(self):
         values = [str(x) for x in self.NOISE]
@@ -340,11 +344,11 @@ class TestChoice:
     def test_a_category_that_is_mostly_numbers(self):
         columns = {"a": ["1", "2", "3", "4+"] * 9, "b": ["x", "y", "1"] * 12, "c": ["1", "<1", "2", "3", "4", ">4"] * 6}
         found = learn(columns)
-        assert {type(column) for column in found.columns} == {Category}
+        assert {type(column) for column in found.inputs.columns} == {Category}
         assert found.notes(pa.table(columns)) == [
-            "column 'a' is a category, as '4+' in row 4 is no number (if it means a missing value: --missing '4+')",
+            "column 'a' is a category, as '4+' in row 4 is no number (if it means a missing value: `missing` '4+')",
             "column 'c' is a category, as '<1' in row 2 and 1 other text is no number (if it means a missing value: "
-            "--missing '<1')",
+            "`missing` '<1')",
         ]
 
     def test_text_among_dates(self):
@@ -403,7 +407,7 @@ class TestJson:
     def test_is_exact(self, columns, scales, left_out, classes):
         written = (";", ("none yet",)) if classes else (None, ())
         target = Target("y", "regression", "so", classes)
-        found = Preprocessing(target, columns, scales, scales[::-1], left_out, *written)
+        found = Preprocessing(target, Inputs(columns, left_out), scales, scales[::-1], *written)
         again = Preprocessing.from_json(json.loads(json.dumps(found.to_json())))
         assert again == found
         assert [type(label) for label in again.target.classes] == [type(label) for label in classes]

@@ -114,9 +114,9 @@ class TestGroups:
         assert group_codes(column([10, 9, 10])).tolist() == [1, 0, 1]
 
     def test_refusals(self):
-        with pytest.raises(TableError, match=r"^--group g: the column must have two groups at least, got one$"):
+        with pytest.raises(TableError, match=r"^`group` g: the column must have two groups at least, got one$"):
             group_split(column(["a"] * 50), "g", 0.1, 0)
-        with pytest.raises(TableError, match=r"^--group g: the column must have no missing values, got 2$"):
+        with pytest.raises(TableError, match=r"^`group` g: the column must have no missing values, got 2$"):
             group_split(column(["a", None, "b", None]), "g", 0.1, 0)
 
 
@@ -148,9 +148,9 @@ class TestTime:
         assert {times[row] for row in split.held_out} == {last}
 
     def test_refusals(self):
-        with pytest.raises(TableError, match=r"^--time t: the column must be numbers or dates, got 'May'$"):
+        with pytest.raises(TableError, match=r"^`time` t: the column must be numbers or dates, got 'May'$"):
             time_split(column(["May"] * 50), "t", 0.1)
-        with pytest.raises(TableError, match=r"^--time t: the column must have two times at least, got one$"):
+        with pytest.raises(TableError, match=r"^`time` t: the column must have two times at least, got one$"):
             time_split(column([1] * 50), "t", 0.1)
 
 

@@ -41,7 +41,7 @@ class TestTask:
     )
     def test_said(self, values, task):
         target = find(values, task)
-        assert (target.task, target.why) == (task, "as --task says")
+        assert (target.task, target.why) == (task, "as `task` says")
 
 
 class TestClasses:
@@ -97,7 +97,7 @@ class TestRefusals:
             (
                 [0.5, 1.5, 1.0],
                 "classification",
-                "the target 'y' must be text, truth values or whole numbers for --task classification, got 0.5",
+                "the target 'y' must be text, truth values or whole numbers for `task` classification, got 0.5",
             ),
             ([1.5, np.inf], None, "column 'y' must be finite (below 1e+38), got inf in row 2"),
             ([1.5, -np.inf], "regression", "column 'y' must be finite (below 1e+38), got -inf in row 2"),
@@ -108,7 +108,7 @@ class TestRefusals:
                 "the target 'y' must be numbers or classes, got dates: make numbers of them",
             ),
             ([[1], [2]], None, "the target 'y' must be numbers or classes, got the type list<item: int64>"),
-            ([1.5, 2.5], "ranking", "--task must be one of regression, classification, got 'ranking'"),
+            ([1.5, 2.5], "ranking", "`task` must be one of regression, classification, got 'ranking'"),
         ],
     )
     def test_message(self, values, task, message):

@@ -120,8 +120,8 @@ def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
     if temperature > 1.01 * low:
         return False
     warnings.warn(
-        f"held_out must tell a temperature, got rows for which every lower one is better, down to {low:g}: the "
-        "temperature stays 1. All of them are predicted right, as are many of the rows that a network was trained on",
+        f"held_out must determine a temperature, got rows for which every lower one is better, down to {low:g}: the "
+        "temperature remains 1. All these rows are predicted correctly, as rows are that a network was trained on",
         UserWarning,
         stacklevel=3,
     )
@@ -162,9 +162,9 @@ def check_surer(likelihood: Likelihood, temperature: float, gain: float, rows: i
     # A gain of 2 nats in all is a log-likelihood ratio at two standard errors.
     if likelihood.defines("log_probs") and temperature < 0.9 and rows * gain > 2.0 > rows * width:
         warnings.warn(
-            f"held_out asks for surer predictions, at the temperature {temperature:.2g}, and for no width: so do rows "
-            "that the network was trained on. Give rows that it has not seen (train= compares them with the training "
-            "data); a network that was trained with label smoothing or strong regularisation may ask for it rightly",
+            f"held_out favours more confident predictions, at the temperature {temperature:.2g}, and no posterior "
+            "width, as rows do that the network was trained on. Use rows that it has not seen (train= compares them "
+            "with the training data). After label smoothing or strong regularisation the result may be right",
             UserWarning,
             stacklevel=3,
         )

@@ -13,6 +13,7 @@ from rich.console import Console
 from bayesadam.commands.app import app
 from bayesadam.commands.delimited import DECIMAL, DELIMITER, MISSING, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
+from bayesadam.commands.options import option, parse_hidden, with_options
 from bayesadam.commands.tables import score_table
 
 _DATA = "The table: CSV with the columns' names in its first line, or Parquet; required."
@@ -102,7 +103,7 @@ def fit_table(
     from bayesadam.commands.screen import Screen
 
     if "hidden" in given:
-        given["hidden"] = runs.parse_hidden(given["hidden"])
+        given["hidden"] = parse_hidden(given["hidden"])
     console, err = Console(), Console(stderr=True)
     with writing_to("--out", out):
         put = runs.settle(out)
@@ -119,7 +120,7 @@ def fit_table(
             fail(f"stopped; what is done is kept in {kept}: bayesadam fit --out {out} --resume goes on", STOPPED)
         fail("stopped; nothing was written", STOPPED)
     for note in result.notes:
-        console.print(f"  note      {note}", **_PLAIN)
+        console.print(f"  note      {with_options(note)}", **_PLAIN)
     console.print(score_table("held-out rows", result.metrics, digits=".4g"))
     lines = [f"{sum(result.seconds.values()):.0f} s; the run is in {out}/: open {out / runs.REPORT}"]
     if result.interrupted:
@@ -145,8 +146,8 @@ def _settings(given: dict[str, Any], out: Path, config: Path | None, *, resume: 
         changed = settings.changed(given)
         if changed:
             was, got = getattr(settings, changed[0]), given[changed[0]]
-            option = changed[0] if changed[0] == "data" else "--" + changed[0].replace("_", "-")
-            fail(f"--resume goes on as the fit began: {option} must be {was!r}, got {got!r}")
+            name = changed[0] if changed[0] == "data" else option(changed[0])
+            fail(f"--resume goes on as the fit began: {name} must be {was!r}, got {got!r}")
         return settings, stopped
     base = {} if config is None else asdict(runs.Settings.load(config))
     for name in ("data", "target"):

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import typer
 
+from bayesadam.commands.options import with_options
+
 STOPPED = 130
 """The exit code after Ctrl-C, as a shell has it."""
 
@@ -59,7 +61,7 @@ def one_line() -> Iterator[None]:
             warnings.showwarning = show
             yield
     except (RunError, TableError, NotEnoughMemory) as error:
-        fail(str(error))
+        fail(with_options(str(error)))
     except MemoryError:
         fail("there is not enough memory: use fewer rows, columns, --members or smaller --hidden")
     except RuntimeError as error:

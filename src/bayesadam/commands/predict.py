@@ -12,6 +12,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from bayesadam.commands.app import app
 from bayesadam.commands.delimited import DECIMAL, DELIMITER, MISSING, delimiter_of
 from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writing_to
+from bayesadam.commands.options import with_options
 
 _COPY = "Column of the table to copy, to know the rows by; may be repeated."
 _SPREADSHEET = "Put an apostrophe before text that a spreadsheet would take for a formula."
@@ -57,7 +58,7 @@ def _predict(
         made = runs.Run(run)
         usual, texts = made.written()
         table = open_table(data, *written, missing=[*texts, *missing], usual=usual)
-        with writing_to("-o", out, "a file"), bar:
+        with writing_to("--out", out, "a file"), bar:
             rows, notes = runs.predict(
                 made,
                 table,
@@ -69,5 +70,5 @@ def _predict(
             )
     except KeyboardInterrupt:
         fail("stopped; nothing was written", STOPPED)
-    for line in (*(f"note: {note}" for note in notes), f"predictions of {rows:,} rows are in {out}"):
+    for line in (*(f"note: {with_options(note)}" for note in notes), f"predictions of {rows:,} rows are in {out}"):
         Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from bayesadam.runs import Prepared
+from bayesadam.commands.options import fit_command, with_options
+from bayesadam.runs import Prepared, Settings, Watcher
 from bayesadam.tabular.columns import Column
 
 _LINES = 10
 """Where stderr is no terminal, this many lines tell of the training."""
 
 
-class Screen:
+class Screen(Watcher):
     """Watches a fit; as a context, the bar is gone after it.
 
     Args:
@@ -52,19 +54,19 @@ class Screen:
     def prepared(self, prepared: Prepared) -> None:
         """Say what was found."""
         target, split = prepared.preprocessing.target, prepared.split
-        columns = len(prepared.preprocessing.columns) + len(prepared.preprocessing.left_out) + 1
+        columns = len(prepared.preprocessing.inputs.columns) + len(prepared.preprocessing.inputs.left_out) + 1
         self._say(f"{prepared.file.path.name}: {len(prepared.targets):,} rows, {columns} columns")
         other = "classification" if target.task == "regression" else "regression"
         override = f" (if not: --task {other})" if target.why.endswith("whole numbers") else ""
-        self._row("predict", f"{target.name}: {target.task}, {target.why}{override}")
+        self._row("predict", f"{target.name}: {target.task}, {with_options(target.why)}{override}")
         if target.classes:
             self._row("", f"{len(target.classes)} classes: {_listed([str(label) for label in target.classes])}")
-        self._row("from", _inputs(prepared.preprocessing.columns))
-        for name, reason in prepared.preprocessing.left_out.items():
-            self._row("left out", f"{name}: {reason}")
+        self._row("from", _inputs(prepared.preprocessing.inputs.columns))
+        for name, reason in prepared.preprocessing.inputs.left_out.items():
+            self._row("left out", f"{name}: {with_options(reason)}")
         self._row("held out", f"{len(split.held_out):,} rows: {split.how}; {len(split.training):,} are trained on")
         for note in prepared.notes:
-            self._row("note", note)
+            self._row("note", with_options(note))
         self._bar.update(self._task, visible=True)
 
     def epoch(self, status: Any) -> None:
@@ -89,6 +91,14 @@ class Screen:
         self._task = self._bar.add_task(what, total=None, note="")
         if not self._live:
             self._err.print(what, soft_wrap=True, highlight=False, markup=False)
+
+    def words(self, text: str) -> str:
+        """A note with options in place of parameters."""
+        return with_options(text)
+
+    def command(self, settings: Settings, out: Path) -> str:
+        """The command line that fits with these settings."""
+        return fit_command(settings, out)
 
     def _row(self, head: str, text: str) -> None:
         self._say(f"  {head:<10}{text}")

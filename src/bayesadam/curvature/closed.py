@@ -112,6 +112,6 @@ def _are_positions(call: Call, indices: Tensor, size: int) -> bool:
     if size == 1:
         return False
     raise RuntimeError(
-        f"the indices of {call.unit} must show whether they are positions or one for each example, got 0, 1, ..., "
-        f"{size - 1} of shape ({size},) with {size} examples (give positions the shape (1, {size}))"
+        f"the indices of {call.unit} must be unambiguous, got 0, 1, ..., {size - 1} of shape ({size},), which may be "
+        f"positions or one index for each of {size} examples (give positions the shape (1, {size}))"
     )

@@ -241,7 +241,7 @@ class Collector:
             gc.collect()  # an optimizer that nobody refers to any more is left in a cycle, and its hooks on
             if self._has_others(units):
                 raise RuntimeError(
-                    "the model must be followed by one started PerExampleSquares at a time, got a second one: use one "
+                    "a model must have at most one started PerExampleSquares at a time, got a second one: use one "
                     "optimizer with param groups, or stop the other first (eval() of its optimizer)"
                 )
         return units, slots

@@ -176,9 +176,9 @@ class Replay:
             tolerance = TOLERANCE[mark.dtype] if not context.low else 5e-2
             if ((replayed - mark[part]).abs() > tolerance * norm[part]).any():
                 raise RuntimeError(
-                    f"{call.unit} must give the same output for an example that is alone in the minibatch, got another "
-                    "one: it draws random numbers, mixes the examples, or was given a tensor without examples that "
-                    "is as long as the minibatch"
+                    f"{call.unit} must give the same output for an example that is alone in the minibatch, got a "
+                    "different one: it draws random numbers, mixes the examples, or was given a tensor that is as "
+                    "long as the minibatch but has no axis of examples"
                 )
         # For an unused parameter vmap returns a single zero gradient instead of one per example.
         return {name: found[f"module.{name}"].contiguous() for name in names}

@@ -146,8 +146,8 @@ class Call:
             return {}
         if self.received == self.during.backwards:
             raise RuntimeError(
-                f"one forward pass must be backwarded once while per-example gradients are squared, got a second "
-                f"backward pass through {self.unit}: add the losses first"
+                f"backward() must be called once for each forward pass while per-example gradients are squared, got a "
+                f"second backward pass through {self.unit}: add the losses before it"
             )
         self.received += 1
         self.inputs, self.grads = inputs, grads

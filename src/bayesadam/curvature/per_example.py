@@ -185,7 +185,7 @@ class PerExampleSquares:
         if value is None and parameter.requires_grad and parameter.grad is not None:
             raise RuntimeError(
                 f"the gradient of parameter {slot.name} must come from calls of its module in the model's forward "
-                "pass since start(), got one that no hook saw, or whose squares were forgotten in the step of another "
+                "pass since start(), got one that no hook saw, or whose squares were discarded by the step of another "
                 "optimizer with the same PerExampleSquares (use one optimizer with param groups)"
             )
         return value

@@ -10,7 +10,6 @@ SHA256: dict[str, tuple[str, ...]] = {
     "fashion-mnist/train-labels-idx1-ubyte.gz": ("a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",),
     "fashion-mnist/t10k-images-idx3-ubyte.gz": ("346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",),
     "fashion-mnist/t10k-labels-idx1-ubyte.gz": ("67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",),
-    "usps/usps.t.bz2": ("a9c0164e797d60142a50604917f0baa604f326e9a689698763793fa5d12ffc4e",),
     "bandits/mushroom/agaricus-lepiota.data": ("e65d082030501a3ebcbcd7c9f7c71aa9d28fdfff463bf4cf4716a3fe13ac360e",),
     "bandits/adult/adult.data": ("5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d",),
     "bandits/adult/adult.test": ("a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05",),
@@ -29,8 +28,6 @@ SHA256: dict[str, tuple[str, ...]] = {
     "bandits/covertype/test.csv.gz": ("d1683af154f7279cfb7221e813d44d904346d4965779c56bfbe7c5c74cebf8fd",),
     "bandits/jester/jester-data-1.zip": ("4adf783a1e03bd3be063315cb6e0a064fe63e983fd289d01b8e401a8e6c41e5f",),
     "bandits/financial/raw_stock_contexts": ("cf468e5aae150dfd5c6b096464cd11e85f8b01198f8e49bedb941948850a6315",),
-    "bandits/census/sample.csv": ("85b3d1e33695b1eafc0e72ac0f9bd5baf8757bed608a523f189d0a924d91927b",),
-    "bandits/census/partai": ("8bab90d5e98b494681fb8644c82393d864bb0c95accb114fa5ef5cc367e6bf7a",),
     "jura/prediction.dat": ("ac09ef5312f2b8864abad54908eb920692b22a75fcad93bea2860fd72c38016e",),
     "jura/validation.dat": ("c86380abc391c731fafd0ba778eaacda4bfeaa72b71d5723821acc6d9a13d3b2",),
     # Copies: complete and correct, but that the publisher serves just these bytes is not confirmed.
@@ -39,13 +36,6 @@ SHA256: dict[str, tuple[str, ...]] = {
     "bandits/shuttle/shuttle.trn.Z": ("ffd2cbf221d4982ccc77c674621c23291447f3fd9484c00d8078858965e0e7ed",),
     "bandits/shuttle/shuttle.tst": ("4d06df909e29d5f908fcbce4e003c8038a7bb5230b57820b4b87be6f38b1c747",),
     "text/warpeace_input.txt": ("fb66ba999dafe24017cdd59e04c56d385a9c8466993d374fd4c6f08b2142985e",),
-    # Derived from another file of the same data set; nobody serves them.
-    "uci-extra/energy/data_2targets.txt": ("34590f314dde477ce2d521a0a859180e88e8aaf46f46938c393bd384b78a0aa2",),
-    "bandits/shuttle/shuttle.trn": ("87b24ee9fb5137e1d417659cf905d84d0e15342bbaa60770f1ae83da1a38200a",),
-    "bandits/covertype/covtype_sample.data.gz": ("c889e21525ed6314508394a7b76fdf7c15c3a9e5f22264880b41201dd8743dc7",),
-    "bandits/jester/jester_data_40jokes_19181users.npy": (
-        "23bdebc59ee795c2e1a58281cd963e997a7b288053e614774e9dcb84422a7f69",
-    ),
     # The published file, then the same text compressed again without a time stamp.
     "usps/zip.train.gz": (
         "66ebf231ab51f2cf6ac1a892d0f98ccffee1079d7a5db638c1f11f366046ca16",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -22,24 +21,24 @@ class File:
         path: Relative to the data folder (and to the cache).
         sha256: Accepted digests. A download must give the first; a file already there may also have another: the same
             content, packed anew.
-        url: Public address that serves the first digest, if there is one.
+        url: Public address that serves the first digest.
     """
 
     path: str
     sha256: tuple[str, ...]
-    url: str | None = None
+    url: str
 
 
-def read(choices: Sequence[File], root: str | os.PathLike[str] | None = None) -> bytes:
-    """Bytes of the first of several interchangeable files that is there, else of the first that can be downloaded.
+def read(file: File, root: str | os.PathLike[str] | None = None) -> bytes:
+    """Bytes of a file, which is downloaded into the cache if it is not there yet.
 
     Args:
-        choices: Files that hold the same data, the most convenient first.
+        file: What to read.
         root: Folder to look in; default the environment variable ``BAYESADAM_DATA``; without that, a cache in the
             user's cache folder, filled on demand.
 
     Raises:
-        FileNotFoundError: The folder or the file is missing, or the file has no public address.
+        FileNotFoundError: The given folder is missing, or lacks the file.
         ValueError: Wrong checksum.
         ModuleNotFoundError: A download is needed and pooch is not installed.
         OSError: The download failed.
@@ -48,13 +47,9 @@ def read(choices: Sequence[File], root: str | os.PathLike[str] | None = None) ->
     folder = Path(_pooch().os_cache("bayesadam") if given is None else given)
     if given is not None and not folder.is_dir():
         raise FileNotFoundError(f"root (or {VARIABLE}) must be an existing folder, got {str(folder)!r}")
-    for choice in choices:
-        if (folder / choice.path).is_file():
-            return _checked(folder / choice.path, choice)
-    file = next((choice for choice in choices if choice.url), choices[0])
     path = folder / file.path
-    if file.url is None:
-        raise FileNotFoundError(f"{path} must exist: the file has no public address, so copy it there yourself")
+    if path.is_file():
+        return _checked(path, file)
     if given is not None:
         raise FileNotFoundError(
             f"{path} must exist: put the file from {file.url} there, or unset {VARIABLE} to let it be downloaded"
@@ -67,8 +62,8 @@ def _checked(path: Path, file: File) -> bytes:
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if digest not in file.sha256:
-        origin = f"the file from {file.url}" if file.url else "the published file (it has no public address)"
-        raise ValueError(f"{path} must have sha256 {' or '.join(file.sha256)}, got {digest}: replace it by {origin}")
+        rule = " or ".join(file.sha256)
+        raise ValueError(f"{path} must have sha256 {rule}, got {digest}: replace it by the file from {file.url}")
     return content
 
 

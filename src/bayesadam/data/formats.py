@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import io
 import struct
@@ -19,11 +18,9 @@ _SHEET = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
 
 def unpack(content: bytes) -> bytes:
-    """Decompress gzip, bzip2, Unix compress (``.Z``) and zip with one member; anything else passes through."""
+    """Decompress gzip, Unix compress (``.Z``) and zip with one member; anything else passes through."""
     if content.startswith(b"\x1f\x8b"):
         return gzip.decompress(content)
-    if content.startswith(b"BZh"):
-        return bz2.decompress(content)
     if content.startswith(b"\x1f\x9d"):
         return uncompress(content)
     if content.startswith(b"PK"):

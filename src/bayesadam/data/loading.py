@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bayesadam.data.dataset import Dataset, Standardizer
 from bayesadam.data.files import read
-from bayesadam.data.registry import ALIASES, REGISTRY, Entry
+from bayesadam.data.registry import REGISTRY, Entry
 
 
 def names() -> list[str]:
@@ -27,19 +27,14 @@ def describe(name: str) -> str:
     Raises:
         ValueError: Unknown name.
     """
-    name, entry = _find(name)
-    files = [
-        f"  {'or ' if i else 'file: '}{file.path}, {file.url or 'no public address'}"
-        for choices in entry.files
-        for i, file in enumerate(choices)
-    ]
+    entry = _find(name)
     return "\n".join(
         [
             f"{name}: {entry.task}",
             f"  licence: {entry.licence}",
             f"  source: {entry.source}",
             f"  split: {_rule(entry)}",
-            *files,
+            *(f"  file: {file.path}, {file.url}" for file in entry.files),
         ]
     )
 
@@ -66,13 +61,13 @@ def load(
         ModuleNotFoundError: A download is needed and pooch is not installed.
         OSError: The download failed.
     """
-    name, entry = _find(name)
+    entry = _find(name)
     limit = entry.splits.count if entry.splits else 0
     if split is not None and not (_is_integer(split) and 0 <= split < limit):
         raise ValueError(f"split must be {_rule(entry)} for {name}, got {split!r}")
     if standardize and entry.task == "text":
         raise ValueError(f"standardize must be False for {name}, got {standardize!r}")
-    table = entry.parse(*(read(choices, root) for choices in entry.files))
+    table = entry.parse(*(read(file, root) for file in entry.files))
     if split is not None and entry.splits:
         train, test = entry.splits.rows(len(table.x), split)
         x_train, y_train, x_test, y_test = table.x[train], table.y[train], table.x[test], table.y[test]
@@ -98,13 +93,12 @@ def load(
     )
 
 
-def _find(name: str) -> tuple[str, Entry]:
-    full = ALIASES.get(name, name)
-    if full not in REGISTRY:
-        close = difflib.get_close_matches(str(name), [*REGISTRY, *ALIASES], n=3, cutoff=0.5)
+def _find(name: str) -> Entry:
+    if name not in REGISTRY:
+        close = difflib.get_close_matches(str(name), REGISTRY, n=3, cutoff=0.5)
         hint = f", did you mean {' or '.join(map(repr, close))}?" if close else ""
         raise ValueError(f"name must be one of bayesadam.data.names(), got {name!r}{hint}")
-    return full, REGISTRY[full]
+    return REGISTRY[name]
 
 
 def _is_integer(value: object) -> bool:

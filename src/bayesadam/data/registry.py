@@ -48,7 +48,7 @@ class Entry:
     Attributes:
         task: As in ``Dataset``.
         parse: From the contents of the files to a table.
-        files: The arguments of ``parse``; for each, the files that can serve, the most convenient first.
+        files: Their contents are the arguments of ``parse``.
         licence: Licence, or what is known of the terms.
         source: Where the data come from and what to know about them.
         splits: Random splits; None where the division is published or there is none.
@@ -56,14 +56,14 @@ class Entry:
 
     task: Task
     parse: Callable[..., Table]
-    files: Sequence[Sequence[File]]
+    files: Sequence[File]
     licence: str
     source: str
     splits: Splits | None = None
 
 
-def _file(path: str, url: str | None = None) -> list[File]:
-    return [File(path, SHA256[path], url)]
+def _file(path: str, url: str) -> File:
+    return File(path, SHA256[path], url)
 
 
 def _github(repository: str, commit: str, path: str) -> str:
@@ -134,8 +134,7 @@ REGISTRY: dict[str, Entry] = {
         "regression",
         partial(tables.energy, features=columns.ENERGY, targets=["heating load", "cooling load"]),
         [
-            _file("uci-extra/energy/data_2targets.txt")
-            + _file(
+            _file(
                 "uci-extra/energy/ENB2012_data.xlsx",
                 _github("hafshahshaliha/ENB2012_data", "7b7c7b1951c9be7aed020e9150e7e6f81e8b9a3c", "ENB2012_data.xlsx"),
             )
@@ -160,14 +159,6 @@ REGISTRY: dict[str, Entry] = {
     ),
     "usps": _usps(tables.usps, "classification"),
     "usps/3-vs-5": _usps(tables.usps_3_vs_5, "binary", _HALVES),
-    "libsvm/usps-test": Entry(
-        "classification",
-        tables.usps_libsvm,
-        [_file("usps/usps.t.bz2", f"{_LIBSVM}/multiclass/usps.t.bz2")],
-        _UNSTATED,
-        "LIBSVM data sets, test part only; its grey values differ from those of usps: do not mix the two",
-        _HALVES,
-    ),
     "libsvm/australian": _libsvm("australian_scale", 14, ["-1", "+1"], "UCI Statlog Australian credit approval"),
     "libsvm/breast-cancer": _libsvm(
         "breast-cancer_scale", 10, ["benign", "malignant"], "UCI Wisconsin breast cancer, original"
@@ -183,8 +174,7 @@ REGISTRY: dict[str, Entry] = {
         "bandit",
         partial(tables.last_column, classes=columns.RADIATOR),
         [
-            _file("bandits/shuttle/shuttle.trn")
-            + _file("bandits/shuttle/shuttle.trn.Z", f"{_UCI}/statlog/shuttle/shuttle.trn.Z"),
+            _file("bandits/shuttle/shuttle.trn.Z", f"{_UCI}/statlog/shuttle/shuttle.trn.Z"),
             _file("bandits/shuttle/shuttle.tst", f"{_UCI}/statlog/shuttle/shuttle.tst"),
         ],
         _CC_BY,
@@ -202,8 +192,7 @@ REGISTRY: dict[str, Entry] = {
         "bandit",
         partial(tables.covertype, features=columns.COVERTYPE, classes=columns.TREES),
         [
-            _file("bandits/covertype/covtype_sample.data.gz")
-            + _file(
+            _file(
                 "bandits/covertype/test.csv.gz",
                 _github("ramp-kits/covertype", "af435f432b221d5c205209d9331ca3b540a6a3a1", "data/test.csv.gz"),
             )
@@ -215,8 +204,7 @@ REGISTRY: dict[str, Entry] = {
         "bandit",
         tables.jester,
         [
-            _file("bandits/jester/jester_data_40jokes_19181users.npy")
-            + _file(
+            _file(
                 "bandits/jester/jester-data-1.zip",
                 _github("negi-soumya/eigentaste", "0877aa8b2b16531cc806a77bae606ad2b8ee5122", "jester-data-1.zip"),
             )
@@ -239,23 +227,6 @@ REGISTRY: dict[str, Entry] = {
         ],
         _UNSTATED,
         "Deep Bayesian Bandits Showdown (Riquelme et al. 2018)",
-    ),
-    "bandits/census-scrap": Entry(
-        "bandit",
-        partial(tables.census, label="dOccup"),
-        [
-            _file(
-                f"bandits/census/{path.rsplit('/')[-1]}",
-                _github(
-                    "matkosoric/US-Census-1990-Stream",
-                    "a425413105ab7579a144e116e133da47cd344018",
-                    f"src/main/resources/{path}",
-                ),
-            )
-            for path in ("sample.csv", "census-data/partai")
-        ],
-        _CC_BY,
-        "UCI, US Census Data (1990): 221 of 2,458,285 rows, for trying code out, not for a benchmark",
     ),
     "jura": Entry(
         "regression",
@@ -287,19 +258,3 @@ REGISTRY: dict[str, Entry] = {
         "Leo Tolstoy, from Project Gutenberg by way of A. Karpathy's char-rnn",
     ),
 }
-
-ALIASES = {
-    "uci/bostonHousing": "uci/boston",
-    "uci/naval-propulsion-plant": "uci/naval",
-    "uci/power-plant": "uci/power",
-    "uci/protein-tertiary-structure": "uci/protein",
-    "uci/wine-quality-red": "uci/wine",
-    "uci-extra/energy": "uci/energy-2",
-    "libsvm/australian_scale": "libsvm/australian",
-    "libsvm/breast-cancer_scale": "libsvm/breast-cancer",
-    "bandits/shuttle": "bandits/statlog",
-    "bandits/census": "bandits/census-scrap",
-    "sarcos": "sarcos-test",
-    "text/warpeace": "text/war-and-peace",
-}
-"""Names of the folders and files where they differ."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,9 +54,8 @@ def regression(content: bytes, *, features: Sequence[str], targets: Sequence[str
 
 
 def energy(content: bytes, *, features: Sequence[str], targets: Sequence[str]) -> Table:
-    """The publisher's workbook or a text file, both rounded to the two decimals of the text."""
-    data = xlsx(content) if content.startswith(b"PK") else numbers(lines(content))
-    return _regression([data.round(2)], features, targets)
+    """The publisher's workbook, rounded to the two decimals of uci/energy."""
+    return _regression([xlsx(content).round(2)], features, targets)
 
 
 def jura(*contents: bytes, features: Sequence[str], targets: Sequence[str]) -> Table:
@@ -101,12 +99,6 @@ def usps_3_vs_5(*contents: bytes) -> Table:
     return Table(table.x[rows], (table.y[rows] == 5).astype(np.int64), (), ("3", "5"))
 
 
-def usps_libsvm(content: bytes) -> Table:
-    """LIBSVM counts the labels from 1: label 1 is digit 0."""
-    x, y = libsvm(lines(unpack(content)), 256)
-    return Table(x, y - 1, (), tuple(DIGITS))
-
-
 def signs(content: bytes, *, num_features: int, classes: Sequence[str]) -> Table:
     """LIBSVM text with labels -1 (to 0) and +1 (to 1)."""
     x, y = libsvm(lines(content), num_features)
@@ -128,12 +120,9 @@ def last_column(*contents: bytes, classes: Sequence[str]) -> Table:
 
 
 def covertype(content: bytes, *, features: Sequence[str], classes: Sequence[str]) -> Table:
-    """UCI's integers; where there is a header, the first ten columns are scaled to [0, 1], which is undone here."""
-    rows = lines(unpack(content))
-    scaled = not rows[0][0].isdigit()
-    data = numbers(rows[scaled:], ",")
-    if scaled:
-        data[:, :10] = np.round(_COVERTYPE_LOW + data[:, :10] * (_COVERTYPE_HIGH - _COVERTYPE_LOW))
+    """UCI's integers; the first ten columns of the file are scaled to [0, 1], which is undone here."""
+    data = numbers(lines(unpack(content))[1:], ",")
+    data[:, :10] = np.round(_COVERTYPE_LOW + data[:, :10] * (_COVERTYPE_HIGH - _COVERTYPE_LOW))
     return Table(data[:, :-1], data[:, -1].astype(np.int64) - 1, tuple(features), tuple(classes))
 
 
@@ -152,25 +141,12 @@ def adult(*contents: bytes, columns: Sequence[str], numeric: Sequence[str], labe
     return Table(x, y.astype(np.int64), (*numeric, *names), tuple(classes.tolist()), len(parts[0]))
 
 
-def census(*contents: bytes, label: str) -> Table:
-    """Case number (left out) and codes, all one-hot; the header is in the first file only."""
-    header, *rows = [line for content in contents for line in lines(content)]
-    columns = header.split(",")
-    data = cells(rows)
-    keep = [i for i, name in enumerate(columns) if name not in ("caseid", label)]
-    x, names = one_hot(data[:, keep], [columns[i] for i in keep])
-    return Table(x, data[:, columns.index(label)].astype(np.int64), names, tuple("012345678"))
-
-
 def jester(content: bytes) -> Table:
     """Ratings in [-10, 10] of the 40 most rated jokes, in joke order, by the users who rated all of them."""
-    if content.startswith(b"\x93NUMPY"):
-        ratings = np.load(io.BytesIO(content), allow_pickle=False)
-    else:
-        ratings = numbers(lines(unpack(content)), ",")[:, 1:]
-        counts = (ratings != _NO_RATING).sum(axis=0)
-        jokes = np.sort(np.argsort(-counts, kind="stable")[:_NUM_JOKES])
-        ratings = ratings[:, jokes][(ratings[:, jokes] != _NO_RATING).all(axis=1)]
+    ratings = numbers(lines(unpack(content)), ",")[:, 1:]
+    counts = (ratings != _NO_RATING).sum(axis=0)
+    jokes = np.sort(np.argsort(-counts, kind="stable")[:_NUM_JOKES])
+    ratings = ratings[:, jokes][(ratings[:, jokes] != _NO_RATING).all(axis=1)]
     return Table(ratings, np.empty((len(ratings), 0)), (), ())
 
 

@@ -16,7 +16,6 @@ from bayesadam.pruning import PruningCurve
 
 FIGURES = ("prices", "digits", "curve", "weights")
 _FLATS = 120
-_GREY = "#555555"
 
 
 def draw(folder: Path, found: Mapping[str, Part]) -> None:
@@ -124,7 +123,7 @@ def _weights(part: Part) -> Any:
         )
     priors = {row.prior_precision for row in part.shown["report"].rows}
     for i, precision in enumerate(sorted(priors)):
-        left.axvline(precision**-0.5, color=_GREY, lw=1, ls=":", label=None if i else "priors of the tensors")
+        left.axvline(precision**-0.5, color=plots.GREY, lw=1, ls=":", label=None if i else "priors of the tensors")
     left.set(xscale="log", xlabel="standard deviation of a weight", ylabel="% of the weights")
     left.set_xticks([0.01, 0.02, 0.05, 0.1, 0.2, 0.5], ["0.01", "0.02", "0.05", "0.1", "0.2", "0.5"])
     left.minorticks_off()

@@ -55,8 +55,8 @@ class DenseStore(Store):
         """
         if not self._fits():
             raise ValueError(
-                "the rows of the state_dict's Hessian must be in the order of its columns, got a matrix that is not a "
-                "precision: with covariance='full' parameters are loaded in the order in which they were saved"
+                "the Hessian of the state_dict must be a precision matrix, got one that is not positive definite (with "
+                "covariance='full' the parameters must be in the order in which they were saved)"
             )
 
     def _fits(self) -> bool:

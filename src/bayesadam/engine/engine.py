@@ -114,7 +114,7 @@ class Engine:
         if self.gradients.collected == count and not self._was_skipped():
             raise RuntimeError(
                 f"exactly mc_samples={count} blocks must be run before step(), got one more "
-                "(backward several times inside one block to accumulate gradients)"
+                "(to accumulate gradients, call backward() several times inside one block)"
             )
 
     def _close(self, before: Sequence[Hidden], stage: str) -> None:
@@ -147,8 +147,8 @@ class Engine:
         """Raise ``RuntimeError`` if there are several samples per step, since weights can hold only one."""
         if self.store.first["mc_samples"] != 1:
             raise RuntimeError(
-                f"mc_samples must be 1 to use train(), got {self.store.first['mc_samples']!r} (several samples are for "
-                "blocks, and for trainers that call step(closure))"
+                f"mc_samples must be 1 to use train(), got {self.store.first['mc_samples']!r} (use "
+                "sampled_params() or step(closure) for several samples)"
             )
 
     def train(self) -> None:

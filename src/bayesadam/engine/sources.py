@@ -236,9 +236,9 @@ class HessianSource:
             grad = parameter.grad
             if grad is None or (id(grad), grad._version) != written:
                 raise RuntimeError(
-                    f"the gradient of parameter {self.store.name_of(parameter)} must be left alone inside the "
-                    "block after backward(loss), got another one: clip between block and step(), and call "
-                    "backward(loss) of the optimiser only"
+                    f"the gradient of parameter {self.store.name_of(parameter)} must not be changed inside the "
+                    "block after optimizer.backward(loss), got a changed one: clip gradients between the block and "
+                    "step(), and call no other backward()"
                 )
 
     def after_closure(self, loss: Any) -> Any:
@@ -271,8 +271,9 @@ class HessianSource:
     def _backwarded(self) -> str:
         """Message for a user who called ``backward``."""
         return (
-            f"the loss must not be backwarded when hessian={self._kind!r}, which differentiates it twice, got one that "
-            "was: return it from the closure, or call optimizer.backward(loss) inside the block"
+            f"loss.backward() must not be called when hessian={self._kind!r}, which differentiates the loss twice, "
+            "got a loss that was differentiated: return it from the closure, or call optimizer.backward(loss) inside "
+            "the block"
         )
 
     def _has_gradients(self) -> bool:

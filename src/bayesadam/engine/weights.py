@@ -234,7 +234,7 @@ class Weights:
                 raise RuntimeError(
                     f"parameter {self.store.name_of(slot.parameter)} must hold the sample that train() drew, "
                     "got other values: call train() after loading a checkpoint, and eval() before changing weights "
-                    "(now, eval() takes them as the mean)"
+                    "(a call of eval() now takes the changed values as the mean)"
                 )
             mean.copy_(found)
             self._rewrite(slot, sample)

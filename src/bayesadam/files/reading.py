@@ -69,7 +69,7 @@ def read_json(path: str | os.PathLike[str], rule: str) -> tuple[dict[str, Any], 
         told = record.pop("digest", None)
         found = json_digest(record)
         if told is not None and told != found:
-            raise ValueError("its digest is another: the file is damaged, or was edited")
+            raise ValueError("its digest does not match: the file is damaged, or was edited")
         return record, told
 
 

@@ -206,7 +206,7 @@ def divide(a: Any, b: Any) -> Moments:
     """
     a, b = _moments(a), _moments(b)
     if b.variance is not None:
-        raise TypeError("a divisor must be certain to propagate moments, got one with a variance")
+        raise TypeError("a divisor must have no variance to propagate moments, got a random one")
     return Moments(a.mean / b.mean, None if a.variance is None else a.variance / b.mean.square())
 
 

@@ -8,6 +8,7 @@ from bayesadam.optim.natural import NaturalVON as NaturalVON
 from bayesadam.optim.ngvi import NGVI as NGVI
 from bayesadam.optim.param_groups import param_groups as param_groups
 from bayesadam.optim.schedules import BetaScheduler as BetaScheduler
+from bayesadam.optim.schedules import half_cosine as half_cosine
 from bayesadam.optim.schedules import polynomial_decay as polynomial_decay
 from bayesadam.optim.vadagrad import VadaGrad as VadaGrad
 from bayesadam.optim.vadam import Vadam as Vadam

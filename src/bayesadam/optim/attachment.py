@@ -39,7 +39,7 @@ def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
     for slot in slots:
         if slot.parameter not in names and slot.group["perturb"]:
             raise ValueError(
-                f"model must have all perturbed parameters of the optimiser, got one without number {slot.index} "
+                f"model must have all perturbed parameters of the optimiser, got a model without number {slot.index} "
                 f"of shape {tuple(slot.parameter.shape)}"
             )
     return {slot.parameter: names[slot.parameter] for slot in slots if slot.parameter in names}
@@ -77,7 +77,8 @@ def warn_of_sample() -> None:
 def warn_of_other_plan(planned: float | None, found: float | None) -> None:
     """Warn that a loaded state dict has replaced the planned number of steps by another one."""
     warnings.warn(
-        f"total_steps is {found} in the state_dict, and replaces {planned}: set it in the groups to go on with another",
+        f"total_steps is {found} in the state_dict, and replaces {planned}: to use another value, set it in the "
+        "groups after loading",
         UserWarning,
         stacklevel=4,
     )

@@ -1,7 +1,10 @@
-"""Schedules for the decay rate of the curvature, which PyTorch's own schedulers do not change."""
+"""Schedules: factors of the learning rate, and a scheduler of the decay rate of the curvature, which PyTorch's own do
+not change.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +23,21 @@ def polynomial_decay(power: float = 0.55) -> Callable[[int], float]:
     if not power > 0:
         raise ValueError(f"power must be positive, got {power!r}")
     return lambda step: 1.0 / (1.0 + step**power)
+
+
+def half_cosine(done: float, flat: float = 0.0) -> float:
+    """Factor of a learning rate that falls to 0 along half a cosine (Loshchilov and Hutter 2017, eq. 5, one period).
+
+    Use it as ``lr_schedule`` of :func:`bayesadam.population.train`, or with ``LambdaLR``.
+
+    Args:
+        done: Fraction of the training that is done, in [0, 1].
+        flat: Fraction of the training before which the factor is 1, in [0, 1).
+
+    Returns:
+        ``1`` if ``done < flat``, else ``(1 + cos(pi (done - flat) / (1 - flat))) / 2``.
+    """
+    return 1.0 if done < flat else 0.5 * (1.0 + math.cos(math.pi * (done - flat) / (1.0 - flat)))
 
 
 class BetaScheduler:

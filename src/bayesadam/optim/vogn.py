@@ -124,7 +124,7 @@ class VOGN(PerturbedOptimizer):
             if not self._source.covers(parameter):
                 known = f"the parameter {entry[0]!r}" if isinstance(entry, tuple) else "a parameter"
                 raise ValueError(
-                    "curvature must be made for the model of these parameters, got one for another model, which does "
+                    "curvature must be made for the model of these parameters, got one for a model that does "
                     f"not have {known} of shape {tuple(parameter.shape)}"
                 )
         super().add_param_group({**param_group, "params": params})

@@ -97,7 +97,7 @@ class Networks:
                 hook.remove()
         for name, buffer in self.template.named_buffers():
             if not buffer.equal(before[name]):
-                raise ValueError(f"models must leave their buffers as they are when they are run, got a new {name!r}")
+                raise ValueError(f"models must not change their buffers in a forward pass, got a new value of {name!r}")
         self._activations[x.shape] = counted
         return counted
 

@@ -89,7 +89,7 @@ class Posterior(NetworkDistribution):
 
     def _scaled(self: Self, factor: float, hyperparameters: Mapping[str, Any]) -> Self:
         """The result of :meth:`scaled`, with the given hyper-parameters."""
-        raise TypeError(f"posterior must be of a kind that defines how it is scaled, got {type(self).__name__}")
+        raise TypeError(f"posterior must be of a class that can be scaled, got {type(self).__name__}")
 
     @abc.abstractmethod
     def tensors(self) -> Mapping[str, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.posterior.base import Posterior
-from bayesadam.posterior.diagonal import sum_all
+from bayesadam.posterior.diagonal import sum_all, sum_of_tensors
 
 
 class BernoulliPosterior(Posterior):
@@ -118,12 +118,12 @@ class BernoulliPosterior(Posterior):
             ValueError: The names or shapes are not those of the posterior.
         """
         self._check_theta(theta)
-        total = torch.zeros((), dtype=torch.float64)
-        for name, p in self.probability.items():
-            value = theta[name]
-            terms = _log_mass(value, p.double(), self.scale[name].to(value.dtype))
-            total = total.to(terms.device) + terms.reshape(*value.shape[: value.ndim - p.ndim], -1).sum(-1)
-        return total
+
+        def log_mass(name: str, p: Tensor) -> Tensor:
+            terms = _log_mass(theta[name], p.double(), self.scale[name].to(theta[name].dtype))
+            return terms.reshape(*terms.shape[: terms.ndim - p.ndim], -1).sum(-1)
+
+        return sum_of_tensors(log_mass(name, p) for name, p in self.probability.items())
 
     def entropy(self) -> Tensor:
         """Entropy in nats, summed over the random weights; 0-d float64."""

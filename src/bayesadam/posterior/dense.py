@@ -173,16 +173,8 @@ class DenseGaussian(GaussianPosterior):
 
         return write
 
-    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Joint log density of all weights, in float64.
-
-        Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
-
-        Returns:
-            A tensor with the shape of the leading axes.
-        """
-        self._check_theta(theta)
+    def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """The density of the joint Gaussian."""
         return gaussian.dense_log_prob(self._flat(theta), self._flat(self.mean), self.scale_tril)
 
     def entropy(self) -> Tensor:
@@ -264,7 +256,7 @@ def _check_diagonal(matrix: Tensor, what: str) -> None:
     point = diagonal == 0
     beside = torch.where(point | point.unsqueeze(1), matrix, 0.0)
     if beside.any():
-        raise ValueError(f"{what} must be 0 in row and column where its diagonal is, got {_first(beside)}")
+        raise ValueError(f"{what} must be 0 in the row and column of every 0 on its diagonal, got {_first(beside)}")
 
 
 def _symmetric(matrix: Tensor, dtype: torch.dtype, what: str) -> Tensor:

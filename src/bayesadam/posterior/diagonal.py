@@ -103,22 +103,14 @@ class DiagonalGaussian(GaussianPosterior):
 
         return write
 
-    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log density of weights, summed over all of them, in float64.
+    def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """The sum of the weights' log densities."""
 
-        Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
+        def density(name: str, mean: Tensor) -> Tensor:
+            terms = gaussian.log_prob(theta[name], mean, self.variance[name])
+            return terms.reshape(*terms.shape[: terms.ndim - mean.ndim], -1).sum(-1)
 
-        Returns:
-            A tensor with the shape of the leading axes.
-        """
-        self._check_theta(theta)
-        total = torch.zeros((), dtype=torch.float64)
-        for name, mean in self.mean.items():
-            value = theta[name]
-            terms = gaussian.log_prob(value, mean, self.variance[name])
-            total = total.to(terms.device) + terms.reshape(*value.shape[: value.ndim - mean.ndim], -1).sum(-1)
-        return total
+        return sum_of_tensors(density(name, mean) for name, mean in self.mean.items())
 
     def entropy(self) -> Tensor:
         """Differential entropy in nats, summed over the random weights; 0-d float64."""
@@ -186,6 +178,14 @@ def _room(target: Tensor, mean: Tensor) -> Tensor:
     """The tensor in which a sample is computed: the target, if it is contiguous and like the mean."""
     fits = (target.dtype, target.device) == (mean.dtype, mean.device) and target.is_contiguous()
     return target if fits else torch.empty_like(mean, memory_format=torch.contiguous_format)
+
+
+def sum_of_tensors(terms: Iterable[Tensor]) -> Tensor:
+    """Sum of the log densities of several tensors of weights, which may be on several devices, in float64."""
+    total = torch.zeros((), dtype=torch.float64)
+    for term in terms:
+        total = total.to(term.device) + term
+    return total
 
 
 def sum_all(terms: Any) -> Tensor:

@@ -44,16 +44,24 @@ class GaussianPosterior(Posterior):
         If the weights are independent, it is the diagonal of that factor, ``(D,)``: the standard deviations.
         """
 
-    @abc.abstractmethod
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Joint log density of all weights, in float64.
+        """Joint log density of all random weights, in float64; minus infinity if a point mass is not at its value.
 
         Args:
             theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
 
         Returns:
             A tensor with the shape of the leading axes.
+
+        Raises:
+            ValueError: The names or shapes are not those of the posterior.
         """
+        self._check_theta(theta)
+        return self._log_prob(theta)
+
+    @abc.abstractmethod
+    def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """Joint log density of weights that were checked, in float64, with the shape of the leading axes."""
 
     @abc.abstractmethod
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> GaussianPosterior:

@@ -13,7 +13,7 @@ from bayesadam import noise
 from bayesadam.functional import gaussian
 from bayesadam.functional.kronecker import between, rotate
 from bayesadam.posterior.dense import MAX_WEIGHTS
-from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
+from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
 from bayesadam.posterior.gaussian import GaussianPosterior
 
 
@@ -122,25 +122,18 @@ class KroneckerGaussian(GaussianPosterior):
 
         return write
 
-    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log density of weights, summed over all of them, in float64.
+    def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """The sum of the log densities in the bases, in which the weights are independent."""
 
-        Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
-
-        Returns:
-            A tensor with the shape of the leading axes.
-        """
-        self._check_theta(theta)
-        total = torch.zeros((), dtype=torch.float64)
-        for name, mean in self.mean.items():
+        def density(name: str, mean: Tensor) -> Tensor:
             residual = _matrix(theta[name].double() - mean.double(), mean)
             far = residual.isinf()
             residual = rotate(residual.masked_fill(far, 0.0), *self._bases(name))
             spread = _matrix(self.eigenvalues[name].double(), mean)
-            density = gaussian.log_prob(residual, torch.zeros_like(spread), spread).sum((-2, -1))
-            total = total.to(density.device) + density.masked_fill(far.any(-1).any(-1), -math.inf)
-        return total
+            within = gaussian.log_prob(residual, torch.zeros_like(spread), spread).sum((-2, -1))
+            return within.masked_fill(far.any(-1).any(-1), -math.inf)
+
+        return sum_of_tensors(density(name, mean) for name, mean in self.mean.items())
 
     def entropy(self) -> Tensor:
         """Differential entropy of the random weights in nats; 0-d float64."""
@@ -224,8 +217,8 @@ class KroneckerGaussian(GaussianPosterior):
             ValueError: Always, since without some of its weights the covariance of a tensor is not a Kronecker product.
         """
         raise ValueError(
-            "posterior must have a covariance that stays of its kind without some weights to be pruned, got a "
-            "KroneckerGaussian (prune its marginal(), or use pruning_curve with samples)"
+            "posterior must be of a class that can be pruned, got a KroneckerGaussian, whose covariance is no "
+            "Kronecker product without some of the weights (prune its marginal(), or use pruning_curve with samples)"
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
@@ -302,4 +295,6 @@ def _check_basis(what: str, basis: Tensor, size: int) -> None:
     probe = torch.arange(1, size + 1, device=basis.device).to(dtype).cos()
     error = torch.dist(basis.to(dtype).mT @ (basis.to(dtype) @ probe), probe).item()
     if error > torch.finfo(basis.dtype).eps ** 0.5 * probe.norm().item():
-        raise ValueError(f"{what} must be orthogonal, got a vector that it moves by {error:.3g} there and back")
+        raise ValueError(
+            f"{what} must be orthogonal, got a matrix that together with its transpose changes a vector by {error:.3g}"
+        )

@@ -161,21 +161,11 @@ class LowRankGaussian(GaussianPosterior):
 
         return write
 
-    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Joint log density of all weights, in float64; the cost is ``O(D R^2)`` for ``D`` weights.
+    def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """The joint density, at a cost of ``O(D R^2)`` for ``D`` weights.
 
         It uses the Woodbury identity and the matrix determinant lemma, by a QR decomposition (see :meth:`_whitened`).
-
-        Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
-
-        Returns:
-            A tensor with the shape of the leading axes.
-
-        Raises:
-            ValueError: The names or shapes are not those of the posterior, or a weight moves with the factors only.
         """
-        self._check_theta(theta)
         spread, q, r = self._whitened()
         residual = self._flat(theta) - self._flat(self.mean)
         leading = residual.shape[:-1]
@@ -286,4 +276,7 @@ class LowRankGaussian(GaussianPosterior):
     def _check_density(self) -> None:
         for name, diagonal in self.diagonal.items():
             if ((diagonal == 0) & (self.variance[name] > 0)).any():
-                raise ValueError(f"diagonal of {name!r} must be positive where factors are not 0 for a density, got 0")
+                raise ValueError(
+                    f"diagonal of {name!r} must be positive wherever factors are not 0 if the posterior is to "
+                    "have a density, got 0"
+                )

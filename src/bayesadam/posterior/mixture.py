@@ -96,7 +96,7 @@ class Mixture(Posterior):
         def write(targets: Mapping[str, Tensor], number: int | None) -> None:
             if number is None:
                 raise ValueError(
-                    "the number of a mixture's sample must be given (the mean of its components' weights is no "
+                    "sample must be given for a mixture (the mean of its components' weights is no "
                     f"network of it; use method='monte_carlo'), got {number!r}"
                 )
             if number < 0:
@@ -201,7 +201,9 @@ def ensemble(models: Iterable[nn.Module], *, hyperparameters: Mapping[str, Any] 
                 for member, value in zip(members, values, strict=True):
                     member[name] = value.clone()
             elif name.rpartition(".")[2] != "num_batches_tracked":
-                raise ValueError(f"models must agree in what is not floating-point, got {name!r} that differs")
+                raise ValueError(
+                    f"models must have equal integer and boolean tensors, got different values of {name!r}"
+                )
     return Mixture([DiagonalGaussian.point_mass(member) for member in members], hyperparameters=hyperparameters)
 
 

@@ -109,16 +109,8 @@ class PartialGaussian(GaussianPosterior):
 
         return write
 
-    def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
-        """Log density of the random weights, in float64; minus infinity if a fixed weight is not at its value.
-
-        Args:
-            theta: Weights by name, each of the weight's shape with any leading axes (the same for all names).
-
-        Returns:
-            A tensor with the shape of the leading axes.
-        """
-        self._check_theta(theta)
+    def _log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
+        """The density of the random weights, or 0 if a fixed weight is not at its value."""
         density = self.random.log_prob({name: theta[name] for name in self.random.mean})
         for name, value in self.fixed.items():
             away = (theta[name] != value).reshape(*density.shape, -1).any(-1)

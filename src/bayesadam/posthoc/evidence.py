@@ -35,7 +35,9 @@ def best_prior_precision(eigenvalues: Tensor, squared_norm: float) -> float:
     top = eigenvalues.max().item()
     for name, value in (("weights", squared_norm), ("curvature", top)):
         if not value > 0.0:
-            raise ValueError(f"{name} must not be all zero for a best prior precision, got {value!r} as the largest")
+            raise ValueError(
+                f"{name} must not be all zero if a best prior precision is to exist, got {value!r} as the largest"
+            )
     low, high = math.log(min(top, 0.5 / squared_norm)), math.log(len(eigenvalues) / squared_norm)
     while True:
         middle = 0.5 * (low + high)

@@ -115,7 +115,9 @@ class LastLayer(abc.ABC):
         except RuntimeError as error:
             if "used in the graph" not in str(error) and "require grad" not in str(error):
                 raise
-            raise ValueError(f"last_layer must have a part in the model's outputs, got {self.name!r}") from None
+            raise ValueError(
+                f"last_layer must be a layer that the model's outputs depend on, got {self.name!r}"
+            ) from None
         return torch.stack(pulled, dim=-1).double()
 
     def close(self) -> None:

@@ -35,7 +35,8 @@ class RowByRow:
             ValueError: Always.
         """
         raise ValueError(
-            "method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by itself"
+            "method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every data "
+            "point"
         )
 
 

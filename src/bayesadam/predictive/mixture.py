@@ -95,8 +95,8 @@ class MixturePredictive:
         """
         if self.independent:
             raise ValueError(
-                "method must be 'monte_carlo' for the joint log-likelihood, got a predictive of every data point by "
-                "itself"
+                "method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every "
+                "data point"
             )
         return _log_mean_exp(self._log_densities(target).double().flatten(1).sum(-1))
 

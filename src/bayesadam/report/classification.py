@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from bokeh.models import ColumnDataSource
 from numpy.typing import NDArray
 
+from bayesadam.metrics import calibration_curve
 from bayesadam.report.chart import Chart, Key, blank, hover
 from bayesadam.report.palette import LIGHT
 from bayesadam.report.values import Array, binomial_range, percent, vector
@@ -26,14 +28,19 @@ class Answers:
         predicted: Codes, ``(N,)``.
         confidence: Probability of the predicted class, ``(N,)``.
         rows: Places of these rows in the lists of the report, ``(N,)``.
-        classes: How many.
+        probs: Probabilities of all classes, ``(N, C)``.
     """
 
     label: NDArray[np.intp]
     predicted: NDArray[np.intp]
     confidence: Array
     rows: NDArray[np.intp]
-    classes: int
+    probs: Array
+
+    @property
+    def classes(self) -> int:
+        """How many."""
+        return int(self.probs.shape[1])
 
     @property
     def right(self) -> NDArray[np.bool_]:
@@ -50,8 +57,8 @@ def answers(held: Mapping[str, Any]) -> Answers | None:
     rows = np.flatnonzero(np.isfinite(label) & np.isfinite(probs).all(axis=1))
     if not len(rows):
         return None
-    predicted = probs[rows].argmax(axis=1)
-    return Answers(label[rows].astype(np.intp), predicted, probs[rows].max(axis=1), rows, probs.shape[1])
+    probs = probs[rows]
+    return Answers(label[rows].astype(np.intp), probs.argmax(axis=1), probs.max(axis=1), rows, probs)
 
 
 def reliability(held: Mapping[str, Any]) -> Chart | None:
@@ -59,11 +66,9 @@ def reliability(held: Mapping[str, Any]) -> Chart | None:
     given = answers(held)
     if given is None:
         return None
-    index = np.clip(np.ceil(given.confidence * _BINS).astype(int), 1, _BINS) - 1
-    bins = [index == b for b in range(_BINS) if (index == b).any()]
-    count = np.array([bin_.sum() for bin_ in bins])
-    confidence = np.array([given.confidence[bin_].mean() for bin_ in bins])
-    correct = np.array([given.right[bin_].mean() for bin_ in bins])
+    curve = calibration_curve(torch.from_numpy(given.probs), torch.from_numpy(given.label), _BINS)
+    confidence, correct, share = (values[curve[2] > 0].numpy() for values in curve)
+    count = (share * len(given.label)).round().astype(int)
     bounds = [binomial_range(int(n), c) for n, c in zip(count, confidence, strict=True)]
     low, high = (np.array([bound[side][0] / n for bound, n in zip(bounds, count, strict=True)]) for side in (0, 1))
     start = max(0.0, min(float(confidence.min()), 1.0 / given.classes) - 0.05)
@@ -99,8 +104,8 @@ def reliability(held: Mapping[str, Any]) -> Chart | None:
         "Reliability",
         "On the dashed line, of the rows that are called with 80% confidence 80% are right; marks below it are too "
         "sure, above it too cautious; larger marks hold more rows, the grey bars are what chance allows.",
-        f"Accuracy against confidence of {len(given.label)} held-out rows in {len(bins)} bins; on average it is {sure} "
-        f"sure and {true} right.",
+        f"Accuracy against confidence of {len(given.label)} held-out rows in {len(count)} bins; on average it is "
+        f"{sure} sure and {true} right.",
         plot,
         ("confidence", "right", "rows", "by chance"),
         [

@@ -1,10 +1,13 @@
-"""The page's colours, by what they are for, in a light and a dark version: the only place where a colour is written.
+"""The page's colours by purpose, in a light and a dark version.
 
-Lines and marks are Okabe and Ito's colours, darker or lighter where theirs have less than 3:1 against the paper; no two
-of them are told apart by colour alone. Charts are drawn in the light version, and a script swaps it for the dark one.
+Lines and marks have the colours of :mod:`bayesadam.plots` (Okabe and Ito's), darker or lighter where those have a
+contrast of less than 3:1 against the paper; no two series are told apart by colour alone. Charts are drawn in the light
+version, and a script replaces it by the dark one.
 """
 
 from __future__ import annotations
+
+from bayesadam.plots import BLUE, SKY_BLUE, VERMILION
 
 PALETTE = {
     "paper": ("#ffffff", "#14171a"),
@@ -14,8 +17,8 @@ PALETTE = {
     "ink": ("#1c2126", "#e9ebee"),
     "muted": ("#56606a", "#a7b0b9"),
     "accent": ("#0068a5", "#63bdf0"),
-    "blue": ("#0072b2", "#56b4e9"),
-    "vermilion": ("#d55e00", "#f08a3c"),
+    "blue": (BLUE, SKY_BLUE),
+    "vermilion": (VERMILION, "#f08a3c"),
     "green": ("#00875f", "#2bc497"),
     "purple": ("#b5578d", "#d98fb7"),
     "cell": ("#0173b3", "#0171b1"),

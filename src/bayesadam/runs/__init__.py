@@ -2,7 +2,6 @@
 
 from bayesadam.runs.errors import RunError as RunError
 from bayesadam.runs.fitting import Result as Result
-from bayesadam.runs.fitting import Watcher as Watcher
 from bayesadam.runs.fitting import fit as fit
 from bayesadam.runs.folder import REPORT as REPORT
 from bayesadam.runs.folder import REPORT_DATA as REPORT_DATA
@@ -14,4 +13,4 @@ from bayesadam.runs.prepare import Prepared as Prepared
 from bayesadam.runs.scores import HIGHER_IS_BETTER as HIGHER_IS_BETTER
 from bayesadam.runs.scores import LOWER_IS_BETTER as LOWER_IS_BETTER
 from bayesadam.runs.settings import Settings as Settings
-from bayesadam.runs.settings import parse_hidden as parse_hidden
+from bayesadam.runs.watcher import Watcher as Watcher

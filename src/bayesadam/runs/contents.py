@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from bayesadam.runs.held_out import Arrays
 from bayesadam.runs.prepare import Prepared
 from bayesadam.runs.scores import Scores
 from bayesadam.runs.settings import Settings
+from bayesadam.runs.watcher import Watcher
 from bayesadam.runs.weights import weights
 
 VERSION = 1
@@ -35,7 +37,8 @@ def contents(
     metrics: Mapping[str, Scores],
     margins: Mapping[str, list[float] | None],
     seconds: Mapping[str, float],
-    out: str,
+    watcher: Watcher,
+    out: Path,
 ) -> dict[str, Any]:
     """The report's data; see :func:`bayesadam.report.write_report`.
 
@@ -48,6 +51,7 @@ def contents(
         metrics: Scores by name of the model.
         margins: By how much the NLL of the others is above ours, and its standard error.
         seconds: What took how long.
+        watcher: Knows what the user calls things.
         out: Where the run will be.
     """
     target = prepared.preprocessing.target
@@ -66,8 +70,8 @@ def contents(
             "held_out_rows": len(prepared.split.held_out),
             "held_out_how": prepared.split.how,
             "columns": prepared.described,
-            "left_out": dict(prepared.preprocessing.left_out),
-            "notes": prepared.notes,
+            "left_out": {name: watcher.words(why) for name, why in prepared.preprocessing.inputs.left_out.items()},
+            "notes": [watcher.words(note) for note in prepared.notes],
             "target_histogram": _histogram(prepared),
         },
         "metrics": {name: dict(values) for name, values in metrics.items()},
@@ -78,7 +82,7 @@ def contents(
         "training": {name: _thinned(values[:, : estimator.epochs_]) for name, values in estimator.history_.items()},
         "weights": weights(estimator, inputs[shown], prepared.targets[prepared.split.held_out][shown], target),
         "reproduce": {
-            "command": settings.command(out),
+            "command": watcher.command(settings, out),
             "config": _plain(vars(settings)),
             "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
             "seconds": {name: round(value, 2) for name, value in seconds.items()},
@@ -101,7 +105,9 @@ def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
     classes = prepared.preprocessing.target.classes
     found = []
     for number, row in enumerate(worst.tolist()):
-        values = {column.name: _value(table.column(column.name)[number]) for column in prepared.preprocessing.columns}
+        values = {
+            column.name: _value(table.column(column.name)[number]) for column in prepared.preprocessing.inputs.columns
+        }
         if classes:
             code = int(held_out["label"][row])
             best = int(held_out["probs"][row].argmax())

@@ -8,6 +8,8 @@ from typing import Any
 class RunError(ValueError):
     """A fit or a prediction that cannot be done as asked; the message is one line for the user.
 
+    Parameters of the caller are in backquotes (`held_out`), so that a user interface can put in what it calls them.
+
     Args:
         message: For the user.
         remedy: Settings of a fit that would be possible, by name, in place of those given.

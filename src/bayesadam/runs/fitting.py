@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,25 +24,13 @@ from bayesadam.runs.held_out import predict_held_out
 from bayesadam.runs.prepare import Prepared, prepare_or_propose
 from bayesadam.runs.scores import Scores, margin, scores
 from bayesadam.runs.settings import Settings
+from bayesadam.runs.watcher import Watcher
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor
 from bayesadam.sklearn.choice import described
 from bayesadam.sklearn.storage import save_estimator
 
 _MANY = 20_000
 _FEW_EPOCHS = 10
-
-
-class Watcher(Protocol):
-    """Is told what happens."""
-
-    def prepared(self, prepared: Prepared) -> None:
-        """The table is read and understood."""
-
-    def epoch(self, status: Any) -> None:
-        """An epoch of training is done."""
-
-    def stage(self, what: str) -> None:
-        """Something else begins."""
 
 
 @dataclass(frozen=True)
@@ -86,13 +74,13 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
     check_place(out, force=force or resume is not None)
     seconds: dict[str, float] = {}
     with _timed(seconds, "reading"):
-        prepared = prepare_or_propose(settings, str(out))
+        prepared = prepare_or_propose(settings, lambda proposed: watcher.command(proposed, out))
     rows = prepared.fingerprint()
     if resume is not None and read_fingerprint(resume) != rows:
-        raise RunError(f"--resume needs the table to be what it was when the fit began, got another in {settings.data}")
+        raise RunError(f"`resume` needs the table to be what it was when the fit began, got another in {settings.data}")
     for name in ("transform", "likelihood"):
         if prepared.preprocessing.target.classes and getattr(settings, name) is not None:
-            raise RunError(f"--{name} must be left out of a classification, got {getattr(settings, name)!r}")
+            raise RunError(f"`{name}` must be left out of a classification, got {getattr(settings, name)!r}")
     watcher.prepared(prepared)
     told = len(prepared.notes)
     target = prepared.preprocessing.target
@@ -130,12 +118,12 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
             prepared.notes.append(sentence)
         if estimator.stopped_ == "early":
             prepared.notes.append(
-                f"training ended early, after {epochs} epochs: what members left out was predicted best "
-                f"after {estimator.epochs_}, and that is what is kept"
+                f"early stopping after {epochs} epochs: the validation loss was lowest after epoch "
+                f"{estimator.epochs_}, and the weights of that epoch are used"
             )
         watcher.stage("report")
         settings = _as_done(settings, estimator, interrupted)
-        report = contents(prepared, settings, estimator, held_out, inputs, metrics, margins, seconds, str(out))
+        report = contents(prepared, settings, estimator, held_out, inputs, metrics, margins, seconds, watcher, out)
         model = save_estimator(estimator, folder)
         prepared.preprocessing.save(folder / names.PREPROCESSING, model=model)
         parts = {name: report["data"][name] for name in ("train_rows", "held_out_rows", "held_out_how")}

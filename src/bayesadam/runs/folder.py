@@ -45,22 +45,22 @@ def check_place(out: Path, *, force: bool) -> None:
         NotADirectoryError: It is below a file.
     """
     if not out.name:
-        raise RunError(f"--out must be a folder with a name, got {str(out)!r}")
+        raise RunError(f"`out` must be a folder with a name, got {str(out)!r}")
     if out.exists() and not out.is_dir():
-        raise RunError(f"--out must be a folder, got the file {str(out)!r}")
+        raise RunError(f"`out` must be a folder, got the file {str(out)!r}")
     if not next(parent for parent in out.absolute().parents if parent.exists()).is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     partial = partial_path(out)
     for path, where in ((out, "in which"), (partial, f"but in {str(partial)!r}, where it would be made,")):
         if foreign := _foreign(path):
-            raise RunError(f"--out must be a new folder, got {str(out)!r}, {where} there is {foreign[0]!r}")
+            raise RunError(f"`out` must be a new folder, got {str(out)!r}, {where} there is {foreign[0]!r}")
     _refuse_running(out)
     if not force and out.is_dir() and any(out.iterdir()):
-        raise RunError(f"--out must be a new folder, got {str(out)!r}, which holds a run: replace it by --force")
+        raise RunError(f"`out` must be a new folder, got {str(out)!r}, which holds a run: replace it by `force`")
     if not force and _holds(partial / CHECKPOINT):
         raise RunError(
-            f"--out must be a new folder, got {str(out)!r}, into which a fit was stopped: go on with it by --resume, "
-            "or start again by --force"
+            f"`out` must be a new folder, got {str(out)!r}, into which a fit was stopped: go on with it by `resume`, "
+            "or start again by `force`"
         )
 
 
@@ -192,7 +192,7 @@ class Run:
             estimator, digest = read_estimator(self.path)
         with self._damaged(PREPROCESSING):
             preprocessing = Preprocessing.load(self.path / PREPROCESSING, model=digest)
-            inputs, labels = len(preprocessing.features), len(preprocessing.target.classes)
+            inputs, labels = len(preprocessing.inputs.features), len(preprocessing.target.classes)
             if inputs != estimator.n_features_in_ or labels != len(getattr(estimator, "classes_", ())):
                 raise files.DamagedFile("it belongs to another model")
         if digest is None:
@@ -280,7 +280,7 @@ def _old_path(out: Path) -> Path:
 def _refuse_running(out: Path) -> None:
     with files.locked(partial_path(out)) as running:
         if running:
-            raise RunError(f"--out must be a new folder, got {str(out)!r}, into which a fit is running")
+            raise RunError(f"`out` must be a new folder, got {str(out)!r}, into which a fit is running")
 
 
 def _foreign(path: Path) -> list[str]:
@@ -313,9 +313,7 @@ def _digest(path: Path, otherwise: str) -> str:
 
 def _is_complete(path: Path) -> bool:
     """Whether all of a run is in a folder: its config is written first, and again when all else is there."""
-    told = _config(path)
-    complete = told.get("complete", told.get("interrupted") is False)  # earlier versions say the second only
-    return complete is True and all((path / name).is_file() for name in _FILES)
+    return _config(path).get("complete") is True and all((path / name).is_file() for name in _FILES)
 
 
 def _drop_checkpoint(path: Path) -> None:

@@ -52,17 +52,17 @@ def predict(
         OSError: ``out`` cannot be written; a file that was there is left as it was.
     """
     if not 0 < coverage < 1:
-        raise RunError(f"--coverage must be in (0, 1), got {coverage!r}")
+        raise RunError(f"`coverage` must be in (0, 1), got {coverage!r}")
     if out.is_dir():
-        raise RunError(f"-o must be a file, got the folder {str(out)!r}")
+        raise RunError(f"`out` must be a file, got the folder {str(out)!r}")
     if out.exists() and out.samefile(file.path):
-        raise RunError(f"-o must be another file than the table, got {str(out)!r}")
+        raise RunError(f"`out` must be another file than the table, got {str(out)!r}")
     if spreadsheet and is_parquet(out):
-        raise RunError(f"--spreadsheet must be asked for in a CSV file only, got -o {str(out)!r}")
+        raise RunError(f"`spreadsheet` must be given for a CSV file only, got `out` {str(out)!r}")
     copied = dict.fromkeys(copy)
     absent = [name for name in copied if name not in file.columns]
     if absent:
-        raise RunError(f"--copy must be a column of the table, got {absent[0]!r}")
+        raise RunError(f"`copy` must be a column of the table, got {absent[0]!r}")
     preprocessing, estimator = run.load()
     if file.decimal is not None:
         preprocessing = preprocessing.reading(file.decimal)
@@ -103,7 +103,7 @@ def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
 def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
     for name in kept.column_names:
         if name in found.column_names:
-            raise RunError(f"--copy must not be called like a column of the predictions, got {name!r}")
+            raise RunError(f"`copy` must not be called like a column of the predictions, got {name!r}")
     return pa.table(dict(zip(kept.column_names + found.column_names, kept.columns + found.columns, strict=True)))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from itertools import pairwise
@@ -104,13 +104,13 @@ def prepare(settings: Settings) -> Prepared:
     column = table.column(settings.target)
     target = Target.find(settings.target, column, settings.task, place)
     if settings.noise is not None and target.task != "regression":
-        raise RunError(f"--noise must not be given for a classification, got {settings.noise!r}")
+        raise RunError(f"`noise` must not be given for a classification, got {settings.noise!r}")
     targets = target.encode(column, place)
     copies, told = _copies(settings, table, place)
     split = _split(settings, table, target, targets, copies)
     if target.classes:
         require_all_classes(split, targets, target.classes)
-    left_out = {name: "--drop says so" for name in settings.drop}
+    left_out = {name: "`drop` says so" for name in settings.drop}
     if settings.group:
         left_out[settings.group] = "its groups decide what is held out"
     if settings.time:
@@ -131,7 +131,7 @@ def prepare(settings: Settings) -> Prepared:
         delimiter=file.delimiter,
         missing=settings.missing,
     )
-    _check_size(settings, len(preprocessing.features), max(len(target.classes), 1))
+    _check_size(settings, len(preprocessing.inputs.features), max(len(target.classes), 1))
     inputs = preprocessing.transform(table, rows=split.training, place=place)
     groups = group_codes(table.column(settings.group)) if settings.group else copies
     return Prepared(
@@ -143,19 +143,19 @@ def prepare(settings: Settings) -> Prepared:
         inputs=inputs,
         targets=targets,
         groups=None if groups is None else groups[split.training],
-        described=[describe(column, table.column(column.name)) for column in preprocessing.columns],
+        described=[describe(column, table.column(column.name)) for column in preprocessing.inputs.columns],
         notes=[*file.notes, *notes, *told, *preprocessing.notes(table, place=place, day_first=settings.day_first)],
     )
 
 
-def prepare_or_propose(settings: Settings, out: str) -> Prepared:
+def prepare_or_propose(settings: Settings, command: Callable[[Settings], str]) -> Prepared:
     """Prepare a table, or raise one error with everything that is wrong and a command that avoids it.
 
     The settings that each error proposes are tried until nothing else is found, so the command is known to work.
 
     Args:
         settings: Of the fit.
-        out: Where the run would be.
+        command: How the user would fit with other settings.
 
     Raises:
         TableError: As :func:`prepare`.
@@ -178,7 +178,7 @@ def prepare_or_propose(settings: Settings, out: str) -> Prepared:
             continue
         if first is None:
             return prepared
-        raise type(first)(f"{'; '.join(found)}: this command would work: {proposed.command(out)}")
+        raise type(first)(f"{'; '.join(found)}: this command would work: {command(proposed)}")
 
 
 def _remedied(settings: Settings, error: TableError | RunError) -> Settings | None:
@@ -205,7 +205,7 @@ def _check_names(settings: Settings, columns: Sequence[str]) -> None:
             if not isinstance(given, str):
                 remedy = {option: tuple(other for other in given if other != name) + meant}
             there = quoted(list(columns))
-            message = f"--{option} must be a column of {Path(settings.data).name}, got {name!r}; they are {there}"
+            message = f"`{option}` must be a column of {Path(settings.data).name}, got {name!r}; they are {there}"
             raise RunError(message, **remedy)
 
 
@@ -274,11 +274,11 @@ def _check_size(settings: Settings, inputs: int, outputs: int) -> None:
     require_memory(
         4.0 * _COPIES * weights * members,
         f"training {members:,} networks of {weights:,} weights",
-        "use smaller --hidden or fewer --members",
+        "use smaller `hidden` or fewer `members`",
     )
     epochs = settings.epochs or 0
     require_memory(
         8.0 * _CURVES * epochs * members,
         f"the losses of {epochs:,} epochs of {members:,} networks",
-        "use fewer --epochs",
+        "use fewer `epochs`",
     )

@@ -1,9 +1,9 @@
-"""The settings of a fit: what the command line says, what ``config.json`` keeps, and what a second fit needs."""
+"""The settings of a fit: what the user says, what ``config.json`` keeps, and what a second fit needs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,63 +85,64 @@ class Settings:
     def __post_init__(self) -> None:
         for name in _TEXTS:
             if not isinstance(getattr(self, name), str if name in _NEEDED else (str, type(None))):
-                raise RunError(f"{_option(name)} must be text, got {getattr(self, name)!r}")
+                what = "the table" if name == "data" else f"`{name}`"
+                raise RunError(f"{what} must be text, got {getattr(self, name)!r}")
         for name in _LISTS:
             if not all(isinstance(text, str) for text in getattr(self, name)):
                 rule = "texts" if name == "missing" else "names of columns"
-                raise RunError(f"--{name} must be {rule}, got {getattr(self, name)!r}")
+                raise RunError(f"`{name}` must be {rule}, got {getattr(self, name)!r}")
         for name in ("time_budget", "held_out"):
             value = getattr(self, name)
             optional = name == "time_budget" and value is None
             if not optional and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise RunError(f"{_option(name)} must be a number, got {value!r}")
+                raise RunError(f"`{name}` must be a number, got {value!r}")
         if not isinstance(self.day_first, bool):
-            raise RunError(f"--day-first must be true or false, got {self.day_first!r}")
+            raise RunError(f"`day_first` must be true or false, got {self.day_first!r}")
         if self.method is not None and self.method not in METHODS:
-            raise RunError(f"--method must be one of {', '.join(METHODS)}, got {self.method!r}")
+            raise RunError(f"`method` must be one of {', '.join(METHODS)}, got {self.method!r}")
         for name, known in (("transform", TRANSFORMS), ("likelihood", LIKELIHOODS)):
             value = getattr(self, name)
             if value is not None and value not in ("auto", *known):
-                raise RunError(f"--{name} must be one of {', '.join(('auto', *known))}, got {value!r}")
+                raise RunError(f"`{name}` must be one of {', '.join(('auto', *known))}, got {value!r}")
         if self.transform not in (None, "auto", "none") and self.likelihood not in (None, "auto", "gaussian"):
             raise RunError(
-                f"--transform must be none or auto with --likelihood {self.likelihood}, got {self.transform!r}"
+                f"`transform` must be none or auto with `likelihood` {self.likelihood}, got {self.transform!r}"
             )
         if self.noise is not None and self.noise not in NOISE and not 0 < _number(self.noise) < float("inf"):
-            raise RunError(f"--noise must be one of {', '.join(NOISE)} or a positive number, got {self.noise!r}")
+            raise RunError(f"`noise` must be one of {', '.join(NOISE)} or a positive number, got {self.noise!r}")
         if self.noise not in (None, "auto") and self.likelihood not in (None, "gaussian"):
-            raise RunError(f"--noise must be auto with --likelihood {self.likelihood}, got {self.noise!r}")
+            raise RunError(f"`noise` must be auto with `likelihood` {self.likelihood}, got {self.noise!r}")
         if self.noise not in (None, *NOISE) and self.transform not in (None, "auto", "none"):
-            raise RunError(f"--transform must be none or auto with --noise {self.noise}, got {self.transform!r}")
+            raise RunError(f"`transform` must be none or auto with `noise` {self.noise}, got {self.transform!r}")
         for name in ("members", "epochs"):
             value = getattr(self, name)
             if value is not None and not is_whole(value):
-                raise RunError(f"--{name} must be at least 1, got {value!r}")
+                raise RunError(f"`{name}` must be at least 1, got {value!r}")
             if value is not None and value > _MOST:
-                raise RunError(f"--{name} must be at most {_MOST:,}, got {value!r}")
+                raise RunError(f"`{name}` must be at most {_MOST:,}, got {value!r}")
         if self.hidden is not None and not all(is_whole(units) and units <= _MOST for units in self.hidden):
-            raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {self.hidden!r}")
+            raise RunError(f"`hidden` must be positive whole numbers, such as 50 or 100,50, got {self.hidden!r}")
         if self.time_budget is not None and not 0 < self.time_budget < float("inf"):
-            raise RunError(f"--time-budget must be a positive number of seconds, got {self.time_budget!r}")
+            raise RunError(f"`time_budget` must be a positive number of seconds, got {self.time_budget!r}")
         if self.time_budget is not None and self.epochs is not None:
-            raise RunError(f"--time-budget must not be given with --epochs, got {self.time_budget!r} and {self.epochs}")
+            raise RunError(f"`time_budget` must not be given with `epochs`, got {self.time_budget!r} and {self.epochs}")
         if not 0 < self.held_out <= 0.5:
-            raise RunError(f"--held-out must be in (0, 0.5], got {self.held_out!r}")
+            raise RunError(f"`held_out` must be in (0, 0.5], got {self.held_out!r}")
         if not is_whole(self.seed, 0) or self.seed >= 2**32:
-            raise RunError(f"--seed must be in [0, 2**32), got {self.seed!r}")
+            raise RunError(f"`seed` must be in [0, 2**32), got {self.seed!r}")
         if self.group is not None and self.time is not None:
-            raise RunError(f"--group must not be given with --time, got {self.group!r} and {self.time!r}")
+            raise RunError(f"`group` must not be given with `time`, got {self.group!r} and {self.time!r}")
         for option, names in (
-            ("--group", [self.group]),
-            ("--time", [self.time]),
-            ("--drop", self.drop),
-            ("--keep", self.keep),
+            ("group", [self.group]),
+            ("time", [self.time]),
+            ("drop", self.drop),
+            ("keep", self.keep),
         ):
             if self.target in names:
-                raise RunError(f"{option} must not be the target, got {self.target!r}")
+                raise RunError(f"`{option}` must not be the target, got {self.target!r}")
         for name in self.keep:
             if name in self.drop:
-                raise RunError(f"--keep must not be a column of --drop, got {name!r}")
+                raise RunError(f"`keep` must not be a column of `drop`, got {name!r}")
         _check_device(self.device)
 
     def estimator_options(self) -> dict[str, Any]:
@@ -167,22 +168,6 @@ class Settings:
         changed["keep"] = tuple(name for name in changed.get("keep", self.keep) if name not in changed.get("drop", ()))
         return replace(self, **changed)
 
-    def command(self, out: str) -> str:
-        """The command line that fits with these settings."""
-        words = ["bayesadam fit", _quoted(self.data)]
-        for field in fields(self)[1:]:
-            value = getattr(self, field.name)
-            if value == field.default and field.name != "target":
-                continue
-            option = "--" + field.name.replace("_", "-")
-            if field.name in _LISTS:
-                words += [f"{option} {_quoted(name)}" for name in value]
-            elif value is True:
-                words.append(option)
-            else:
-                words.append(f"{option} {_quoted(','.join(map(str, value)) if field.name == 'hidden' else value)}")
-        return " ".join([*words, "--out", _quoted(out)])
-
     def save(self, path: Path, **more: Any) -> None:
         """Write JSON; ``more`` stands beside the settings."""
         files.write_json(path, {"format_version": FORMAT_VERSION, **more, "settings": asdict(self)}, indent=1)
@@ -203,7 +188,6 @@ class Settings:
             record, digest = files.read_json(path, _RULE)
             with files.reading(_RULE, path):
                 version, settings = record["format_version"], dict(record["settings"])
-                settings.pop("drop_missing_target", None)  # of earlier versions: now they always are
                 for name in _TUPLES:
                     if settings.get(name) is not None:
                         settings[name] = tuple(settings[name])
@@ -222,18 +206,6 @@ class Settings:
         return found
 
 
-def parse_hidden(text: str) -> tuple[int, ...]:
-    """Units of hidden layers from "100,50".
-
-    Raises:
-        RunError: It is something else.
-    """
-    try:
-        return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:  # of numbers with thousands of digits, too
-        raise RunError(f"--hidden must be positive whole numbers, such as 50 or 100,50, got {text!r}") from None
-
-
 def _number(text: str) -> float:
     try:
         return float(text)
@@ -247,14 +219,4 @@ def _check_device(name: str) -> None:
             raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise RunError(f"--device must be a device that is there, such as cpu, got {name!r} ({reason})") from None
-
-
-def _option(name: str) -> str:
-    return "the table" if name == "data" else "--" + name.replace("_", "-")
-
-
-def _quoted(value: object) -> str:
-    text = str(value)
-    plain = text and all(c.isalnum() or c in "_-./,:+" for c in text)
-    return text if plain else "'" + text.replace("'", "'\"'\"'") + "'"
+        raise RunError(f"`device` must be an available device, such as cpu, got {name!r} ({reason})") from None

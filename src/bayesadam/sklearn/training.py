@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from bayesadam import population
 from bayesadam.likelihoods import Likelihood
+from bayesadam.optim import half_cosine
 from bayesadam.population import Objective, Population
 from bayesadam.population.batches import Pair
 
@@ -127,7 +128,9 @@ class Training:
             if self._chosen is None:
                 raise
             self.stopped = "interrupted"
-            warnings.warn("training was interrupted; the members are what they are by now", UserWarning, stacklevel=4)
+            warnings.warn(
+                "training was interrupted; the members keep the weights that they have now", UserWarning, stacklevel=4
+            )
         except _EnoughError:
             pass
         assert self._chosen is not None
@@ -189,11 +192,10 @@ class Training:
         return kept | {f"chosen/{name}": value for name, value in self._chosen.rows.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], members: list[int], nets: Population) -> None:
-        """Go on with what :meth:`tensors` gave; checkpoints of earlier versions have nothing."""
+        """Go on with what :meth:`tensors` gave."""
         nets = in_order(nets, members)
         self.loss = nets.history["loss"]
-        if "held_out_nll" in tensors:
-            self.held_out_nll = tensors["held_out_nll"].cpu()
+        self.held_out_nll = tensors["held_out_nll"].cpu()
         if self.error is None or "least" not in tensors:
             return
         self._least = float(tensors["least"])
@@ -246,7 +248,7 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 def cosine(done: float) -> float:
     """The rate in full for the first half of the training, then by half a cosine to 0."""
-    return 1.0 if done < 0.5 else 0.5 * (1.0 + math.cos(math.pi * (2.0 * done - 1.0)))
+    return half_cosine(done, 0.5)
 
 
 @torch.no_grad()

@@ -32,14 +32,20 @@ _IDENTIFIER = re.compile(
 _YEARS = 1500, 2200
 _OWN = 0.9
 """Numbers of the rows are different in this share of them at least; others are copies of rows."""
-_KEEP = " (if it is an input: --keep)"
+_KEEP = " (if it is an input: `keep`)"
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A column that is no input, and why."""
+    """A column that is no input.
+
+    Attributes:
+        reason: Why.
+        may_be_kept: Whether it would be an input if the user said so.
+    """
 
     reason: str
+    may_be_kept: bool = False
 
 
 def choose(
@@ -109,11 +115,12 @@ def _choose_number(
     if are_integers(known) and not keep:
         if numbers_rows(pa.chunked_array([values])):
             start = "" if values[0] <= 1 else f", from {values[0]:.0f} on"
-            return LeftOut(f"it numbers the rows{start}{_KEEP}")
+            return LeftOut(f"it numbers the rows{start}{_KEEP}", may_be_kept=True)
         if _IDENTIFIER.search(name):
             distinct = len(np.unique(known))
             if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
-                return LeftOut(f"it is an identifier by its name, with {distinct:,} different values{_KEEP}")
+                reason = f"it is an identifier by its name, with {distinct:,} different values{_KEEP}"
+                return LeftOut(reason, may_be_kept=True)
             if pa.types.is_integer(column.type):
                 return Category.fit(column, name, place)
     return Number.fit(column, name, place, decimal, unit)

@@ -69,7 +69,7 @@ class CsvFile(TableFile):
                     delimiter=other,
                 )
         if decimal not in (None, ".", ",") or decimal == self.delimiter:
-            raise TableError(f"--decimal must be '.' or ',' and not the --delimiter, got {decimal!r}")
+            raise TableError(f"`decimal` must be '.' or ',' and not the `delimiter`, got {decimal!r}")
         if self._encoding != "utf8":
             notes.append(f"the text is read as {self._encoding}, as it is not UTF-8")
         if all(re.fullmatch(NUMBER, name.strip()) for name in names) and not _counted(names):
@@ -189,7 +189,7 @@ def _beginning(path: Path) -> tuple[str, str]:
 
 def _header(path: Path, text: str, delimiter: str) -> list[str]:
     if len(delimiter) != 1:
-        raise TableError(f"--delimiter must be one character, got {delimiter!r}")
+        raise TableError(f"`delimiter` must be one character, got {delimiter!r}")
     lines = text.lstrip("\r\n").splitlines(keepends=True)
     try:
         return next(csv.reader(lines, delimiter=delimiter))

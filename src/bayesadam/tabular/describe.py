@@ -92,7 +92,7 @@ def why_category(name: str, values: pa.ChunkedArray, place: Place) -> list[str]:
     more = "" if len(odd) == 1 else f" and {len(odd) - 1} other text{'s' * (len(odd) > 2)}"
     return [
         f"column {name!r} is a category, as {odd[0]!r} in {where}{more} is no number "
-        f"(if it means a missing value: --missing {odd[0]!r})"
+        f"(if it means a missing value: `missing` {odd[0]!r})"
     ]
 
 
@@ -104,7 +104,7 @@ def how_dated(column: Date, values: pa.ChunkedArray, place: Place, *, day_first:
     row = int(text.is_valid().to_numpy(zero_copy_only=False).argmax())
     time = as_times(values, column.name, place, column.order)[row]
     found = order_of(text.drop_null().unique(), day_first=day_first)
-    guess = " (if the day comes first: --day-first)" if found and found[1] else ""
+    guess = " (if the day comes first: `day_first`)" if found and found[1] else ""
     return [
         f"column {column.name!r}: {text[row].as_py()!r} in {place(row)} is read as "
         f"{np.datetime_as_string(time, unit='D')}: {column.order}{guess}"

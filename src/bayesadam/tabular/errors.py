@@ -12,6 +12,8 @@ Place = Callable[[int], str]
 class TableError(ValueError):
     """A table that cannot be used as it is; the message is one line that names the column and the row.
 
+    Parameters of the caller are in backquotes (`keep`), so that a user interface can put in what it calls them.
+
     Args:
         message: For the user.
         remedy: Settings of a fit that would accept the table, by name; columns and texts are added to those given.

@@ -80,13 +80,13 @@ class Findings:
         for name, count in self.absent.items():
             lines.append(
                 f"column {name!r}: {_rows(count)} missing values, of which the training rows had none"
-                " (taken as typical)"
+                " (they are replaced by typical values)"
             )
         for name, (count, shown) in self.levels.items():
             examples = ", ".join(f"{level!r} in {place}" for level, place in shown.items())
             lines.append(
-                f"column {name!r}: {_rows(count)} levels that training rows had never or rarely ({examples}): "
-                "taken as 'other'"
+                f"column {name!r}: {_rows(count)} categories that are rare or absent in the training rows "
+                f"({examples}): they are taken as 'other'"
             )
         for name, (count, words) in self.outside.items():
             lines.append(

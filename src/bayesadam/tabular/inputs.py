@@ -63,6 +63,7 @@ class Inputs:
         reasons = dict(left_out or {})
         columns: list[Column] = []
         refused: list[TableError] = []
+        keepable: list[str] = []
         where = place if rows is None else (lambda row: place(int(rows[row])))
         names = [name for name in table.column_names if name not in reasons]
         values = {name: table.column(name) if rows is None else table.column(name).take(rows) for name in names}
@@ -72,22 +73,22 @@ class Inputs:
             try:
                 choice = choose(name, values[name], where, keep=kept, decimal=decimals[name], day_first=day_first)
                 if isinstance(choice, LeftOut) and kept and keep is not None:
-                    message = f"--keep must be a column that can be an input, got {name!r}: {choice.reason}"
+                    message = f"`keep` must be a column that can be an input, got {name!r}: {choice.reason}"
                     raise TableError(message, drop=(name,))
             except TableError as error:
                 refused.append(error)
                 continue
             if isinstance(choice, LeftOut):
                 reasons[name] = choice.reason
+                keepable += [name] * choice.may_be_kept
             else:
                 columns.append(choice)
         if refused:
             raise _as_one(refused)
         if not columns:
-            numbered = tuple(name for name, reason in reasons.items() if "--keep" in reason)
             raise TableError(
                 f"there must be a column to predict from, got none ({_listed(reasons)})",
-                **({"keep": numbered} if numbered else {}),
+                **({"keep": tuple(keepable)} if keepable else {}),
             )
         return cls(tuple(columns), reasons)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bayesadam.files import DamagedFile, read_json, reading, write_json
 from bayesadam.scaling import LARGEST, column_scales, in_one_unit, standardized
-from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Column, Number, from_json, to_json
+from bayesadam.tabular.columns import MIN_ROWS, Category, Codes, Number, from_json
 from bayesadam.tabular.dates import Date
 from bayesadam.tabular.describe import how_dated, how_read, why_category
 from bayesadam.tabular.errors import Place, TableError, quoted, require_type, row_place
@@ -39,19 +39,17 @@ class Preprocessing:
 
     Attributes:
         target: What is predicted.
-        columns: The inputs, in the order of the table.
-        mean: What every column of the matrix is shifted by, ``len(features)`` numbers.
+        inputs: What each column of the table is taken for, and why some are no inputs.
+        mean: What every column of the matrix is shifted by, ``len(inputs.features)`` numbers.
         std: What it is divided by after that, likewise.
-        left_out: Why each other column is none.
         delimiter: Of the CSV file that it was learned from, which further files are taken to have.
         missing: Texts that mean a missing value in any column of a file.
     """
 
     target: Target
-    columns: tuple[Column, ...]
+    inputs: Inputs
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
     delimiter: str | None = None
     missing: tuple[str, ...] = ()
 
@@ -96,17 +94,12 @@ class Preprocessing:
         reasons = {name: reason for name, reason in inputs.left_out.items() if name != target.name}
         widths = in_one_unit(*(np.concatenate(values) for values in list(zip(*scales, strict=True))[1:]))
         shifts = np.concatenate([shift for shift, *_ in scales])
-        return cls(target, inputs.columns, tuple(shifts.tolist()), tuple(widths.tolist()), reasons)
-
-    @property
-    def features(self) -> list[str]:
-        """Names of the columns of the matrix."""
-        return [name for column in self.columns for name in column.features]
+        return cls(target, replace(inputs, left_out=reasons), tuple(shifts.tolist()), tuple(widths.tolist()))
 
     @property
     def types(self) -> dict[str, pa.DataType]:
         """The columns to be read from a file, and what their values must be."""
-        return {column.name: column.type for column in self.columns}
+        return {column.name: column.type for column in self.inputs.columns}
 
     def check(self, names: list[str] | tuple[str, ...]) -> list[str]:
         """Compare the columns of another table.
@@ -117,10 +110,10 @@ class Preprocessing:
         Raises:
             TableError: Columns are missing; all of them are named.
         """
-        missing = [column.name for column in self.columns if column.name not in names]
+        missing = [column.name for column in self.inputs.columns if column.name not in names]
         if missing:
             raise TableError(f"the table must have the columns of the training data, it lacks {quoted(missing, 50)}")
-        known = {*self.types, *self.left_out, self.target.name}
+        known = {*self.types, *self.inputs.left_out, self.target.name}
         extra = [name for name in names if name not in known]
         notes = [f"columns that are not in the training data are ignored: {quoted(extra)}"] if extra else []
         return notes + [f"the target {self.target.name!r} is there and is not looked at"] * (self.target.name in names)
@@ -133,7 +126,7 @@ class Preprocessing:
         place: Place = row_place,
         findings: Findings | None = None,
     ) -> Floats:
-        """The matrix, standardised: ``(N, len(features))`` in float32.
+        """The matrix, standardised: ``(N, len(inputs.features))`` in float32.
 
         Args:
             table: With all columns of ``types``; others do not matter.
@@ -145,14 +138,14 @@ class Preprocessing:
             TableError: Text in a column of numbers, or infinite values.
             NotEnoughMemory: The matrix is too large.
         """
-        length, width = len(table) if rows is None else len(rows), len(self.features)
+        length, width = len(table) if rows is None else len(rows), len(self.inputs.features)
         require_memory(4.0 * length * width, f"a matrix of {length:,} rows and {width:,} columns", "use fewer columns")
         matrix = np.empty((length, width), dtype=np.float32)
         findings = Findings() if findings is None else findings
         where = place if rows is None else (lambda row: place(int(rows[row])))
         mean, std = np.array(self.mean), np.array(self.std)
         start = 0
-        for column in self.columns:
+        for column in self.inputs.columns:
             values = table.column(column.name)
             own = slice(start, start + len(column.features))
             codes = column.encode(values if rows is None else values.take(rows), where, findings)
@@ -163,8 +156,8 @@ class Preprocessing:
 
     def reading(self, decimal: str) -> Preprocessing:
         """The same for a table in which numbers that are text have another decimal mark."""
-        columns = (replace(c, decimal=decimal) if isinstance(c, Number) else c for c in self.columns)
-        return replace(self, columns=tuple(columns))
+        columns = (replace(c, decimal=decimal) if isinstance(c, Number) else c for c in self.inputs.columns)
+        return replace(self, inputs=replace(self.inputs, columns=tuple(columns)))
 
     def notes(self, table: pa.Table | None = None, *, place: Place = row_place, day_first: bool = False) -> list[str]:
         """What the user should know about the inputs.
@@ -175,7 +168,7 @@ class Preprocessing:
             day_first: As for :meth:`fit`.
         """
         found = []
-        for column in self.columns:
+        for column in self.inputs.columns:
             if table is not None and isinstance(column, Number):
                 found += how_read(column.name, table.column(column.name), place, column.decimal)
             elif table is not None and isinstance(column, Category):
@@ -184,7 +177,7 @@ class Preprocessing:
                 found += how_dated(column, table.column(column.name), place, day_first=day_first)
         return found + [
             f"column {column.name!r}: levels of fewer than {MIN_ROWS} training rows are taken together as 'other'"
-            for column in self.columns
+            for column in self.inputs.columns
             if isinstance(column, Category) and column.other
         ]
 
@@ -193,10 +186,9 @@ class Preprocessing:
         return {
             "format_version": FORMAT_VERSION,
             "target": self.target.to_json(),
-            "columns": [to_json(column) for column in self.columns],
+            **self.inputs.to_json(),
             "mean": list(self.mean),
             "std": list(self.std),
-            "left_out": dict(self.left_out),
             "delimiter": self.delimiter,
             "missing": list(self.missing),
         }
@@ -211,10 +203,9 @@ class Preprocessing:
         try:
             if record["format_version"] <= FORMAT_VERSION:
                 record = _updated(record)
-                columns = tuple(from_json(column) for column in record["columns"])
                 scales = tuple(record["mean"]), tuple(record["std"])
                 written = record.get("delimiter"), tuple(record.get("missing", ()))
-                return cls(Target.from_json(record["target"]), columns, *scales, dict(record["left_out"]), *written)
+                return cls(Target.from_json(record["target"]), Inputs.from_json(record), *scales, *written)
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise DamagedFile(f"the preprocessing must have been written by bayesadam ({error})") from None
         raise DamagedFile(
@@ -262,12 +253,12 @@ def _check_scales(found: Preprocessing) -> None:
         require_type(text, str)
     for name, least in (("mean", -np.inf), ("std", 0.0)):
         values = np.array(getattr(found, name), dtype=np.float64)
-        if values.shape != (len(found.features),) or not (np.isfinite(values) & (values > least)).all():
-            raise ValueError(f"{name} must be a number for each of {len(found.features)} columns")
+        if values.shape != (len(found.inputs.features),) or not (np.isfinite(values) & (values > least)).all():
+            raise ValueError(f"{name} must be a number for each of {len(found.inputs.features)} columns")
 
 
 def _scales(codes: Codes) -> tuple[NDArray[Any], ...]:
-    """Mean, deviation, least and largest value of columns of the matrix, each of ``len(features)``."""
+    """Mean, deviation, least and largest value of columns of the matrix, each of ``len(inputs.features)``."""
     return *column_scales(codes), codes.min(0).astype(np.float64), codes.max(0).astype(np.float64)
 
 

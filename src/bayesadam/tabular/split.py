@@ -83,10 +83,10 @@ def group_split(groups: pa.ChunkedArray, name: str, fraction: float, seed: int) 
     Raises:
         TableError: Missing values, fewer than two groups, or too few rows.
     """
-    codes = _codes(groups, f"--group {name}")
+    codes = _codes(groups, f"`group` {name}")
     counts = np.bincount(codes)
     if len(counts) < 2:
-        raise TableError(f"--group {name}: the column must have two groups at least, got one")
+        raise TableError(f"`group` {name}: the column must have two groups at least, got one")
     order = np.random.default_rng(seed).permutation(len(counts))
     wanted = np.cumsum(counts[order]) - 0.5 * counts[order] <= fraction * len(codes)
     wanted[0], wanted[-1] = True, False
@@ -109,11 +109,11 @@ def time_split(times: pa.ChunkedArray, name: str, fraction: float, *, day_first:
     if is_text(times.type):
         found = order_of(levels_of(times), day_first=day_first)
         if found is None:
-            raise TableError(f"--time {name}: the column must be numbers or dates, got {times[0].as_py()!r}")
+            raise TableError(f"`time` {name}: the column must be numbers or dates, got {times[0].as_py()!r}")
         times = pa.chunked_array([as_times(times, name, row_place, found[0])])
-    codes = _codes(times, f"--time {name}")  # of the sorted values
+    codes = _codes(times, f"`time` {name}")  # of the sorted values
     if codes.max() == 0:
-        raise TableError(f"--time {name}: the column must have two times at least, got one")
+        raise TableError(f"`time` {name}: the column must have two times at least, got one")
     border = max(int(np.sort(codes)[-max(round(fraction * len(codes)), 1)]), 1)
     row = int(np.flatnonzero(codes == border)[0])
     return _split(codes >= border, f"the rows from {name} = {times[row].as_py()} on")

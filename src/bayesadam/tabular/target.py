@@ -53,22 +53,22 @@ class Target:
             TableError: Dates, infinite values, text among numbers, one value only, a class with one row.
         """
         if task not in (None, *TASKS):
-            raise TableError(f"--task must be one of {', '.join(TASKS)}, got {task!r}")
+            raise TableError(f"`task` must be one of {', '.join(TASKS)}, got {task!r}")
         kind = column.type
         if pa.types.is_temporal(kind):
             raise TableError(f"the target {name!r} must be numbers or classes, got dates: make numbers of them")
         if not (is_number(kind) or is_text(kind) or pa.types.is_boolean(kind)):
             raise TableError(f"the target {name!r} must be numbers or classes, got the type {kind}")
         if task == "regression":
-            return cls._regression(name, as_numbers(column, name, place), "as --task says")
-        why = "as --task says"
+            return cls._regression(name, as_numbers(column, name, place), "as `task` says")
+        why = "as `task` says"
         if is_number(kind):
             values = as_numbers(column, name, place)
             if not are_integers(values):
                 if task is None:
                     return cls._regression(name, values, "its values are numbers with decimals")
                 raise TableError(
-                    f"the target {name!r} must be text, truth values or whole numbers for --task classification, "
+                    f"the target {name!r} must be text, truth values or whole numbers for `task` classification, "
                     f"got {values[values % 1 != 0][0]:g}",
                     task="regression",
                 )
@@ -194,6 +194,6 @@ def _label_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     except pa.ArrowInvalid:
         largest = float(np.abs(column.cast(pa.float64(), safe=False).to_numpy()).max())
         raise TableError(
-            f"the target {name!r} must be below 2**63 where its numbers are classes, got {largest:g}: --task "
+            f"the target {name!r} must be below 2**63 where its numbers are classes, got {largest:g}: `task` "
             "regression takes them as numbers, and in quotation marks they are text"
         ) from None

@@ -9,7 +9,6 @@ from contextlib import suppress
 from typing import Any
 
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
-from optuna.storages.journal._file import BaseJournalFileLock
 
 from bayesadam.files import lock
 
@@ -50,14 +49,14 @@ class Journal(JournalFileBackend):
             self._whose.release()
 
 
-class _Lock(BaseJournalFileLock):
+class _Lock(JournalFileOpenLock):
     """A lock that ends with its process; where the file system has none, Optuna's own, which waits for half a
     minute.
     """
 
     def __init__(self, path: str) -> None:
+        super().__init__(path)
         self._path, self._held = path, -1
-        self._other = JournalFileOpenLock(path)
 
     def acquire(self) -> bool:
         """Wait for the lock and take it."""
@@ -71,7 +70,7 @@ class _Lock(BaseJournalFileLock):
             self._held = descriptor
             return True
         os.close(descriptor)
-        return self._other.acquire()
+        return super().acquire()
 
     def release(self) -> None:
         """Release the lock."""
@@ -79,7 +78,7 @@ class _Lock(BaseJournalFileLock):
         if descriptor >= 0:
             os.close(descriptor)
         else:
-            self._other.release()
+            super().release()
 
 
 def drop_torn_line(path: str) -> None:
