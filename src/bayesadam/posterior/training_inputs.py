@@ -31,7 +31,7 @@ class TrainingInputs:
     the first tensor of the input, and at most two axes. Otherwise it is not clear over what the loss is averaged (the
     tokens of sequences, the pixels of images), and the pass makes the count unknown.
 
-    Inputs are kept only for models with batch norm layers that are in training mode, and copied, since loops may
+    Inputs are kept only for models with batch norm layers, all of which are in training mode, and copied, since loops may
     overwrite them. In a copy or a pickle of the model the hook does nothing.
 
     Args:
@@ -80,7 +80,8 @@ class TrainingInputs:
             self._rows = None
         elif self._rows is not None:
             self._rows += len(first)
-        if any(layer.training for layer in normalized(module)):
+        layers = normalized(module)
+        if layers and all(layer.training for layer in layers):
             self._keep((args, kwargs))
 
     def _keep(self, batch: Batch) -> None:
