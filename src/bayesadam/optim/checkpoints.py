@@ -90,14 +90,18 @@ class Checkpointed(Optimizer):
             if names.keys() >= set(group["params"]):
                 group["param_names"] = [names[p] for p in group["params"]]
         attachment.add_hooks(self, model)
-        self._batch_size().watch(model)
+        self.watch(model)
         self._attached = True
 
-    def _batch_size(self) -> BatchSize:
-        """What counts the examples of an attached model; it is not part of a copy."""
+    def watch(self, model: nn.Module) -> None:
+        """Find ``batch_size`` from the training passes of this model, as :meth:`attach` does.
+
+        A later call replaces the model. It is needed only if the training loop does not call the attached model itself,
+        but a part of it.
+        """
         if self._counted is None:
             self._counted = BatchSize(lambda: self._engine.store)
-        return self._counted
+        self._counted.watch(model)
 
     def holds_sample(self, parameter: Tensor) -> bool:
         """Whether a parameter holds a posterior sample at this moment."""
