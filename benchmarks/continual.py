@@ -111,9 +111,7 @@ def learn_with_penalty(task: Task, parts: list[Data], strength: float, seed: int
 class Penalised(ba.Categorical):
     """The mean loss of a minibatch, minus the log density of the weights under a prior, divided by ``num_data``."""
 
-    def __init__(
-        self, likelihood: Any, model: nn.Module, prior: ba.KroneckerGaussian | None, num_data: int
-    ) -> None:
+    def __init__(self, likelihood: Any, model: nn.Module, prior: ba.KroneckerGaussian | None, num_data: int) -> None:
         super().__init__()
         self.told = likelihood, model, prior, num_data
 

@@ -227,9 +227,9 @@ class TestInputsKnownFromTraining:
         assert not torch.allclose(default.means, ba.predict(net, q, x, batch_norm=None, **options).means, rtol=1e-3)
 
     def test_are_the_latest(self):
-        net, opt, seen = self.trained(rows=200, steps=4)
+        net, _, seen = self.trained(rows=200, steps=4)
         assert torch.equal(inputs_of(net), seen[400:])
-        net, opt, seen = self.trained(rows=600, steps=2)
+        net, _, seen = self.trained(rows=600, steps=2)
         assert torch.equal(inputs_of(net), seen[600:1112])
 
     @pytest.mark.parametrize("method", ["linearized", "moments"])

@@ -181,7 +181,9 @@ class PerturbedOptimizer(Readable):
         if not self.has_prior:
             del self.defaults["prior_precision"]
         if not isinstance(prior, DiagonalGaussian | None):
-            check("covariance", options.get("covariance"), "diagonal with such a prior", lambda v: v != "full", words=True)
+            check(
+                "covariance", options.get("covariance"), "diagonal with such a prior", lambda v: v != "full", words=True
+            )
             self.defaults[CORRELATED] = True
         self._reset()
         super().__init__(params, self.defaults)

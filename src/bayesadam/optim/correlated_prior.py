@@ -11,7 +11,7 @@ from torch import Tensor
 from bayesadam.engine.store import Slot, Store
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
 from bayesadam.posterior.precision import precision_diagonal, precision_product
-from bayesadam.sharding import full, like, local
+from bayesadam.sharding import like, local
 
 CORRELATED = "correlated_prior"
 """Entry of the groups of an optimiser whose prior has correlations; a checkpoint does not hold the prior."""

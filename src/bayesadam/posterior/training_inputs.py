@@ -31,8 +31,8 @@ class TrainingInputs:
     the first tensor of the input, and at most two axes. Otherwise it is not clear over what the loss is averaged (the
     tokens of sequences, the pixels of images), and the pass makes the count unknown.
 
-    Inputs are kept only for models with batch norm layers, all of which are in training mode, and copied, since loops may
-    overwrite them. In a copy or a pickle of the model the hook does nothing.
+    Inputs are kept only for models with batch norm layers, all of which are in training mode. They are copied, since
+    loops may overwrite them. In a copy or a pickle of the model the hook does nothing.
 
     Args:
         is_training: Function without arguments that tells whether the optimiser's weights hold a sample.
