@@ -34,8 +34,8 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     ``fit``, and so does every checkpoint. With ``mc_samples`` above 1 the weights hold a sample only inside
     ``optimizer.step(closure)``, which Lightning calls; the loss is computed and clipped once for each sample.
 
-    If ``batch_size`` was not given, it is found from the passes of the part of the module that has all parameters of the
-    optimiser, as by :meth:`~bayesadam.optim.PerturbedOptimizer.attach`.
+    If ``batch_size`` was not given, it is found from the passes of the innermost part of the module that has all
+    parameters of the optimiser, as by :meth:`~bayesadam.optim.PerturbedOptimizer.attach`.
 
     Several such optimisers, together with other optimisers, may train parts of a module.
 
