@@ -45,7 +45,7 @@ def test_training_is_that_with_the_number_given(optimizer):
     weights = []
     for given in (None, 16):
         net = network()
-        opt = made(net, optimizer, batch_size=given)
+        opt = made(net, optimizer, lr=0.01, batch_size=given)
         opt.follow(net)
         net.train()
         train(opt, net, [16] * 5)
