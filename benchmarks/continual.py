@@ -103,7 +103,9 @@ def learn_with_penalty(task: Task, parts: list[Data], strength: float, seed: int
         penalised = Penalised(likelihood, model, prior, plan.num_data)
         optimizer = torch.optim.Adam(model.parameters(), lr=PENALISED_RATE)
         trained = fit(task, data, model, penalised, optimizer, plan, seed)
-        laplace = ba.Laplace(model, data.train, likelihood=Spread(), structure="kron", progress=False)
+        laplace = ba.posthoc.LaplaceApproximation(
+            model, data.train, likelihood=Spread(), structure="kron", progress=False
+        )
         prior = laplace.posterior(temperature=1.0 / strength, **({} if prior is None else {"prior": prior}))
     return dataclasses.replace(trained, likelihood=likelihood)
 
@@ -177,7 +179,7 @@ def main() -> None:
             found[method] = measure(scenario, method, seed, options.epochs)
             print(f"{scenario}, seed {seed}, {method}: {found[method]:.3f}", flush=True)
             report["scenarios"] = {name: summarized(list(runs.values())) for name, runs in results.items()}
-            save(path, {**report, "results": results})
+            save(options.output / "continual.json", {**report, "results": results})
     print(f"{'scenario':<18}{'method':<8}{'accuracy':>9}{'to Adam':>18}   10 points above")
     for scenario, summary in report.get("scenarios", {}).items():
         for method, entry in summary.items():

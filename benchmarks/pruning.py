@@ -92,13 +92,11 @@ def main() -> None:
         found = results.setdefault(network, {}).setdefault(str(seed), {})
         if method not in {way.split()[0] for way in found}:
             found |= measure(ALL[network], method, seed)
+            report["load_averages"].append(os.getloadavg())
             report["networks"] = {name: summarized(list(runs.values())) for name, runs in results.items()}
-            save(path, {**report, "results": results})
+            save(options.output / "pruning.json", {**report, "results": results})
     for network, entry in report["networks"].items():
         show(network, entry)
-    report["load_averages"].append(os.getloadavg())
-    save(path, {**report, "results": results})
-    print(f"wrote {path}")
 
 
 def _mean(values: list[float]) -> float:

@@ -367,3 +367,6 @@ class PerturbedOptimizer(Readable):
             return self._engine.step(self._counted.counting(closure))
         self._counted.take_step()
         return self._engine.step()
+
+
+show_signature(PerturbedOptimizer)

@@ -1,0 +1,165 @@
+"""One draw of all weights of a network, computed on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from bayesadam import noise
+from bayesadam.bayes_by_backprop import fused
+from bayesadam.functional.reparameterized import sample, softplus
+
+WEIGHTS, ACTIVATIONS, SIGNS = range(3)
+"""Uses of noise: the sample number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def recording() -> AbstractContextManager[Any]:
+    """Context in which gradients are recorded whatever the mode outside, since tensors of inference mode cannot be
+    reused.
+    """
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else torch.enable_grad()
+
+
+def uncompiled(function: Callable[P, R]) -> Callable[P, R]:
+    """Exclude a function from ``torch.compile``, which would compile the drawing again for every draw."""
+    if torch.compiler.is_compiling():  # importing the compiler takes seconds
+        return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call]
+    return function
+
+
+class Noise:
+    """Source of a network's noise: transient buffers around :mod:`bayesadam.noise`. A copy starts with empty
+    buffers.
+    """
+
+    def __init__(self) -> None:
+        self._scratch = noise.Scratch()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+    def weights(self, seed: int, number: int, like: Mapping[int, Tensor]) -> dict[int, Tensor]:
+        """Standard normals for parameters by index, in new tensors like those given."""
+        eps = {i: torch.empty_like(t, memory_format=torch.contiguous_format) for i, t in like.items()}
+        noise.fill_many(eps, seed, number, WEIGHTS, scratch=self._scratch)
+        return eps
+
+    def activations(self, seed: int, number: int, index: int, like: Tensor) -> Tensor:
+        """Standard normals for the outputs of a layer."""
+        with recording():  # the buffers are for later passes too
+            out = torch.empty_like(like, memory_format=torch.contiguous_format)
+            return noise.normal(seed, number, ACTIVATIONS, index, out.shape, out=out, scratch=self._scratch)
+
+
+class Draw:
+    """One sample of the random weights and its components, differentiable in means and ``rho``.
+
+    Everything is computed once and cached, with gradients, since a later use may need them even if the first does not.
+
+    Args:
+        means: Mean of every random parameter by name.
+        rho: Parameters whose softplus is the standard deviation.
+        indices: Noise index of every random parameter.
+        source: Source of the noise.
+        seed: Seed of the noise.
+        number: Number of the draw.
+        sign: -1 for the mirror image of the draw with ``+1``.
+        center: Mean of the prior, if its divergence is to be computed from :meth:`sums`.
+    """
+
+    def __init__(
+        self,
+        means: Mapping[str, Tensor],
+        rho: Mapping[str, Tensor],
+        indices: Mapping[str, int],
+        *,
+        source: Noise,
+        seed: int,
+        number: int,
+        sign: float,
+        center: float | None = None,
+    ) -> None:
+        self.means = means
+        self.indices = indices
+        self.source = source
+        self.seed = seed
+        self.number = number
+        self.sign = sign
+        self.center = center
+        self._rho = rho
+        self._std: dict[str, Tensor] = {}
+        self._eps: dict[str, Tensor] = {}
+        self._deviation: dict[str, Tensor] = {}
+        self._theta: dict[str, Tensor] = {}
+        self._sums: Tensor | None = None
+
+    def sample(self) -> dict[str, Tensor]:
+        """The sample of all parameters."""
+        self._draw([name for name in self.means if name not in self._eps])
+        means, rhos = list(self.means.values()), [self._rho[name] for name in self.means]
+        if self.center is not None and not self._theta and fused.fits(means, rhos):
+            with recording():
+                eps = [self._eps[name] for name in self.means]
+                thetas, self._sums = fused.sample(means, rhos, eps, self.center)
+            self._theta = dict(zip(self.means, thetas, strict=True))
+        return {name: self.theta(name) for name in self.means}
+
+    def sums(self) -> Tensor | None:
+        """Sums of ``(mean - center)^2``, ``std^2`` and ``log(std)`` over all weights, if they are computed with the
+        sample.
+        """
+        if self.center is not None:
+            self.sample()
+        return self._sums
+
+    def mean(self, name: str) -> Tensor:
+        """Means of a parameter, in the dtype of the standard deviation, which is float32 or wider."""
+        with recording():
+            return self.means[name].to(self._rho[name].dtype)
+
+    def std(self, name: str) -> Tensor:
+        """Standard deviations of a parameter."""
+        if name not in self._std:
+            with recording():
+                self._std[name] = softplus(self._rho[name])
+        return self._std[name]
+
+    def eps(self, name: str) -> Tensor:
+        """The standard normals of a parameter's sample."""
+        if name not in self._eps:
+            self._draw([name])
+        return self._eps[name]
+
+    def deviation(self, name: str) -> Tensor:
+        """The sample minus its mean."""
+        if name not in self._deviation:
+            with recording():
+                self._deviation[name] = self.std(name) * self.eps(name)
+        return self._deviation[name]
+
+    def theta(self, name: str) -> Tensor:
+        """The sample of a parameter, in the parameter's dtype."""
+        if name not in self._theta:
+            mean, eps = self.means[name], self.eps(name)
+            with recording():
+                if name in self._std:
+                    self._theta[name] = torch.addcmul(self.mean(name), self._std[name], eps).to(mean.dtype)
+                else:
+                    self._theta[name], self._std[name] = sample(mean, self._rho[name], eps)
+        return self._theta[name]
+
+    def _draw(self, names: Sequence[str]) -> None:
+        """The standard normals of some parameters' samples, together."""
+        with recording():
+            like = {self.indices[name]: self._rho[name].detach() for name in names}
+            found = self.source.weights(self.seed, self.number, like)
+            for name in names:
+                eps = found[self.indices[name]]
+                self._eps[name] = eps.neg_() if self.sign < 0 else eps

@@ -1,0 +1,211 @@
+"""Gradient estimators for a network at random weights: a shared sample, local reparameterisation, or Flipout.
+
+The shared sample replaces the parameters for one forward pass, which works for every model. The other two estimators
+put placeholders there and intercept the functions that are called: a linear function (``linear``, ``conv``,
+``conv_transpose``) of a placeholder is replaced, and every other function gets the shared sample. Placeholders are NaN
+and refuse gradients, so that a use that is not intercepted (in a custom autograd function, for example) is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from bayesadam.bayes_by_backprop.draws import SIGNS, Draw, uncompiled
+from bayesadam.functional.philox import ROUNDS, philox_rounds
+from bayesadam.functional.reparameterized import root
+
+_CHANNELS = {
+    functional.linear: -1,
+    functional.conv1d: -2,
+    functional.conv2d: -3,
+    functional.conv3d: -4,
+    functional.conv_transpose1d: -2,
+    functional.conv_transpose2d: -3,
+    functional.conv_transpose3d: -4,
+}
+"""Functions that are linear in their weight, and the axis of inputs and outputs that has the channels."""
+
+_SHAPES = (Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex)
+
+
+def shared(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the model at one weight sample."""
+    return functional_call(model, uncompiled(draw.sample)(), args, kwargs)
+
+
+def local(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the model with sampled outputs of linear functions (Kingma et al. 2015, section 2.3)."""
+    return uncompiled(_run)(Local, draw, model, args, kwargs)
+
+
+def flipout(model: nn.Module, draw: Draw, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the model with random signs of the deviation from the mean for every data point (Wen et al. 2018, eq. 4)."""
+    return uncompiled(_run)(Flipout, draw, model, args, kwargs)
+
+
+ESTIMATORS: Mapping[str, Callable[[nn.Module, Draw, tuple[Any, ...], dict[str, Any]], Any]] = {
+    "shared": shared,
+    "local": local,
+    "flipout": flipout,
+}
+
+
+class Reparameterized(TorchFunctionMode):
+    """Replaces linear functions of random weights while it is active, for one forward pass."""
+
+    estimator = ""
+
+    def __init__(self, draw: Draw) -> None:
+        super().__init__()
+        self.draw = draw
+        self.placeholders = {name: self._placeholder(name, mean) for name, mean in draw.means.items()}
+        self._names = {id(tensor): name for name, tensor in self.placeholders.items()}
+        self._uses: dict[str, object] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Called for every PyTorch function instead of the function."""
+        kwargs = kwargs or {}
+        if func in _SHAPES:
+            return func(*args, **kwargs)
+        if getattr(func, "__name__", "") == "__get__":
+            value = func(*args, **kwargs)
+            if not isinstance(value, Tensor) or id(args[0]) not in self._names:
+                return value
+        if func in _CHANNELS:
+            given = {**dict(zip(("input", "weight", "bias"), args, strict=False)), **kwargs}
+            weight = self._names.get(id(given["weight"]))
+            if weight is not None and self._uses.get(weight) != "shared":
+                bias = given.pop("bias", None)
+                rest = args[3:]
+                options = {key: value for key, value in given.items() if key not in ("input", "weight")}
+
+                def call(x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+                    result: Tensor = func(x, w, b, *rest, **options)
+                    return result
+
+                return self.linear(call, self._sampled(given["input"]), weight, bias, _CHANNELS[func])
+        return func(*self._sampled(args), **self._sampled(kwargs))
+
+    def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
+        """A linear function ``call(x, weight, bias)`` of a random weight."""
+        raise NotImplementedError
+
+    def _placeholder(self, name: str, like: Tensor) -> Tensor:
+        def refuse(grad: Tensor) -> None:
+            raise RuntimeError(
+                f"parameter {name!r} must be used by PyTorch functions with estimator={self.estimator!r}, got a use "
+                "that cannot be seen (a custom autograd function, say): use estimator='shared', or exclude it by select"
+            )
+
+        placeholder = like.detach().new_full((), torch.nan).expand(like.shape).requires_grad_()
+        placeholder.register_hook(refuse)  # type: ignore[no-untyped-call]
+        return placeholder
+
+    def _bias(self, bias: Tensor | None, use: object) -> tuple[str | None, Tensor | None]:
+        """Name of a bias that is random and used nowhere else, or its replacement."""
+        name = self._names.get(id(bias))
+        if name is None or self._uses.get(name) == "shared":
+            return None, self._sampled(bias)
+        self._note(name, use)
+        return name, None
+
+    def _sampled(self, value: Any) -> Any:
+        """The shared sample in place of placeholders."""
+        if isinstance(value, Tensor):
+            name = self._names.get(id(value))
+            if name is None:
+                return value
+            self._note(name, "shared")
+            return self.draw.theta(name)
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+            return type(value)(map(self._sampled, value))
+        if isinstance(value, dict):
+            return {key: self._sampled(part) for key, part in value.items()}
+        return value
+
+    def _note(self, name: str, use: object) -> None:
+        """Record how a parameter is used, and refuse uses that exclude each other.
+
+        Raises:
+            RuntimeError: Uses of a parameter would have different samples.
+        """
+        before = self._uses.setdefault(name, use)
+        if before != use:
+            raise RuntimeError(
+                f"parameter {name!r} must be used in one way in a forward pass with estimator={self.estimator!r}, got "
+                f"{before} and then {use}: use estimator='shared', or exclude it by select"
+            )
+
+
+class Local(Reparameterized):
+    """``y = E[y] + std(y) * eps`` with ``Var[y] = call(x^2, std^2)``."""
+
+    estimator = "local"
+
+    def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
+        """The sampled output, as in the base class."""
+        use = f"the outputs of linear function {len(self._uses)} drawn"
+        self._note(weight, use)
+        name, fixed = self._bias(bias, use)
+        draw = self.draw
+        mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
+        dtype = torch.float32 if x.dtype == torch.float16 else x.dtype  # squares leave the range of float16
+        variance, of_bias = (None if key is None else draw.std(key).square().to(dtype) for key in (weight, name))
+        std = root(call(x.to(dtype).square(), variance, of_bias)).to(mean.dtype)
+        eps = draw.source.activations(draw.seed, draw.number, draw.indices[weight], mean)
+        return mean + std * (eps.neg_() if draw.sign < 0 else eps)
+
+
+class Flipout(Reparameterized):
+    """``y = call(x, mean) + s * call(x * r, deviation)``, with signs ``s`` and ``r`` that differ between data
+    points.
+    """
+
+    estimator = "flipout"
+
+    def linear(self, call: Callable[..., Tensor], x: Tensor, weight: str, bias: Tensor | None, channels: int) -> Tensor:
+        """The output with random signs, as in the base class."""
+        draw = self.draw
+        rows = len(x) if x.ndim > -channels else 1
+        use = f"the signs of {weight!r} for {rows} data points"
+        self._note(weight, use)
+        name, fixed = self._bias(bias, use)
+        mean = call(x, draw.means[weight], fixed if name is None else draw.means[name])
+        width = x.shape[channels]
+        both = signs(draw.seed, draw.number, draw.indices[weight], rows, width + mean.shape[channels], mean)
+        shape = (rows, *[1] * (x.ndim - 1 + channels), -1, *[1] * (-1 - channels))
+        before, after = both[:, :width].reshape(shape), both[:, width:].reshape(shape)
+        if x.ndim == -channels:
+            before, after = before[0], after[0]
+        deviation, of_bias = (None if key is None else draw.deviation(key).to(x.dtype) for key in (weight, name))
+        change = call(x * before, deviation, of_bias)
+        return mean.addcmul(change, after)
+
+
+def signs(seed: int, step: int, index: int, rows: int, width: int, like: Tensor) -> Tensor:
+    """Random signs ``(rows, width)``, which are the bits of the words from which :func:`bayesadam.noise.normal` is
+    made.
+    """
+    counters = -(-rows * width // 128)
+    pool = [torch.empty(counters, dtype=torch.int64, device=like.device) for _ in range(8)]
+    block: list[Any] = [torch.arange(counters, device=like.device), index, step, SIGNS]
+    words = torch.stack(philox_rounds(block, [seed & (2**32 - 1), seed >> 32], pool, ROUNDS))
+    bits = (words.unsqueeze(-1) >> torch.arange(32, device=like.device)).bitwise_and_(1).flatten()
+    return bits[: rows * width].view(rows, width).to(like.dtype).mul_(2.0).sub_(1.0)
+
+
+def _run(
+    kind: type[Reparameterized], draw: Draw, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    mode = kind(draw)
+    with mode:
+        return functional_call(model, mode.placeholders, args, kwargs)

@@ -1,0 +1,405 @@
+"""The Laplace approximation: a Gaussian around trained weights whose precision is the curvature there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.calibration.safe import SAFE, Watched
+from bayesadam.checks import check, check_temperature, is_whole
+from bayesadam.curvature.ranks import unwrapped
+from bayesadam.functional.curvature import wide
+from bayesadam.likelihoods import Likelihood
+from bayesadam.posterior.dense import DenseGaussian
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.kronecker import KroneckerGaussian
+from bayesadam.posterior.low_rank import LowRankGaussian
+from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.posthoc.diagonal import DiagonalSum
+from bayesadam.posthoc.evidence import best_prior_precision, log_evidence
+from bayesadam.posthoc.full import FullSum
+from bayesadam.posthoc.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
+from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
+from bayesadam.posthoc.network import Network
+from bayesadam.posthoc.prior import Prior, check_prior, continued
+from bayesadam.predictive.batches import check_weights_are_used
+from bayesadam.predictive.pairs import Data, batches_of_rows, length
+from bayesadam.progress import progress_bar
+
+STRUCTURES = ("diagonal", "kron", "full", "last_layer", "last_layer_kron")
+LAST_LAYER = ("last_layer", "last_layer_kron")
+EVIDENCE = "marginal_likelihood"
+
+
+class LaplaceApproximation:
+    """The curvature of the log-likelihood at a model's weights, from which posteriors for any prior precision follow.
+
+    The weights ``theta`` should minimise ``sum_n -log p(y_n | x_n, theta) + lambda / 2 |theta|^2``. The model is run in
+    evaluation mode, and is afterwards as before. The curvature is summed over the data, never averaged. The options
+    are:
+
+    ``curvature="ggn"``
+        The generalised Gauss-Newton matrix ``sum_n J_n' H_n J_n``, ``J`` the Jacobian of the outputs and ``H`` the
+        expected second derivative of ``-log p(y | output)``: Kessler et al. 2018, eqs. 13-16, for any likelihood. For a
+        likelihood that does not define ``fisher_factor``, ``H`` is the second derivative at the targets, without its
+        negative eigenvalues.
+    ``curvature="empirical_fisher"``
+        The empirical Fisher information ``sum_n g_n g_n'``, ``g`` the gradient of ``log p`` of one data point.
+
+    ``structure="diagonal"``
+        The diagonal of the curvature. ``"ggn"`` takes as many backward passes as a data point has outputs, and
+        ``"empirical_fisher"`` takes one (for sequences of data points, both times their length). No tensor has the size
+        of data points times weights. The modules must be supported by :class:`bayesadam.PerExampleSquares`.
+    ``structure="kron"``
+        Kronecker factors (K-FAC: Martens and Grosse 2015; Ritter et al. 2018), for a model of any depth. The weight of
+        a linear or convolutional layer, as a matrix of ``O`` rows and ``I`` columns, has the curvature ``B kron A``.
+        Here ``B = sum_n sum_r g g'`` with the gradients ``g`` of the layer's outputs, where ``r`` numbers the columns
+        of the factor of ``H_n``, and ``A`` is the mean over the data of ``a a'``, where ``a`` is the vector that the
+        weight is multiplied by. Positions of an image or a sequence count as data: sums and means are over them, too.
+        The bias has the curvature ``B`` and is independent of the weight. This is the default of laplace-torch. All
+        other tensors (those of norm layers, embeddings and convolutions with groups, and weights that are shared or
+        used more than once) have a diagonal curvature. It takes as many backward passes as ``"diagonal"``.
+    ``structure="full"``
+        The whole matrix in float64, for a small model.
+    ``structure="last_layer"``
+        The whole matrix over one linear layer; all other weights are fixed.
+    ``structure="last_layer_kron"``
+        The Kronecker factors of one linear layer, which may have thousands of outputs. If these are the model's
+        outputs, such as the logits of a classifier, neither Jacobians nor matrices of data points are formed.
+
+    Args:
+        model: The trained model. A posterior covers its trainable parameters. It may be wrapped in
+            ``DistributedDataParallel``, and then only this process's data count.
+        data: A pair ``(inputs, targets)``, or a loader of such pairs. Inputs are a tensor, a tuple (``model(*inputs)``)
+            or a dict (``model(**inputs)``), whose first tensor has the examples along its first axis.
+        likelihood: Likelihood of the targets given the outputs.
+        structure: Structure of the curvature matrix, see above.
+        curvature: Kind of curvature, see above.
+        last_layer: Name of the linear layer for ``structure="last_layer"`` and ``"last_layer_kron"``. The default is
+            the last one that the model calls for the first batch.
+        num_data: Number of training data points, if ``data`` is a part of them, or a chosen number. Curvature and
+            log-likelihood are multiplied by its ratio to the number of data points in ``data``, counted as the
+            likelihood does. The default is a ratio of 1.
+        output: Function that takes the output tensor, with examples along its first axis, out of what the model
+            returns.
+        batch_size: Rows of a pair in one pass; default 512.
+        progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
+
+    Attributes:
+        mean: The trainable weights by name; copies in float32 or wider.
+        curvature: Tensors by name for ``"diagonal"``; :class:`bayesadam.posthoc.kronecker.KroneckerCurvature` for
+            ``"kron"`` and ``"last_layer_kron"``; otherwise ``(D, D)`` in float64 over the weights of ``random``,
+            numbered tensor by tensor.
+        random: Names of the tensors that are random in the posterior.
+        log_likelihood: ``sum_n log p(y_n | x_n, theta)``.
+        num_data: Number of data points, as given or counted.
+
+    Raises:
+        ValueError: The structure or curvature is unknown; the likelihood is none, or has no second derivatives for
+            ``"ggn"``; the model is too large for a matrix or a factor, has no such layer, or merges its weights in
+            evaluation mode; the data are empty, not pairs, or do not fit; or outputs are not finite.
+        TypeError: The model does not return a tensor and ``output`` is not given.
+    """
+
+    mean: dict[str, Tensor]
+    curvature: Tensor | dict[str, Tensor] | KroneckerCurvature
+    random: tuple[str, ...]
+    log_likelihood: float
+    num_data: float
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Data,
+        *,
+        likelihood: Likelihood,
+        structure: str = "diagonal",
+        curvature: str = "ggn",
+        last_layer: str | None = None,
+        num_data: float | None = None,
+        output: Callable[[Any], Tensor] | None = None,
+        batch_size: int | None = None,
+        progress: bool | None = None,
+    ) -> None:
+        if structure not in STRUCTURES:
+            raise ValueError(f"structure must be one of {STRUCTURES}, got {structure!r}")
+        if last_layer is not None and structure not in LAST_LAYER:
+            raise ValueError(f"last_layer must only be given for a structure in {LAST_LAYER}, got {last_layer!r}")
+        if num_data is not None:
+            check("num_data", num_data, "a positive, finite number", _is_positive)
+        if batch_size is not None:
+            check("batch_size", batch_size, "a whole number of at least 1", is_whole)
+        network = Network(unwrapped(model), likelihood, output, curvature)
+        total = _sum(network, structure, last_layer)
+        self.mean = {
+            name: p.detach().to(wide(p.dtype), copy=True, memory_format=torch.contiguous_format)
+            for name, p in network.trainable.items()
+        }
+        try:
+            with network.evaluated():
+                check_weights_are_used(network.model, () if isinstance(total, LastLayer) else self.mean)
+                found = _go_through(network, total, data, batch_size, progress)
+                self.curvature = total.result()
+                _check_curved(network, self.curvature)
+        finally:
+            total.close()
+        self.random = tuple(total.names) if isinstance(total, LastLayer) else tuple(self.mean)
+        self.num_data = found.count if num_data is None else num_data
+        self._rescale(self.num_data / found.count)
+        self.log_likelihood = found.log_likelihood * self.num_data / found.count
+        self._told = {"structure": structure, "curvature": curvature}
+        if isinstance(total, LastLayer):
+            self._told["last_layer"] = total.name
+
+    def posterior(
+        self,
+        prior_precision: float = 1.0,
+        *,
+        num_data: float | None = None,
+        temperature: float = 1.0,
+        rank: int | None = None,
+        prior: Prior | None = None,
+    ) -> GaussianPosterior:
+        """Return the Gaussian around the weights with precision ``curvature / temperature + prior_precision``.
+
+        Args:
+            prior_precision: Precision ``lambda`` of the prior ``N(0, 1 / lambda)``.
+            num_data: Number of data points to assume instead of ``self.num_data``; the curvature is multiplied by their
+                ratio.
+            temperature: Factor of the KL divergence (and so of the prior) in the objective. The curvature is divided by
+                it, so below 1 the posterior is narrower.
+            rank: For ``structure="full"``, number of directions of the covariance that are kept, the widest ones,
+                together with a diagonal, in a :class:`bayesadam.posterior.low_rank.LowRankGaussian` of the weights'
+                dtype (see its ``from_precision``). It takes ``D (rank + 2)`` numbers instead of ``D^2``. By default all
+                directions are kept.
+            prior: A posterior of earlier data over the same weights, instead of ``prior_precision``: the precision is
+                then ``curvature / temperature`` plus its own. With ``structure="kron"`` this sum is approximated by its
+                diagonal in the eigenvectors of its partial traces, with ``"diagonal"`` only the diagonal of the prior's
+                precision counts. The mean is that of the weights, which should be trained with the same prior.
+
+        Returns:
+            A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian` or a
+            :class:`bayesadam.DenseGaussian`; for one layer a :class:`bayesadam.posterior.PartialGaussian` of
+            one of these. Kronecker posteriors of the same object share their bases, so each takes only the memory of
+            its eigenvalues.
+
+        Raises:
+            ValueError: A number is out of range, a rank is given for another structure, or the prior precision is so
+                much smaller than the curvature that the sum is not numerically positive definite.
+        """
+        if rank is not None and self._told["structure"] != "full":
+            raise ValueError(f"rank must be None for structure={self._told['structure']!r}, got {rank!r}")
+        check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
+        check_temperature(temperature, zero=False)
+        if prior is not None:
+            check_prior(prior, self.mean, self._told["structure"], prior_precision=prior_precision, rank=rank)
+        num_data = self.num_data if num_data is None else num_data
+        check("num_data", num_data, "a positive, finite number", _is_positive)
+        scale = num_data / self.num_data / temperature
+        numbers = {"num_data": num_data, "prior_precision": prior_precision, "temperature": temperature}
+        told = {"method": "laplace", **self._told, **numbers}
+        if prior is not None:
+            del told["prior_precision"]
+            return continued(self.curvature, scale, self._copies(), prior, told)
+        if isinstance(self.curvature, dict):
+            variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
+            return DiagonalGaussian(self._copies(), variance, hyperparameters=told)
+        copies = self._copies()
+        mean = {name: copies.pop(name) for name in self.random}
+        random: KroneckerGaussian | DenseGaussian
+        if isinstance(self.curvature, KroneckerCurvature):
+            random = self.curvature.posterior(mean, scale, prior_precision, told)
+        else:
+            precision = scale * self.curvature
+            precision.diagonal().add_(prior_precision)
+            if rank is not None:
+                return LowRankGaussian.from_precision(mean, precision, rank, hyperparameters={**told, "rank": rank})
+            random = DenseGaussian.from_precision(mean, precision, hyperparameters=told)
+        return PartialGaussian(random, copies, order=list(self.mean)) if copies else random
+
+    def log_marginal_likelihood(self, prior_precision: float = 1.0) -> float:
+        """Laplace approximation of the log evidence ``log p(data | lambda)`` (MacKay 1992), in nats.
+
+        It is ``log p(data | theta) - lambda |theta|^2 / 2 + D log(lambda) / 2 - log det(curvature + lambda I) / 2``
+        over the ``D`` weights of ``random``. It is exact at the optimum of a model that is linear in them with Gaussian
+        noise.
+
+        Raises:
+            ValueError: The precision is not positive.
+        """
+        check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
+        return self.log_likelihood + log_evidence(self._eigenvalues, self._squared_norm, prior_precision)
+
+    def best_prior_precision(self) -> float:
+        """Return the prior precision with the largest :meth:`log_marginal_likelihood`; there is exactly one.
+
+        The weights do not change, whatever prior precision they were trained with.
+
+        Raises:
+            ValueError: The weights of ``random`` or their curvature are all zero, so that the evidence has no maximum.
+        """
+        return best_prior_precision(self._eigenvalues, self._squared_norm)
+
+    @cached_property
+    def _eigenvalues(self) -> Tensor:
+        """Eigenvalues of the curvature, ``(D,)`` in float64, none of them negative."""
+        if isinstance(self.curvature, dict):
+            return torch.cat([value.double().flatten() for value in self.curvature.values()])
+        if isinstance(self.curvature, KroneckerCurvature):
+            return self.curvature.eigenvalues()
+        values: Tensor = torch.linalg.eigvalsh(self.curvature)
+        return values.clamp_min_(0.0)
+
+    @property
+    def _squared_norm(self) -> float:
+        return math.fsum(self.mean[name].double().square().sum().item() for name in self.random)
+
+    def _copies(self) -> dict[str, Tensor]:
+        return {name: value.clone() for name, value in self.mean.items()}
+
+    def _rescale(self, factor: float) -> None:
+        for value in _tensors(self.curvature):
+            value.mul_(factor)
+            if not value.isfinite().all():
+                raise ValueError("the curvature must be finite, got inf or nan")
+
+
+def laplace(
+    model: nn.Module,
+    data: Data,
+    *,
+    likelihood: Likelihood,
+    structure: str = "diagonal",
+    curvature: str = "ggn",
+    prior_precision: float | str = SAFE,
+    temperature: float = 1.0,
+    last_layer: str | None = None,
+    num_data: float | None = None,
+    output: Callable[[Any], Tensor] | None = None,
+    batch_size: int | None = None,
+    progress: bool | None = None,
+) -> GaussianPosterior:
+    """Return the Laplace posterior of a trained model in one call; the arguments that it shares are those of
+    :class:`LaplaceApproximation`.
+
+    By default the posterior does not make the network's predictions worse. If a network has more weights than its data
+    determine, a prior precision of 1 often gives a posterior so wide that predictions are worse; for a prior precision
+    that you give, a warning is issued in that case.
+
+    Args:
+        model: The trained model.
+        data: A pair ``(inputs, targets)``, or a loader of such pairs.
+        likelihood: Likelihood of the targets given the outputs.
+        structure: ``"diagonal"``, ``"kron"``, ``"full"``, ``"last_layer"`` or ``"last_layer_kron"``.
+        curvature: ``"ggn"`` or ``"empirical_fisher"``.
+        prior_precision: Precision of the prior. ``"marginal_likelihood"`` chooses the one with the largest marginal
+            likelihood. ``"safe"`` takes 1, and then multiplies all standard deviations by the largest factor up to 1
+            (``hyperparameters["scaled"]``) with which 512 of the data's rows are predicted as well as by the network,
+            to within 0.002 nats and by the default method of :func:`bayesadam.predict`. The network was usually trained
+            on these rows, and the posterior is then narrower than is best for new rows;
+            :func:`bayesadam.tune_posterior` finds the width with held-out rows.
+        temperature: Factor of the KL divergence, see :meth:`LaplaceApproximation.posterior`.
+        last_layer: Name of the layer for ``"last_layer"`` and ``"last_layer_kron"``.
+        num_data: Number of training data points, if ``data`` is only a part of them.
+        output: Function that takes the output tensor out of what the model returns.
+        batch_size: Rows of a pair in one pass.
+        progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
+
+    Raises:
+        ValueError: As for the class and its methods; numbers are checked before the data are read.
+        TypeError: The model does not return a tensor and ``output`` is not given.
+    """
+    if prior_precision not in (EVIDENCE, SAFE):
+        rule = f"a positive, finite number, {EVIDENCE!r} or {SAFE!r}"
+        check("prior_precision", prior_precision, rule, _is_positive)
+    check_temperature(temperature, zero=False)
+    watched = Watched(unwrapped(model), data, likelihood, output, batch_size)
+    fitted = LaplaceApproximation(
+        model,
+        watched.data,
+        likelihood=likelihood,
+        structure=structure,
+        curvature=curvature,
+        last_layer=last_layer,
+        num_data=num_data,
+        output=output,
+        batch_size=batch_size,
+        progress=progress,
+    )
+    if prior_precision == SAFE:
+        return watched.harmless(fitted.posterior(1.0, temperature=temperature))
+    chosen = fitted.best_prior_precision() if isinstance(prior_precision, str) else prior_precision
+    posterior = fitted.posterior(chosen, temperature=temperature)
+    watched.warn_of_harm(posterior)
+    return posterior
+
+
+Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayerKroneckerSum
+
+
+def _sum(network: Network, structure: str, last_layer: str | None) -> Sum:
+    """The object that sums the curvature for a structure."""
+    if structure == "diagonal":
+        return DiagonalSum(network)
+    if structure == "kron":
+        return KroneckerSum(network)
+    if structure == "full":
+        return FullSum(network)
+    return (LastLayerSum if structure == "last_layer" else LastLayerKroneckerSum)(network, last_layer)
+
+
+def _tensors(curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> list[Tensor]:
+    """The tensors of a curvature, which is linear in them."""
+    return [curvature] if isinstance(curvature, Tensor) else list(curvature.values())
+
+
+@dataclass
+class _Found:
+    """Number of data points, and the sum of their log-likelihoods."""
+
+    count: int = 0
+    log_likelihood: float = 0.0
+
+
+def _go_through(
+    network: Network,
+    total: Sum,
+    data: Data,
+    batch_size: int | None,
+    progress: bool | None,
+) -> _Found:
+    found = _Found()
+    device = next(iter(network.trainable.values())).device
+    shown = not isinstance(data, tuple)
+    with progress_bar("fitting the curvature", length(data, batch_size), progress, shown=shown) as advance:
+        for rows, target in batches_of_rows(data, device, batch_size):
+            output = total.add(rows, target)
+            with torch.no_grad():
+                density = network.likelihood.log_density(output, target).double()
+            if not density.isfinite().all():
+                raise ValueError(f"the log-likelihood must be finite, got {density[~density.isfinite()][0].item()!r}")
+            found.count += density.numel()
+            found.log_likelihood += density.sum().item()
+            advance()
+    if not found.count:
+        raise ValueError("data must have at least one example, got none")
+    return found
+
+
+def _check_curved(network: Network, curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> None:
+    """Raise if the likelihood's fallback found no curvature in any data, since the posterior would be the prior."""
+    if network.curvature == "fisher" or network.likelihood.defines("fisher_factor"):
+        return
+    if not any(value.any() for value in _tensors(curvature)):
+        raise network.likelihood.missing("fisher_factor, as its log density has no second derivative")
+
+
+def _is_positive(value: Any) -> bool:
+    return bool(0 < value < math.inf)

@@ -1,0 +1,44 @@
+"""The diagonal of the curvature, summed from squared gradients of examples."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.curvature.reentrant import RefusingReentrant
+from bayesadam.posthoc.network import Network, columns
+from bayesadam.predictive.batches import Rows
+
+
+class DiagonalSum:
+    """``sum_n diag(J_n' H_n J_n)``, by one backward pass for each column of the factor of ``H``.
+
+    Gradients are squared by :class:`PerExampleSquares`, so no tensor has the size of examples times weights.
+    """
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.squares = PerExampleSquares(network.model, reduction="sum")
+        self.squares.start()
+
+    def add(self, rows: Rows, target: Tensor) -> Tensor:
+        """Add a batch and return its outputs, detached."""
+        with torch.enable_grad():
+            with RefusingReentrant(self.network.trainable.values()):
+                output = self.network(rows.batch)
+            factor = self.network.factor(output, target)
+            self.squares.backward_each(output, columns(factor, output), count=factor.shape[1] * factor.shape[3])
+        return output.detach()
+
+    def result(self) -> dict[str, Tensor]:
+        """The sum by name, 0 where the outputs do not depend on a weight; copies in float32 or wider."""
+        found = {}
+        for name, parameter in self.network.trainable.items():
+            mean = self.squares.mean_squares(parameter)
+            found[name] = torch.zeros_like(parameter) if mean is None else mean * self.squares.num_examples
+        return found
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        self.squares.stop()

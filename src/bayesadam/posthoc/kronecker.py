@@ -1,0 +1,216 @@
+"""Kronecker factors of the curvature of all layers or of one, and the posteriors that they give with a prior
+precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.curvature.factors import KroneckerFactors, LayerFactors
+from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posterior.kronecker import KroneckerGaussian
+from bayesadam.posthoc.last_layer import Call, LastLayer
+from bayesadam.posthoc.network import Network, columns
+from bayesadam.predictive.batches import Rows
+
+FACTOR_BYTES = 2**28
+"""Memory for the factors of the Hessians of a batch's outputs; a batch that needs more is divided."""
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of one tensor's curvature, in its shape as a matrix, and their bases.
+
+    Attributes:
+        values: ``b a'``, ``(O, I)`` in float64; not negative.
+        left: Eigenvectors of ``B``, in columns.
+        right: Eigenvectors of ``A``, if there is an ``A``.
+    """
+
+    values: Tensor
+    left: Tensor | None = None
+    right: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class KroneckerCurvature:
+    """Kronecker-factored curvature of a model, independent between tensors.
+
+    Attributes:
+        layers: Factors of the layers whose curvature is factored.
+        diagonal: Diagonal curvature of all other tensors, by name.
+    """
+
+    layers: tuple[LayerFactors, ...]
+    diagonal: Mapping[str, Tensor]
+
+    def values(self) -> list[Tensor]:
+        """The tensors by which the curvature can be multiplied by a number."""
+        return [*(layer.outputs for layer in self.layers), *self.diagonal.values()]
+
+    @cached_property
+    def spectra(self) -> dict[str, Spectrum]:
+        """Eigenvalues and bases by name. They are computed at the first access."""
+        found = {name: Spectrum(value.double()) for name, value in self.diagonal.items()}
+        for layer in self.layers:
+            b, left = _eigen(layer.outputs)
+            if layer.bias is not None:
+                found[layer.bias] = Spectrum(b, left)
+            if layer.weight is not None and layer.inputs is not None:
+                a, right = _eigen(layer.inputs)
+                found[layer.weight] = Spectrum(torch.outer(b, a), left, right)
+        return found
+
+    @cached_property
+    def _bases(self) -> dict[tuple[int, torch.dtype], Tensor]:
+        """Eigenvectors in other dtypes, shared by all posteriors, and by a weight and its bias."""
+        return {}
+
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues of the whole curvature, ``(D,)`` in float64, none of them negative."""
+        return torch.cat([spectrum.values.flatten() for spectrum in self.spectra.values()])
+
+    def posterior(
+        self, mean: Mapping[str, Tensor], scale: float, prior_precision: float, told: Mapping[str, Any]
+    ) -> KroneckerGaussian:
+        """Return the Gaussian around the weights with precision ``scale curvature + prior_precision``, in the
+        weights' dtypes.
+        """
+        variance: dict[str, Tensor] = {}
+        left: dict[str, Tensor] = {}
+        right: dict[str, Tensor] = {}
+        for name, value in mean.items():
+            spectrum = self.spectra[name]
+            found = (scale * spectrum.values + prior_precision).reciprocal_()
+            variance[name] = found.view(value.shape).to(value.dtype)
+            for kept, basis in ((left, spectrum.left), (right, spectrum.right)):
+                if basis is not None:
+                    key = id(basis), value.dtype
+                    if key not in self._bases:
+                        self._bases[key] = basis.to(value.dtype)
+                    kept[name] = self._bases[key]
+        return KroneckerGaussian(mean, variance, left, right, hyperparameters=told)
+
+
+class KroneckerSum:
+    """Factors of ``sum_n J_n' H_n J_n``, by one backward pass for each column of the factor of ``H``.
+
+    Raises:
+        ValueError: A layer is too wide.
+    """
+
+    structure = "kron"
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.factors = KroneckerFactors(network.model, reduction="sum")
+        self.factors.start()
+        for module, name in self.factors.factored():
+            weight: Any = module.weight
+            for side, what in ((len(weight), "outputs"), (weight[0].numel(), "inputs")):
+                if side > MAX_WEIGHTS:
+                    self.close()
+                    raise _too_wide(self.structure, side, f"{what} of {name!r}")
+
+    def add(self, rows: Rows, target: Tensor) -> Tensor:
+        """Add a batch and return its outputs, detached."""
+        with torch.enable_grad():
+            output = self.network(rows.batch)
+            if _is_large(output):
+                return _in_halves(self, rows, target)
+            factor = self.network.factor(output, target)
+            self.factors.backward_each(output, columns(factor, output), count=factor.shape[1] * factor.shape[3])
+        return output.detach()
+
+    def result(self) -> KroneckerCurvature:
+        """The factors, and the diagonal for all other tensors: 0 where the outputs do not depend on a weight."""
+        layers = tuple(self.factors.layers())
+        factored = {name for layer in layers for name in (layer.weight, layer.bias)}
+        diagonal = {}
+        for name, parameter in self.network.trainable.items():
+            if name not in factored:
+                mean = self.factors.mean_squares(parameter)
+                diagonal[name] = torch.zeros_like(parameter) if mean is None else mean * self.factors.num_examples
+        return KroneckerCurvature(layers, diagonal)
+
+    def close(self) -> None:
+        """Remove the hooks from the model."""
+        self.factors.stop()
+
+
+class LastLayerKroneckerSum(LastLayer):
+    """Kronecker factors of one linear layer with any number of outputs.
+
+    If the layer's outputs are the model's, their Hessians are summed without the factor of any single one (see
+    :meth:`bayesadam.likelihoods.Likelihood.fisher_sum`); otherwise they are pulled back through the layers that follow.
+    """
+
+    structure = "last_layer_kron"
+
+    def result(self) -> KroneckerCurvature:
+        """The factors of the layer."""
+        layer = LayerFactors(self.names[0], self.names[1] if len(self.names) > 1 else None, self._outputs, self._inputs)
+        return KroneckerCurvature((layer,), {})
+
+    def _begin(self) -> None:
+        outputs, width = self.layer.weight.shape
+        for side, what in ((outputs, "outputs"), (width, "inputs")):
+            if side > MAX_WEIGHTS:
+                raise _too_wide(self.structure, side, f"{what} of {self.name!r}")
+        device = self.layer.weight.device
+        self._outputs, self._total = (
+            torch.zeros(side, side, dtype=torch.float64, device=device) for side in (outputs, width)
+        )
+        self._count = 0
+
+    @property
+    def _inputs(self) -> Tensor:
+        return self._total / self._count
+
+    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
+        if output is call.returned and self._is_block(output, target):
+            self._outputs += self.network.total(output, target)
+        elif _is_large(output):
+            _in_halves(self, rows, target)
+            return
+        else:
+            factor = self._pulled(call, self.network.factor(output, target), output)
+            matrix = factor.movedim(-2, 0).flatten(1)
+            self._outputs.addmm_(matrix, matrix.mT)
+        features = call.features.flatten(0, -2).double()
+        self._total.addmm_(features.mT, features)
+        self._count += len(features)
+
+    def _is_block(self, output: Tensor, target: Tensor) -> bool:
+        """Whether the outputs of the layer at a position are one block of the Hessian."""
+        return self.network.factor(output[:1], target[:1]).shape[2] == output.shape[-1]
+
+
+def _eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of a matrix that is positive semi-definite, and symmetric up to rounding."""
+    values, vectors = torch.linalg.eigh(torch.lerp(matrix, matrix.mT, 0.5))
+    return values.clamp_min_(0.0), vectors.contiguous()
+
+
+def _is_large(output: Tensor) -> bool:
+    """Whether factors of the Hessians of several rows take too much memory, if a position's outputs are one block."""
+    return len(output) > 1 and output.numel() * output.shape[-1] * output.element_size() > FACTOR_BYTES
+
+
+def _in_halves(total: KroneckerSum | LastLayerKroneckerSum, rows: Rows, target: Tensor) -> Tensor:
+    middle = rows.count // 2
+    parts = ((0, middle), (middle, rows.count))
+    return torch.cat([total.add(rows.part(*part), target[slice(*part)]) for part in parts])
+
+
+def _too_wide(structure: str, side: int, what: str) -> ValueError:
+    return ValueError(
+        f"structure must be 'diagonal' or 'last_layer' where a factor would have more than {MAX_WEIGHTS:,} rows, "
+        f"got {structure!r} for {side:,} {what}, which is {side**2 * 8 / 1e9:,.1f} GB"
+    )

@@ -1,0 +1,197 @@
+"""The curvature of one linear layer, from its inputs and the curvature of the likelihood at its outputs."""
+
+from __future__ import annotations
+
+import abc
+from contextlib import ExitStack
+from typing import Any, ClassVar, NamedTuple, TypeGuard
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from bayesadam.posthoc.full import check_size
+from bayesadam.posthoc.network import Network, columns
+from bayesadam.predictive.batches import Rows
+
+
+class Call(NamedTuple):
+    """One call of the layer: its inputs, the tensor that gets the gradient of its outputs, and the layer's return
+    value.
+    """
+
+    features: Tensor
+    leaf: Tensor
+    returned: Tensor
+
+
+class LastLayer(abc.ABC):
+    """Follows the forward passes of a network to one linear layer, and differentiates the layers after it.
+
+    Any linear layer may be chosen.
+
+    Args:
+        network: The network.
+        name: Name of the layer; by default the last ``nn.Linear`` that the model calls, known after the first data.
+
+    Raises:
+        ValueError: There is no such layer, a parameter of it is frozen or shared, or it is too large.
+    """
+
+    structure: ClassVar[str]
+    name: str
+    layer: nn.Linear
+    names: list[str]
+
+    def __init__(self, network: Network, name: str | None) -> None:
+        self.network = network
+        self._calls: list[Call] = []
+        self._handle: RemovableHandle | None = None
+        self._layers = {key: module for key, module in network.model.named_modules() if _is_plain(module)}
+        if name is not None:
+            self._take(name)
+        elif not self._layers:
+            raise ValueError(f"model must have an nn.Linear for structure={self.structure!r}, got none")
+
+    def _take(self, name: str) -> None:
+        if name not in self._layers:
+            raise ValueError(f"last_layer must be the name of an nn.Linear, one of {list(self._layers)}, got {name!r}")
+        self.name, self.layer = name, self._layers[name]
+        prefix = f"{self.name}." if self.name else ""
+        own = {f"{prefix}{key}": parameter for key, parameter in self.layer.named_parameters()}
+        everywhere = [id(p) for _, p in self.network.model.named_parameters(remove_duplicate=False)]
+        for key, parameter in own.items():
+            if not parameter.requires_grad or everywhere.count(id(parameter)) > 1:
+                state = "shared with another module" if parameter.requires_grad else "frozen"
+                raise ValueError(f"last_layer must have trainable parameters of its own, got {key!r}, which is {state}")
+        self.names = list(own)
+        self._begin()
+        self._handle = self.layer.register_forward_hook(self._capture)
+
+    @torch.no_grad()
+    def _last_called(self, inputs: Any) -> str:
+        """Name of the last linear layer that a pass of the model calls."""
+        called: list[str] = []
+        with ExitStack() as stack:
+            for name, layer in self._layers.items():
+                stack.callback(layer.register_forward_hook(lambda *_, name=name: called.append(name)).remove)
+            self.network(inputs)
+        if not called:
+            raise ValueError(f"model must call an nn.Linear for structure={self.structure!r}, got no call")
+        return called[-1]
+
+    def add(self, rows: Rows, target: Tensor) -> Tensor:
+        """Add a batch and return its outputs, detached.
+
+        Raises:
+            ValueError: The layer was not called exactly once, or the outputs do not depend on it; or, if no layer was
+                named, as for the class.
+        """
+        if self._handle is None:
+            self._take(self._last_called(rows.batch))
+        self._calls.clear()
+        with torch.enable_grad():
+            output = self.network(rows.batch)
+        if len(self._calls) != 1:
+            raise ValueError(
+                f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
+            )
+        self._collect(self._calls.pop(), rows, output, target)
+        return output.detach()
+
+    @abc.abstractmethod
+    def _begin(self) -> None:
+        """Prepare the sums, once the layer is known."""
+
+    @abc.abstractmethod
+    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
+        """Add a batch."""
+
+    def _pulled(self, call: Call, factor: Tensor, output: Tensor) -> Tensor:
+        """The factor of an example's Hessian pulled back to the layer's outputs, ``(N, ..., K, P R)``, in float64."""
+        vectors = columns(factor, output)
+        try:
+            pulled = [torch.autograd.grad(output, call.leaf, vector, retain_graph=True)[0] for vector in vectors]
+        except RuntimeError as error:
+            if "used in the graph" not in str(error) and "require grad" not in str(error):
+                raise
+            raise ValueError(f"last_layer must have a part in the model's outputs, got {self.name!r}") from None
+        return torch.stack(pulled, dim=-1).double()
+
+    def close(self) -> None:
+        """Remove the hook from the layer."""
+        if self._handle is not None:
+            self._handle.remove()
+
+    def _capture(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Cut the graph behind the layer, so that only the layers after it are differentiated."""
+        leaf = output.detach().requires_grad_()
+        returned = leaf.clone()  # which may be changed in place, as a leaf may not
+        self._calls.append(Call(args[0].detach(), leaf, returned))
+        return returned
+
+
+class LastLayerSum(LastLayer):
+    """``sum_n J_n' H_n J_n`` over the weight and the bias of one linear layer, in float64.
+
+    For an example whose layer has the inputs ``a`` (with a 1 for the bias) and the Hessian ``H`` at its outputs, the
+    term is the Kronecker product of ``H`` and ``a a'``; no gradient of a weight is formed.
+    """
+
+    structure = "last_layer"
+    matrix: Tensor
+
+    def result(self) -> Tensor:
+        """The matrix ``(D, D)``, with the layer's weights numbered tensor by tensor as in
+        :class:`bayesadam.DenseGaussian`.
+        """
+        return self.matrix
+
+    def _begin(self) -> None:
+        size = sum(parameter.numel() for parameter in self.layer.parameters())
+        check_size(self.structure, size, "'last_layer_kron' or 'diagonal'")
+        self.matrix = torch.zeros(size, size, dtype=torch.float64, device=self.layer.weight.device)
+
+    def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
+        factor = self.network.factor(output, target)
+        if output is call.returned and factor.shape[2] == output.shape[-1]:  # a block per position: none meet
+            self._add_products(call.features.flatten(0, -2).double(), factor.flatten(0, 1).double())
+            return
+        factor = self._pulled(call, factor, output)
+        if call.leaf.ndim == 2:
+            self._add_products(call.features.double(), factor)
+        else:
+            self._add_sums(call.features.double(), factor)
+
+    def _add_products(self, features: Tensor, factor: Tensor) -> None:
+        """Add features ``(N, F)`` with factors ``(N, K, R)`` of the Hessian at the layer's outputs."""
+        outputs, width = self.layer.weight.shape
+        hessian = factor @ factor.mT
+        biases = outputs * width if len(self.names) > 1 else None
+        for i in range(outputs):
+            for j in range(i + 1):
+                weighted = features * hessian[:, i, j, None]
+                block, total = weighted.T @ features, weighted.sum(0)
+                for k, m in {(i, j), (j, i)}:
+                    rows = slice(k * width, (k + 1) * width)
+                    self.matrix[rows, m * width : (m + 1) * width] += block
+                    if biases is not None:
+                        self.matrix[rows, biases + m] += total
+                        self.matrix[biases + m, rows] += total
+                        self.matrix[biases + k, biases + m] += hessian[:, i, j].sum()
+
+    def _add_sums(self, features: Tensor, factor: Tensor) -> None:
+        """Add features ``(N, ..., F)`` at several positions, whose gradients are summed before they are squared."""
+        features, factor = features.flatten(1, -2), factor.flatten(1, -3)
+        pulled = [torch.einsum("npkr,npf->nrkf", factor, features).flatten(2)]
+        if len(self.names) > 1:
+            pulled.append(factor.sum(1).mT)
+        vectors = torch.cat(pulled, dim=-1).flatten(0, 1)
+        self.matrix.addmm_(vectors.T, vectors)
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is a linear layer whose weight is a parameter and not computed from other tensors."""
+    own = {key for key, parameter in module._parameters.items() if parameter is not None}
+    plain = isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
+    return plain and "weight" in own and own <= {"weight", "bias"}

@@ -1,0 +1,131 @@
+"""The compiled pass over all weights: against PyTorch's operations in float64, and where it is used."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam import native, priors
+from bayesadam.bayes_by_backprop import fused, variational
+
+pytestmark = pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")
+CENTER = 0.3
+
+
+def weights(sizes=(5, 0, 70_001), spread=3.0):
+    generator = torch.Generator().manual_seed(0)
+    means, rhos, eps = ([torch.randn(n, generator=generator) for n in sizes] for _ in range(3))
+    return means, [spread * rho - 3.0 for rho in rhos], eps
+
+
+def by_hand(means, rhos, eps):
+    """In float64: samples, and the three sums."""
+    stds = [nn.functional.softplus(rho, threshold=800.0) for rho in rhos]
+    sums = [
+        sum((mean - CENTER).square().sum() for mean in means),
+        sum(std.square().sum() for std in stds),
+        sum(std.log().sum() for std in stds),
+    ]
+    return [mean + std * e for mean, std, e in zip(means, stds, eps, strict=True)], torch.stack(sums)
+
+
+def test_values_and_gradients():
+    means, rhos, eps = weights()
+    factors = torch.tensor([0.7, -1.3, 2.1], dtype=torch.float64)
+    results = []
+    for dtype, function in ((torch.float32, lambda *w: fused.sample(*w, CENTER)), (torch.float64, by_hand)):
+        inputs = [[t.to(dtype).requires_grad_() for t in part] for part in (means, rhos)]
+        thetas, sums = function(*inputs, eps)
+        loss = sum(theta.sin().sum() for theta in thetas) + (factors * sums).sum()
+        gradients = torch.autograd.grad(loss, inputs[0] + inputs[1])
+        results.append([*thetas, sums, *gradients])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("rho", [-math.inf, -200.0, -87.5, -30.0, -15.0, -1e-30, 0.0, 1.0, 60.0, 1e30])
+def test_extremes(rho):
+    """Finite slopes at the narrowest posteriors, and no loss of digits in between."""
+    mean, rhos, eps = torch.zeros(1), torch.tensor([rho], requires_grad=True), torch.ones(1)
+    (std,), sums = fused.sample([mean], [rhos], [eps], 0.0)
+    exact = math.log1p(math.exp(rho)) if rho < 40 else rho
+    assert std.item() == pytest.approx(exact, rel=3e-7, abs=2e-38)
+    assert sums[2].item() == pytest.approx(rho if rho < -30 else math.log(exact), rel=3e-7)
+    (slope,) = torch.autograd.grad(sums[2], rhos)
+    expected = 1.0 if rho < -30 else 1.0 / (1.0 + math.exp(-rho)) / exact
+    assert slope.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_nan_stays():
+    (theta,), sums = fused.sample([torch.zeros(2)], [torch.tensor([math.nan, 0.0])], [torch.ones(2)], 0.0)
+    assert theta.isnan().tolist() == [True, False]
+    assert sums.isnan()[:2].tolist() == [False, True]
+
+
+def test_number_of_threads_does_not_matter():
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 4):
+            torch.set_num_threads(threads)
+            means, rhos, eps = weights()
+            for rho in rhos:
+                rho.requires_grad_()
+            thetas, sums = fused.sample(means, rhos, eps, CENTER)
+            found.append([*thetas, sums, *torch.autograd.grad(sums.sum() + thetas[2].sum(), rhos)])
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("options", [{}, {"antithetic": True, "mc_samples": 2}])
+@pytest.mark.parametrize(
+    "prior", [priors.GaussianPrior(2.0, mean=0.5), priors.GaussianPrior(3.0), priors.ScaleMixturePrior()]
+)
+def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options):
+    x, y = torch.randn(8, 120), torch.randint(3, (8,))
+    losses, gradients = [], []
+    for fits in (True, False):
+        if not fits:
+            monkeypatch.setattr(fused, "fits", lambda *_: False)
+        torch.manual_seed(0)
+        net = variational(nn.Sequential(nn.Linear(120, 80), nn.Tanh(), nn.Linear(80, 3)), prior=prior, seed=4)
+        loss = net.loss(x, y, likelihood=ba.Categorical(), num_data=100, **options)
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append([p.grad for p in net.parameters()])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for first, second in zip(*gradients, strict=True):
+        # A narrow prior's gradients are large, and cancel: to rounding of what is added up.
+        torch.testing.assert_close(first, second, rtol=1e-4, atol=1e-6 + 1e-5 * float(first.abs().max()))
+
+
+def test_what_fits():
+    plain = torch.empty(4, 5)
+    assert fused.fits([plain, nn.Parameter(plain)], [plain])
+    for other in (plain.T, plain.double(), plain.to("meta"), plain[:, :3]):
+        assert not fused.fits([plain, other], [plain])
+        assert not fused.fits([plain], [other])
+
+
+@pytest.mark.parametrize(
+    ("options", "used"),
+    [
+        ({}, True),
+        ({"estimator": "local"}, False),
+        ({"prior": priors.LaplacePrior()}, False),
+        ({"kl": "sampled"}, True),
+        ({"prior": priors.ScaleMixturePrior()}, True),
+        ({"kl": "sampled", "sticking_the_landing": True}, False),
+    ],
+)
+def test_where_it_is_used(monkeypatch, options, used):
+    calls, original = [], fused.sample
+    monkeypatch.setattr(fused, "sample", lambda *args: (calls.append(args), original(*args))[1])
+    net = variational(nn.Linear(3, 2), **options)
+    for _ in range(2):
+        loss = net.loss(torch.randn(4, 3), torch.randn(4, 2), likelihood=ba.Gaussian(), num_data=10)
+        loss.backward()
+    assert len(calls) == 2 * used

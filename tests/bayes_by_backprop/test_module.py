@@ -1,0 +1,495 @@
+"""The variational module: draws and their coordinates, modes, checkpoints and copies, what is random, and training."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import bayesadam as ba
+from bayesadam import noise, priors
+from bayesadam.bayes_by_backprop import VariationalModule, variational
+from bayesadam.functional.reparameterized import inverse_softplus, root, sample, softplus
+from two_ranks import in_two_ranks
+
+
+def mlp(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).to(dtype)
+
+
+def data(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(20, 4, generator=generator), torch.randint(3, (20,), generator=generator)
+
+
+def train(net, optimizer, steps):
+    x, y = data()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net.loss(x, y, likelihood=ba.Categorical(), num_data=20).backward()
+        optimizer.step()
+
+
+def state(net):
+    return {name: value.clone() for name, value in net.state_dict().items()}
+
+
+def same(first, second):
+    return list(first) == list(second) and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_pass_in_training_mode_draws_from_the_librarys_noise():
+    net = variational(mlp(), initial_std=0.3, seed=2**40 + 5)
+    x, _ = data()
+    means = dict(net.model.named_parameters())
+    for number in range(3):
+        theta = {
+            name: mean + 0.3 * noise.normal(2**40 + 5, number, 0, index, mean.shape)
+            for index, (name, mean) in enumerate(means.items())
+        }
+        torch.testing.assert_close(net(x), torch.func.functional_call(net.model, theta, x), rtol=1e-5, atol=1e-6)
+
+
+def test_large_and_small_parameters_have_the_same_noise_as_one_by_one():
+    model = nn.Sequential(nn.Linear(3, 5), nn.Linear(200, 100)).double()
+    model.register_parameter("nothing", nn.Parameter(torch.zeros(0, 2).double()))
+    net = variational(model, initial_std=0.5)
+    for number in range(2):
+        with net.common_draw():
+            for index, (name, mean) in enumerate(model.named_parameters()):
+                eps = noise.normal(0, number, 0, index, mean.shape, dtype=torch.float64)
+                torch.testing.assert_close(net._draw.theta(name), mean + 0.5 * eps, rtol=1e-12, atol=1e-12)
+
+
+def test_evaluation_mode_uses_the_means_and_draws_nothing():
+    net = variational(mlp(), initial_std=0.3).eval()
+    x, _ = data()
+    assert torch.equal(net(x), net.model(x))
+    assert net._number == 0
+    with net.common_draw():
+        assert not torch.equal(net(x), net.model(x))
+
+
+def test_the_model_holds_the_means_whatever_happens():
+    class Failing(nn.Linear):
+        def forward(self, x):
+            super().forward(x)
+            raise KeyError("inside")
+
+    for estimator in ("shared", "local", "flipout"):
+        model = Failing(4, 2)
+        before = model.weight.detach().clone()
+        weight = model.weight
+        net = variational(model, estimator=estimator)
+        for _ in range(2):
+            with pytest.raises(KeyError, match="inside"), net.common_draw():
+                net(data()[0])
+        assert model.weight is weight
+        assert torch.equal(weight, before)
+
+
+def test_a_common_draw_is_one_sample_and_others_are_others():
+    net = variational(mlp(), initial_std=0.3)
+    x, _ = data()
+    with net.common_draw():
+        first, second = net(x), net(x)
+    assert torch.equal(first, second)
+    assert not torch.equal(net(x), net(x))
+    with net.common_draw():
+        third = net(x)
+    with net.common_draw(mirrored=True):
+        mirrored = net(x)
+    assert not torch.equal(third, first)
+    assert not torch.equal(third, mirrored)
+
+
+def test_the_sampled_divergence_uses_the_sample_of_the_pass():
+    net = variational(mlp(dtype=torch.float64), prior=2.0, initial_std=0.3, kl="sampled")
+    with net.common_draw():
+        net(data()[0].double())
+        inside = net.kl_divergence()
+        theta = {name: net._draw.theta(name) for name, _ in net.model.named_parameters()}
+    q = net.posterior()
+    expected = q.log_prob(theta) - priors.GaussianPrior(2.0).log_prob(theta)
+    torch.testing.assert_close(inside, expected, rtol=1e-10, atol=1e-10)
+    assert net._number == 1
+    assert net.kl_divergence() != net.kl_divergence()
+    assert net._number == 3
+
+
+@pytest.mark.parametrize(
+    "prior", [1.0, priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=0.1), priors.LearnedGaussianPrior()]
+)
+def test_a_resumed_run_is_bit_identical(prior):
+    whole = variational(mlp(), prior=copy.deepcopy(prior), seed=2**63 + 9)
+    optimizer = torch.optim.Adam(whole.parameters(), lr=1e-2)
+    train(whole, optimizer, 3)
+    file = io.BytesIO()
+    torch.save({"net": whole.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    train(whole, optimizer, 3)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed = variational(mlp(seed=8), prior=copy.deepcopy(prior))
+    again = torch.optim.Adam(resumed.parameters(), lr=1e-2)
+    resumed.load_state_dict(saved["net"])
+    again.load_state_dict(saved["optimizer"])
+    train(resumed, again, 3)
+    assert same(state(whole), state(resumed))
+    assert resumed.seed == 2**63 + 9
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+def test_copies_go_on_as_the_original(duplicate, estimator):
+    net = variational(mlp(), prior=priors.LearnedGaussianPrior(), estimator=estimator, seed=3)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
+    with net.common_draw():
+        net(data()[0])
+        other = duplicate(net)
+    x, _ = data()
+    assert torch.equal(net(x), other(x))
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
+    assert not torch.equal(net.model[0].weight, other.model[0].weight)
+    train(other, torch.optim.SGD(other.parameters(), lr=0.1), 2)
+    assert same(state(net), state(other))
+
+
+def test_tied_weights_have_one_mean_and_one_sample():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(5, 3), nn.Linear(3, 5, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, x):
+            return self.head(self.embedding(x))
+
+    net = variational(Tied(), initial_std=0.5)
+    assert [name for name, _ in net.named_parameters()] == ["model.embedding.weight", "rho.embedding/weight"]
+    out = net(torch.arange(5))
+    assert torch.allclose(out, out.T)  # W W', which it is for one W only
+    assert list(net.posterior().mean) == ["embedding.weight"]
+    assert net.model.head.weight is net.model.embedding.weight
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+def test_batch_norm_and_dropout_keep_working(estimator):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)
+    )
+    net = variational(model, estimator=estimator)
+    optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
+    x, y = torch.randn(20, 1, 4, 4), torch.randint(3, (20,))
+    for _ in range(3):
+        optimizer.zero_grad()
+        net.loss(x, y, likelihood=ba.Categorical(), num_data=20).backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+        optimizer.step()
+    assert model[1].num_batches_tracked == 3
+    assert model[1].running_mean.abs().max() > 0
+    net.eval()
+    assert not model[3].training
+    assert torch.equal(net(x), net(x))
+    with net.common_draw():
+        assert torch.equal(net(x), net(x))
+    assert model[1].num_batches_tracked == 3
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixturePrior(), priors.LaplacePrior()])
+def test_autocast(estimator, prior):
+    net = variational(mlp(), prior=prior, initial_std=0.5, estimator=estimator)
+    plain = variational(mlp(), prior=prior, initial_std=0.5, estimator=estimator)
+    x, y = data()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        first, second = net(x), net(x)
+        assert first.dtype == torch.bfloat16
+        assert not torch.equal(first, second)
+        loss = net.loss(x, y, likelihood=ba.Categorical(), num_data=20, mc_samples=2)
+    loss.backward()
+    plain(x), plain(x)
+    expected = plain.loss(x, y, likelihood=ba.Categorical(), num_data=20, mc_samples=2)
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=0.02)
+    for got, reference in zip(net.parameters(), plain.parameters(), strict=True):
+        assert got.grad.dtype == torch.float32
+        assert (got.grad - reference.grad).norm() < 0.1 * reference.grad.norm()
+
+
+@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
+@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixturePrior()])
+@pytest.mark.parametrize("size", [4, 200])
+def test_inference_mode_leaves_nothing_behind(estimator, prior, size):
+    """A validation pass in inference mode gives what it gives without gradients, and so does training afterwards."""
+    torch.manual_seed(0)
+    x, y = torch.randn(20, size), torch.randint(3, (20,))
+    found = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        torch.manual_seed(1)
+        net = variational(
+            nn.Sequential(nn.Linear(size, 100), nn.Tanh(), nn.Linear(100, 3)), prior=prior, estimator=estimator
+        )
+        with mode():
+            outputs = [net(x), net.loss(x, y, likelihood=ba.Categorical(), num_data=20)]
+            net.eval()
+            outputs.append(net(x))
+            with net.common_draw():
+                outputs.append(net(x))
+            assert not any(out.requires_grad for out in outputs)
+        net.train()
+        with net.common_draw():  # the pass with gradients uses the draw of the one without
+            with mode():
+                net(x)
+                net.kl_divergence()
+            outputs.append(net(x))
+            (outputs[-1].square().sum() + net.kl_divergence()).backward()
+        net.loss(x, y, likelihood=ba.Categorical(), num_data=20).backward()
+        found.append([out.detach().clone() for out in outputs] + [p.grad for p in net.parameters()])
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
+
+
+def test_low_precision_weights_have_spreads_in_float32():
+    net = variational(mlp(dtype=torch.bfloat16), initial_std=0.3)
+    assert all(rho.dtype == torch.float32 for rho in net.rho.parameters())
+    x, y = data()
+    out = net(x.bfloat16())
+    assert out.dtype == torch.bfloat16
+    loss = net.loss(x.bfloat16(), y, likelihood=ba.Categorical(), num_data=20)
+    loss.backward()
+    assert all(p.grad.dtype == p.dtype for p in net.parameters())
+    q = net.posterior()
+    assert all(value.dtype == torch.float32 for value in (*q.mean.values(), *q.variance.values()))
+    assert torch.equal(q.mean["0.weight"].bfloat16(), net.model[0].weight)
+    torch.testing.assert_close(net.kl_divergence(), q.kl_divergence(1.0), rtol=1e-5, atol=1e-4)
+
+
+def test_what_is_selected_is_random_and_frozen_parameters_never_are():
+    model = mlp()
+    model[0].bias.requires_grad_(False)
+    net = variational(model, initial_std=0.3, select=lambda name: not name.startswith("2.bias"))
+    assert [name for name, _ in net.rho.named_parameters()] == ["0/weight", "2/weight"]
+    with net.common_draw():
+        eps = noise.normal(0, 0, 0, 2, (3, 6))  # number 2: the frozen parameter is counted
+        expected = net.model[2].weight + 0.3 * eps
+        torch.testing.assert_close(net._draw.theta("2.weight"), expected, rtol=1e-5, atol=1e-6)
+    train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)
+    assert model[2].bias.grad is not None
+    assert model[0].bias.grad is None
+    q = net.posterior()
+    assert list(q.mean) == ["0.weight", "2.weight", "2.bias"]
+    assert (q.variance["2.bias"] == 0).all()
+    assert torch.equal(q.mean["2.bias"], model[2].bias)
+    expected = ba.DiagonalGaussian(
+        {name: q.mean[name] for name in ("0.weight", "2.weight")},
+        {name: q.variance[name] for name in ("0.weight", "2.weight")},
+    ).kl_divergence(1.0)
+    torch.testing.assert_close(net.kl_divergence(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_mean_that_is_frozen_later_keeps_its_spread():
+    net = variational(mlp(), initial_std=0.3)
+    net.model.requires_grad_(False)
+    train(net, torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.1), 1)
+    assert all(p.grad is None for p in net.model.parameters())
+    assert all(p.grad.abs().max() > 0 for p in net.rho.parameters())
+
+
+def test_initial_standard_deviations():
+    shapes = {name: p.shape for name, p in mlp().named_parameters()}
+    by_name = {name: 0.01 * (i + 1) for i, name in enumerate(shapes)}
+    by_name["0.weight"] = torch.rand(6, 4) + 0.1
+    for given_, expected in (
+        (0.05, dict.fromkeys(shapes, 0.05)),
+        (by_name, by_name),
+        (lambda name, p: by_name[name] * p.shape[0], {n: by_name[n] * s[0] for n, s in shapes.items()}),
+    ):
+        q = variational(mlp(), initial_std=given_).posterior()
+        for name, shape in shapes.items():
+            std = torch.as_tensor(expected[name]).expand(shape)
+            torch.testing.assert_close(q.variance[name].sqrt(), std.float(), rtol=2e-6, atol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(1e-30, 1e4))
+def test_the_inverse_of_softplus(std):
+    for dtype, tolerance in ((torch.float64, 1e-13), (torch.float32, 1e-5)):
+        value = torch.tensor(std, dtype=dtype)
+        torch.testing.assert_close(softplus(inverse_softplus(value)), value, rtol=tolerance, atol=0)
+
+
+def test_derivatives_of_spreads():
+    rho = torch.linspace(-12, 12, 9, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(softplus, rho)
+    mean, eps = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mean.requires_grad_()
+    for outputs in (
+        lambda m, r: sample(m, r, eps),
+        lambda m, r: sample(m, r, eps)[0],
+        lambda m, r: sample(m, r, eps)[1],
+    ):
+        assert torch.autograd.gradcheck(outputs, (mean, rho))
+    rho = torch.linspace(-30, 30, 13, dtype=torch.float64, requires_grad=True)
+    softplus(rho).sum().backward()
+    torch.testing.assert_close(rho.grad, torch.sigmoid(rho.detach()), rtol=1e-12, atol=0)
+    variance = torch.tensor([0.0, -1e-9, 4.0], dtype=torch.float64, requires_grad=True)
+    out = root(variance)
+    assert out.tolist() == [0.0, 0.0, 2.0]
+    out.sum().backward()
+    assert variance.grad.tolist() == [0.0, 0.0, 0.25]
+
+
+def test_the_posterior_predicts():
+    model = mlp()
+    net = variational(
+        model, prior=priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025), initial_std=0.1, seed=6
+    )
+    train(net, torch.optim.Adam(net.parameters(), lr=1e-2), 2)
+    q = net.posterior()
+    weight = model[0].weight.detach().clone()
+    assert q.mean["0.weight"].data_ptr() != model[0].weight.data_ptr()
+    predictive = ba.predict(model, q, data()[0], likelihood=ba.Categorical(), mc_samples=8)
+    assert predictive.probs.shape == (20, 3)
+    assert predictive.mutual_information.min() > 0
+    assert torch.equal(model[0].weight, weight)
+    torch.testing.assert_close(q.variance["2.weight"].sqrt(), softplus(net.rho.get_parameter("2/weight")).detach())
+    assert q.hyperparameters == {
+        "method": "BayesByBackprop",
+        "prior": "ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)",
+        "seed": 6,
+        "estimator": "shared",
+        "kl": "sampled",
+    }
+
+
+def test_continual_learning_from_a_posterior(tmp_path):
+    net = variational(mlp(), initial_std=0.1)
+    train(net, torch.optim.Adam(net.parameters(), lr=1e-2), 3)
+    net.posterior().save(tmp_path / "q.safetensors")
+    q = ba.load_posterior(tmp_path / "q.safetensors")
+    std = {name: variance.sqrt() for name, variance in q.variance.items()}
+    again = variational(net.model, prior=q, initial_std=std)
+    assert again.kl_divergence().item() == pytest.approx(0.0, abs=1e-4)
+    train(again, torch.optim.Adam(again.parameters(), lr=1e-2), 3)
+    torch.testing.assert_close(again.kl_divergence(), again.posterior().kl_divergence(q), rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"prior of '0.weight' must be of shape \(5, 4\), got \(6, 4\)"):
+        variational(nn.Sequential(nn.Linear(4, 5)), prior=q)
+
+
+def linear_regression(correlated):
+    """Data, and the optimal mean-field posterior of noise precision 4 and prior precision 2.
+
+    With ``Lambda = 4 X'X + 2 I``: mean ``Lambda^-1 4 X'y`` and variances ``1 / diag(Lambda)``.
+    """
+    generator = torch.Generator().manual_seed(7)
+    x, _ = torch.linalg.qr(torch.randn(30, 3, dtype=torch.float64, generator=generator))
+    x = 5.0 * x * torch.tensor([1.0, 0.5, 2.0])
+    if correlated:
+        x[:, 2] += 2.0 * x[:, 0]
+    y = x @ torch.tensor([[0.5], [-1.0], [0.2]]).double() + 0.5 * torch.randn(30, 1, generator=generator).double()
+    exact = 4.0 * x.T @ x + 2.0 * torch.eye(3, dtype=torch.float64)
+    return x, y, torch.linalg.solve(exact, 4.0 * x.T @ y).T, exact.diagonal().reciprocal()
+
+
+def fit(net, x, y, steps, lr, decay, **options):
+    optimizer = torch.optim.Adam(net.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        net.loss(x, y, likelihood=ba.Gaussian(4.0).double(), num_data=30, **options).backward()
+        optimizer.step()
+        schedule.step()
+    return net.posterior()
+
+
+def test_linear_regression_reaches_the_best_mean_field_posterior():
+    x, y, mean, variance = linear_regression(correlated=True)
+    torch.manual_seed(0)
+    net = variational(nn.Linear(3, 1, bias=False).double(), prior=2.0, initial_std=0.06, estimator="local")
+    x, y = x.repeat(50, 1), y.repeat(50, 1)  # fifty independent draws for every data point
+    q = fit(net, x, y, 300, 0.1, 0.985, mc_samples=2, antithetic=True)
+    assert ((q.mean["weight"][0] - mean) / variance.sqrt()).abs().max() < 0.01
+    torch.testing.assert_close(q.variance["weight"][0], variance, rtol=0.02, atol=0)
+
+
+def test_sticking_the_landing_reaches_a_posterior_of_the_family_exactly():
+    x, y, mean, variance = linear_regression(correlated=False)
+    torch.manual_seed(0)
+    net = variational(
+        nn.Linear(3, 1, bias=False).double(), prior=2.0, initial_std=0.06, kl="sampled", sticking_the_landing=True
+    )
+    q = fit(net, x, y, 400, 0.03, 1.0)  # a constant rate: only because the noise vanishes
+    torch.testing.assert_close(q.mean["weight"], mean, rtol=0, atol=1e-6)
+    torch.testing.assert_close(q.variance["weight"][0], variance, rtol=1e-6, atol=0)
+
+
+def test_the_learned_prior_is_trained_with_the_rest():
+    net = variational(mlp(), prior=priors.LearnedGaussianPrior(std=3.0), initial_std=0.1)
+    assert {"prior.mean", "prior.log_std"} < dict(net.named_parameters()).keys()
+    before = net.prior.log_std.item()
+    train(net, torch.optim.Adam(net.parameters(), lr=0.1), 10)
+    assert net.prior.log_std.item() < before - 0.3
+
+
+def test_two_ranks(tmp_path):
+    in_two_ranks("bayes_by_backprop.workers", ["data_parallel"], tmp_path)
+
+
+def test_what_it_is_shows():
+    net = variational(mlp(), prior=priors.LaplacePrior(), estimator="flipout", seed=4)
+    assert isinstance(net, VariationalModule)
+    assert "estimator='flipout', kl='closed_form', random=4, seed=4" in repr(net)
+    assert net.closed_form
+    assert not variational(mlp(), prior=priors.ScaleMixturePrior()).closed_form
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"estimator": "global"}, r"estimator must be one of \('shared', 'local', 'flipout'\), got 'global'"),
+        ({"kl": "exact"}, "kl must be 'closed_form', 'sampled' or None, got 'exact'"),
+        (
+            {"prior": priors.ScaleMixturePrior(), "kl": "closed_form"},
+            "kl must be 'sampled' with a prior without a closed form, got 'closed_form' with ScaleMixturePrior",
+        ),
+        ({"sticking_the_landing": True}, "sticking_the_landing must be False unless kl='sampled', got True"),
+        ({"sticking_the_landing": 1}, "sticking_the_landing must be True or False, got 1"),
+        ({"seed": -1}, r"seed must be an integer in \[0, 2\*\*64\), got -1"),
+        ({"seed": 2**64}, r"seed must be an integer in \[0, 2\*\*64\), got 18446744073709551616"),
+        ({"prior": "normal"}, "prior must be a precision, one of bayesadam.priors or a DiagonalGaussian, got 'normal'"),
+        ({"select": lambda name: False}, "model must have a trainable parameter that is selected, got none"),
+        ({"initial_std": 0.0}, r"initial_std of '0.weight' must be positive and finite, got 0\.0"),
+        ({"initial_std": math.inf}, "initial_std of '0.weight' must be positive and finite, got inf"),
+        ({"initial_std": {"0.weight": 0.1}}, "initial_std must have the random parameter '0.bias', got none"),
+    ],
+)
+def test_refusals(options, message):
+    with pytest.raises(ValueError, match=message):
+        variational(mlp(), **options)
+
+
+def test_refusals_of_models():
+    with pytest.raises(ValueError, match="model must be a torch.nn.Module, got <built-in"):
+        variational(torch.relu)
+    model = nn.Module()
+    model.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match="parameter 'phase' must be real to be random, got dtype torch.complex64"):
+        variational(model)
+
+
+def test_refusals_of_draws():
+    net = variational(mlp())
+    with pytest.raises(RuntimeError, match="must follow a draw, got none"), net.common_draw(mirrored=True):
+        pass
+    with net.common_draw(), pytest.raises(RuntimeError, match="must not be nested, got a block"), net.common_draw():
+        pass
+    with net.common_draw():
+        pass
+    assert net._draw is None
