@@ -7,6 +7,7 @@ from torch.optim.swa_utils import update_bn
 from torch.testing import assert_close
 
 import bayesadam as ba
+from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive import batch_norm
 
 GAUSSIAN = ba.Gaussian(noise_precision=1.0)
@@ -195,3 +196,92 @@ def test_errors_change_nothing():
     for plain in (linear, untracked):
         with pytest.raises(ValueError, match="batch_norm must be None for a model without batch norm statistics"):
             ba.predict(plain, posterior(plain), x, likelihood=GAUSSIAN, batch_norm=x)
+
+
+class TestInputsKnownFromTraining:
+    """``batch_norm="auto"``, after a training with an attached optimiser."""
+
+    def trained(self, rows=30, steps=3, **options):
+        net = network()
+        opt = ba.IVON(net.named_parameters(), num_data=100, **options)
+        opt.attach(net)
+        opt.train()
+        seen = [draw(rows, 3, seed=number) for number in range(steps)]
+        for x in seen:
+            opt.zero_grad()
+            net(x).square().mean().backward()
+            opt.step()
+            x.zero_()  # loops may reuse their memory
+        opt.eval()
+        return net, opt, torch.cat([draw(rows, 3, seed=number) for number in range(steps)])
+
+    @pytest.mark.parametrize("method", ["monte_carlo", "mean"])
+    def test_are_used_by_default(self, method):
+        net, opt, seen = self.trained()
+        q, x = opt.posterior(), draw(7, 3, seed=50)
+        before = state(net)
+        options = {"likelihood": GAUSSIAN, "mc_samples": 3, "method": method}
+        default = ba.predict(net, q, x, **options)
+        assert_unchanged(net, before)
+        assert_close(default.means, ba.predict(net, q, x, batch_norm=seen, **options).means)
+        assert not torch.allclose(default.means, ba.predict(net, q, x, batch_norm=None, **options).means, rtol=1e-3)
+
+    def test_are_the_latest(self):
+        net, _, seen = self.trained(rows=200, steps=4)
+        assert torch.equal(inputs_of(net), seen[400:])
+        net, _, seen = self.trained(rows=600, steps=2)
+        assert torch.equal(inputs_of(net), seen[600:1112])
+
+    @pytest.mark.parametrize("method", ["linearized", "moments"])
+    def test_do_not_change_gaussian_outputs(self, method):
+        net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)).double()
+        opt = ba.IVON(ba.param_groups(net), num_data=100)
+        opt.attach(net)
+        opt.train()
+        net(draw(30, 3)).square().mean().backward()
+        opt.step()
+        opt.eval()
+        found = [
+            ba.predict(net, opt.posterior(), draw(5, 3), likelihood=GAUSSIAN, method=method, batch_norm=given)
+            for given in ("auto", None)
+        ]
+        assert torch.equal(found[0].mean, found[1].mean)
+
+    def test_are_not_kept_of_layers_with_fixed_statistics(self):
+        net = network()
+        opt = ba.IVON(net.named_parameters(), num_data=100)
+        opt.attach(net)
+        opt.train()
+        net[1].eval()
+        net(draw(30, 3)).square().mean().backward()
+        opt.step()
+        assert inputs_of(net) is None
+
+    def test_several_inputs_keep_their_form(self):
+        class Two(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.norm = nn.Linear(3, 2), nn.BatchNorm1d(2)
+
+            def forward(self, a, b):
+                return self.norm(self.first(a) + b)
+
+        for call in (lambda net, a, b: net(a, b), lambda net, a, b: net(a=a, b=b)):
+            net = Two()
+            opt = ba.IVON(net.named_parameters(), num_data=100)
+            opt.attach(net)
+            opt.train()
+            a, b = torch.randn(8, 3), torch.randn(8, 2)
+            call(net, a, b).square().mean().backward()
+            opt.step()
+            kept = inputs_of(net)
+            parts = kept if isinstance(kept, tuple) else (kept["a"], kept["b"])
+            assert torch.equal(parts[0], a)
+            assert torch.equal(parts[1], b)
+            opt.eval()
+            ba.predict(net, opt.posterior(), kept, likelihood=GAUSSIAN, mc_samples=2)
+
+    def test_other_words_are_refused(self):
+        net = network()
+        with pytest.raises(ValueError, match="batch_norm must be 'auto', None or inputs, got 'own'"):
+            ba.predict(net, posterior(net), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")

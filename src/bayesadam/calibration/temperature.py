@@ -36,7 +36,7 @@ def calibrate(
     seed: int = 0,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
-    batch_norm: Any = None,
+    batch_norm: Any = "auto",
 ) -> Likelihood:
     """Find the temperature that gives held-out targets the highest density, and return the likelihood at it.
 
@@ -62,7 +62,8 @@ def calibrate(
         seed: Seed of the samples, as in :func:`bayesadam.predict`; used with a posterior only.
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
-        batch_norm: Inputs for batch norm statistics, as in :func:`bayesadam.predict`.
+        batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`. Without a posterior
+            ``"auto"`` leaves the network as it is.
 
     Returns:
         ``likelihood.tempered(temperature)``, with a temperature in [0.1, 10] for classes and in [1e-4, 1e4] for noise.
@@ -75,6 +76,8 @@ def calibrate(
     """
     check_likelihood(likelihood)
     likelihood.tempered(1.0)  # raises before the network is run
+    if posterior is None and isinstance(batch_norm, str):
+        batch_norm = None
     options = {"seed": seed, "output": output, "batch_size": batch_size, "batch_norm": batch_norm}
     rows = HeldOut(model, held_out, likelihood, mc_samples=mc_samples, **options)
     check_apart(rows, train)

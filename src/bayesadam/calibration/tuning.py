@@ -98,7 +98,7 @@ def tune_posterior(
     seed: int = 0,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
-    batch_norm: Any = None,
+    batch_norm: Any = "auto",
     progress: bool | None = None,
 ) -> PosteriorTuning:
     """Find the width of a posterior and the temperature of its predictions that are best on held-out data.
@@ -142,7 +142,7 @@ def tune_posterior(
         seed: Seed of the samples, as in :func:`bayesadam.predict`.
         output: Function that takes the output tensor out of what the model returns, as in :func:`bayesadam.predict`.
         batch_size: Rows per forward pass, as in :func:`bayesadam.predict`.
-        batch_norm: Inputs for batch norm statistics, as in :func:`bayesadam.predict`.
+        batch_norm: How batch norm statistics are found, as in :func:`bayesadam.predict`.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
 
     Returns:

@@ -14,14 +14,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from bayesadam.checks import check
 from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.rule import options_of
 from bayesadam.engine.weights import MEAN, TRAIN
 from bayesadam.optim import attachment
-from bayesadam.optim.continuation import start_from
+from bayesadam.optim.continuation import continued
+from bayesadam.optim.correlated_prior import CORRELATED
 from bayesadam.optim.hyperparameters import (
     DEFAULTS,
     SHARED,
+    Continued,
     check_common,
     check_options,
     check_ordered,
@@ -71,7 +74,10 @@ class PerturbedOptimizer(Readable):
             has its own prior, with ten times the variance of its initial values (rounded to a power of two; if the
             values are all equal, their variance is taken as 1).
         prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
-            at its mean. It needs named parameters. A number is the same as ``prior_precision``.
+            at its mean. It needs named parameters. It may be a :class:`DiagonalGaussian`, or a
+            :class:`KroneckerGaussian` or :class:`DenseGaussian`, as :func:`bayesadam.laplace` returns them: then its
+            correlations count in the gradient of the prior, and its conditional precisions in that of the widths. (A
+            checkpoint does not hold such a prior; give it again.) A number is the same as ``prior_precision``.
         initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop,
             which trains the widths like the means, it may be smaller). The default is
             ``max(num_data, prior_precision)``, or with ``bridge=False``
@@ -138,7 +144,7 @@ class PerturbedOptimizer(Readable):
         num_data: float,
         betas: tuple[float, float] | None = None,
         prior_precision: float | str | None = None,
-        prior: float | DiagonalGaussian | None = None,
+        prior: float | Continued | None = None,
         initial_precision: float | None = None,
         temperature: float | None = None,
         mc_samples: int = 1,
@@ -174,10 +180,15 @@ class PerturbedOptimizer(Readable):
             self.defaults |= longer_training(self.defaults)
         if not self.has_prior:
             del self.defaults["prior_precision"]
+        if not isinstance(prior, DiagonalGaussian | None):
+            check(
+                "covariance", options.get("covariance"), "diagonal with such a prior", lambda v: v != "full", words=True
+            )
+            self.defaults[CORRELATED] = True
         self._reset()
         super().__init__(params, self.defaults)
         if prior is not None:
-            start_from(self._engine.store, prior)
+            self._prior = continued(self._engine.store, prior)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
@@ -348,7 +359,14 @@ class PerturbedOptimizer(Readable):
             TypeError: The closure returned no loss to a method that differentiates it.
         """
         self._engine.refuse_inside("step()")
-        return self._engine.step(closure)
+        if self._prior is not None:
+            self._prior.follow(self._engine.store, self._center)
+        if self._counted is None:
+            return self._engine.step(closure)
+        if closure is not None:
+            return self._engine.step(self._counted.counting(closure))
+        self._counted.take_step()
+        return self._engine.step()
 
 
 show_signature(PerturbedOptimizer)

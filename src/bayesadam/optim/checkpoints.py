@@ -20,6 +20,8 @@ from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, Store
 from bayesadam.engine.weights import MEAN, Weights
 from bayesadam.optim import attachment
+from bayesadam.optim.batch_size import BatchSize
+from bayesadam.optim.correlated_prior import CORRELATED, CorrelatedPrior
 from bayesadam.optim.newton import CLIP_RADIUS
 
 EARLIER = {
@@ -46,6 +48,8 @@ class Checkpointed(Optimizer):
     _engine: Engine
     _attached: bool
     _source: CurvatureSource | None = None
+    _counted: BatchSize | None = None
+    _prior: CorrelatedPrior | None = None
 
     def _reset(self, attached: bool = False) -> None:
         """Make a new engine; the data of an unfinished step are discarded."""
@@ -72,6 +76,12 @@ class Checkpointed(Optimizer):
         that wrap it. Loading a state dict into any of them sets the mean and rebuilds the sample if the weights hold
         one.
 
+        If ``batch_size`` was not given, it is found from the training passes of the model: the number of rows of its
+        first input, added up over the passes of a step and multiplied by the number of processes. (If steps differ, it
+        is their harmonic mean so far.) It stays unknown if the outputs do not have one row for each example, as for
+        networks that predict every token of a sequence; give it then. For models with batch norm layers, the latest 512
+        inputs are kept, with which :func:`bayesadam.predict` estimates their statistics.
+
         Raises:
             ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
         """
@@ -80,7 +90,18 @@ class Checkpointed(Optimizer):
             if names.keys() >= set(group["params"]):
                 group["param_names"] = [names[p] for p in group["params"]]
         attachment.add_hooks(self, model)
+        self.watch(model)
         self._attached = True
+
+    def watch(self, model: nn.Module) -> None:
+        """Find ``batch_size`` from the training passes of this model, as :meth:`attach` does.
+
+        A later call replaces the model. It is needed only if the training loop does not call the attached model itself,
+        but a part of it.
+        """
+        if self._counted is None:
+            self._counted = BatchSize(lambda: self._engine.store)
+        self._counted.watch(model)
 
     def holds_sample(self, parameter: Tensor) -> bool:
         """Whether a parameter holds a posterior sample at this moment."""
@@ -165,6 +186,8 @@ class Checkpointed(Optimizer):
         A parameter that was frozen in between does not show whether it holds one.
         """
         found = {**super().__getstate__(), "_written": self._engine.weights.written}
+        if self._prior is not None:
+            found["_prior"] = self._prior
         means = self._engine.weights.unkept_means()
         if means:
             states = {p: {**state, "mean": means[p]} if p in means else state for p, state in self.state.items()}
@@ -196,7 +219,7 @@ def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapp
     method = defaults["method"]
     for group in state_dict["param_groups"]:
         group = {"method": method, "rank_samples": False, **with_current_names(group)}  # some do not say
-        for name in ("method", "hessian", "covariance", "rank_samples"):
+        for name in ("method", "hessian", "covariance", "rank_samples", CORRELATED):
             own = defaults.get(name)
             if group.get(name) != own:
                 raise ValueError(f"{name} of the state_dict must be {own!r}, got {group.get(name)!r}")

@@ -5,8 +5,24 @@ from __future__ import annotations
 import torch
 
 from bayesadam.engine.store import Store
+from bayesadam.optim.correlated_prior import CorrelatedPrior
+from bayesadam.optim.hyperparameters import Continued
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.sharding import like, local
+
+
+def continued(store: Store, prior: Continued) -> CorrelatedPrior | None:
+    """Start from a posterior, see :func:`start_from`; return it if it has correlations between weights.
+
+    Raises:
+        ValueError: As for :func:`start_from`.
+    """
+    if isinstance(prior, DiagonalGaussian):
+        start_from(store, prior)
+        return None
+    correlated = CorrelatedPrior(prior)
+    start_from(store, correlated.independent)
+    return correlated
 
 
 def start_from(store: Store, prior: DiagonalGaussian) -> None:

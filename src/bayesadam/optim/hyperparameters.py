@@ -13,7 +13,7 @@ from bayesadam.engine.rule import Rule, options_of
 from bayesadam.engine.store import INIT
 from bayesadam.engine.weights import MEAN
 from bayesadam.optim.translations import check_foreign
-from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
 
 DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
 """Entries of parameter groups that are not arguments of the constructor."""
@@ -26,7 +26,11 @@ def settled(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: plain(name, value) for name, value in given.items()}
 
 
-def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[DiagonalGaussian | None, Any]:
+Continued = DiagonalGaussian | DenseGaussian | KroneckerGaussian
+"""Kinds of posteriors that can be continued from."""
+
+
+def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[Continued | None, Any]:
     """Split the arguments into a posterior to continue from, if ``prior`` is one, and a prior precision.
 
     Raises:
@@ -39,8 +43,11 @@ def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[DiagonalGa
     prior = plain("prior", prior)
     if isinstance(prior, int | float):
         prior, prior_precision = None, prior
-    if not isinstance(prior, DiagonalGaussian | None):
-        raise ValueError(f"prior must be a number or a DiagonalGaussian (a marginal() is one), got {prior!r}")
+    if not isinstance(prior, Continued | None):
+        raise ValueError(
+            "prior must be a number, a DiagonalGaussian (a marginal() is one), a KroneckerGaussian or a DenseGaussian, "
+            f"got {prior!r}"
+        )
     return prior, default if prior_precision is None else plain("prior_precision", prior_precision)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.posterior.training_inputs import TrainingInputs
 from bayesadam.sharding import is_sharded, local, own_part
 
 Write = Callable[[Mapping[str, Tensor], int | None], None]
@@ -81,10 +82,11 @@ def kind_of(module: nn.Module) -> type[nn.Module]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks other than those that gather whole weights."""
+    """Whether a module has forward hooks other than those that gather whole weights or watch training inputs."""
     state = module._get_fsdp_state() if _is_fsdp(module) else module  # type: ignore[operator]
     hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return any(getattr(hook, "__self__", None) is not state for hook in hooks)
+    known = (hook for hook in hooks if not isinstance(hook, TrainingInputs))
+    return any(getattr(hook, "__self__", None) is not state for hook in known)
 
 
 def _is_fsdp(module: nn.Module) -> bool:

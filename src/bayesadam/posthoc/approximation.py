@@ -28,6 +28,7 @@ from bayesadam.posthoc.full import FullSum
 from bayesadam.posthoc.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
 from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
 from bayesadam.posthoc.network import Network
+from bayesadam.posthoc.prior import Prior, check_prior, continued
 from bayesadam.predictive.batches import check_weights_are_used
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
@@ -164,6 +165,7 @@ class LaplaceApproximation:
         num_data: float | None = None,
         temperature: float = 1.0,
         rank: int | None = None,
+        prior: Prior | None = None,
     ) -> GaussianPosterior:
         """Return the Gaussian around the weights with precision ``curvature / temperature + prior_precision``.
 
@@ -177,6 +179,10 @@ class LaplaceApproximation:
                 together with a diagonal, in a :class:`bayesadam.posterior.low_rank.LowRankGaussian` of the weights'
                 dtype (see its ``from_precision``). It takes ``D (rank + 2)`` numbers instead of ``D^2``. By default all
                 directions are kept.
+            prior: A posterior of earlier data over the same weights, instead of ``prior_precision``: the precision is
+                then ``curvature / temperature`` plus its own. With ``structure="kron"`` this sum is approximated by its
+                diagonal in the eigenvectors of its partial traces, with ``"diagonal"`` only the diagonal of the prior's
+                precision counts. The mean is that of the weights, which should be trained with the same prior.
 
         Returns:
             A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian` or a
@@ -192,11 +198,16 @@ class LaplaceApproximation:
             raise ValueError(f"rank must be None for structure={self._told['structure']!r}, got {rank!r}")
         check("prior_precision", prior_precision, "a positive, finite number", _is_positive)
         check_temperature(temperature, zero=False)
+        if prior is not None:
+            check_prior(prior, self.mean, self._told["structure"], prior_precision=prior_precision, rank=rank)
         num_data = self.num_data if num_data is None else num_data
         check("num_data", num_data, "a positive, finite number", _is_positive)
         scale = num_data / self.num_data / temperature
         numbers = {"num_data": num_data, "prior_precision": prior_precision, "temperature": temperature}
         told = {"method": "laplace", **self._told, **numbers}
+        if prior is not None:
+            del told["prior_precision"]
+            return continued(self.curvature, scale, self._copies(), prior, told)
         if isinstance(self.curvature, dict):
             variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
             return DiagonalGaussian(self._copies(), variance, hyperparameters=told)

@@ -18,6 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior.training_inputs import normalized
 from bayesadam.predictive.batches import Rows, as_batches, call, groups, in_eval_mode, no_batches
 
 ROWS = 1000
@@ -64,11 +65,6 @@ class WithOwnStatistics(NetworkDistribution):
         finally:
             for buffer, before in buffers:
                 buffer.copy_(before)
-
-
-def normalized(model: nn.Module) -> list[_BatchNorm]:
-    """List the batch norm layers that have running statistics."""
-    return [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.mixture import component_seed
 from bayesadam.posterior.sharded import unsharded
+from bayesadam.posterior.training_inputs import inputs_of
 from bayesadam.predictive.batch_norm import WithOwnStatistics
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_samples
@@ -29,6 +30,8 @@ from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.predictive.result import Predictive, from_outputs
 
 METHODS = ("auto", "monte_carlo", "linearized", "moments", "mean")
+AUTO = "auto"
+"""Value of ``batch_norm`` that stands for the inputs that are known from training, if any."""
 GAUSSIAN = ("linearized", "moments")
 """Methods with Gaussian outputs, for which a link converts logits to probabilities."""
 
@@ -45,7 +48,7 @@ def predict(
     link: str | None = None,
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
-    batch_norm: Any = None,
+    batch_norm: Any = AUTO,
     progress: bool | None = None,
 ) -> Predictive:
     """Predictive distribution of a network whose weights have a posterior.
@@ -88,11 +91,15 @@ def predict(
         batch_size: Rows per forward pass; by default a whole batch. It is halved when memory runs out. The first tensor
             of a tuple or dict determines the number of rows; tensors of another length are passed whole with every
             part.
-        batch_norm: Inputs like those of training, in any form that ``inputs`` may have. On about 1,000 of them the
-            statistics of batch norm layers are estimated anew for every sample, and for the mean network where there
-            are no samples. Without it the running statistics are used, which are averages over the samples of training;
-            predictions are then worse and less certain, the more so the wider the posterior is. Do not use it for
-            layers whose statistics were fixed in training.
+        batch_norm: How the statistics of batch norm layers are found. With ``"auto"``, if the optimiser that trained
+            the model was attached to it (``attach`` or ``follow``), they are estimated anew for every sample on the
+            latest 512 training inputs, and for the mean network with ``method="mean"``; otherwise the running
+            statistics are used. The running statistics are averages over the samples of training, and with them
+            predictions are worse and less certain, the more so the wider the posterior is. You can also give inputs
+            like those of training, in any form that ``inputs`` may have, about 1,000 of which are used. ``None`` stands
+            for the running statistics; use it if the model was trained further by other means. ``"auto"`` never
+            changes the statistics for ``"linearized"`` and ``"moments"``, nor layers whose statistics were fixed in
+            training.
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:
@@ -106,7 +113,7 @@ def predict(
     Raises:
         ValueError: The method or link is unknown, a link is given that is not used or is for a mixture, the likelihood
             is none, the model does not match the posterior, the method is not for this posterior, a loader is empty,
-            ``batch_norm`` is given for a model without such layers, or a number is out of range.
+            ``batch_norm`` has inputs for a model without such layers, or a number is out of range.
         TypeError: The model does not return a tensor and ``output`` is not given.
         RuntimeError: The method is ``"linearized"`` and the output does not depend on the weights by differentiable
             operations.
@@ -128,7 +135,7 @@ class How:
     link: str | None = None
     output: Callable[[Any], Tensor] | None = None
     batch_size: int | None = None
-    batch_norm: Any = None
+    batch_norm: Any = AUTO
     progress: bool | None = None
 
     def checked(self) -> How:
@@ -142,6 +149,8 @@ class How:
         mc_samples = _whole("mc_samples", self.mc_samples)
         batch_size = None if self.batch_size is None else _whole("batch_size", self.batch_size)
         check_likelihood(self.likelihood)
+        if isinstance(self.batch_norm, str) and self.batch_norm != AUTO:
+            raise ValueError(f"batch_norm must be {AUTO!r}, None or inputs, got {self.batch_norm!r}")
         if self.link is not None:
             if self.link not in LINKS:
                 raise ValueError(f"link must be one of {LINKS}, got {self.link!r}")
@@ -203,6 +212,8 @@ def network_outputs(
         how = replace(how, method="monte_carlo")
     if how.method == "linearized" and isinstance(posterior, Mixture):
         return _linearized_mixture(model, posterior, inputs, how, most)
+    if isinstance(how.batch_norm, str):
+        how = replace(how, batch_norm=None if how.method in GAUSSIAN else inputs_of(model))
     if how.batch_norm is not None:
         distribution = WithOwnStatistics(posterior, how.batch_norm)
         how = replace(how, batch_norm=None)

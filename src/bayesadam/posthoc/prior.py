@@ -1,0 +1,130 @@
+"""Laplace posteriors whose prior is another posterior, such as that of earlier data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from bayesadam.functional.kronecker import between, rotate
+from bayesadam.posterior.dense import DenseGaussian
+from bayesadam.posterior.diagonal import DiagonalGaussian
+from bayesadam.posterior.kronecker import KroneckerGaussian
+from bayesadam.posterior.precision import as_matrix, bases, check_random, precision_diagonal, precision_matrix
+from bayesadam.posthoc.kronecker import KroneckerCurvature
+
+Prior: TypeAlias = DiagonalGaussian | KroneckerGaussian | DenseGaussian
+
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "diagonal": (DiagonalGaussian, KroneckerGaussian, DenseGaussian),
+    "kron": (DiagonalGaussian, KroneckerGaussian),
+    "full": (DiagonalGaussian, DenseGaussian),
+}
+"""Kinds of priors for each structure of the curvature."""
+
+
+def check_prior(
+    prior: Any, mean: Mapping[str, Tensor], structure: str, *, prior_precision: float, rank: int | None
+) -> None:
+    """Check that a posterior can be the prior of these weights.
+
+    Raises:
+        ValueError: It is of a kind that the structure does not allow, has other weights or variances of 0, or there is
+            a prior precision or a rank beside it.
+    """
+    if prior_precision != 1.0:
+        raise ValueError(f"prior must not be given together with prior_precision, got {prior_precision!r}")
+    if rank is not None:
+        raise ValueError(f"rank must be None with a posterior as prior, got {rank!r}")
+    if structure not in KINDS:
+        raise ValueError(f"prior must be None for structure={structure!r}, got {prior!r}")
+    if not isinstance(prior, KINDS[structure]):
+        kinds = " or ".join(f"a {kind.__name__}" for kind in KINDS[structure])
+        raise ValueError(f"prior must be {kinds} for structure={structure!r}, got {prior!r}")
+    own, given = ({name: tuple(value.shape) for name, value in which.items()} for which in (mean, prior.mean))
+    if list(own.items()) != list(given.items()):
+        raise ValueError(f"prior must be over the weights {own}, got {given}")
+    check_random(prior)
+
+
+def continued(
+    curvature: Tensor | Mapping[str, Tensor] | KroneckerCurvature,
+    scale: float,
+    mean: Mapping[str, Tensor],
+    prior: Prior,
+    told: Mapping[str, Any],
+) -> Prior:
+    """The Gaussian with the precision ``scale curvature + P``, with ``P`` the precision of the prior.
+
+    Args:
+        curvature: Curvature, as :class:`bayesadam.posthoc.LaplaceApproximation` has it.
+        scale: Its factor.
+        mean: The weights.
+        prior: The prior; see :func:`check_prior`.
+        told: Hyper-parameters of the posterior.
+    """
+    if isinstance(curvature, KroneckerCurvature):
+        return _kronecker(curvature, scale, mean, prior, told)
+    if isinstance(curvature, Tensor):
+        return _dense(curvature, scale, mean, prior, told)
+    own = precision_diagonal(prior)
+    variance = {name: (scale * c + own[name].to(c.dtype)).reciprocal_() for name, c in curvature.items()}
+    return DiagonalGaussian(mean, variance, hyperparameters=told)
+
+
+def _dense(
+    curvature: Tensor, scale: float, mean: Mapping[str, Tensor], prior: Prior, told: Mapping[str, Any]
+) -> DenseGaussian:
+    precision = scale * curvature
+    if isinstance(prior, DenseGaussian):
+        precision += precision_matrix(prior)
+    else:
+        own = precision_diagonal(prior)
+        precision.diagonal().add_(torch.cat([own[name].flatten() for name in mean]))
+    return DenseGaussian.from_precision(mean, precision, hyperparameters=told)
+
+
+def _kronecker(
+    curvature: KroneckerCurvature, scale: float, mean: Mapping[str, Tensor], prior: Prior, told: Mapping[str, Any]
+) -> KroneckerGaussian:
+    """A Gaussian with about the precision ``scale curvature + P``, which is not a Kronecker product.
+
+    The sum ``Q`` is taken over by its diagonal in a basis ``L kron R``. ``L`` and ``R`` are the eigenvectors of the
+    partial traces of ``Q`` over the columns and over the rows of a tensor, so that for a ``Q`` that is diagonal in a
+    basis of this form nothing is lost.
+    """
+    known = prior if isinstance(prior, KroneckerGaussian) else KroneckerGaussian(prior.mean, prior.variance, {}, {})
+    variance: dict[str, Tensor] = {}
+    left: dict[str, Tensor] = {}
+    right: dict[str, Tensor] = {}
+    for name, value in mean.items():
+        spectrum = curvature.spectra[name]
+        terms = [
+            (scale * as_matrix(spectrum.values.view(value.shape)), (spectrum.left, spectrum.right)),
+            (as_matrix(known.eigenvalues[name]).double().reciprocal(), bases(known, name)),
+        ]
+        turned = [any(sides[axis] is not None for _, sides in terms) for axis in (0, 1)]
+        new = [_common_basis(terms, axis) if turned[axis] else None for axis in (0, 1)]
+        total = torch.zeros_like(terms[0][0])
+        for values, sides in terms:
+            turns = [between(mine, own) for mine, own in zip(new, sides, strict=True)]
+            total += rotate(values, *(None if turn is None else turn.square() for turn in turns), back=True)
+        variance[name] = total.reciprocal_().view(value.shape).to(value.dtype)
+        for kept, basis in zip((left, right), new, strict=True):
+            if basis is not None:
+                kept[name] = basis.to(value.dtype)
+    return KroneckerGaussian(mean, variance, left, right, hyperparameters=told)
+
+
+def _common_basis(terms: list[tuple[Tensor, tuple[Tensor | None, Tensor | None]]], axis: int) -> Tensor:
+    """Eigenvectors of the partial trace of the sum over the other axis."""
+    size = terms[0][0].shape[axis]
+    total = terms[0][0].new_zeros(size, size)
+    for values, sides in terms:
+        traces, basis = values.sum(1 - axis), sides[axis]
+        total += torch.diag(traces) if basis is None else (basis * traces) @ basis.mT
+    vectors: Tensor = torch.linalg.eigh(total).eigenvectors
+    return vectors.contiguous()
