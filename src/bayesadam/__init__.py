@@ -28,6 +28,7 @@ from bayesadam.objectives import elbo as elbo
 from bayesadam.objectives import kl_warmup as kl_warmup
 from bayesadam.objectives import kl_weights as kl_weights
 from bayesadam.objectives import nelbo as nelbo
+from bayesadam.optim import EVON as EVON
 from bayesadam.optim import IVON as IVON
 from bayesadam.optim import NGVI as NGVI
 from bayesadam.optim import VAN as VAN
