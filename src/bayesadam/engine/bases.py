@@ -14,12 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bayesadam.engine.passes import Pass
 from bayesadam.engine.rule import RECENCY
 from bayesadam.functional import eigenbasis
 
 SIDES = ("left", "right")
 COORDINATES = "rotated"
 """Name of the mean in the coordinates of the bases. A state that has it has at least one basis."""
+
+PRIOR = "rotated_prior"
+"""Name of the diagonal of the prior's precision in these coordinates, if the weights have priors of their own."""
 
 
 def sides(parameter: Tensor) -> tuple[int, int]:
@@ -53,6 +57,22 @@ def matrix(value: Tensor) -> Tensor:
 def of(state: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
     """Left and right basis."""
     return state.get("left"), state.get("right")
+
+
+def rotated(state: Mapping[str, Any], work: Pass) -> dict[str, Tensor]:
+    """The tensors of a state that a pass on the coordinates takes in place of those of the weights."""
+    found = {"mean": state[COORDINATES]}
+    return {**found, "prior_precision": state[PRIOR]} if work.per_weight else found
+
+
+def prior_mean(state: Mapping[str, Any]) -> Tensor:
+    """A mean of the prior in the coordinates of the bases, with which its gradient is exact.
+
+    A precision ``P`` that is diagonal in the weights is not in the coordinates. Of it only the diagonal ``p`` is kept
+    there, and ``p (x - x0)`` is the gradient ``L' P (M - M0) R`` for this ``x0``.
+    """
+    gradient = into(state["prior_precision"] * (state["mean"] - state["prior_mean"]), state)
+    return state[COORDINATES] - gradient / state[PRIOR]
 
 
 def into(value: Tensor, state: Mapping[str, Any]) -> Tensor:
@@ -128,4 +148,7 @@ def refreshed(state: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, T
     maps = [None if turn is None else turn.mT for turn in turns.values()]
     for name, applied in ((COORDINATES, maps), ("exp_avg", maps), ("hessian", squares)):
         found[name] = eigenbasis.into(matrix(state[name]), *applied).contiguous().view(state[name].shape)
+    if PRIOR in state:
+        whole = [None if side not in state else eigenbasis.dense(found.get(side, state[side])).square() for side in SIDES]
+        found[PRIOR] = eigenbasis.into(matrix(state["prior_precision"]), *whole).view(state[PRIOR].shape)
     return found

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.engine import bases
-from bayesadam.engine.bases import COORDINATES
+from bayesadam.engine.bases import COORDINATES, PRIOR
 from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import Pass, follow_, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk, tensors_of
@@ -40,10 +40,12 @@ class RotatedStore(Store):
         for side, size in sizes.items():
             state[side] = eigenbasis.identity(size, bases.rank_of(size, slot.group), mean)
             state[f"{side}_factor"] = mean.new_zeros(size, size)
+        if isinstance(state.get("prior_precision"), Tensor):
+            state[PRIOR] = state["prior_precision"].clone(memory_format=torch.contiguous_format)
 
     def eigenvalues(self, slot: Slot, state: Mapping[str, Any]) -> Tensor:
         """Posterior variances in the coordinates of the bases."""
-        return super().variance(slot, state)
+        return super().variance(slot, {**state, "prior_precision": state[PRIOR]} if PRIOR in state else state)
 
     def variance(self, slot: Slot, state: Mapping[str, Any]) -> Tensor:
         """Posterior variances of the weights, as in the base class."""
@@ -135,7 +137,7 @@ class RotatedWeights(Weights):
         for slot, target in zip(slots, targets, strict=True):
             state = self.store.state_of(slot)
             work = Pass(rule, "sample", statics_of(rule, slot.group), per_weight=per_weight_of(state))
-            tensors = {**tensors_of(work, target, state), "mean": state[COORDINATES]}
+            tensors = {**tensors_of(work, target, state), **bases.rotated(state, work)}
             told, _ = numbers.of(slot.group, state)
             jobs.append(Job(work, slot.index, target, state, tensors, told))
         plan = Plan()
@@ -217,7 +219,7 @@ class RotatedGradients(Gradients):
     def _tensors(self, work: Pass, slot: Slot, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:
         """The tensors that a pass works on."""
         found = tensors_of(work, slot.parameter, state, **others)
-        return {**found, "mean": state[COORDINATES]} if bases.is_rotated(state) else found
+        return {**found, **bases.rotated(state, work)} if bases.is_rotated(state) else found
 
     def _add_updates(
         self, plan: Plan, draws: Mapping[str, Draw], numbers: NumbersCache, drop_in: bool
@@ -240,6 +242,8 @@ class RotatedGradients(Gradients):
             work = self._update(slot, state, held_mean)
             kept = {"kept": self._curvature[slot.parameter]} if work.kept else {}
             tensors = self._tensors(work, slot, state, grad=grad, **kept)
+            if PRIOR in state:
+                tensors["prior_mean"] = self.weights.buffer("prior", slot, state)
             jobs.append(Job(work, slot.index, slot.parameter, state, tensors, told))
             changed.append((slot, state, after))
 
@@ -248,6 +252,9 @@ class RotatedGradients(Gradients):
                 if held_mean:
                     self.weights.adopt(slot)
                 grads[slot.parameter].copy_(self._turned(slot, state))
+                if PRIOR in state:
+                    self.weights.bring_up_to_date([slot.parameter])
+                    self.weights.buffer("prior", slot, state).copy_(bases.prior_mean(state))
             plan.done.fill_(mark)
 
         def collect(mark: int) -> None:
