@@ -90,7 +90,7 @@ RATES = {
     "natural_vadam": 0.01,
     "bbb": 0.01,
 }
-ON_NOISE = {"ivon", "von", "van", "ngvi", "natural_von", "bbb"}
+ON_NOISE = {"ivon", "evon", "von", "van", "ngvi", "natural_von", "bbb"}
 """Their curvature is read off the noise."""
 
 

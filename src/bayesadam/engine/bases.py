@@ -115,8 +115,9 @@ def collected(state: Mapping[str, Any], grad: Tensor, group: Mapping[str, Any], 
     moved = matrix(grad if earlier == 0 else grad - state["exp_avg"] / earlier)
     every = int(group["collect_every"])
     share = max(1.0 - group["betas"][1] ** every, RECENCY / ((step - 1) // every + RECENCY))
-    products = {"left": lambda: moved @ moved.mT, "right": lambda: moved.mT @ moved}
-    return {name: state[name].lerp(products[side](), share) for side, name in factors(state)}
+    turned = {"left": moved, "right": moved.mT}
+    with torch.autocast(moved.device.type, enabled=False):
+        return {name: state[name].lerp(turned[side] @ turned[side].mT, share) for side, name in factors(state)}
 
 
 def factors(state: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -132,23 +133,28 @@ def refreshed(state: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, T
     ``(T_L * T_L) s (T_R * T_R)'`` with ``T = Q_new' Q_old``, which minimises ``KL(q_new || q_old)`` over the diagonals.
     """
     found: dict[str, Tensor] = {}
-    turns: dict[str, Tensor | None] = {"left": None, "right": None}
+    turns: dict[str, Tensor] = {}
     for side, name in factors(state):
-        factor = state[name]
+        factor, old = state[name], eigenbasis.dense(state[side])
         if not factor.any():  # no gradient yet: any basis is as good
             continue
-        old = eigenbasis.dense(state[side])
-        values = torch.linalg.eigh(torch.lerp(factor, factor.mT, 0.5)).eigenvectors.flip(-1)
-        vectors = old @ values
-        vectors = 1.5 * vectors - 0.5 * vectors @ (vectors.mT @ vectors)  # orthogonal again, to rounding
-        basis = eigenbasis.from_vectors(vectors, rank_of(len(factor), group), factor.dtype)
-        turn = turns[side] = eigenbasis.dense(basis).mT @ old
-        found |= {side: basis, name: turn @ factor @ turn.mT}
-    squares = [None if turn is None else turn.mT.square() for turn in turns.values()]
-    maps = [None if turn is None else turn.mT for turn in turns.values()]
+        basis = eigenbasis.from_vectors(_eigenvectors(factor, old), rank_of(len(factor), group), factor.dtype)
+        turn = turns[side] = eigenbasis.into(old, eigenbasis.dense(basis), None).mT
+        found |= {side: basis, name: eigenbasis.into(factor, turn, turn)}
+    maps = [turns.get(side) for side in SIDES]
+    squares = [None if turn is None else turn.square() for turn in maps]
     for name, applied in ((COORDINATES, maps), ("exp_avg", maps), ("hessian", squares)):
         found[name] = eigenbasis.into(matrix(state[name]), *applied).contiguous().view(state[name].shape)
     if PRIOR in state:
-        whole = [None if side not in state else eigenbasis.dense(found.get(side, state[side])).square() for side in SIDES]
+        whole = [eigenbasis.dense(found.get(side, state[side])).square() if side in state else None for side in SIDES]
         found[PRIOR] = eigenbasis.into(matrix(state["prior_precision"]), *whole).view(state[PRIOR].shape)
     return found
+
+
+def _eigenvectors(factor: Tensor, basis: Tensor) -> Tensor:
+    """Eigenvectors of a factor that is given in the coordinates of a basis, from the largest eigenvalue to the
+    smallest.
+    """
+    with torch.autocast(factor.device.type, enabled=False):
+        vectors: Tensor = basis @ torch.linalg.eigh(torch.lerp(factor, factor.mT, 0.5)).eigenvectors.flip(-1)
+        return 1.5 * vectors - 0.5 * vectors @ (vectors.mT @ vectors)  # orthogonal to rounding, also after many

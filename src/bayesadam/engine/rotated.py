@@ -278,18 +278,20 @@ class RotatedGradients(Gradients):
             torch._foreach_copy_([*targets, plan.done], [*values, torch.tensor(mark)])
 
         def turn_back(mark: int) -> None:
-            parameters: list[Tensor] = [slot.parameter for slot, _ in turned]
-            self.weights.outdate(parameters)
-            if held_mean:
-                self.weights.bring_up_to_date(parameters)
-                torch._foreach_copy_(parameters, [state["mean"] for _, state in turned])
+            moved = [slot for slot, _ in turned if float(slot.group["lr"]) != 0]
+            self.weights.outdate(slot.parameter for slot in moved)
+            for slot in moved if held_mean else ():
+                self.weights.bring_up_to_date([slot.parameter])
+                slot.parameter.copy_(self.store.state_of(slot)["mean"])
             plan.done.fill_(mark)
 
-        plan.add(turn)
-        plan.add(collect)
+        if turned:
+            plan.add(turn)
+            plan.add(collect)
         Walk(jobs, self.weights.runner, compiles=self.store.first["compile"]).add(plan, draws)
-        plan.add(refresh)
-        plan.add(turn_back)
+        if turned:
+            plan.add(refresh)
+            plan.add(turn_back)
         return changed
 
     def _update(self, slot: Slot, state: Mapping[str, Any], held_mean: bool) -> Pass:

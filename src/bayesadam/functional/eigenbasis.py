@@ -49,28 +49,30 @@ def dense(basis: Tensor) -> Tensor:
     """``Q``, ``(n, n)``."""
     if basis.ndim == 2:
         return basis
-    v, w = basis
-    return torch.eye(len(v), dtype=v.dtype, device=v.device) - w @ v.mT
+    eye = torch.eye(len(basis[0]), dtype=basis.dtype, device=basis.device)
+    return into(eye, None, basis)
 
 
 def into(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """``L' X R``, the coordinates of a matrix ``X`` in bases of its rows and columns; None is the identity.
-
-    The side that is cheaper to begin with makes no difference to the result.
-    """
-    if right is not None:
-        matrix = matrix @ right if right.ndim == 2 else torch.addmm(matrix, matrix @ right[1], right[0].mT, alpha=-1.0)
-    if left is not None:
-        matrix = left.mT @ matrix if left.ndim == 2 else torch.addmm(matrix, left[0], left[1].mT @ matrix, alpha=-1.0)
+    """``L' X R``, the coordinates of a matrix ``X`` in bases of its rows and columns; None is the identity."""
+    with torch.autocast(matrix.device.type, enabled=False):
+        if right is not None:
+            matrix = matrix @ right if right.ndim == 2 else _reflected(matrix, right[1], right[0])
+        if left is not None:
+            matrix = left.mT @ matrix if left.ndim == 2 else _reflected(matrix.mT, left[1], left[0]).mT
     return matrix
 
 
 def out(matrix: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """``L X R'``, the inverse of :func:`into`."""
-    if right is not None:
-        matrix = (
-            matrix @ right.mT if right.ndim == 2 else torch.addmm(matrix, matrix @ right[0], right[1].mT, alpha=-1.0)
-        )
-    if left is not None:
-        matrix = left @ matrix if left.ndim == 2 else torch.addmm(matrix, left[1], left[0].mT @ matrix, alpha=-1.0)
+    with torch.autocast(matrix.device.type, enabled=False):
+        if right is not None:
+            matrix = matrix @ right.mT if right.ndim == 2 else _reflected(matrix, right[0], right[1])
+        if left is not None:
+            matrix = left @ matrix if left.ndim == 2 else _reflected(matrix.mT, left[0], left[1]).mT
     return matrix
+
+
+def _reflected(matrix: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    """``X - (X A) B'``."""
+    return torch.addmm(matrix, matrix @ first, second.mT, alpha=-1.0)

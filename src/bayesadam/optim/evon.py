@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from bayesadam.engine.store import Slot
 from bayesadam.functional import eigenbasis
 from bayesadam.optim.hyperparameters import check_ordered
 from bayesadam.optim.ivon import IVON, IVONRule
+from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.sharding import is_sharded
@@ -39,7 +40,7 @@ class EVONRule(IVONRule):
         Option("refresh_every", 200, "a whole number of at least 1", is_whole),
         Option("collect_every", 10, "a whole number of at least 1", is_whole),
         Option("max_side", 1024, "a whole number of at least 1", is_whole),
-        Option("rank", 128, "a whole number of at least 1", is_whole),
+        Option("rank", 96, "a whole number of at least 1", is_whole),
     )
 
 
@@ -47,6 +48,11 @@ class EVON(IVON):
     """Variational online Newton with a Kronecker-structured covariance."""
 
     rule = EVONRule()
+    elementwise = False
+    recipes: ClassVar[Recipes] = {
+        "learned": {**LEARNED, "lr": 0.1, "betas": (0.9, 0.99999)},
+        "paper": {**PAPER, "lr": 0.1, "betas": (0.9, 0.99999)},
+    }
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also refuse what needs a mean for every element of the weights."""
