@@ -180,28 +180,26 @@ def test_bases_are_refreshed_at_powers_of_two_and_then_regularly():
 def test_covariance_of_a_quadratic_becomes_its_inverse():
     """One row: the basis is complete, and so is the covariance. A diagonal one cannot have these correlations."""
     root = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.6, 0.0], [-0.5, 0.8, 0.5]], dtype=F64)
-    curvature, found = root @ root.mT, {}
-    for kind in (ba.EVON, ba.IVON):
+    curvature, distance = root @ root.mT, {}
+    exact = torch.linalg.inv(50 * curvature + 2 * torch.eye(3, dtype=F64))
+    for kind, own in ((ba.EVON, {"collect_every": 1, "refresh_every": 20}), (ba.IVON, {})):
         w = nn.Parameter(torch.ones(1, 3, dtype=F64))
-        own = {"collect_every": 1, "refresh_every": 20} if kind is ba.EVON else {}
-        opt = kind([("w", w)], 0.5, num_data=50, prior_precision=2.0, temperature=1.0, mc_samples=2, **own)
-        for group in opt.param_groups:
-            group["antithetic"] = True
-        for _ in range(1_500):
-            for _ in range(2):
-                with opt.sampled_params():
-                    (0.5 * (w @ curvature @ w.mT).sum()).backward()
+        opt = kind([("w", w)], 0.5, num_data=50, prior_precision=2.0, temperature=1.0, **own)
+        for _ in range(800):
+            with opt.sampled_params():
+                opt.zero_grad()
+                (0.5 * (w @ curvature @ w.mT).sum()).backward()
             opt.step()
         q = opt.posterior()
-        found[kind] = torch.cov(torch.stack([q.sample(1, seed=i)["w"][0, 0] for i in range(4_000)]).mT)
-        exact = torch.linalg.inv(50 * curvature + 2 * torch.eye(3, dtype=F64))
+        drawn = torch.cov(q.sample(4_000, seed=1)["w"][:, 0].mT)
+        distance[kind] = torch.dist(drawn, exact) / exact.norm()
         if kind is ba.EVON:
             basis = q.right["w"]
             formed = (basis * q.eigenvalues["w"][0]) @ basis.mT
-            assert torch.dist(formed, exact) < 0.1 * exact.norm()
             torch.testing.assert_close(q.variance["w"][0], formed.diagonal())
-    assert torch.dist(found[ba.EVON], exact) < 0.15 * exact.norm()
-    assert torch.dist(found[ba.IVON], exact) > 0.5 * exact.norm()
+            assert torch.dist(formed, exact) < 0.1 * exact.norm()
+    assert distance[ba.EVON] < 0.15
+    assert distance[ba.IVON] > 0.5
 
 
 def test_a_prior_that_differs_between_the_weights_is_exact_in_its_gradient():
@@ -212,8 +210,8 @@ def test_a_prior_that_differs_between_the_weights_is_exact_in_its_gradient():
     prior = ba.DiagonalGaussian({"w": center}, {"w": 1.0 / precision})
     w = nn.Parameter(torch.zeros(1, 3, dtype=F64))
     options = {"initial_precision": 100.0, "temperature": 1.0, "rescale_lr": False, "mc_samples": 2}
-    opt = ba.EVON([("w", w)], 0.1, num_data=50, prior=prior, collect_every=1, antithetic=True, **options)
-    for _ in range(600):
+    opt = ba.EVON([("w", w)], 0.3, num_data=50, prior=prior, collect_every=1, antithetic=True, **options)
+    for _ in range(200):
         for _ in range(2):
             with opt.sampled_params():
                 (0.5 * ((w - best) @ curvature @ (w - best).mT).sum()).backward()
@@ -268,7 +266,7 @@ def test_the_posterior_is_saved_and_predicts(tmp_path):
     store = opt._engine.store
     for slot in store.slots():
         name = store.names()[slot.parameter]
-        torch.testing.assert_close(store.variance(slot, opt.state[slot.parameter]), q.variance[name])
+        torch.testing.assert_close(store.variance(slot, opt.state[slot.parameter]).double(), q.variance[name].double())
 
 
 @pytest.mark.parametrize("mode", ["block", "train"])
@@ -315,7 +313,7 @@ def test_what_it_refuses():
         with pytest.raises(ValueError, match=f"^{name} must be a whole number of at least 1, got 0"):
             ba.EVON(net.named_parameters(), num_data=40, **{name: 0})
     with pytest.raises(ValueError, match="^method must be one of"):
-        ba.population.train([net], [(torch.ones(2, 5), torch.ones(2, 3))], ba.Gaussian(1.0), method=ba.EVON, epochs=1)
+        ba.population.train([net], [(torch.ones(2, 5), torch.ones(2, 3))], likelihood=ba.Gaussian(1.0), method=ba.EVON)
 
 
 def test_a_state_with_other_bases_is_refused():
@@ -323,6 +321,8 @@ def test_a_state_with_other_bases_is_refused():
     saved = copy.deepcopy(opt.state_dict())
     saved["state"][0]["left"] = torch.eye(5, dtype=F64)
     before = copy.deepcopy(opt.state_dict())
-    with pytest.raises(ValueError, match=r"^the state of parameter '0.weight' must have bases of the shapes .*\(6, 6\)"):
+    with pytest.raises(
+        ValueError, match=r"^the state of parameter '0.weight' must have bases of the shapes .*\(6, 6\)"
+    ):
         opt.load_state_dict(saved)
     assert torch.equal(before["state"][0]["left"], opt.state[net[0].weight]["left"])

@@ -82,6 +82,7 @@ RATES = {
     "vprop": 0.01,
     "vadagrad": 0.05,
     "ivon": 0.05,
+    "evon": 0.05,
     "von": 0.05,
     "van": 0.05,
     "vogn": 0.05,

@@ -19,10 +19,10 @@ from bayesadam.engine.bases import COORDINATES, PRIOR
 from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import Pass, follow_, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk, tensors_of
-from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import NumbersCache, Slot, Store, hyper
 from bayesadam.engine.weights import MEAN, Weights
 from bayesadam.functional import eigenbasis
+from bayesadam.sharding import is_sharded
 
 
 class RotatedStore(Store):
@@ -63,12 +63,14 @@ class RotatedStore(Store):
                 side: eigenbasis.identity(size, bases.rank_of(size, slot.group), state["mean"]).shape
                 for side, size in sizes.items()
             }
-            found = {side: basis.shape for side, basis in zip(bases.SIDES, bases.of(state), strict=True) if basis is not None}
+            found = {
+                side: basis.shape for side, basis in zip(bases.SIDES, bases.of(state), strict=True) if basis is not None
+            }
             if found != expected or bases.is_rotated(state) != bool(sizes):
                 raise ValueError(
                     f"the state of parameter {self.name_of(slot.parameter)} must have bases of the shapes "
-                    f"{({side: tuple(shape) for side, shape in expected.items()})}, "
-                    f"got {({side: tuple(shape) for side, shape in found.items()})}"
+                    f"{ ({side: tuple(shape) for side, shape in expected.items()}) }, "
+                    f"got { ({side: tuple(shape) for side, shape in found.items()}) }"
                 )
 
 
@@ -80,6 +82,13 @@ class RotatedWeights(Weights):
     def __init__(self, store: RotatedStore, runner: Runner) -> None:
         super().__init__(store, runner)
         self._outdated: dict[Tensor, None] = {}
+
+    def _move(self, moved: Mapping[Tensor, Tensor]) -> None:
+        """Handle parameters that were replaced by others, which must not be shards of them."""
+        if any(is_sharded(parameter) for parameter in moved.values()):
+            raise RuntimeError("parameters in rotated coordinates must not be sharded, got shards in place of one")
+        super()._move(moved)
+        self._outdated = {moved.get(parameter, parameter): None for parameter in self._outdated}
 
     def outdate(self, parameters: Iterable[Tensor]) -> None:
         """Record that the rotated means of some parameters have changed, and those of the weights have not."""
@@ -184,9 +193,6 @@ class RotatedGradients(Gradients):
     store: RotatedStore
     weights: RotatedWeights
 
-    def __init__(self, store: RotatedStore, weights: RotatedWeights, source: CurvatureSource | None) -> None:
-        super().__init__(store, weights, source)
-
     def _keep(self, trained: Sequence[Slot], share: float) -> None:
         """Average a sample's curvature into the one that is kept, as in the base class."""
         rule, numbers, jobs = self.store.rule, NumbersCache(self.store.rule), []
@@ -198,7 +204,9 @@ class RotatedGradients(Gradients):
             kept = self._curvature.get(parameter)
             if kept is None:
                 kept = fresh[parameter] = torch.zeros_like(state["hessian"])
-            work = Pass(rule, "collect", statics_of(rule, group), noisy=True, per_weight=per_weight_of(state), kept=True)
+            work = Pass(
+                rule, "collect", statics_of(rule, group), noisy=True, per_weight=per_weight_of(state), kept=True
+            )
             plain, _ = numbers.of(group, state)
             told = numbers.scaled(plain, -1.0 if group["maximize"] else 1.0, share=share)
             tensors = self._tensors(work, slot, state, grad=self._turned(slot, state), kept=kept)

@@ -15,7 +15,6 @@ from bayesadam.engine.rule import Option
 from bayesadam.engine.run import Runner
 from bayesadam.engine.store import Slot
 from bayesadam.functional import eigenbasis
-from bayesadam.optim.hyperparameters import check_ordered
 from bayesadam.optim.ivon import IVON, IVONRule
 from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 from bayesadam.posterior import DiagonalGaussian
@@ -24,15 +23,19 @@ from bayesadam.sharding import is_sharded
 
 
 class EVONRule(IVONRule):
-    """:class:`IVONRule` for the coordinates ``L' W R`` of every weight matrix ``W``::
+    """:class:`IVONRule` for the coordinates ``X = L' M R`` of the mean ``M`` of every weight matrix::
 
-        A  <- running average of D D',  B <- of D' D          D = g - m_hat, as a matrix
-        L, R = eigenvectors of A and B                        every refresh_every steps
-        theta = M + L (sigma * eps) R'
-        (L' M R, s) <- IVON's step with the gradient L' g R and the noise eps
+        theta = M + L (sigma * eps) R'                        1 / sigma^2 = N (s + d)
+        X, m, s <- IVON's step with the gradient L' g R and the noise eps
+        D = g - m_hat                                         m_hat from before this step
+        A, B <- running averages of D D' and D' D
+        L, R <- eigenvectors of A and B                       every refresh_every steps
 
-    When the bases change by ``T_L = L_new' L`` and ``T_R = R_new' R``, mean and momentum are rotated, and the Hessian
-    becomes the diagonal of the same matrix in the new bases, ``(T_L * T_L) s (T_R * T_R)'``.
+    When the bases change, with ``S = L_new' L`` and ``T = R_new' R``, mean and momentum become ``S X T'`` and
+    ``S m T'``, and the Hessian ``(S * S) s (T * T)'``: the diagonal of the same matrix in the new bases, which
+    minimises ``KL(q_new || q_old)``. ``*`` multiplies element by element.
+
+    The ``c``-th gradient in ``A`` and ``B`` has the weight ``3 / (c + 2)``, as the curvature of IVON's running average.
     """
 
     options = (
@@ -45,7 +48,37 @@ class EVONRule(IVONRule):
 
 
 class EVON(IVON):
-    """Variational online Newton with a Kronecker-structured covariance."""
+    """Improved variational online Newton in the eigenbases of Kronecker factors.
+
+    The weights of a matrix are correlated in this posterior: its covariance is
+    ``(L kron R) diag(sigma^2) (L kron R)'``, where ``L`` and ``R`` are orthogonal, as in a Kronecker-factored Laplace
+    approximation, and every ``sigma`` is learned. :meth:`posterior` returns a :class:`KroneckerGaussian`. A weight of
+    more than two axes is a matrix of its first axis and all others, as in a convolution. Vectors, such as biases, are
+    independent, as are groups with ``perturb=False`` without noise; their steps are IVON's. If a matrix has one row, as
+    in logistic regression, the covariance of its weights is full.
+
+    Arguments, ways to train and recipes are those of :class:`IVON`, except for a default learning rate of 0.1.
+    EVON's own options are
+
+    - ``refresh_every``: number of steps from one computation of the bases to the next; 200 by default. Before the
+      first of these, bases are computed at the steps 1, 2, 4, 8, and so on.
+    - ``collect_every``: number of steps from one gradient that is added to the factors to the next; 10 by default.
+    - ``max_side``: sides of a matrix with more rows or columns than this have no basis; 1,024 by default.
+    - ``rank``: number of leading eigenvectors in a basis, 96 by default. The other vectors of the basis complete these
+      by reflections that change the coordinates as little as possible. A side of less than twice as many rows or
+      columns has all its eigenvectors.
+
+    All of these can differ between groups; ``max_side`` and ``rank`` must not change after the first step. For a matrix
+    with ``n`` rows or columns and a rank ``k``, a basis takes ``min(n, 2 k)`` and a factor ``n`` times the memory of
+    ``n`` weights, and the state 4 bytes per weight more than IVON's. Drop-in training (:meth:`train`) is the fastest
+    way to train: blocks and closures turn the mean back in every step.
+
+    A ``prior`` posterior, which must be a :class:`DiagonalGaussian`, is exact in the gradient. Of its precision only
+    the diagonal in the bases is kept.
+
+    Raises:
+        ValueError: As in :class:`IVON`; or ``low_memory`` or ``rank_samples`` is True, or a parameter is sharded.
+    """
 
     rule = EVONRule()
     elementwise = False
@@ -60,6 +93,18 @@ class EVON(IVON):
         for name in ("low_memory", "rank_samples"):
             if group[name]:
                 raise ValueError(f"{name} must be False for {type(self).__name__}, got True")
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters, as in the base class.
+
+        Raises:
+            ValueError: As in the base class; or a parameter is sharded.
+        """
+        super().add_param_group(param_group)
+        for position, parameter in enumerate(self.param_groups[-1]["params"]):
+            if is_sharded(parameter):
+                self.param_groups.pop()
+                raise ValueError(f"parameters of {type(self).__name__} must not be sharded, got one, number {position}")
 
     def _make_engine(self) -> Engine:
         store = RotatedStore(self, self.rule)

@@ -1,7 +1,7 @@
 """Recipes: named sets of default hyper-parameters of the optimisers.
 
-``"learned"`` is the default of Vadam, Vprop, IVON and VOGN. With it the width of the posterior is learned within a
-training of ordinary length. It was chosen by measurement (``benchmarks/defaults.py``) and departs from the papers in
+``"learned"`` is the default of Vadam, Vprop, IVON, EVON and VOGN. With it the width of the posterior is learned within
+a training of ordinary length. It was chosen by measurement (``benchmarks/defaults.py``) and departs from the papers in
 four ways:
 
 - The initial precision counts as 30 steps (``bridge=False``, ``initial_steps``) instead of ``1 / (tau (1 - b2))``
