@@ -35,7 +35,8 @@ PUBLIC = """
     bayesadam.laplace bayesadam.likelihoods bayesadam.metrics bayesadam.black_box bayesadam.moments bayesadam.native
     bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
     bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning bayesadam.variational
-    bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.empirical
+    bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.eigenbasis
+    bayesadam.functional.empirical
     bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.kronecker
     bayesadam.functional.moments bayesadam.functional.monotone bayesadam.functional.outputs
     bayesadam.functional.philox
