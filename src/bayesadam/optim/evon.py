@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
@@ -16,7 +16,6 @@ from bayesadam.engine.run import Runner
 from bayesadam.engine.store import Slot
 from bayesadam.functional import eigenbasis
 from bayesadam.optim.ivon import IVON, IVONRule
-from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.sharding import is_sharded
@@ -57,7 +56,7 @@ class EVON(IVON):
     independent, as are groups with ``perturb=False`` without noise; their steps are IVON's. If a matrix has one row, as
     in logistic regression, the covariance of its weights is full.
 
-    Arguments, ways to train and recipes are those of :class:`IVON`, except for a default learning rate of 0.1.
+    Arguments, ways to train and recipes are those of :class:`IVON`.
     EVON's own options are
 
     - ``refresh_every``: number of steps from one computation of the bases to the next; 200 by default. Before the
@@ -82,10 +81,6 @@ class EVON(IVON):
 
     rule = EVONRule()
     elementwise = False
-    recipes: ClassVar[Recipes] = {
-        "learned": {**LEARNED, "lr": 0.1, "betas": (0.9, 0.99999)},
-        "paper": {**PAPER, "lr": 0.1, "betas": (0.9, 0.99999)},
-    }
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also refuse what needs a mean for every element of the weights."""
