@@ -72,7 +72,8 @@ def prior_mean(state: Mapping[str, Any]) -> Tensor:
     there, and ``p (x - x0)`` is the gradient ``L' P (M - M0) R`` for this ``x0``.
     """
     gradient = into(state["prior_precision"] * (state["mean"] - state["prior_mean"]), state)
-    return state[COORDINATES] - gradient / state[PRIOR]
+    mean: Tensor = state[COORDINATES] - gradient / state[PRIOR]
+    return mean
 
 
 def into(value: Tensor, state: Mapping[str, Any]) -> Tensor:
