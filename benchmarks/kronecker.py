@@ -257,11 +257,15 @@ def main() -> None:
     path = options.output / "kronecker.json"
     report = conditions("torch", "bayesadam", "numpy", "scipy")
 
-    def keep() -> None:
-        known = json.loads(path.read_text())["units"] if path.exists() else {}
-        save(path, {**report, "units": dict(sorted({**known, **units}.items()))})
+    def known() -> dict[str, Any]:
+        return dict(json.loads(path.read_text())["units"]) if path.exists() else {}
 
-    units: dict[str, Any] = json.loads(path.read_text())["units"] if path.exists() else {}
+    units, before = known(), known()
+
+    def keep() -> None:  # with what others have written since
+        new = {key: unit for key, unit in units.items() if unit != before.get(key)}
+        save(path, {**report, "units": dict(sorted({**known(), **new}.items()))})
+
     for part in options.part:
         PARTS[part](options, units, keep)
     print(f"wrote {path}")
