@@ -266,7 +266,8 @@ class RotatedGradients(Gradients):
             plan.done.fill_(mark)
 
         def collect(mark: int) -> None:
-            targets, values = [], []
+            targets: list[Tensor] = []
+            values: list[Tensor] = []
             for slot, state in turned:
                 step = int(state["step"]) + 1
                 if bases.collects(slot.group, step):
@@ -277,7 +278,8 @@ class RotatedGradients(Gradients):
             torch._foreach_copy_([*targets, plan.done], [*values, torch.tensor(mark)])
 
         def refresh(mark: int) -> None:
-            targets, values = [], []
+            targets: list[Tensor] = []
+            values: list[Tensor] = []
             for slot, state in turned:
                 if bases.refreshes(slot.group, int(state["step"]) + 1):
                     found = bases.refreshed(state, slot.group)
