@@ -264,7 +264,7 @@ def main() -> None:
 
     def keep() -> None:  # with what others have written since
         new = {key: unit for key, unit in units.items() if unit != before.get(key)}
-        save(path, {**report, "units": dict(sorted({**known(), **new}.items()))})
+        save(options.output / "kronecker.json", {**report, "units": dict(sorted({**known(), **new}.items()))})
 
     for part in options.part:
         PARTS[part](options, units, keep)
