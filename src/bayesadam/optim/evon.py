@@ -119,4 +119,4 @@ class EVON(IVON):
             for kept, basis in zip(found, bases.of(state), strict=True):
                 if basis is not None:
                     kept[name] = eigenbasis.dense(basis).clone()
-        return KroneckerGaussian(mean, eigenvalues, *found, self._hyperparameters())  # type: ignore[return-value]
+        return KroneckerGaussian(mean, eigenvalues, *found, hyperparameters=self._hyperparameters())  # type: ignore[return-value]
