@@ -82,6 +82,7 @@ RATES = {
     "vprop": 0.01,
     "vadagrad": 0.05,
     "ivon": 0.05,
+    "evon": 0.05,
     "von": 0.05,
     "van": 0.05,
     "vogn": 0.05,
@@ -90,7 +91,7 @@ RATES = {
     "natural_vadam": 0.01,
     "bbb": 0.01,
 }
-ON_NOISE = {"ivon", "von", "van", "ngvi", "natural_von", "bbb"}
+ON_NOISE = {"ivon", "evon", "von", "van", "ngvi", "natural_von", "bbb"}
 """Their curvature is read off the noise."""
 
 

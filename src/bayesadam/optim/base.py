@@ -110,7 +110,7 @@ class PerturbedOptimizer(Readable):
             faster and gives the same result up to rounding. It needs a C++ compiler; each kernel is compiled once per
             machine, in about a second. ``None``, the default, compiles where that is possible; ``True`` does the
             same and warns where it is not; ``False`` never compiles.
-        recipe: Name of the default settings: ``"learned"``, the default of Vadam, Vprop, IVON and VOGN, or
+        recipe: Name of the default settings: ``"learned"``, the default of Vadam, Vprop, IVON, EVON and VOGN, or
             ``"paper"``. :mod:`bayesadam.optim.recipes` says how they differ.
         **options: Options that the rule declares. The methods that have the recipe ``"learned"`` share four:
             ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (it may be

@@ -44,6 +44,7 @@ class Checkpointed(Optimizer):
 
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True  # the step of a weight depends on its own gradient only, as in a population
     may_start_wider: ClassVar[bool] = False  # than the prior: where the widths are trained like the means
     _engine: Engine
     _attached: bool

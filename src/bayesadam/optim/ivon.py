@@ -68,7 +68,7 @@ class IVONRule:
     state = ("exp_avg", "hessian")
     power = 1
     needs_noise = True
-    options = (
+    options: tuple[Option, ...] = (
         Option("rescale_lr", True, "True or False", lambda v: isinstance(v, bool), static=True),
         CLIP_RADIUS,
         *LEARNING,

@@ -33,7 +33,8 @@ class Readable(Checkpointed):
                 to it are left out; only groups with ``perturb=False`` may have them (a learned noise level).
 
         Returns:
-            The posterior; with ``covariance="full"`` a :class:`DenseGaussian`.
+            The posterior; with ``covariance="full"`` a :class:`DenseGaussian`, and of EVON a
+            :class:`KroneckerGaussian`.
 
         Raises:
             RuntimeError: The names of the parameters are not known.
