@@ -16,9 +16,10 @@ from torch import Tensor
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
+from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import temperature, tempered
 from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
