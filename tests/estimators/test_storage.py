@@ -91,8 +91,8 @@ def test_damaged_files(curve, tmp_path):
         path.write_text(broken)
         with pytest.raises(ValueError, match=r"model\.json must be what save\(\) wrote"):
             load_estimator(tmp_path)
-    write_json(path, {**json.loads(text), "version": 4})
-    with pytest.raises(ValueError, match=r"model\.json must be of version 3 \(update bayesadam\?\), got 4"):
+    write_json(path, {**json.loads(text), "version": 5})
+    with pytest.raises(ValueError, match=r"model\.json must be of version 4 \(update bayesadam\?\), got 5"):
         load_estimator(tmp_path)
     path.unlink()
     with pytest.raises(FileNotFoundError):

@@ -283,4 +283,4 @@ def _log_probs(pred: Predictive) -> Tensor:
 
 
 def _numbers(inputs: Tensor) -> Array:
-    return inputs.double().cpu().numpy()
+    return inputs.cpu().numpy()

@@ -8,7 +8,7 @@ nothing else. An input with a skewed distribution, as a count, is cut at its qua
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from sklearn.linear_model import LogisticRegression
 from bayesadam.sklearn.plan import Plan
 
 Floats = NDArray[Any]
+Pieces = tuple[NDArray[np.int64], Floats, Floats]
+"""Column, beginning and end of every piece, ``(E,)`` each."""
 
 PIECES = 12
 """Pieces that an input is cut into at most, by its quantiles."""
@@ -56,8 +58,12 @@ class LinearPart:
 
     def log_probs(self, inputs: Floats) -> Floats:
         """Log probabilities of the classes, ``(N, C)``, for standardised inputs ``(N, D)``."""
-        features = _encoded(inputs, self.column, self.low, self.high)
-        return np.asarray(log_softmax(features @ self.coefficient.T + self.intercept, axis=1))
+        at_once = max(1, int(LARGEST // max(1, len(self.column))))
+        found = np.empty((len(inputs), len(self.intercept)))
+        for first in range(0, len(inputs), at_once):
+            features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
+            found[first : first + at_once] = log_softmax(features @ self.coefficient.T + self.intercept, axis=1)
+        return found
 
     def record(self) -> dict[str, Any]:
         """As JSON takes it."""
@@ -70,7 +76,7 @@ class LinearPart:
         Raises:
             ValueError: Something else.
         """
-        values = {name: np.array(value, dtype=np.float64) for name, value in record.items()}
+        values: dict[str, Any] = {name: np.array(value, dtype=np.float64) for name, value in record.items()}
         found = cls(**{**values, "column": np.array(record["column"], dtype=np.int64)})
         pieces = found.column.shape
         shapes = {"coefficient": (classes, *pieces), "intercept": (classes,)}
@@ -95,33 +101,39 @@ def linear_parts(
         divided: Rows that the members leave out. The log probabilities, ``(N, C)``, are for these rows; others are NaN.
 
     Returns:
-        None of them where there are too few rows, or too many numbers.
+        An empty list with fewer than 40 rows; only the first where the second has too many features.
     """
     folds = [divided.left_out[0]] if divided.shared else [divided.fold % FOLDS == fold for fold in range(FOLDS)]
     folds = [fold for fold in folds if fold.any()]
     if len(labels) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
         return []
     found = []
-    ends = _pieces(inputs, 1)
-    for pieces in (ends, [np.concatenate(pair) for pair in zip(ends, _pieces(inputs, PIECES), strict=True)]):
+    ends, parts = _pieces(inputs, 1), _pieces(inputs, PIECES)
+    both: Pieces = (*map(np.concatenate, zip(ends, parts, strict=True)),)  # type: ignore[assignment]
+    for pieces in (ends, both):
         rows = int(LARGEST // (len(pieces[0]) * (classes if classes > 2 else 1))) if len(pieces[0]) else 0
-        if rows >= min(len(labels), 1_000):
-            features = _encoded(inputs, *pieces)
-            own = _spread(len(labels), rows)
-            fits = [_out_of_fold(features, labels, classes, weight, folds, own, strength) for strength in STRENGTHS]
-            left_out = np.isfinite(fits[0][:, 0])
-            gains = [weight[left_out] @ fit[left_out, labels[left_out]] for fit in fits]
-            best = int(np.argmax(gains))
-            fitted = _fitted(features, labels, classes, weight, own, STRENGTHS[best])
-            found.append((LinearPart(*pieces, *fitted), fits[best]))
+        if rows < min(len(labels), 1_000):
+            continue
+        used = _spread(len(labels), rows)
+        candidates = []
+        for strength in STRENGTHS:
+            unseen = np.full((len(labels), classes), np.nan)
+            for fold in folds:
+                part = _fitted(inputs, pieces, labels, classes, weight, used & ~fold, strength)
+                unseen[fold] = part.log_probs(inputs[fold])
+            left_out = np.any(folds, axis=0)
+            gain = weight[left_out] @ unseen[left_out, labels[left_out]]
+            candidates.append((gain, strength, unseen))
+        _, strength, unseen = max(candidates, key=lambda candidate: candidate[0])
+        found.append((_fitted(inputs, pieces, labels, classes, weight, used, strength), unseen))
     return found
 
 
-def _pieces(inputs: Floats, most: int) -> tuple[NDArray[np.int64], Floats, Floats]:
+def _pieces(inputs: Floats, most: int) -> Pieces:
     """Column, beginning and end of every piece; a column that is constant has none, and two values make one."""
     found: list[tuple[int, float, float]] = []
     for column, values in enumerate(inputs.T):
-        knots = np.unique(np.quantile(values, np.linspace(0.0, 1.0, most + 1)))
+        knots = np.unique(np.quantile(values.astype(np.float64), np.linspace(0.0, 1.0, most + 1)))
         if most > 1 and len(knots) < 3:
             continue
         found += [(column, low, high) for low, high in zip(knots[:-1].tolist(), knots[1:].tolist(), strict=True)]
@@ -130,7 +142,7 @@ def _pieces(inputs: Floats, most: int) -> tuple[NDArray[np.int64], Floats, Float
 
 
 def _encoded(inputs: Floats, column: NDArray[np.int64], low: Floats, high: Floats) -> Floats:
-    return np.clip((inputs[:, column].astype(np.float64) - low) / (high - low), 0.0, 1.0)
+    return np.asarray(np.clip((inputs[:, column].astype(np.float64) - low) / (high - low), 0.0, 1.0))
 
 
 def _spread(count: int, most: int) -> NDArray[np.bool_]:
@@ -141,38 +153,26 @@ def _spread(count: int, most: int) -> NDArray[np.bool_]:
 
 
 def _fitted(
-    features: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, rows: NDArray[np.bool_], strength: float
-) -> tuple[Floats, Floats]:
-    """Coefficients and intercepts; of a class without rows as if it had one, whatever the inputs."""
-    own = features[rows]
-    mean = own.mean(0)
-    scale = 1.0 / np.maximum(own.std(0), 1e-6)
+    inputs: Floats,
+    pieces: Pieces,
+    labels: NDArray[np.int64],
+    classes: int,
+    weight: Floats,
+    rows: NDArray[np.bool_],
+    strength: float,
+) -> LinearPart:
+    """By some of the rows; a class that is not among them is as probable as one row makes it, whatever the inputs."""
+    features = _encoded(inputs[rows], *pieces)
+    mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
     model = LogisticRegression(C=strength, max_iter=100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)  # the penalty is stronger than what is left to gain
-        model.fit((own - mean) * scale, labels[rows], weight[rows] / weight[rows].mean())
+        model.fit((features - mean) * scale, labels[rows], weight[rows] / weight[rows].mean())
     coefficient, intercept = model.coef_, model.intercept_
     if len(model.classes_) == 2:
         coefficient, intercept = np.concatenate([-coefficient, coefficient]) / 2, np.append(-intercept, intercept) / 2
     whole = np.zeros((classes, features.shape[1]))
-    level = np.full(classes, intercept.min() - np.log(len(own)))
-    whole[model.classes_], level[model.classes_] = coefficient, intercept
-    whole *= scale
-    return whole, level - whole @ mean * np.isin(np.arange(classes), model.classes_)
-
-
-def _out_of_fold(
-    features: Floats,
-    labels: NDArray[np.int64],
-    classes: int,
-    weight: Floats,
-    folds: Sequence[NDArray[np.bool_]],
-    rows: NDArray[np.bool_],
-    strength: float,
-) -> Floats:
-    """Log probabilities of the rows of every fold by what is fitted to the others, ``(N, C)``."""
-    found = np.full((len(labels), classes), np.nan)
-    for fold in folds:
-        coefficient, intercept = _fitted(features, labels, classes, weight, rows & ~fold, strength)
-        found[fold] = log_softmax(features[fold] @ coefficient.T + intercept, axis=1)
-    return found
+    level = np.full(classes, intercept.min() - np.log(len(features)))
+    whole[model.classes_] = coefficient * scale
+    level[model.classes_] = intercept - (coefficient * scale) @ mean
+    return LinearPart(*pieces, whole, level)
