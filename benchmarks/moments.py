@@ -86,9 +86,10 @@ def training() -> dict[str, Callable[[], Any]]:
     likelihood = ba.Gaussian(torch.full((10,), 11.0), learned=True)
     noise = torch.nn.Parameter(torch.zeros(10))
 
-    def fawn(net: ba.moments.MomentModule, loss: Callable[..., Tensor] = ba.fawn_loss, **options: Any) -> Any:
+    def fawn(net: ba.moments.MomentModule, loss: Callable[..., Tensor] | None = None, **options: Any) -> Any:
+        loss = loss or net.loss
         parameters = [*net.parameters(), *likelihood.parameters()]
-        return iteration(parameters, lambda: loss(net, X, Y, likelihood=likelihood, num_data=NUM_DATA, **options))
+        return iteration(parameters, lambda: loss(X, Y, likelihood=likelihood, num_data=NUM_DATA, **options))
 
     def textbook() -> Tensor:
         mean, variance = book(X)
@@ -99,14 +100,14 @@ def training() -> dict[str, Callable[[], Any]]:
     return {
         "deterministic": iteration(plain.parameters(), lambda: functional.mse_loss(plain(X), Y)),
         "fawn, ropd": fawn(nets["ropd"]),
-        "fawn, ropd, compiled": fawn(nets["compiled"], torch.compile(ba.fawn_loss)),
+        "fawn, ropd, compiled": fawn(nets["compiled"], torch.compile(nets["compiled"].loss)),
         "fawn, vi": fawn(nets["vi"], objective="vi"),
         "co-fawn": fawn(full),
         "textbook, ropd": iteration([*book.parameters(), noise], textbook),
         "deterministic, classes": iteration(classes.parameters(), lambda: functional.cross_entropy(classes(X), LABELS)),
         "fawn, classes": iteration(
             nets["classes"].parameters(),
-            lambda: ba.fawn_loss(nets["classes"], X, LABELS, likelihood=ba.Categorical(), num_data=NUM_DATA),
+            lambda: nets["classes"].loss(X, LABELS, likelihood=ba.Categorical(), num_data=NUM_DATA),
         ),
     }
 

@@ -24,7 +24,7 @@ from torch.distributions import kl_divergence as torch_kl
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.files import NoDigestWarning
-from bayesadam.posterior import Bernoulli, Mixture
+from bayesadam.posterior import BernoulliPosterior, Mixture
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
 
@@ -36,7 +36,7 @@ def make(shapes=SHAPES, seed=0, dtype=torch.float32, **hyperparameters):
     generator = torch.Generator().manual_seed(seed)
     mean = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
     variance = {name: torch.randn(shape, generator=generator).exp().to(dtype) for name, shape in shapes.items()}
-    return ba.DiagonalGaussian(mean, variance, hyperparameters)
+    return ba.DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
 
 
 def assert_same(a, b):
@@ -61,7 +61,7 @@ class TestConstruction:
 
     def test_does_not_keep_the_dictionaries(self):
         mean, variance, hyperparameters = {"w": torch.zeros(3)}, {"w": torch.ones(3)}, {"lr": 0.1}
-        q = ba.DiagonalGaussian(mean, variance, hyperparameters)
+        q = ba.DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
         for dictionary in (mean, variance, hyperparameters):
             dictionary.clear()
         assert (list(q.mean), list(q.variance), q.hyperparameters) == (["w"], ["w"], {"lr": 0.1})
@@ -315,7 +315,13 @@ class TestScores:
 
     @pytest.mark.parametrize(
         "prior",
-        [{"a": 1.0}, None, "wide", torch.ones(2), ba.Mixture([ba.DiagonalGaussian.point_mass({"a": torch.ones(1)})])],
+        [
+            {"a": 1.0},
+            None,
+            "wide",
+            torch.ones(2),
+            ba.Mixture([ba.DiagonalGaussian.point_mass({"a": torch.ones(1)})]),
+        ],
     )
     def test_kl_divergence_needs_a_number_or_a_gaussian(self, prior):
         with pytest.raises(ValueError, match="^prior must be a positive, finite precision or a Gaussian posterior, "):
@@ -440,7 +446,9 @@ SHARING = {
         {name: value for name, value in mean.items() if name not in first(mean)},
     ),
     "mixture": lambda mean: Mixture([ba.DiagonalGaussian(mean, ones_like(mean)) for _ in range(2)]),
-    "Bernoulli": lambda mean: Bernoulli({name: torch.full_like(value, 0.5) for name, value in mean.items()}, mean),
+    "Bernoulli": lambda mean: BernoulliPosterior(
+        {name: torch.full_like(value, 0.5) for name, value in mean.items()}, mean
+    ),
 }
 
 
@@ -697,7 +705,7 @@ class TestFile:
         [
             lambda m, opt: opt.posterior(),
             lambda m, opt: opt.posterior().prune(np.float32(0.5)),
-            lambda m, opt: ba.ensemble([m], {"epochs": np.int64(3)}),
+            lambda m, opt: ba.ensemble([m], hyperparameters={"epochs": np.int64(3)}),
         ],
     )
     def test_whatever_found_it_with_numbers_of_numpy(self, path, find):
@@ -866,11 +874,11 @@ class TestBadFiles:
             ),
             (
                 header(kind="Dense"),
-                r"^the posterior file must be of a kind in \['Bernoulli', 'DenseGaussian', 'Diag.*\], got 'Dense' in ",
+                r"^the posterior file must be of a kind in \['BernoulliPosterior', 'Dense.*\], got 'Dense' in ",
             ),
             (
                 header(kind=["x"]),
-                r"^the posterior file must be of a kind in \['Bernoulli', 'DenseGaussian', 'Diag.*\], got .*x.* in ",
+                r"^the posterior file must be of a kind in \['BernoulliPosterior', 'Dense.*\], got .*x.* in ",
             ),
             (header(tensors=["mean/w"]), INVALID + r".*variance must have the names of mean \['w'\], got \[\]\)$"),
             (header(tensors=[]), INVALID + r".*mean must have at least one weight tensor, got none\)$"),

@@ -119,8 +119,10 @@ class TestCurve:
             "low rank": lambda: LowRankGaussian(
                 q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()}
             ),
-            "partial": lambda: ba.PartialGaussian(
-                ba.DenseGaussian(head, covariance), {n: q.mean[n] for n in q.mean if n not in names}, list(q.mean)
+            "partial": lambda: ba.posterior.PartialGaussian(
+                ba.DenseGaussian(head, covariance),
+                {n: q.mean[n] for n in q.mean if n not in names},
+                order=list(q.mean),
             ),
         }[kind]()
         x, y = data
@@ -226,12 +228,12 @@ class TestCurve:
         ("changes", "message"),
         [
             (
-                {"targets": None},
-                r"^inputs, targets and likelihood must all be given without evaluate, got \['inputs', 'likelihood'\]$",
+                {"target": None},
+                r"^inputs, target and likelihood must all be given without evaluate, got \['inputs', 'likelihood'\]$",
             ),
             (
                 {"evaluate": lambda pruned: {}},
-                r"^inputs, targets and likelihood must not be given with evaluate, got \['inputs', 'targets', "
+                r"^inputs, target and likelihood must not be given with evaluate, got \['inputs', 'target', "
                 r"'likelihood'\]$",
             ),
             ({"fractions": []}, "^fractions must have at least one level, got none$"),
@@ -241,7 +243,7 @@ class TestCurve:
         ],
     )
     def test_errors(self, model, q, data, changes, message):
-        arguments = {"inputs": data[0], "targets": data[1], "likelihood": ba.Categorical(), **changes}
+        arguments = {"inputs": data[0], "target": data[1], "likelihood": ba.Categorical(), **changes}
         with pytest.raises(ValueError, match=message):
             pruning_curve(model, q, **arguments)
 
@@ -268,6 +270,6 @@ class TestPlot:
         assert axes.get_ylabel() == "accuracy"
 
     def test_another_score(self, axes):
-        plots.pruning(axes, {"one": PruningCurve([0.0, 0.5], [2, 1], {"nll": [1.0, 2.0]})}, "nll")
+        plots.pruning(axes, {"one": PruningCurve([0.0, 0.5], [2, 1], {"nll": [1.0, 2.0]})}, score="nll")
         assert axes.get_ylabel() == "negative log-likelihood (nats)"
         np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.0, 2.0])

@@ -105,7 +105,10 @@ def _full(problem: Problem, config: Mapping[str, Any], context: Context) -> dict
     def decay(step: int) -> float:
         return 1.0 / (1.0 + step / float(config["half_life"]))
 
-    schedulers: list[Any] = [torch.optim.lr_scheduler.LambdaLR(optimizer, decay), ba.BetaScheduler(optimizer, decay)]
+    schedulers: list[Any] = [
+        torch.optim.lr_scheduler.LambdaLR(optimizer, decay),
+        ba.BetaScheduler(optimizer, decay),
+    ]
     for step in range(steps):
         optimizer.step(lambda: likelihood(model(x), y))
         for scheduler in schedulers:

@@ -1,68 +1,135 @@
 """Bayesian deep learning as easy as Adam: swap the optimiser, get a posterior over the weights."""
 
-from bayesadam import bandits as bandits
-from bayesadam import data as data
-from bayesadam import likelihoods as likelihoods
-from bayesadam import metrics as metrics
-from bayesadam import moments as moments
-from bayesadam import priors as priors
-from bayesadam.anchored import anchored_ensemble as anchored_ensemble
-from bayesadam.black_box import MinimizeResult as MinimizeResult
-from bayesadam.black_box import minimize as minimize
-from bayesadam.calibration import PosteriorTuning as PosteriorTuning
-from bayesadam.calibration import calibrate as calibrate
-from bayesadam.calibration import tune_posterior as tune_posterior
-from bayesadam.curvature import PerExampleSquares as PerExampleSquares
-from bayesadam.dropout import MCDropout as MCDropout
-from bayesadam.laplace import Laplace as Laplace
-from bayesadam.laplace import badam as badam
-from bayesadam.laplace import laplace as laplace
-from bayesadam.laplace import tune_laplace as tune_laplace
-from bayesadam.likelihoods import Bernoulli as Bernoulli
-from bayesadam.likelihoods import Categorical as Categorical
-from bayesadam.likelihoods import Gaussian as Gaussian
-from bayesadam.likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
-from bayesadam.moments import fawn as fawn
-from bayesadam.moments import fawn_loss as fawn_loss
-from bayesadam.objectives import elbo as elbo
-from bayesadam.objectives import kl_warmup as kl_warmup
-from bayesadam.objectives import kl_weights as kl_weights
-from bayesadam.objectives import nelbo as nelbo
-from bayesadam.optim import IVON as IVON
-from bayesadam.optim import NGVI as NGVI
-from bayesadam.optim import VAN as VAN
-from bayesadam.optim import VOGN as VOGN
-from bayesadam.optim import VON as VON
-from bayesadam.optim import BetaScheduler as BetaScheduler
-from bayesadam.optim import NaturalVadam as NaturalVadam
-from bayesadam.optim import NaturalVON as NaturalVON
-from bayesadam.optim import VadaGrad as VadaGrad
-from bayesadam.optim import Vadam as Vadam
-from bayesadam.optim import Vprop as Vprop
-from bayesadam.optim import param_groups as param_groups
-from bayesadam.optim import polynomial_decay as polynomial_decay
-from bayesadam.posterior import DenseGaussian as DenseGaussian
-from bayesadam.posterior import DiagonalGaussian as DiagonalGaussian
-from bayesadam.posterior import KroneckerGaussian as KroneckerGaussian
-from bayesadam.posterior import LowRankGaussian as LowRankGaussian
-from bayesadam.posterior import Mixture as Mixture
-from bayesadam.posterior import NetworkDistribution as NetworkDistribution
-from bayesadam.posterior import PartialGaussian as PartialGaussian
-from bayesadam.posterior import Posterior as Posterior
-from bayesadam.posterior import ensemble as ensemble
-from bayesadam.posterior import load_posterior as load_posterior
-from bayesadam.posterior import merge as merge
-from bayesadam.predictive import ClassificationPredictive as ClassificationPredictive
-from bayesadam.predictive import GaussianLogitsPredictive as GaussianLogitsPredictive
-from bayesadam.predictive import GaussianPredictive as GaussianPredictive
-from bayesadam.predictive import MixturePredictive as MixturePredictive
-from bayesadam.predictive import RegressionPredictive as RegressionPredictive
-from bayesadam.predictive import TransformedPredictive as TransformedPredictive
-from bayesadam.predictive import predict as predict
-from bayesadam.pruning import PruningCurve as PruningCurve
-from bayesadam.pruning import pruning_curve as pruning_curve
-from bayesadam.swag import SWAG as SWAG
-from bayesadam.variational import VariationalModule as VariationalModule
-from bayesadam.variational import variational as variational
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from bayesadam.anchored import anchored_ensemble
+from bayesadam.bayes_by_backprop import variational
+from bayesadam.black_box import minimize
+from bayesadam.calibration import calibrate, tune_posterior
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.dropout import MCDropout
+from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
+from bayesadam.moments import fawn
+from bayesadam.objectives import elbo, kl_warmup, kl_weights
+from bayesadam.optim import (
+    IVON,
+    NGVI,
+    VAN,
+    VOGN,
+    VON,
+    BetaScheduler,
+    NaturalVadam,
+    NaturalVON,
+    VadaGrad,
+    Vadam,
+    Vprop,
+    param_groups,
+)
+from bayesadam.posterior import (
+    DenseGaussian,
+    DiagonalGaussian,
+    KroneckerGaussian,
+    LowRankGaussian,
+    Mixture,
+    Posterior,
+    ensemble,
+    load_posterior,
+    merge,
+)
+from bayesadam.posthoc import badam, laplace, tune_laplace
+from bayesadam.predictive import predict
+from bayesadam.pruning import pruning_curve
+from bayesadam.swag import SWAG
+
+if TYPE_CHECKING:
+    from bayesadam import active as active
+    from bayesadam import bandits as bandits
+    from bayesadam import bayes_by_backprop as bayes_by_backprop
+    from bayesadam import black_box as black_box
+    from bayesadam import calibration as calibration
+    from bayesadam import curvature as curvature
+    from bayesadam import data as data
+    from bayesadam import functional as functional
+    from bayesadam import integrations as integrations
+    from bayesadam import likelihoods as likelihoods
+    from bayesadam import metrics as metrics
+    from bayesadam import moments as moments
+    from bayesadam import noise as noise
+    from bayesadam import objectives as objectives
+    from bayesadam import optim as optim
+    from bayesadam import plots as plots
+    from bayesadam import population as population
+    from bayesadam import posterior as posterior
+    from bayesadam import posthoc as posthoc
+    from bayesadam import predictive as predictive
+    from bayesadam import priors as priors
+    from bayesadam import pruning as pruning
+    from bayesadam import sklearn as sklearn
+    from bayesadam import tuning as tuning
 
 __version__ = "0.1.0"
+
+MODULES = (
+    *("active", "bandits", "bayes_by_backprop", "black_box", "calibration", "curvature", "data", "functional"),
+    *("integrations", "likelihoods", "metrics", "moments", "noise", "objectives", "optim", "plots", "population"),
+    *("posterior", "posthoc", "predictive", "priors", "pruning", "sklearn", "tuning"),
+)
+"""Public modules, each of which is imported at its first use: ``ba.population`` needs no import of its own."""
+
+__all__ = [
+    "IVON",
+    "NGVI",
+    "SWAG",
+    "VAN",
+    "VOGN",
+    "VON",
+    "Bernoulli",
+    "BetaScheduler",
+    "Categorical",
+    "DenseGaussian",
+    "DiagonalGaussian",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "KroneckerGaussian",
+    "LowRankGaussian",
+    "MCDropout",
+    "Mixture",
+    "NaturalVON",
+    "NaturalVadam",
+    "PerExampleSquares",
+    "Posterior",
+    "VadaGrad",
+    "Vadam",
+    "Vprop",
+    "anchored_ensemble",
+    "badam",
+    "calibrate",
+    "elbo",
+    "ensemble",
+    "fawn",
+    "kl_warmup",
+    "kl_weights",
+    "laplace",
+    "load_posterior",
+    "merge",
+    "minimize",
+    "param_groups",
+    "predict",
+    "pruning_curve",
+    "tune_laplace",
+    "tune_posterior",
+    "variational",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in MODULES:
+        return importlib.import_module(f"bayesadam.{name}")
+    raise AttributeError(f"module 'bayesadam' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *MODULES, "__version__"})

@@ -35,6 +35,20 @@ def plain(name: str, value: Any) -> Any:
     return value
 
 
+def check_temperature(value: Any, *, zero: bool = True) -> None:
+    """Raise ``ValueError`` unless a value is a temperature: the factor of the KL divergence, at most 1.
+
+    Without ``zero``, a temperature of 0 is refused, too, where the posterior has no limit.
+    """
+    rule = "in [0, 1]" if zero else "in (0, 1]"
+    check("temperature", value, rule, lambda v: (0 <= v if zero else 0 < v) and v <= 1)
+
+
+def check_nonfinite(value: Any) -> None:
+    """Raise ``ValueError`` unless a value says what to do with numbers that are not finite."""
+    check("nonfinite", value, "'raise' or 'skip'", lambda v: v in ("raise", "skip"), words=True)
+
+
 def is_whole(value: Any, least: int = 1) -> bool:
     """Whether a value is an integer of Python or NumPy, and at least ``least``."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)

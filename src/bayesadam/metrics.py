@@ -64,7 +64,7 @@ def brier_score(probs: Tensor, target: Tensor) -> float:
     return (full - one_hot).square().sum(-1).mean().item()
 
 
-def calibration_curve(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
+def calibration_curve(probs: Tensor, target: Tensor, *, bins: int = 15) -> tuple[Tensor, Tensor, Tensor]:
     """Confidence and accuracy in ``bins`` bins of equal width over the confidence.
 
     Returns:
@@ -83,11 +83,11 @@ def calibration_curve(probs: Tensor, target: Tensor, bins: int = 15) -> tuple[Te
     return sums[0] / count, sums[1] / count, count / count.sum()
 
 
-def expected_calibration_error(probs: Tensor, target: Tensor, bins: int = 15) -> float:
+def expected_calibration_error(probs: Tensor, target: Tensor, *, bins: int = 15) -> float:
     """Expected calibration error, ``sum_b share_b |accuracy_b - confidence_b|`` over equal bins (Guo et al. 2017,
     eq. 3).
     """
-    confidence, correct, share = calibration_curve(probs, target, bins)
+    confidence, correct, share = calibration_curve(probs, target, bins=bins)
     gaps = share * (correct - confidence).abs()
     return float(torch.where(share == 0, 0.0, gaps).sum())
 

@@ -1,4 +1,4 @@
-"""Objectives of variational inference: the negative ELBO per data point as a loss, and the ELBO of any posterior."""
+"""The ELBO of any posterior, and weights of the KL divergence in the loss of a minibatch."""
 
 from __future__ import annotations
 
@@ -14,76 +14,8 @@ from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
-from bayesadam.variational import VariationalModule
-from bayesadam.variational.parameters import unwrapped
 
 SCHEDULES = ("uniform", "blundell")
-
-
-def nelbo(
-    net: nn.Module,
-    inputs: Tensor | tuple[Any, ...] | Mapping[str, Any],
-    target: Tensor,
-    *,
-    likelihood: Likelihood,
-    num_data: float,
-    mc_samples: int = 1,
-    antithetic: bool = False,
-    kl_weight: float = 1.0,
-    temperature: float = 1.0,
-    output: Callable[[Any], Tensor] | None = None,
-) -> Tensor:
-    """Negative ELBO per data point, estimated from a minibatch: the training loss of a variational network, 0-d.
-
-    It is the mean over samples of ``mean nll + kl_weight * temperature * KL / num_data``, with both terms at the same
-    sample of the weights (Blundell et al. 2015, eq. 2). The weights are sampled in evaluation mode, too, where dropout
-    is off.
-
-    With minibatch weights ``pi = kl_weights(B, ...)`` and ``kl_weight = B * pi[i]``, ``M`` times this loss is ``F_i``
-    of the paper (eq. 8) for ``B`` minibatches of ``M = num_data / B`` data points; over an epoch these add up to the
-    objective of the whole data set. If the last minibatch is smaller, use ``kl_weight = pi[i] * num_data /
-    len(target)``.
-
-    Args:
-        net: Network from :func:`bayesadam.variational`, bare or in ``DistributedDataParallel``.
-        inputs: A tensor; a tuple (``net(*inputs)``); or a dict (``net(**inputs)``).
-        target: Targets, in the form that the likelihood takes.
-        likelihood: Likelihood of the targets given the output; its ``nll`` is the mean over the data points of the
-            minibatch.
-        num_data: Number of data points in the training set.
-        mc_samples: Number of samples of the weights.
-        antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
-        kl_weight: Factor of this minibatch's KL divergence, from a schedule or :func:`kl_warmup`; not negative.
-        temperature: Factor of the KL divergence, not negative; 1 is variational inference.
-        output: Function that takes the output tensor out of what the network returns.
-
-    Returns:
-        The loss, a 0-d tensor.
-
-    Raises:
-        ValueError: A number is out of its range, or the network is not variational.
-        TypeError: The network does not return a tensor and ``output`` is not given.
-    """
-    _check_count("mc_samples", mc_samples)
-    if antithetic and mc_samples % 2:
-        raise ValueError(f"mc_samples must be even when antithetic=True, got {mc_samples!r}")
-    if not 0 < num_data < math.inf:
-        raise ValueError(f"num_data must be a positive, finite number, got {num_data!r}")
-    for name, value in (("kl_weight", kl_weight), ("temperature", temperature)):
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name} must be finite and not negative, got {value!r}")
-    inner = unwrapped(net, VariationalModule, "variational")
-    scale = kl_weight * temperature / num_data
-    total = torch.zeros(())
-    for sample in range(mc_samples):
-        with inner.common_draw(mirrored=antithetic and sample % 2 == 1):
-            nll = likelihood.nll(_output(net, inputs, output), target)
-            if scale and not inner.closed_form:
-                nll = nll + (scale * inner.kl_divergence()).to(nll)
-            elif scale and sample == 0:
-                nll = nll + (mc_samples * scale * inner.kl_divergence()).to(nll)
-        total = nll if sample == 0 else total + nll
-    return total / mc_samples
 
 
 @torch.no_grad()
@@ -146,8 +78,13 @@ def elbo(
     return total.cpu() - divergence.cpu()
 
 
-def kl_weights(num_batches: int, schedule: str = "uniform") -> Tensor:
+def kl_weights(num_batches: int, *, schedule: str = "uniform") -> Tensor:
     """Shares of the KL divergence for the minibatches of an epoch: ``(num_batches,)`` float64, summing to 1.
+
+    With ``pi = kl_weights(B, ...)`` and ``net.loss(..., kl_weight=B * pi[i])`` in minibatch ``i``, ``M`` times the loss
+    is ``F_i`` of Blundell et al. 2015 (eq. 8) for ``B`` minibatches of ``M = num_data / B`` data points; over an epoch
+    these add up to the objective of the whole data set. If the last minibatch is smaller, use ``kl_weight = pi[i] *
+    num_data / len(target)``.
 
     Args:
         num_batches: Number of minibatches ``B``, at least 1.
@@ -201,23 +138,6 @@ def _divergence(
         for name, mask in random.items():
             total -= prior.log_density(theta[name][0].double(), name)[mask].sum().cpu()
     return total / mc_samples
-
-
-def _output(net: nn.Module, inputs: Any, output: Callable[[Any], Tensor] | None) -> Tensor:
-    if isinstance(inputs, Mapping):
-        result = net(**inputs)
-    elif isinstance(inputs, tuple):
-        result = net(*inputs)
-    else:
-        result = net(inputs)
-    if output is not None:
-        result = output(result)
-    if not isinstance(result, Tensor):
-        raise TypeError(
-            "output must be given for a network that returns no tensor (output=lambda out: out.logits, say), "
-            f"got {type(result).__name__}"
-        )
-    return result
 
 
 def _check_count(name: str, value: Any) -> None:

@@ -52,7 +52,7 @@ def regression_band(axes: Axes, x: Tensor, prediction: RegressionPredictive, dat
     return axes
 
 
-def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], bins: int = 10) -> Axes:
+def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], *, bins: int = 10) -> Axes:
     """Plot accuracy against confidence for several methods; larger markers stand for bins with more data.
 
     Args:
@@ -62,8 +62,8 @@ def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], bi
     """
     axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":", label="perfectly calibrated")
     for i, (name, (probs, target)) in enumerate(predictions.items()):
-        confidence, correct, share = metrics.calibration_curve(probs, target, bins)
-        error = metrics.expected_calibration_error(probs, target, bins)
+        confidence, correct, share = metrics.calibration_curve(probs, target, bins=bins)
+        error = metrics.expected_calibration_error(probs, target, bins=bins)
         axes.scatter(
             confidence,
             correct,
@@ -120,7 +120,7 @@ def signal_to_noise(axes: Axes, posteriors: Mapping[str, DiagonalGaussian]) -> A
     return axes
 
 
-def pruning(axes: Axes, curves: Mapping[str, PruningCurve], score: str = "accuracy") -> Axes:
+def pruning(axes: Axes, curves: Mapping[str, PruningCurve], *, score: str = "accuracy") -> Axes:
     """Plot a score against the fraction of weights removed, by method.
 
     The fraction of remaining weights is on a logarithmic axis, so that 90% and 99.9% are far apart. A level without

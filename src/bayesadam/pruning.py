@@ -45,7 +45,7 @@ def pruning_curve(
     model: nn.Module,
     posterior: GaussianPosterior,
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any] | None = None,
-    targets: Tensor | None = None,
+    target: Tensor | None = None,
     *,
     likelihood: Likelihood | None = None,
     evaluate: Callable[[NetworkDistribution], Mapping[str, float]] | None = None,
@@ -69,7 +69,7 @@ def pruning_curve(
         posterior: Posterior over the model's weights. For a trained network without uncertainty use
             ``DiagonalGaussian.point_mass(model)``, and prune by magnitude.
         inputs: Inputs, as for :func:`bayesadam.predict`; a loader is iterated over anew for every level.
-        targets: Targets of all inputs, in their order. For a classification likelihood they are class numbers, and the
+        target: Targets of all inputs, in their order. For a classification likelihood they are class numbers, and the
             scores are ``"accuracy"``, over all of them, and ``"nll"``. For regression the scores are ``"rmse"`` of the
             predictive mean, in the units of the targets, and ``"nll"``; for a likelihood without moments ``"nll"``
             alone.
@@ -89,15 +89,15 @@ def pruning_curve(
         The scores at every level, in the order of ``fractions``.
 
     Raises:
-        ValueError: Neither or both of ``evaluate`` and the three arguments ``inputs``, ``targets`` and ``likelihood``
+        ValueError: Neither or both of ``evaluate`` and the three arguments ``inputs``, ``target`` and ``likelihood``
             are given; there is no fraction, or one outside [0, 1]; ``by`` is unknown; the model does not match the
             posterior; or :func:`bayesadam.predict` raises it.
     """
-    data = {"inputs": inputs, "targets": targets, "likelihood": likelihood}
+    data = {"inputs": inputs, "target": target, "likelihood": likelihood}
     given = [name for name, value in data.items() if value is not None]
     if evaluate is None:
-        if inputs is None or targets is None or likelihood is None:
-            raise ValueError(f"inputs, targets and likelihood must all be given without evaluate, got {given}")
+        if inputs is None or target is None or likelihood is None:
+            raise ValueError(f"inputs, target and likelihood must all be given without evaluate, got {given}")
         predicted = partial(
             predict,
             model,
@@ -110,9 +110,9 @@ def pruning_curve(
             batch_size=batch_size,
             progress=False,
         )
-        evaluate = partial(_scores, predicted, targets)
+        evaluate = partial(_scores, predicted, target)
     elif given:
-        raise ValueError(f"inputs, targets and likelihood must not be given with evaluate, got {given}")
+        raise ValueError(f"inputs, target and likelihood must not be given with evaluate, got {given}")
     fractions = list(fractions)
     if not fractions:
         raise ValueError("fractions must have at least one level, got none")
@@ -133,17 +133,17 @@ def pruning_curve(
 
 
 def _scores(
-    predicted: Callable[[NetworkDistribution], Predictive], targets: Tensor, pruned: NetworkDistribution
+    predicted: Callable[[NetworkDistribution], Predictive], target: Tensor, pruned: NetworkDistribution
 ) -> dict[str, float]:
     prediction = predicted(pruned)
-    targets = targets.to(prediction.device)
-    nll = metrics.nll(prediction, targets)
+    target = target.to(prediction.device)
+    nll = metrics.nll(prediction, target)
     if isinstance(prediction, ClassificationPredictive):
         probs = prediction.class_probs.flatten(0, -2)
-        return {"accuracy": metrics.accuracy(probs, targets.flatten()), "nll": nll}
+        return {"accuracy": metrics.accuracy(probs, target.flatten()), "nll": nll}
     if isinstance(prediction, MixturePredictive) and not prediction.likelihood.provides("moments"):
         return {"nll": nll}
-    return {"rmse": metrics.rmse(prediction.mean, targets), "nll": nll}
+    return {"rmse": metrics.rmse(prediction.mean, target), "nll": nll}
 
 
 class _Pruned(NetworkDistribution):

@@ -181,7 +181,7 @@ class TestOwn:
         options = {"calibrate": False, **SMALL}
         model = BayesianMLPRegressor(likelihood=ba.Gaussian(1e-4), **options).fit(x, y)
         np.testing.assert_allclose(model.predictive(x).aleatoric, 1e4, rtol=1e-5)
-        fixed = ba.likelihoods.StudentT(5.0, 100.0)
+        fixed = ba.likelihoods.StudentT(5.0, scale=100.0)
         model = BayesianMLPRegressor("ensemble", likelihood=fixed, **options).fit(x, y)
         np.testing.assert_allclose(model.predictive(x).aleatoric, 1e4 * 5 / 3, rtol=1e-5)
         assert fixed.scale.item() == pytest.approx(100.0)

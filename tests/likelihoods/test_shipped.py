@@ -45,7 +45,7 @@ def negative_binomial(z, dispersion=0.4):
 CASES = {
     "poisson": (lambda **k: ba.likelihoods.Poisson(), COUNTS, lambda z: stats.poisson(np.exp(z))),
     "negative_binomial": (lambda **k: ba.likelihoods.NegativeBinomial(0.4, **k), COUNTS, negative_binomial),
-    "student_t": (lambda **k: ba.likelihoods.StudentT(3.5, 0.8, **k), ERRORS, lambda z: stats.t(3.5, z, 0.8)),
+    "student_t": (lambda **k: ba.likelihoods.StudentT(3.5, scale=0.8, **k), ERRORS, lambda z: stats.t(3.5, z, 0.8)),
     "log_normal": (
         lambda **k: ba.likelihoods.LogNormal(4.0, **k),
         AMOUNTS,
@@ -112,7 +112,7 @@ class TestAgainstScipy:
     @pytest.mark.parametrize("level", [0.001, 0.3, 0.5, 0.999])
     def test_quantiles(self, kind, level):
         likelihood, _, reference = case(kind)
-        found = ba.MixturePredictive(OUTPUT[None], likelihood).quantile(level)
+        found = ba.predictive.MixturePredictive(OUTPUT[None], likelihood).quantile(level)
         close(found, reference.ppf(level), rtol=1e-9, atol=1e-12)
 
     def test_samples_have_the_moments(self, kind):
@@ -275,7 +275,7 @@ class TestExtremes:
 
 class TestRescaled:
     @pytest.mark.parametrize(
-        "likelihood", [ba.Gaussian(4.0), ba.Gaussian([1.0, 4.0], learned=True), ba.likelihoods.StudentT(3.0, 0.5)]
+        "likelihood", [ba.Gaussian(4.0), ba.Gaussian([1.0, 4.0], learned=True), ba.likelihoods.StudentT(3.0, scale=0.5)]
     )
     def test_density_in_other_units(self, likelihood):
         shift, factor = torch.tensor([3.0, -1.0]), torch.tensor([10.0, 0.2])

@@ -238,7 +238,7 @@ ERRORS = [
     ),
     (
         {"weight_decay": 0.1, "num_data": 9, "temperature": 0.0},
-        "temperature must be in (0, 1], to convert weight_decay, got 0.0",
+        "temperature must be in (0, 1], got 0.0",
     ),
 ]
 

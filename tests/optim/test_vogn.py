@@ -284,7 +284,10 @@ def test_examples_whose_gradients_cancel_are_unscaled_with_the_others():
         with torch.no_grad():
             net.weight.fill_(0.5)
         opt = ba.VOGN(
-            net_parts.named_parameters(), num_data=1e12, betas=(0.0, 0.0), curvature=ba.PerExampleSquares(net_parts)
+            net_parts.named_parameters(),
+            num_data=1e12,
+            betas=(0.0, 0.0),
+            curvature=ba.PerExampleSquares(net_parts),
         )
         with opt.sampled_params():
             output = net_parts(torch.tensor([[1.0], [1.0]], dtype=torch.float64))

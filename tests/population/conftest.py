@@ -1,6 +1,7 @@
 """Ragged problems, and the reference: a member trained alone by the library's own optimiser in an ordinary loop."""
 
 import copy
+import inspect
 import math
 import re
 
@@ -132,10 +133,22 @@ def all_alone(models, data, likelihood, *, method="vadam", seed=0, **options):
     return fits
 
 
+ARGUMENTS = inspect.signature(population.train).parameters
+
+
 def train(models, data, likelihood, *, method="vadam", batch_size=BATCH, lr=0.02, **options):
     options = {**REQUIRED.get(method, {}), **options}
+    arguments = {name: options.pop(name) for name in list(options) if name in ARGUMENTS}
     return population.train(
-        models, data, likelihood=likelihood, method=method, batch_size=batch_size, lr=lr, progress=False, **options
+        models,
+        data,
+        likelihood=likelihood,
+        method=method,
+        batch_size=batch_size,
+        lr=lr,
+        progress=False,
+        options=options,
+        **arguments,
     )
 
 

@@ -56,7 +56,7 @@ REFUSALS = {
     "patience must be a whole number of at least 1, got 0": {"patience": 0, "validation": regression((4,))[0]},
     "chunk must be a whole number of at least 1, got 0": {"chunk": 0},
     "validation_samples must be a whole number of at least 1, got 0": {"validation_samples": 0},
-    "nonfinite must be 'raise' or 'stop', got 'skip'": {"nonfinite": "skip"},
+    "nonfinite must be 'raise' or 'skip', got 'ignore'": {"nonfinite": "ignore"},
     "validation must be given with patience=3, got None": {"patience": 3},
     "data must be one pair or one for each of 4 members, got 3": {"data": regression((4, 5, 6))},
     "validation must be one pair or one for each of 4 members, got 3": {"validation": regression((4, 5, 6))},

@@ -101,7 +101,7 @@ class Agent:
         """The model of the rewards."""
         return self._agents.belief
 
-    def scores(self, contexts: Any, seed: int | None = None, *, per_row: bool = False) -> Tensor:
+    def scores(self, contexts: Any, *, seed: int | None = None, per_row: bool = False) -> Tensor:
         """Expected rewards of all actions under one sample of the posterior, or at its mean.
 
         Args:
@@ -211,7 +211,7 @@ class Agent:
         storage.write(path, {**header, "kind": kind, "belief": belief}, self._agents.tensors())
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], belief: Belief | None = None) -> Agent:
+    def load(cls, path: str | os.PathLike[str], *, belief: Belief | None = None) -> Agent:
         """Load an agent from the file that :meth:`save` wrote; it continues as the saved one would have.
 
         Args:

@@ -16,7 +16,7 @@ from bayesadam.bandits.replay import Replay
 from bayesadam.checks import check
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Linear(Belief):
     """An exact Bayesian linear regression with intercept for every action (linear-Gaussian Thompson sampling).
 

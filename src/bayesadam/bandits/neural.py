@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -77,6 +77,7 @@ class Neural(Belief):
     """
 
     method: str = "vadam"
+    _: KW_ONLY
     hidden: Sequence[int] = (100, 100)
     model: Callable[[int, int], nn.Module] | None = None
     likelihood: Likelihood | None = None

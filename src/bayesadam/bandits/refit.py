@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ class Refit(Belief):
 
     model: Callable[[int, int], nn.Module]
     fit: Fit
+    _: KW_ONLY
     likelihood: Likelihood | None = None
     train_every: int = 100
 

@@ -10,7 +10,7 @@ from bayesadam.black_box.function import Function, bounds_of, widths_of
 from bayesadam.black_box.result import MinimizeResult
 from bayesadam.black_box.run import Best, Run
 from bayesadam.black_box.search import Search
-from bayesadam.checks import check, is_whole
+from bayesadam.checks import check, check_nonfinite, is_whole
 
 LARGEST_MATRIX = 50
 """Number of variables up to which the covariance is a full matrix by default."""
@@ -64,8 +64,8 @@ def minimize(
             find out. For a noisy function, steps become shorter where noise dominates, which is measured by evaluating
             the points of every tenth step twice. The result is then the mean of ``q``, since the best value seen is
             biased.
-        nonfinite: ``"raise"`` an error for a value that is NaN or infinite, or ``"worst"``, which ranks it behind all
-            others, for constraints.
+        nonfinite: ``"raise"`` an error for a value that is NaN or infinite, or ``"skip"`` the point: it ranks behind
+            all others, for constraints.
         vectorized: Whether the function takes many points at once, ``(batch, *x0.shape)``, and returns ``(batch,)``.
         seed: Seed of the points; everything else is deterministic.
         callback: Function that is called after every step: with a :class:`MinimizeResult` if its only argument is named
@@ -78,13 +78,13 @@ def minimize(
     Raises:
         ValueError: An argument is out of its range, ``x0`` is outside of the bounds, or the function does not return
             one number for each point.
-        FloatingPointError: A value is NaN or infinite, unless ``nonfinite="worst"``.
+        FloatingPointError: A value is NaN or infinite, unless ``nonfinite="skip"``.
     """
     check("vectorized", vectorized, "True or False", lambda v: v is True or v is False)
     check("noisy", noisy, "True, False or None", lambda v: v is None or v is True or v is False)
-    covariances, reactions = ("full", "diagonal", None), ("raise", "worst")
+    covariances = ("full", "diagonal", None)
     check("covariance", covariance, f"one of {covariances}", lambda v: v in covariances, words=True)
-    check("nonfinite", nonfinite, f"one of {reactions}", lambda v: v in reactions, words=True)
+    check_nonfinite(nonfinite)
     check("xtol", xtol, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
     check("ftol", ftol, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
     check("maxfev", maxfev, "a whole number of at least 1", lambda v: v is None or is_whole(v))

@@ -20,7 +20,7 @@ class Function:
             ``(batch,)``.
         x0: A tensor, an array, or a value that NumPy converts to an array.
         vectorized: Whether ``f`` takes many points at once.
-        nonfinite: ``"raise"`` an error for a value that is not finite, or ``"worst"``, which makes it infinite.
+        nonfinite: ``"raise"`` an error for a value that is not finite, or ``"skip"``, which makes it infinite.
 
     Attributes:
         start: ``x0`` flattened, float64 on the CPU.
@@ -69,7 +69,7 @@ class Function:
             if self._nonfinite == "raise":
                 at = self.shown(points[bad][0])
                 raise FloatingPointError(
-                    f"f must be finite (or nonfinite must be 'worst'), got {values[bad][0].item()} at x = {at!r}"
+                    f"f must be finite (or nonfinite must be 'skip'), got {values[bad][0].item()} at x = {at!r}"
                 )
             values = torch.where(bad, torch.inf, values)
         return values

@@ -297,7 +297,7 @@ class Likelihood(nn.Module):
         return MissingCapabilityError(f"likelihood must define {capability}, got {type(self).__name__}")
 
 
-def check_likelihood(value: Any, where: str = "") -> None:
+def check_likelihood(value: Any, *, where: str = "") -> None:
     """Raise ``ValueError`` if a value is not a :class:`Likelihood`.
 
     Args:

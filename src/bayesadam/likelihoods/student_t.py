@@ -35,7 +35,7 @@ class StudentT(Likelihood):
     log_degrees: Tensor
     log_scale: Tensor
 
-    def __init__(self, degrees: float | Tensor = 4.0, scale: float | Tensor = 1.0, *, learned: bool = False) -> None:
+    def __init__(self, degrees: float | Tensor = 4.0, *, scale: float | Tensor = 1.0, learned: bool = False) -> None:
         super().__init__()
         set_log(self, "degrees", degrees, learned=learned)
         set_log(self, "scale", scale, learned=learned)

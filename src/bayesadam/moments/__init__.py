@@ -4,7 +4,6 @@ from bayesadam.moments.graph import Graph as Graph
 from bayesadam.moments.module import MomentModule as MomentModule
 from bayesadam.moments.module import fawn as fawn
 from bayesadam.moments.objectives import expected_log_likelihood as expected_log_likelihood
-from bayesadam.moments.objectives import fawn_loss as fawn_loss
 from bayesadam.moments.objectives import log_predictive as log_predictive
 from bayesadam.moments.rules import register as register
 from bayesadam.moments.values import Moments as Moments

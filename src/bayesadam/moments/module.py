@@ -7,13 +7,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.loss import Inputs, call, kl_scale
+from bayesadam.bayes_by_backprop.parameters import InitialStd, around
 from bayesadam.curvature.observe import without_autocast
+from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.graph import Graph
+from bayesadam.moments.objectives import OBJECTIVES, log_fit
 from bayesadam.moments.values import Moments
 from bayesadam.moments.weights import BernoulliWeights, GaussianWeights
-from bayesadam.posterior import Bernoulli, DiagonalGaussian
+from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
 from bayesadam.priors import Prior
-from bayesadam.variational.parameters import InitialStd
 
 WEIGHTS = ("gaussian", "bernoulli")
 
@@ -66,7 +69,50 @@ class MomentModule(nn.Module):
         """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
         return self.weights.kl_divergence()
 
-    def posterior(self) -> DiagonalGaussian | Bernoulli:
+    def loss(
+        self,
+        inputs: Inputs,
+        target: Tensor,
+        *,
+        likelihood: Likelihood,
+        num_data: float,
+        objective: str = "ropd",
+        kl_weight: float = 1.0,
+        temperature: float = 1.0,
+        wrapper: nn.Module | None = None,
+    ) -> Tensor:
+        """Training loss per data point, 0-d: the mean of ``-fit``, plus ``kl_weight * temperature * KL / num_data``.
+
+        ``torch.compile`` takes this method, or the network, as a whole, since the loss has many small operations.
+
+        Args:
+            inputs: A tensor; a tuple (``net(*inputs)``); or a dict (``net(**inputs)``).
+            target: Targets, in the form that the likelihood takes.
+            likelihood: One of :mod:`bayesadam.likelihoods`, or your own. The noise of a ``Gaussian`` may be learned:
+                give its parameters to the optimiser as well.
+            num_data: Number of data points in the training set.
+            objective: ``"ropd"``: regularised optimisation of the predictive distribution (Bayer et al. 2015, section
+                3.4): ``fit = log p(y | x)`` with the weights integrated out. The variance of the weights then describes
+                the scatter of the targets, which improves densities more than means. ``"vi"``: variational inference
+                (section 3.3): ``fit = E log p(y | x, weights)``. Both have a closed form for Gaussian noise; for
+                classes see :func:`log_predictive` and :func:`expected_log_likelihood`.
+            kl_weight: Factor of this minibatch's KL divergence, from :func:`bayesadam.kl_weights` or
+                :func:`bayesadam.kl_warmup`; not negative.
+            temperature: Factor of the KL divergence, in [0, 1]; 1 is variational inference.
+            wrapper: Module around this one that is called in its place, such as ``DistributedDataParallel(net)`` or
+                ``torch.compile(net)``.
+
+        Raises:
+            ValueError: A number or an option is out of its range, ``wrapper`` does not contain this network, or a
+                target does not fit.
+        """
+        if objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {OBJECTIVES}, got {objective!r}")
+        scale = kl_scale(num_data, kl_weight, temperature)
+        fit = log_fit(objective, likelihood, call(around(self, wrapper), inputs), target)
+        return -fit.mean() + (scale * self.kl_divergence()).to(fit) if scale else -fit.mean()
+
+    def posterior(self) -> DiagonalGaussian | BernoulliPosterior:
         """The posterior as it stands, by the model's names: copies, in float32 or wider.
 
         Weights that are trained without noise have no variance.
@@ -79,9 +125,9 @@ class MomentModule(nn.Module):
 
 def fawn(
     model: nn.Module,
-    weights: str = "gaussian",
-    prior: float | Prior | DiagonalGaussian | None = None,
     *,
+    prior: float | Prior | DiagonalGaussian | None = None,
+    weights: str = "gaussian",
     initial_std: InitialStd = 0.05,
     covariance: bool = False,
     select: Callable[[str], bool] | None = None,
@@ -89,7 +135,7 @@ def fawn(
 ) -> MomentModule:
     """Fast adaptive weight noise (Bayer et al. 2015): give weights a distribution, and train it without sampling.
 
-    Train ``net = fawn(model)`` with any optimiser over ``net.parameters()`` and the loss :func:`bayesadam.fawn_loss`;
+    Train ``net = fawn(model)`` with any optimiser over ``net.parameters()`` and the loss :meth:`MomentModule.loss`;
     ``net.posterior()`` then goes with ``model`` into :func:`bayesadam.predict`.
 
     Args:
@@ -98,13 +144,13 @@ def fawn(
             network; not of a value and a function of itself), put together in any fixed way. It becomes a part of the
             result and is not copied.
             Parameters that are frozen at this moment never become random.
+        prior: ``None``: one Gaussian for all weights, always the best one for them
+            (:class:`bayesadam.priors.EmpiricalGaussianPrior`). Another of :mod:`bayesadam.priors` that has a divergence
+            in closed form; a number, the precision of a Gaussian prior; or a posterior to continue from. With Bernoulli
+            weights the probability of a weight being there; ``None``: the best one.
         weights: ``"gaussian"``: an independent Gaussian around every weight. ``"bernoulli"``: every weight is there or
             not, and when it is it has a value that it shares with others; half as many parameters, see
             :class:`bayesadam.moments.BernoulliWeights`.
-        prior: ``None``: one Gaussian for all weights, always the best one for them
-            (:class:`bayesadam.priors.EmpiricalGaussian`). Another of :mod:`bayesadam.priors` that has a divergence in
-            closed form; a number, the precision of a Gaussian prior; or a posterior to continue from. With Bernoulli
-            weights the probability of a weight being there; ``None``: the best one.
         initial_std: Standard deviation of Gaussian weights at the start: a number, numbers or tensors by name, or a
             function of a parameter's name and the parameter.
         covariance: Give the outputs of a data point their full covariance ("Co-FAWN"), by which several targets that
@@ -125,4 +171,4 @@ def fawn(
         return MomentModule(GaussianWeights(model, prior, initial_std, select), covariance=covariance)
     if isinstance(prior, nn.Module | DiagonalGaussian):
         raise ValueError(f"prior must be a probability or None for Bernoulli weights, got {type(prior).__name__}")
-    return MomentModule(BernoulliWeights(model, prior, select, scales), covariance=covariance)
+    return MomentModule(BernoulliWeights(model, prior, select, scales=scales), covariance=covariance)

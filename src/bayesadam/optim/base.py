@@ -349,3 +349,6 @@ class PerturbedOptimizer(Readable):
         """
         self._engine.refuse_inside("step()")
         return self._engine.step(closure)
+
+
+show_signature(PerturbedOptimizer)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.checks import check, is_whole, plain
+from bayesadam.checks import check, check_nonfinite, check_temperature, is_whole, plain
 from bayesadam.engine.rule import Rule, options_of
 from bayesadam.engine.store import INIT
 from bayesadam.engine.weights import MEAN
@@ -85,9 +85,9 @@ def check_common(group: Mapping[str, Any]) -> None:
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
     check("betas", group["betas"], "a pair of numbers in [0, 1)", _is_betas)
     check("num_data", group["num_data"], "a positive, finite number", _is_positive)
-    check("temperature", group["temperature"], "in [0, 1]", lambda v: 0 <= v <= 1)
+    check_temperature(group["temperature"])
     if not group.get("bridge", True):
-        check("temperature", group["temperature"], "positive without the bridge", lambda v: v > 0)
+        check_temperature(group["temperature"], zero=False)
     check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
     for name in ("antithetic", "perturb", "maximize", "rank_samples", "low_memory"):
@@ -95,8 +95,7 @@ def check_common(group: Mapping[str, Any]) -> None:
     check("compile", group["compile"], "True, False or None", lambda v: isinstance(v, bool | None))
     if group["antithetic"]:
         check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
-    if group["nonfinite"] not in ("raise", "skip"):
-        raise ValueError(f"nonfinite must be 'raise' or 'skip', got {group['nonfinite']!r}")
+    check_nonfinite(group["nonfinite"])
     if group["initial_precision"] is not None:
         check("initial_precision", group["initial_precision"], "a positive, finite number", _is_positive)
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 
-from bayesadam.checks import check
+from bayesadam.checks import check, check_temperature
 from bayesadam.optim.hyperparameters import check_ordered
 from bayesadam.posterior.wrappers import unwrapping
 
@@ -114,7 +114,7 @@ def _with_prior(
         return entries if prior_precision is None else {**entries, "prior_precision": prior_precision}
     num_data, temperature = ({**shared, **own}[name] for name in ("num_data", "temperature"))
     check("num_data", num_data, "a positive, finite number, to convert weight_decay", lambda v: 0 < v < math.inf)
-    check("temperature", temperature, "in (0, 1], to convert weight_decay", lambda v: 0 < v <= 1)
+    check_temperature(temperature, zero=False)
     return {**entries, "prior_precision": (decay or _EPS) * num_data / temperature}
 
 

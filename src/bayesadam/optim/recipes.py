@@ -76,7 +76,8 @@ class NewtonRate:
         known = [value for value in sizes if isinstance(value, int | float) and 0 < value < math.inf]
         if len(known) < len(sizes):
             return self.unknown
-        return self.unknown * min(3.0, 80.0 * sizes.batch_size / min(sizes.weights, sizes.num_data))
+        weights, num_data, batch_size = known
+        return self.unknown * min(3.0, 80.0 * batch_size / min(weights, num_data))
 
 
 def recipe_of(recipes: Recipes, name: str | None, sizes: Sizes = UNKNOWN) -> dict[str, Any]:

@@ -25,7 +25,7 @@ class Likelihoods:
 
     def __init__(self, likelihoods: Sequence[Likelihood]) -> None:
         for position, likelihood in enumerate(likelihoods):
-            check_likelihood(likelihood, f" at position {position}")
+            check_likelihood(likelihood, where=f" at position {position}")
             if signature(likelihood) != signature(likelihoods[0]):
                 raise ValueError(f"likelihood must be of one kind for all members, got another at position {position}")
         self.members = list(likelihoods)

@@ -46,6 +46,9 @@ class Objective(nn.Module, abc.ABC):
     examples treat the penalty as a part of each example's loss.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+
     @abc.abstractmethod
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Loss of every data point of a minibatch, ``(M,)``, which must not depend on other data points.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesadam.checks import is_whole
+from bayesadam.checks import check_nonfinite, is_whole
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import PerturbedOptimizer
 from bayesadam.population.batches import Pair, Pool
@@ -27,6 +27,8 @@ from bayesadam.population.rates import Decay, Rates, Schedule
 from bayesadam.population.record import Record
 from bayesadam.progress import Advance, progress_bar
 
+PerMember = Any
+"""A hyper-parameter of all members, or a list, an array or a 1-D tensor with one value per member."""
 WORKING_SET = {"cpu": 2**24, "other": 2**28}
 """Approximate memory in bytes for the members of one chunk: the size of a core's caches, or enough to fill an
 accelerator.
@@ -42,6 +44,16 @@ def train(
     epochs: int,
     batch_size: int,
     method: str | type[PerturbedOptimizer] = "vadam",
+    lr: PerMember = None,
+    betas: PerMember = None,
+    num_data: PerMember = None,
+    prior_precision: PerMember = None,
+    prior: PerMember = None,
+    initial_precision: PerMember = None,
+    temperature: PerMember = None,
+    mc_samples: int | None = None,
+    antithetic: bool | None = None,
+    options: Mapping[str, Any] | None = None,
     seed: int | Sequence[int] = 0,
     validation: Pair | Sequence[Pair] | None = None,
     patience: int | None = None,
@@ -58,7 +70,6 @@ def train(
     memory: Memory | None = None,
     chunk: int | None = None,
     progress: bool | None = None,
-    **options: Any,
 ) -> Population:
     """Train networks of one architecture at once, each on its own data with its own hyper-parameters.
 
@@ -80,6 +91,19 @@ def train(
         method: One of ``METHODS``: an optimiser of the library, ``"bbb"`` for Bayes by Backprop
             (:class:`bayesadam.population.BayesByBackprop`), or ``"adam"`` for point estimates. It may also be a
             subclass of :class:`bayesadam.optim.PerturbedOptimizer` with its own rule.
+        lr: Learning rate. It and the following are hyper-parameters of the method, whose default is that of the
+            optimiser. A list, array or 1-D tensor has one value per member.
+        betas: Decay rates of the running averages.
+        num_data: Number of training examples; by default the size of each member's data.
+        prior_precision: Precision of the prior.
+        prior: Posterior to continue from, instead of ``prior_precision``. With Adam, which then finds posterior modes,
+            the negative log density of a :class:`bayesadam.DiagonalGaussian`, divided by ``num_data``, is added to the
+            loss, and the weights start where the models have them.
+        initial_precision: Posterior precision at the start.
+        temperature: Factor of the KL divergence, in [0, 1].
+        mc_samples: Number of posterior samples per step, the same for all members.
+        antithetic: Whether to draw samples in pairs ``+eps, -eps``.
+        options: Further hyper-parameters of the method by name, such as ``{"hessian": "exact"}``.
         seed: Seed of the noise and of the order of the data: one per member, or that of the first member, to which the
             number of the member is added.
         validation: Held-out data, in the form of ``data``. Their mean negative log predictive density is recorded every
@@ -100,8 +124,8 @@ def train(
         sample_weight: Weights of the data points in the mean loss, ``(n,)``: for all members, or one tensor per member;
             members that share data must share weights. They are divided by their mean, so only their ratios matter.
             They cannot be used with methods that square the gradients of single data points.
-        nonfinite: ``"raise"`` an error for a gradient that is not finite, or ``"stop"`` that member, which keeps its
-            last good posterior, while the others continue.
+        nonfinite: ``"raise"`` an error for a gradient that is not finite, or ``"skip"`` the remaining steps of that
+            member, which keeps its last good posterior, while the others continue.
         on_epoch: Function that is called after every epoch of every chunk, with the epoch, the numbers of the members
             that are still trained in this chunk, and a population of them in their current state.
         checkpoint: Folder for checkpoints, which is created if necessary. A run that is called again with the same
@@ -111,10 +135,6 @@ def train(
         chunk: Number of members trained at a time; by default as many as fit into the caches. It does not change the
             result.
         progress: Whether to show a progress bar; by default it is shown in a terminal.
-        **options: Hyper-parameters of the method (``lr``, ``betas``, ``prior_precision``, ``mc_samples``, ...). A list,
-            array or 1-D tensor has one value per member. ``num_data`` is by default the size of each member's data. A
-            :class:`bayesadam.DiagonalGaussian` as ``prior`` makes Adam find posterior modes: its negative log density,
-            divided by ``num_data``, is added to the loss. The weights start where the models have them.
 
     Returns:
         The trained members.
@@ -122,7 +142,7 @@ def train(
     Raises:
         ValueError: Sizes do not fit, networks have different architectures or batch normalisation in training mode, a
             hyper-parameter is out of range, or a checkpoint is of another run.
-        TypeError: The method does not have an option.
+        TypeError: The method does not have an option, or a hyper-parameter is given twice.
         FloatingPointError: A gradient is not finite and ``nonfinite="raise"``.
     """
     models = list(models)
@@ -133,8 +153,7 @@ def train(
     for name, value in {**counts, "patience": patience, "chunk": chunk, "steps_per_epoch": steps_per_epoch}.items():
         if value is not None and not is_whole(value):
             raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
-    if nonfinite not in ("raise", "stop"):
-        raise ValueError(f"nonfinite must be 'raise' or 'stop', got {nonfinite!r}")
+    check_nonfinite(nonfinite)
     if steps_per_epoch is not None and not replacement:
         raise ValueError(f"steps_per_epoch must be given with replacement=True only, got {steps_per_epoch!r}")
     if lr_schedule is not None and lr_decay is not None:
@@ -151,7 +170,18 @@ def train(
         raise ValueError("validation must be None with an objective, which makes no predictions, got data")
     losses = NegativeLogLikelihood(models, criteria) if objective is None else MappedObjective(models, criteria)
     seeds = [int(seed) + i for i in range(count)] if isinstance(seed, int | np.integer) else [int(own) for own in seed]
-    members = member_options({**options, "seed": seeds}, count)
+    named = {
+        "lr": lr,
+        "betas": betas,
+        "num_data": num_data,
+        "prior_precision": prior_precision,
+        "prior": prior,
+        "initial_precision": initial_precision,
+        "temperature": temperature,
+        "mc_samples": mc_samples,
+        "antithetic": antithetic,
+    }
+    members = member_options({**_hyperparameters(named, options or {}), "seed": seeds}, count)
     for own, (x, _) in zip(members, pairs, strict=True):
         own.setdefault("num_data", len(x))
     rule, hypers, means = configure(method, models, criteria, losses.layout, members)
@@ -173,7 +203,8 @@ def train(
     chunks = _chunks(pool.batches, chunk)
     saved = None
     if checkpoint is not None:
-        limits = [epochs, batch_size, patience, validation_samples, nonfinite, replacement, steps_per_epoch]
+        reaction = "stop" if nonfinite == "skip" else nonfinite  # as earlier versions called it in their checkpoints
+        limits = [epochs, batch_size, patience, validation_samples, reaction, replacement, steps_per_epoch]
         factors = rates.factors(max(pool.batches))
         kind = [f"{type(rule).__module__}.{type(rule).__qualname__}", hypers]
         settings = [repr(models[0]), repr(criteria[0]), kind, limits, factors, chunks]
@@ -210,6 +241,15 @@ def train(
                 if not part.members:
                     break
     return record.population(range(count), record.rows)
+
+
+def _hyperparameters(named: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Hyper-parameters that were given, as arguments or as options."""
+    given = {name: value for name, value in named.items() if value is not None}
+    for name, value in options.items():
+        if name in given or name == "seed":
+            raise TypeError(f"options must not have {name!r}, which is an argument, got {value!r}")
+    return {**options, **given}
 
 
 class _Seldom:

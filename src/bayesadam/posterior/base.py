@@ -24,6 +24,8 @@ from bayesadam.posterior.wrappers import unwrapping
 from bayesadam.sharding import is_sharded
 
 Self = TypeVar("Self", bound="Posterior")
+EARLIER_KINDS = {"Bernoulli": "BernoulliPosterior"}
+"""Current names of classes, by the names that earlier versions wrote to files."""
 
 
 class Posterior(NetworkDistribution):
@@ -71,8 +73,8 @@ class Posterior(NetworkDistribution):
 
         Variances and covariances are multiplied by ``factor**2``, so correlations do not change. The components of a
         mixture are scaled one by one, and the distances between their means do not change. Bernoulli weights
-        (:class:`bayesadam.posterior.Bernoulli`) remain Bernoulli weights with other probabilities and values. The
-        hyper-parameters are copied, and ``"scaled"`` is set to the product of all factors so far.
+        (:class:`bayesadam.posterior.BernoulliPosterior`) remain Bernoulli weights with other probabilities and values.
+        The hyper-parameters are copied, and ``"scaled"`` is set to the product of all factors so far.
 
         Args:
             factor: A finite number of at least 0; 0 makes point masses.
@@ -230,12 +232,13 @@ def read_posterior(path: str | os.PathLike[str]) -> tuple[Posterior, str | None]
     """
     found = files.read_tensors(path, "the posterior file")
     kinds = posterior_kinds()
-    if not isinstance(found.kind, str) or found.kind not in kinds:
+    kind = EARLIER_KINDS.get(found.kind, found.kind) if isinstance(found.kind, str) else None
+    if kind not in kinds:
         raise files.DamagedFile(
             f"the posterior file must be of a kind in {sorted(kinds)}, got {found.kind!r} in {os.fspath(path)!r}"
         )
-    with files.reading(f"the posterior file must hold a valid {found.kind}", path):
-        posterior = kinds[found.kind].from_tensors(found.tensors, with_current_names(found.hyperparameters))
+    with files.reading(f"the posterior file must hold a valid {kind}", path):
+        posterior = kinds[kind].from_tensors(found.tensors, with_current_names(found.hyperparameters))
     return posterior, found.digest
 
 

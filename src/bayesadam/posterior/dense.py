@@ -47,7 +47,7 @@ class DenseGaussian(GaussianPosterior):
     """
 
     def __init__(
-        self, mean: Mapping[str, Tensor], covariance: Tensor, hyperparameters: Mapping[str, Any] | None = None
+        self, mean: Mapping[str, Tensor], covariance: Tensor, *, hyperparameters: Mapping[str, Any] | None = None
     ) -> None:
         matrix = _checked(mean, covariance, "covariance")
         _check_diagonal(matrix, "covariance")
@@ -56,7 +56,7 @@ class DenseGaussian(GaussianPosterior):
 
     @classmethod
     def from_scale_tril(
-        cls, mean: Mapping[str, Tensor], scale_tril: Tensor, hyperparameters: Mapping[str, Any] | None = None
+        cls, mean: Mapping[str, Tensor], scale_tril: Tensor, *, hyperparameters: Mapping[str, Any] | None = None
     ) -> DenseGaussian:
         """Make a posterior from the Cholesky factor of the covariance.
 
@@ -83,8 +83,8 @@ class DenseGaussian(GaussianPosterior):
         cls,
         mean: Mapping[str, Tensor],
         precision: Tensor,
-        hyperparameters: Mapping[str, Any] | None = None,
         *,
+        hyperparameters: Mapping[str, Any] | None = None,
         random: Tensor | None = None,
     ) -> DenseGaussian:
         """Make a posterior from the inverse of the covariance; the covariance itself is not formed.
@@ -191,7 +191,7 @@ class DenseGaussian(GaussianPosterior):
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DenseGaussian:
         """The scaled posterior, as in the base class; the slow check of the factor is skipped, since it stays valid."""
@@ -205,7 +205,7 @@ class DenseGaussian(GaussianPosterior):
         return self.from_scale_tril(
             {name: torch.where(kept[name], value, 0.0) for name, value in self.mean.items()},
             gaussian.cholesky_of_rows(torch.where(rows, self.scale_tril, 0.0)),
-            hyperparameters,
+            hyperparameters=hyperparameters,
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DenseGaussian:
@@ -215,7 +215,7 @@ class DenseGaussian(GaussianPosterior):
         return self.from_scale_tril(
             {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
             self.scale_tril.to(device=device),
-            self.hyperparameters,
+            hyperparameters=self.hyperparameters,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -232,7 +232,7 @@ class DenseGaussian(GaussianPosterior):
                 mean[name] = value
             elif key != "scale_tril":
                 raise KeyError(key)
-        return cls.from_scale_tril(mean, tensors["scale_tril"], hyperparameters)
+        return cls.from_scale_tril(mean, tensors["scale_tril"], hyperparameters=hyperparameters)
 
 
 def _checked(mean: Mapping[str, Tensor], matrix: Tensor, what: str) -> Tensor:

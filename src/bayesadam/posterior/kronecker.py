@@ -50,6 +50,7 @@ class KroneckerGaussian(GaussianPosterior):
         eigenvalues: Mapping[str, Tensor],
         left: Mapping[str, Tensor],
         right: Mapping[str, Tensor],
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         if list(mean) != list(eigenvalues):
@@ -194,7 +195,7 @@ class KroneckerGaussian(GaussianPosterior):
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _marginal(self, name: str, left: Tensor | None, right: Tensor | None) -> Tensor:
         """Marginal variances of a tensor in other bases, in the weights' shape; in float64, or as they are kept."""
@@ -233,7 +234,7 @@ class KroneckerGaussian(GaussianPosterior):
             {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
             for part in (self.mean, self.eigenvalues, self.left, self.right)
         )
-        return KroneckerGaussian(mean, eigenvalues, left, right, self.hyperparameters)
+        return KroneckerGaussian(mean, eigenvalues, left, right, hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"mean/<name>": ..., "eigenvalues/<name>": ..., "left/<name>": ..., "right/<name>": ...}``."""
@@ -248,7 +249,7 @@ class KroneckerGaussian(GaussianPosterior):
             kind, _, name = key.partition("/")
             # Copied, since alignment decides the order of sums, and so the bits of samples.
             parts[kind][name] = value.clone() if kind in ("left", "right") else value
-        return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters)
+        return cls(parts["mean"], parts["eigenvalues"], parts["left"], parts["right"], hyperparameters=hyperparameters)
 
     def _own(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         """Left and right basis of a tensor in the dtype in which its noise is computed."""

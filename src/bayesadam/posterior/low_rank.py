@@ -47,6 +47,7 @@ class LowRankGaussian(GaussianPosterior):
         mean: Mapping[str, Tensor],
         diagonal: Mapping[str, Tensor],
         factors: Mapping[str, Tensor],
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> None:
         independent = DiagonalGaussian(mean, diagonal)
@@ -74,6 +75,7 @@ class LowRankGaussian(GaussianPosterior):
         mean: Mapping[str, Tensor],
         precision: Tensor,
         rank: int,
+        *,
         hyperparameters: Mapping[str, Any] | None = None,
     ) -> LowRankGaussian:
         """Approximate the Gaussian with a full precision matrix by its widest directions and a diagonal.
@@ -118,7 +120,7 @@ class LowRankGaussian(GaussianPosterior):
         ):
             diagonal[name] = own.view(value.shape).to(value.dtype)
             factors[name] = part.reshape(len(rows), *value.shape).to(value.dtype)
-        return cls(mean, diagonal, factors, hyperparameters)
+        return cls(mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def _scale(self, names: Iterable[str]) -> Tensor:
         """Cholesky factor of the covariance of a small network's weights, as in the base class.
@@ -217,13 +219,13 @@ class LowRankGaussian(GaussianPosterior):
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
         """The scaled posterior, as in the base class."""
         diagonal = {name: value * factor**2 for name, value in self.diagonal.items()}
         factors = {name: value * factor for name, value in self.factors.items()}
-        return LowRankGaussian(self.mean, diagonal, factors, hyperparameters)
+        return LowRankGaussian(self.mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
         """The pruned posterior, as in the base class; mean, diagonal and factors of the other weights become 0."""
@@ -231,7 +233,7 @@ class LowRankGaussian(GaussianPosterior):
             {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
             for part in (self.mean, self.diagonal, self.factors)
         )
-        return LowRankGaussian(mean, diagonal, factors, hyperparameters)
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRankGaussian:
         """Return the same posterior on another device or in another floating dtype."""
@@ -239,7 +241,7 @@ class LowRankGaussian(GaussianPosterior):
             {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
             for part in (self.mean, self.diagonal, self.factors)
         )
-        return LowRankGaussian(mean, diagonal, factors, self.hyperparameters)
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"mean/<name>": ..., "diagonal/<name>": ..., "factors/<name>": ...}``."""
@@ -254,7 +256,7 @@ class LowRankGaussian(GaussianPosterior):
             kind, _, name = key.partition("/")
             # Copied, since alignment decides the order of sums, and so the bits of samples.
             parts[kind][name] = value.clone() if kind == "factors" else value
-        return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters)
+        return cls(parts["mean"], parts["diagonal"], parts["factors"], hyperparameters=hyperparameters)
 
     def _matrix(self, name: str) -> Tensor:
         """The factors of one tensor as a matrix ``(R, weights)``."""

@@ -60,8 +60,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     Attributes:
         classes_: Labels, sorted: the columns of ``predict_proba``.
-        posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_`` (for
-            standardised inputs).
+        posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
+            (for standardised inputs).
         network_: ``nn.Module`` that gives a logit per class.
         calibration_: ``{"temperature": T, "linear": weights}``, the latter of the linear and the additive regression,
             empty if there are none.

@@ -44,7 +44,7 @@ def made(value: Any, outputs: int) -> Likelihood:
     if value == "gamma":
         return likelihoods.Gamma(ones, **each)
     assert value == "student_t"
-    return likelihoods.StudentT(4.0 * ones, 0.5 * ones, **each)
+    return likelihoods.StudentT(4.0 * ones, scale=0.5 * ones, **each)
 
 
 def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, Tensor]:

@@ -13,7 +13,8 @@ from bayesadam.population import Objective
 
 
 class MomentObjective(Objective):
-    """The loss of networks made by :func:`bayesadam.fawn`, which :func:`bayesadam.fawn_loss` is for one network.
+    """The loss of many networks made by :func:`bayesadam.fawn`; :meth:`bayesadam.moments.MomentModule.loss` is the same
+    for one network.
 
     Targets must have been checked.
 

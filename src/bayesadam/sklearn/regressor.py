@@ -87,8 +87,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         verbose: Show a progress bar.
 
     Attributes:
-        posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_`` (for
-            standardised inputs and targets).
+        posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
+            (for standardised inputs and targets).
         network_: ``nn.Module``.
         target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
         likelihood_: The likelihood's name, or the likelihood that was given.

@@ -155,7 +155,8 @@ class Training:
             on_epoch=on_epoch,
             chunk=len(self.models),
             progress=self.verbose,
-            **{**self.options, **self._steps, **options},
+            options=self.options,
+            **{**self._steps, **options},
         )
 
     def _fit_into(self, seconds: float) -> None:

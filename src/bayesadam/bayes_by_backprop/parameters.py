@@ -79,22 +79,23 @@ def as_posterior(
         if name in variance or parameter.requires_grad:
             mean[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
             variances[name] = variance[name].detach() if name in variance else torch.zeros_like(mean[name])
-    return DiagonalGaussian(mean, variances, hyperparameters)
+    return DiagonalGaussian(mean, variances, hyperparameters=hyperparameters)
 
 
-def unwrapped(net: nn.Module, kind: type[Net], maker: str) -> Net:
-    """The network itself, without its wrappers (``DistributedDataParallel``, ``torch.compile``).
+def around(net: nn.Module, wrapper: nn.Module | None) -> nn.Module:
+    """The module that is called for a network: itself, or a wrapper of it (``DistributedDataParallel``,
+    ``torch.compile``).
 
     Raises:
-        ValueError: There is no network of this class inside.
+        ValueError: The network is not inside of the wrapper.
     """
-    inner = net
-    while not isinstance(inner, kind):
+    inner = net if wrapper is None else wrapper
+    while inner is not net:
         wrapped = getattr(inner, "_orig_mod", None) or getattr(inner, "module", None)
         if not isinstance(wrapped, nn.Module):
-            raise ValueError(f"net must be made by bayesadam.{maker}, got {type(net).__name__}")
+            raise ValueError(f"wrapper must contain the network whose loss is computed, got {type(wrapper).__name__}")
         inner = wrapped
-    return inner
+    return net if wrapper is None else wrapper
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

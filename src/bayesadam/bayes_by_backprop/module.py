@@ -16,14 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.draws import Draw, Noise, uncompiled
+from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
+from bayesadam.bayes_by_backprop.loss import Inputs, negative_elbo
+from bayesadam.bayes_by_backprop.parameters import (
+    InitialStd,
+    around,
+    as_posterior,
+    escaped,
+    initial,
+    random_parameters,
+)
 from bayesadam.checks import check
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
+from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.priors import Gaussian, Prior, as_prior
-from bayesadam.variational.draws import Draw, Noise, uncompiled
-from bayesadam.variational.estimators import ESTIMATORS
-from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
+from bayesadam.priors import GaussianPrior, Prior, as_prior
 
 _MASK = 2**32 - 1
 
@@ -57,8 +66,8 @@ class VariationalModule(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        prior: float | Prior | DiagonalGaussian = 1.0,
         *,
+        prior: float | Prior | DiagonalGaussian = 1.0,
         initial_std: InitialStd = 0.05,
         estimator: str = "shared",
         kl: str | None = None,
@@ -158,7 +167,7 @@ class VariationalModule(nn.Module):
 
     def _closed_form(self, draw: Draw) -> Tensor:
         sums = draw.sums()
-        if sums is not None and isinstance(self.prior, Gaussian):
+        if sums is not None and isinstance(self.prior, GaussianPrior):
             return self.prior.kl_divergence_from(sums, sum(mean.numel() for mean in draw.means.values()))
         names = list(self._indices)
         return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
@@ -176,6 +185,59 @@ class VariationalModule(nn.Module):
                 ]
             ).sum()
         return log_q - self.prior.log_prob(theta)
+
+    def loss(
+        self,
+        inputs: Inputs,
+        target: Tensor,
+        *,
+        likelihood: Likelihood,
+        num_data: float,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        kl_weight: float = 1.0,
+        temperature: float = 1.0,
+        output: Callable[[Any], Tensor] | None = None,
+        wrapper: nn.Module | None = None,
+    ) -> Tensor:
+        """Negative ELBO per data point, estimated from a minibatch: the training loss, 0-d.
+
+        It is the mean over samples of ``mean nll + kl_weight * temperature * KL / num_data``, with both terms at the
+        same sample of the weights (Blundell et al. 2015, eq. 2). The weights are sampled in evaluation mode, too, where
+        dropout is off.
+
+        Args:
+            inputs: A tensor; a tuple (``net(*inputs)``); or a dict (``net(**inputs)``).
+            target: Targets, in the form that the likelihood takes.
+            likelihood: Likelihood of the targets given the output; its ``nll`` is the mean over the data points of the
+                minibatch.
+            num_data: Number of data points in the training set.
+            mc_samples: Number of samples of the weights.
+            antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
+            kl_weight: Factor of this minibatch's KL divergence, from :func:`bayesadam.kl_weights` or
+                :func:`bayesadam.kl_warmup`; not negative.
+            temperature: Factor of the KL divergence, in [0, 1]; 1 is variational inference.
+            output: Function that takes the output tensor out of what the network returns.
+            wrapper: Module around this one that is called in its place, such as ``DistributedDataParallel(net)`` or
+                ``torch.compile(net)``.
+
+        Raises:
+            ValueError: A number is out of its range, or ``wrapper`` does not contain this network.
+            TypeError: The network does not return a tensor and ``output`` is not given.
+        """
+        return negative_elbo(
+            self,
+            around(self, wrapper),
+            inputs,
+            target,
+            likelihood=likelihood,
+            num_data=num_data,
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            kl_weight=kl_weight,
+            temperature=temperature,
+            output=output,
+        )
 
     def posterior(self) -> DiagonalGaussian:
         """Return the current posterior, by the model's names, with copies in float32 or wider.
@@ -206,7 +268,7 @@ class VariationalModule(nn.Module):
             self._number += 1
         center: float | None = None  # where the divergence makes use of the sums that come with a sample
         if self.estimator == "shared" and not self.sticking_the_landing:
-            if type(self.prior) is Gaussian:
+            if type(self.prior) is GaussianPrior:
                 center = self.prior.mean
             elif not self.closed_form:
                 center = 0.0
@@ -230,8 +292,8 @@ class VariationalModule(nn.Module):
 
 def variational(
     model: nn.Module,
-    prior: float | Prior | DiagonalGaussian = 1.0,
     *,
+    prior: float | Prior | DiagonalGaussian = 1.0,
     initial_std: InitialStd = 0.05,
     estimator: str = "shared",
     kl: str | None = None,
@@ -242,7 +304,7 @@ def variational(
     """Make a network variational: every trainable weight gets an independent Gaussian around its value.
 
     Train ``net = variational(model)`` with any optimiser over ``net.parameters()`` and the loss
-    :func:`bayesadam.nelbo`, and then pass ``model`` and ``net.posterior()`` to :func:`bayesadam.predict`.
+    :meth:`VariationalModule.loss`, and then pass ``model`` and ``net.posterior()`` to :func:`bayesadam.predict`.
 
     Args:
         model: Any network; it becomes a part of the result and is not copied. Parameters that are frozen now never
@@ -271,7 +333,7 @@ def variational(
     """
     return VariationalModule(
         model,
-        prior,
+        prior=prior,
         initial_std=initial_std,
         estimator=estimator,
         kl=kl,

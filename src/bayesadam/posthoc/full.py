@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from bayesadam.curvature.reentrant import RefusingReentrant
-from bayesadam.laplace.network import Network, columns
 from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posthoc.network import Network, columns
 from bayesadam.predictive.batches import Rows, call
 
 CHUNK = 2**22
@@ -45,7 +45,9 @@ class FullSum:
         return output
 
     def result(self) -> Tensor:
-        """The matrix ``(D, D)``, with weights numbered tensor by tensor as in :class:`bayesadam.DenseGaussian`."""
+        """The matrix ``(D, D)``, with weights numbered tensor by tensor as in
+        :class:`bayesadam.DenseGaussian`.
+        """
         return self.matrix
 
     def close(self) -> None:

@@ -1,0 +1,193 @@
+"""Public names: which there are, that none hides another, and that all arguments after the data are keyword-only."""
+
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+import types
+from inspect import Parameter
+from pathlib import Path
+
+import pytest
+import torch
+
+import bayesadam as ba
+from test_docs import PUBLIC
+
+FILES = Path(__file__).parent / "files" / "names"
+KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+PASSED_ON = {"forward", "run"}
+"""Methods that call a network, whose arguments they pass on."""
+DATA = {
+    "groups",
+    "inputs",
+    "target",
+    "covariance",
+    "log_variances",
+    "log_aleatoric",
+    "lr",
+    "name",
+    "posterior",
+    "variance",
+    "rows",
+}
+DATA |= {"sample", "seeds"}
+"""Optional arguments that may follow others by position: data, and the learning rate, as in PyTorch."""
+OTHERS = {
+    *("train", "step", "zero_grad", "to", "load_state_dict"),
+    *("predict", "predict_interval", "sample_y", "query_strategy"),
+    *("draws", "writer"),
+}
+"""Methods with the signature of PyTorch's, scikit-learn's or modAL's of the same name; and the protocol of samples,
+``(model, seed)``.
+"""
+LOW_LEVEL = ("bayesadam.noise", "bayesadam.functional", "bayesadam.engine", "bayesadam.native")
+"""Modules of tensor functions, which are called with all arguments in order."""
+
+
+def public():
+    """Path and value of every public class and function."""
+    for module_name in PUBLIC:
+        module = importlib.import_module(module_name)
+        for name, value in vars(module).items():
+            if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
+                continue
+            home = value.__module__
+            if home == module_name or (home.startswith("bayesadam") and module.__file__.endswith("__init__.py")):
+                yield f"{home}.{value.__qualname__}", value
+
+
+def callables():
+    """Path, name and signature of every public function, class and method, without ``self``."""
+    for path, value in dict(public()).items():
+        if issubclass(value, BaseException) if inspect.isclass(value) else False:
+            continue
+        yield path, value.__name__, list(inspect.signature(value).parameters.values())
+        for name, method in vars(value).items() if inspect.isclass(value) else ():
+            function = method.__func__ if isinstance(method, classmethod | staticmethod) else method
+            if not name.startswith("_") and inspect.isfunction(function):
+                found = list(inspect.signature(function).parameters.values())
+                yield f"{path}.{name}", name, found if isinstance(method, staticmethod) else found[1:]
+
+
+SIGNATURES = list(callables())
+
+
+def test_signatures_name_every_argument():
+    assert len(SIGNATURES) > 300
+    for path, name, parameters in SIGNATURES:
+        for parameter in parameters:
+            if parameter.kind is Parameter.VAR_KEYWORD and not path.startswith(LOW_LEVEL):
+                assert name in PASSED_ON, f"{path} takes **{parameter.name}"
+
+
+def is_result(path):
+    """Whether a class is only made by the library: its arguments are fields."""
+    return path.rpartition(".")[2] in {
+        *("PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult"),
+    }
+
+
+def test_options_are_keyword_only():
+    """What has a default and is no data is given by keyword; the first argument of all may be given by position."""
+    for path, name, parameters in SIGNATURES:
+        if name in OTHERS or path.startswith(LOW_LEVEL) or is_result(path):
+            continue
+        for number, parameter in enumerate(parameters):
+            optional = parameter.kind in POSITIONAL and parameter.default is not Parameter.empty
+            assert not optional or number == 0 or parameter.name in DATA, f"{path}: {parameter.name}"
+
+
+def test_one_word_for_one_thing():
+    for path, _, parameters in SIGNATURES:
+        names = {parameter.name for parameter in parameters}
+        assert not names & {"targets", "num_samples", "n_data", "train_set_size"}, path
+
+
+def test_ways_to_make_a_network_bayesian_are_alike():
+    for make in (ba.variational, ba.fawn):
+        model, *others = inspect.signature(make).parameters.values()
+        assert model.name == "model"
+        assert all(parameter.kind is KEYWORD for parameter in others)
+        assert others[0].name == "prior"
+    shared = {"inputs", "target", "likelihood", "num_data", "kl_weight", "temperature", "wrapper"}
+    for kind in (ba.bayes_by_backprop.VariationalModule, ba.moments.MomentModule):
+        assert shared <= set(inspect.signature(kind.loss).parameters)
+
+
+def test_names_at_the_top():
+    assert len(ba.__all__) == len(set(ba.__all__)) <= 45
+    for name in ba.__all__:
+        assert not isinstance(getattr(ba, name), types.ModuleType)
+    assert set(ba.__all__) | set(ba.MODULES) <= set(dir(ba))
+    assert not set(ba.__all__) & set(ba.MODULES)
+    assert {module.split(".")[1] for module in PUBLIC if "." in module} - {"native", "engine"} == set(ba.MODULES)
+
+
+def test_no_function_hides_a_module():
+    for module in pkgutil.iter_modules(ba.__path__):
+        found = vars(ba).get(module.name)
+        assert found is None or isinstance(found, types.ModuleType), module.name
+
+
+def test_classes_have_names_of_their_own():
+    """Except within one module: no two public classes are told apart by their module only."""
+    homes = {}
+    for _, value in public():
+        if inspect.isclass(value):
+            homes.setdefault(value.__name__, set()).add(value)
+    assert len(homes) > 80
+    assert all(len(classes) == 1 for classes in homes.values()), homes
+    for name, (value,) in homes.items():
+        if issubclass(value, ba.priors.Prior):
+            assert name.endswith("Prior")
+
+
+def test_submodules_are_there_without_an_import_of_their_own():
+    code = """
+import sys
+import bayesadam as ba
+
+LAZY = ("active", "bandits", "data", "integrations", "plots", "sklearn", "tuning")
+assert not {f"bayesadam.{name}" for name in LAZY} & set(sys.modules)
+assert len([name for name in sys.modules if name.startswith("bayesadam")]) <= 210
+for name in ba.MODULES:
+    assert getattr(ba, name).__name__ == f"bayesadam.{name}"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_missing_extra_is_one_clear_message():
+    code = """
+import sys
+sys.modules["optuna"] = None
+import bayesadam as ba
+try:
+    ba.tuning
+except ImportError as error:
+    assert str(error) == 'bayesadam.tuning needs optuna: pip install "bayesadam[tune]"', error
+else:
+    raise AssertionError("no error")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="^module 'bayesadam' has no attribute 'nelbo'$"):
+        _ = ba.nelbo
+
+
+def test_posteriors_of_earlier_names_load():
+    """Files that were written at commit 2b77e6e, when ``BernoulliPosterior`` was called ``Bernoulli``."""
+    q = ba.load_posterior(FILES / "bernoulli.safetensors")
+    assert type(q) is ba.posterior.BernoulliPosterior
+    assert q.probability["0.weight"].tolist() == [[0.25, 0.5], [1.0, 0.0]]
+    assert q.scale["0.weight"].tolist() == [[2.0], [-0.5]]
+    assert q.hyperparameters == {"method": "FAWN", "prior": 0.5}
+    mixture = ba.load_posterior(FILES / "mixture.safetensors")
+    assert type(mixture) is ba.Mixture
+    assert [c.mean["weight"][0, 0].item() for c in mixture.components] == [1.0, 2.0]
+    partial = ba.load_posterior(FILES / "partial.safetensors")
+    assert type(partial) is ba.posterior.PartialGaussian
+    torch.testing.assert_close(partial.random.covariance, torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64))
