@@ -11,6 +11,7 @@ from bayesadam.sklearn.calibration import (
     PRIOR,
     conformal_quantile,
     effective_rows,
+    pool,
     settle_,
     temperature,
     tempered,
@@ -221,3 +222,48 @@ def test_how_strongly_an_earlier_temperature_holds():
     assert temperature(log_probs, labels, weight, 0.7) == pytest.approx(math.exp(best), rel=1e-3)
     free = temperature(log_probs, labels, weight)
     assert abs(math.log(free / 0.7)) > 3 * abs(best - math.log(0.7)) > 0.003
+
+
+def test_weights_of_a_pool():
+    """The best by its definition, of two components and two other models."""
+    generator = torch.Generator().manual_seed(2)
+    log_probs = torch.randn(2, 60, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
+    linear = torch.randn(2, 60, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
+    labels = torch.multinomial((0.5 * log_probs[0] + linear[1]).softmax(-1), 1, generator=generator)[:, 0]
+    weight = torch.rand(60, generator=generator, dtype=torch.float64)
+    rows = effective_rows(weight.numpy())
+
+    def loss(point):
+        total = 0.0
+        for row, label in enumerate(labels.tolist()):
+            density = 0.0
+            for own in log_probs[:, row]:
+                logits = point[0] * own + point[1] * linear[0, row] + point[2] * linear[1, row]
+                density += 0.5 * float(logits.softmax(0)[label])
+            total -= float(weight[row] / weight.sum()) * rows * math.log(density)
+        return total + 2.0 * ((point[0] - 1.0) ** 2 + point[1] ** 2 + point[2] ** 2)
+
+    share, weights = pool(log_probs, linear, labels, weight)
+    best = minimize(
+        loss, [1.0, 0.1, 0.5], method="Nelder-Mead", bounds=[(0.05, 2), (0, 2), (0, 2)], options={"maxiter": 60}
+    )
+    assert loss([share, *weights]) <= best.fun + 1e-4
+    assert weights[1] > 0.3
+
+
+def test_a_pool_with_what_knows_nothing():
+    generator = torch.Generator().manual_seed(3)
+    log_probs = 2.0 * torch.randn(1, 20_000, 3, generator=generator, dtype=torch.float64)
+    labels = torch.multinomial(log_probs[0].softmax(-1), 1, generator=generator)[:, 0]
+    others = torch.randn(2, 20_000, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
+    share, weights = pool(log_probs.log_softmax(-1), others, labels, torch.ones(20_000, dtype=torch.float64))
+    assert share == pytest.approx(1.0, abs=0.05)
+    assert weights == pytest.approx([0.0, 0.0], abs=0.05)
+
+
+def test_a_temperature_beside_other_models():
+    generator = torch.Generator().manual_seed(4)
+    logits, others = torch.randn(2, 20_000, 3, generator=generator, dtype=torch.float64) * 3.0
+    labels = torch.multinomial((logits / 2.5 + 0.5 * others).softmax(-1), 1, generator=generator)[:, 0]
+    weight = torch.ones(20_000, dtype=torch.float64)
+    assert temperature(logits[None], labels, weight, None, 0.5 * others) == pytest.approx(2.5, rel=0.05)

@@ -84,7 +84,7 @@ def test_temperature_is_by_rows_that_members_have_not_seen(blobs):
     assert model.score(x, coins) > 0.8
     new = new_blobs(1_000)[0]
     assert model.calibration_["temperature"] > 3.0
-    assert raw.calibration_ == {"temperature": 1.0}
+    assert raw.calibration_ == {"temperature": 1.0, "linear": []}
     assert model.predict_proba(new).max(1).mean() < raw.predict_proba(new).max(1).mean() - 0.1
 
 
@@ -150,3 +150,21 @@ def test_double_precision_as_default(method, blobs):
     finally:
         torch.set_default_dtype(torch.float32)
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-5)
+
+
+def test_regressions_beside_the_networks():
+    """Skewed inputs; learning that goes on has the same networks alone."""
+    generator = np.random.default_rng(0)
+    logs = generator.standard_normal((900, 3))
+    x, y = np.exp(2.0 * logs), (2.0 * logs[:, 0] - logs[:, 1] + generator.logistic(size=900) > 0).astype(int)
+    options = {**QUICK, "method": "vadam", "epochs": 30}
+    pooled = BayesianMLPClassifier(**options).fit(x[:300], y[:300])
+    alone = BayesianMLPClassifier(**options).partial_fit(x[:300], y[:300], classes=[0, 1])
+    assert sum(pooled.calibration_["linear"]) > 0.3
+    assert alone.calibration_["linear"] == []
+    losses = [-model.predict_log_proba(x[300:])[np.arange(600), y[300:]].mean() for model in (pooled, alone)]
+    assert losses[0] < losses[1] - 0.03
+    before = pooled.calibration_
+    pooled.partial_fit(x[300:400], y[300:400])
+    assert pooled.calibration_["linear"] == before["linear"]
+    assert pooled.calibration_["temperature"] != before["temperature"]

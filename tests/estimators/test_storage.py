@@ -91,8 +91,8 @@ def test_damaged_files(curve, tmp_path):
         path.write_text(broken)
         with pytest.raises(ValueError, match=r"model\.json must be what save\(\) wrote"):
             load_estimator(tmp_path)
-    write_json(path, {**json.loads(text), "version": 4})
-    with pytest.raises(ValueError, match=r"model\.json must be of version 3 \(update bayesadam\?\), got 4"):
+    write_json(path, {**json.loads(text), "version": 5})
+    with pytest.raises(ValueError, match=r"model\.json must be of version 4 \(update bayesadam\?\), got 5"):
         load_estimator(tmp_path)
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -217,6 +217,33 @@ def test_files_of_version_2(name, tmp_path):
         generator = np.random.default_rng(1)
         x, y = generator.uniform(-2, 2, (30, 2)), generator.standard_normal((30, 2))
         assert np.isfinite(read.partial_fit(x, y).predict(x, True)).all()
+
+
+def test_a_classifier_of_version_3(tmp_path):
+    """With probabilities of that version, in which there were networks only."""
+    told = json.loads((EARLIER / "predictions.json").read_text())["classes"]
+    read = load_estimator(EARLIER / "classes")
+    assert read.calibration_["linear"] == []
+    read.save(tmp_path)
+    for model in (read, load_estimator(tmp_path)):
+        np.testing.assert_allclose(model.predict_proba(told["rows"]), told["probs"], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda part: {"coefficient": [[1.0]]}, "coefficient of the linear part must be finite numbers in order"),
+        (lambda part: {"column": [4 + column for column in part["column"]]}, "pieces of the linear part must be of"),
+        (lambda part: {"low": part["high"]}, "pieces of the linear part must be of the inputs"),
+    ],
+)
+def test_regressions_that_are_none(change, message, blobs, tmp_path):
+    BayesianMLPClassifier("ensemble", **TINY).fit(*blobs).save(tmp_path)
+    told = json.loads((tmp_path / "model.json").read_text())
+    told["linear"][1] |= change(told["linear"][1])
+    write_json(tmp_path / "model.json", told)
+    with pytest.raises(DamagedFile, match=message):
+        load_estimator(tmp_path)
 
 
 def test_a_generator_cannot_be_saved(curve, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state, check_X_y
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from bayesadam import population
@@ -21,13 +21,14 @@ from bayesadam.moments import fawn
 from bayesadam.population import Population
 from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
-from bayesadam.scaling import LARGEST, input_scales, standardized
+from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
 from bayesadam.sklearn.members import ROWS, posteriors, predictions
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_objective import MomentObjective
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
 from bayesadam.sklearn.plan import FULL_BATCH, Plan, default_steps, plan
+from bayesadam.sklearn.rows import member_parts, numbered, require_single, weighed
 from bayesadam.sklearn.stack import stacked_predictions
 from bayesadam.sklearn.tables import as_table, is_table, learn_inputs
 from bayesadam.sklearn.training import Training, TrainingStatus
@@ -157,7 +158,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)
         inputs, targets = self._inputs(X), self._targets(y)
-        data, held_out, weights, held_out_weights = _parts(divided, inputs, targets, weight)
+        data, held_out, weights, held_out_weights = member_parts(divided, inputs, targets, weight)
         self.network_ = self._network(X.shape[1])
         models, minimised = self._models([len(x) for x, _ in data], X.shape[1], seed, priors)
         batch_size = self.batch_size or min(count, FULL_BATCH)
@@ -367,49 +368,3 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 def continues(estimator: BayesianMLP) -> bool:
     """Whether the posterior of an estimator's method can be the prior of more data."""
     return method_named(estimator.method).continues
-
-
-def require_single(name: str, values: Array) -> None:
-    """Raise ``ValueError`` for numbers that single precision, in which networks compute, does not have."""
-    least, largest = np.fmin.reduce(values, axis=None, initial=0.0), np.fmax.reduce(values, axis=None, initial=0.0)
-    if max(-float(least), float(largest)) > LARGEST:
-        place = tuple(int(i) for i in np.unravel_index(np.nanargmax(np.abs(values)), values.shape))
-        raise ValueError(f"{name} must be finite (below {LARGEST:g}), got {values[place]:g} at {place}")
-
-
-def weighed(
-    X: Array, y: Array, sample_weight: ArrayLike | None, groups: ArrayLike | None
-) -> tuple[Array, Array, Array | None, Array | None]:
-    """Rows with their weights and groups; those of weight 0 are as if they were not there."""
-    groups = None if groups is None else np.asarray(groups)
-    if groups is not None and groups.shape != (len(X),):
-        raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
-    if sample_weight is None:
-        return X, y, None, groups
-    weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
-    if not ((weight >= 0).all() and weight.sum() > 0):
-        raise ValueError("sample_weight must have no negative number and a positive one, got others")
-    kept = weight > 0
-    return X[kept], y[kept], weight[kept], None if groups is None else groups[kept]
-
-
-def numbered(groups: Array | None, count: int) -> NDArray[np.int64]:
-    """Numbers from 0 of the groups, ``(N,)``; every row is one of its own where there are none."""
-    return np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1].astype(np.int64)
-
-
-def _parts(
-    divided: Plan, inputs: Tensor, targets: Tensor, weight: Array | None
-) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]], list[Tensor] | None, list[Tensor] | None]:
-    """Training rows, rows left out, and the weights of both, of every member; the same tensors where shared."""
-    masks = [torch.from_numpy(mask).to(inputs.device) for mask in divided.left_out]
-    count = len(masks)
-    masks = masks[:1] if divided.shared else masks
-    data = [(inputs[~mask], targets[~mask]) for mask in masks]
-    held_out = [(inputs[mask], targets[mask]) for mask in masks] if divided.left_out.any() else []
-    times = count if divided.shared else 1
-    data, held_out = data * times, held_out * times
-    if weight is None:
-        return data, held_out, None, None
-    whole = torch.from_numpy(weight).to(inputs.device)
-    return data, held_out, [whole[~mask] for mask in masks] * times, [whole[mask] for mask in masks] * times

@@ -1,4 +1,4 @@
-"""What held-out rows say about the predictions: scales of variances, a temperature, conformal scores."""
+"""What held-out rows say about predictions: scales of variances, a temperature, weights, conformal scores."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.optimize import minimize
 from torch import Tensor
 
 from bayesadam.calibration.search import least
@@ -152,7 +153,9 @@ def variance_scales(
     return Scales(math.exp(best[0]), math.exp(best[1]), float(best[2]), error)
 
 
-def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor, before: float | None = None) -> float:
+def temperature(
+    log_probs: Tensor, labels: Tensor, weight: Tensor, before: float | None = None, beside: Tensor | None = None
+) -> float:
     """By which to divide log probabilities for the largest likelihood of held-out labels, in [0.1, 10].
 
     Args:
@@ -160,20 +163,62 @@ def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor, before: float
         labels: ``(N,)``.
         weight: Of the rows, ``(N,)``.
         before: The temperature so far: the logarithm is drawn to what it was, as that of a variance by ``KNOWN`` rows.
+        beside: Weighted sum of the log probabilities of other models, ``(N, C)``, which has no temperature.
     """
     force = 0.0 if before is None else 0.25 * KNOWN * float(weight.sum()) / effective_rows(weight.numpy())
     center = 0.0 if before is None else math.log(before)
 
     def loss(value: float) -> float:
-        density = tempered(log_probs, value).logsumexp(0).gather(1, labels[:, None])[:, 0]
+        density = tempered(log_probs, value, beside).logsumexp(0).gather(1, labels[:, None])[:, 0]
         return force * (math.log(value) - center) ** 2 - float((weight * density).sum())
 
     return least(loss, 0.1, 10.0, steps=40)[0]
 
 
-def tempered(log_probs: Tensor, value: float) -> Tensor:
-    """Log probabilities at a temperature, normalised again."""
-    return log_probs if value == 1.0 else (log_probs / value).log_softmax(-1)
+def pool(log_probs: Tensor, linear: Tensor, labels: Tensor, weight: Tensor) -> tuple[float, list[float]]:
+    """Weights for the largest likelihood of held-out labels, in a pool by :func:`tempered`.
+
+    Every weight has a Gaussian prior with a standard deviation of a half around what it is without the other models:
+    a few rows that are all easy do not tell which model is right.
+
+    Args:
+        log_probs: Of the components of an equal mixture, ``(S, N, C)``, at a temperature that is calibrated.
+        linear: Of other models, ``(P, N, C)``.
+        labels: ``(N,)``.
+        weight: Of the rows, ``(N,)``.
+
+    Returns:
+        The weight of the mixture, in [0.05, 2], and those of the other models, in [0, 2].
+    """
+    share = weight * (effective_rows(weight.numpy()) / float(weight.sum()))
+
+    def loss(point: Floats) -> tuple[float, Floats]:
+        value = torch.tensor(point, requires_grad=True)
+        found = tempered(log_probs, 1.0 / value[0], torch.tensordot(value[1:], linear, 1))
+        density = found.gather(2, labels.expand(len(found), -1)[..., None])[..., 0].logsumexp(0)
+        total = 2.0 * ((value[0] - 1.0) ** 2 + value[1:].square().sum()) - share @ density
+        total.backward()  # type: ignore[no-untyped-call]
+        assert value.grad is not None
+        return float(total.detach()), value.grad.numpy()
+
+    start = [1.0 - 0.2 * len(linear)] + [0.2] * len(linear)
+    bounds = [(0.05, 2.0)] + [(0.0, 2.0)] * len(linear)
+    found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds).x
+    return float(found[0]), found[1:].tolist()
+
+
+def tempered(log_probs: Tensor, value: float | Tensor, beside: Tensor | None = None) -> Tensor:
+    """Log probabilities at a temperature, plus those of other models if there are any, normalised again.
+
+    Args:
+        log_probs: ``(S, N, C)``.
+        value: The temperature.
+        beside: Weighted sum of the log probabilities of other models, ``(N, C)``: what is returned is a logarithmic
+            pool of each component with them.
+    """
+    if beside is None:
+        return log_probs if isinstance(value, float) and value == 1.0 else (log_probs / value).log_softmax(-1)
+    return (log_probs / value + beside).log_softmax(-1)
 
 
 def conformal_quantile(scores: Floats, coverage: float) -> Floats:

@@ -19,7 +19,7 @@ from torch import Tensor
 from bayesadam.likelihoods import Likelihood
 from bayesadam.scaling import column_scales, standardized
 from bayesadam.sklearn import likelihoods
-from bayesadam.sklearn.base import numbered
+from bayesadam.sklearn.rows import numbered
 from bayesadam.sklearn.target_transform import NAMES, fitted, require
 
 Floats = NDArray[np.float64]

@@ -16,9 +16,11 @@ from torch import Tensor
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
-from bayesadam.sklearn.calibration import temperature, tempered
+from bayesadam.sklearn.base import Array, BayesianMLP, continues
+from bayesadam.sklearn.calibration import pool, temperature, tempered
+from bayesadam.sklearn.linear import LinearPart, linear_parts
 from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
@@ -28,6 +30,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     Inputs are standardised; those in one unit, such as pixels, by one deviation for all. Every member leaves out a part
     of the rows, and every row is left out by two members; what they give it calibrates a temperature by which all log
     probabilities are divided. Probabilities are averages over members and their posterior samples.
+
+    Beside the networks there are two logistic regressions, a linear one and one with a piecewise linear function of
+    every input, whose log probabilities are added with weights that these rows decide about (a logarithmic pool; 0
+    where they do not help). They do not extrapolate. There are none with fewer than 40 rows, with ``calibrate=False``
+    and by ``partial_fit``, and the second is left out where 1,000 rows would have more than 4 million features.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
@@ -44,7 +51,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
             at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
-        calibrate: Fit the temperature on the rows left out; else it is 1.
+        calibrate: Fit the temperature and the weights of the regressions on the rows left out; else there is no
+            temperature and no regression.
         time_budget: Seconds for the training: there are as many epochs as fit.
         device: Of PyTorch.
         random_state: A number, a ``RandomState`` or ``None``, as scikit-learn's.
@@ -55,7 +63,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
             (for standardised inputs).
         network_: ``nn.Module`` that gives a logit per class.
-        calibration_: ``{"temperature": T}``.
+        calibration_: ``{"temperature": T, "linear": weights}``, the latter of the linear and the additive regression,
+            empty if there are none.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
         epochs_: Epochs that the members were trained for.
         stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
@@ -125,8 +134,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
         Its labels are numbers of classes, in the order of ``classes_``.
         """
-        parts = [torch.cat([*map(_log_probs, self._all_predictions(part))]) for part in self._in_parts(X)]
-        return ClassificationPredictive(tempered(torch.cat(parts, dim=1), self.calibration_["temperature"]))
+        found = []
+        for part in self._in_parts(X):
+            log_probs = torch.cat([*map(_log_probs, self._all_predictions(part))])
+            found.append(tempered(log_probs, self.calibration_["temperature"], self._beside(part)))
+        return ClassificationPredictive(torch.cat(found, dim=1))
 
     @available_if(continues)  # type: ignore[untyped-decorator]
     def partial_fit(
@@ -152,12 +164,21 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             checked = self._validated(X, y, classes=classes, sample_weight=sample_weight)
             rows = weighed(*checked, sample_weight, groups)
             self._learn_scales(*rows)
+            self._linear, self._networks_only = [], True
             return self._train(*rows, None, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
         self._check()
         rows = weighed(*self._validated(X, y, classes=self.classes_, reset=False), sample_weight, groups)
         return self._train(*rows, None, on_epoch, self.posterior_)
+
+    _linear: list[LinearPart]
+    _networks_only: bool
+    """Whether there are networks only, as what goes on learning has."""
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._linear, self._networks_only = [], False
 
     def _validated(
         self,
@@ -209,7 +230,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
         known = None if before is None or not self.calibrate else float(before["temperature"])
-        self.calibration_ = {"temperature": 1.0 if known is None else known}
+        self.calibration_ = {"temperature": known or 1.0, "linear": [] if before is None else before["linear"]}
         rows = divided.rows
         if not self.calibrate or len(rows) < 2:
             return
@@ -231,7 +252,25 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         whole = (filled[rows] == several).nonzero()[0]  # all, but where partitions are uneven
         log_probs = found[0].flatten(0, 1)[:, whole]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
-        self.calibration_ = {"temperature": temperature(log_probs, labels, own_weight, known)}
+        if before is None and not self._networks_only:
+            parts = linear_parts(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
+            if parts:
+                self._linear = [part for part, _ in parts]
+                linear = torch.from_numpy(np.stack([unseen[rows][whole] for _, unseen in parts]))
+                alone = temperature(log_probs, labels, own_weight)
+                share, weights = pool(tempered(log_probs, alone), linear, labels, own_weight)
+                self.calibration_ = {"temperature": alone / share, "linear": weights}
+                return
+        beside = self._beside(inputs[torch.from_numpy(rows[whole]).to(inputs.device)])
+        self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, known, beside)
+
+    def _beside(self, X: Tensor) -> Tensor | None:
+        """Weighted sum of the regressions' log probabilities, ``(N, C)``; ``None`` without regressions."""
+        if not self._linear:
+            return None
+        inputs = _numbers(X)
+        pairs = zip(self.calibration_["linear"], self._linear, strict=True)
+        return torch.from_numpy(sum(weight * part.log_probs(inputs) for weight, part in pairs))
 
     def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
         """Of posterior samples of a member, ``(S, N, C)`` float64, before the calibration."""
@@ -241,3 +280,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 def _log_probs(pred: Predictive) -> Tensor:
     assert isinstance(pred, ClassificationPredictive)
     return pred.log_probs.double().cpu()
+
+
+def _numbers(inputs: Tensor) -> Array:
+    return inputs.cpu().numpy()

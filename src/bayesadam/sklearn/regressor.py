@@ -17,21 +17,21 @@ from torch import Tensor, nn
 
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
-from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
+from bayesadam.predictive import GaussianPredictive, MixturePredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
-from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
-from bayesadam.sklearn.calibration import Scales, conformal_quantile
+from bayesadam.sklearn.base import Array, continues
+from bayesadam.sklearn.calibration import conformal_quantile
 from bayesadam.sklearn.choice import choose
-from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated, check_noise
-from bayesadam.sklearn.plan import Plan
-from bayesadam.sklearn.reach import Reach
+from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
+from bayesadam.sklearn.noise import check_noise
+from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 
 
-class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
+class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[misc]
     """Regression with calibrated uncertainty: a small ensemble of Bayesian networks, trained as one population.
 
     Inputs and targets are standardised; inputs in one unit, such as pixels, by one deviation for all. Every member
@@ -166,9 +166,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError(f"return_std must be False with quantiles={quantiles!r}, got {return_std!r}")
         pred = self.predictive(X)
         if quantiles is not None:
-            return _numpy(pred.quantile(list(quantiles)).movedim(0, -1))
-        mean = _numpy(pred.mean)
-        return (mean, _numpy(pred.variance.sqrt())) if return_std else mean
+            return as_array(pred.quantile(list(quantiles)).movedim(0, -1))
+        mean = as_array(pred.mean)
+        return (mean, as_array(pred.variance.sqrt())) if return_std else mean
 
     def predictive(self, X: ArrayLike) -> GaussianPredictive | TransformedPredictive | MixturePredictive:
         """The whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
@@ -209,16 +209,16 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError("conformal must be False before conformalize(X, y) with held-out rows, got True")
         pred = self.predictive(X)
         if not conformal and not isinstance(pred, GaussianPredictive):
-            return _numpy(pred.quantile([0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]).movedim(0, -1))
+            return as_array(pred.quantile([0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]).movedim(0, -1))
         width: Any = torch.special.ndtri(torch.tensor(0.5 + 0.5 * coverage, dtype=torch.float64)).item()
         if conformal:
             width = conformal_quantile(self.conformal_scores_, coverage)
             width = width if self._several else width[0]
         base = pred.base if isinstance(pred, TransformedPredictive) else pred
-        mean, half = _numpy(base.mean), width * _numpy(base.variance.sqrt())
+        mean, half = as_array(base.mean), width * as_array(base.variance.sqrt())
         ends = [mean - half, mean + half]
         if isinstance(pred, TransformedPredictive):
-            ends = [_numpy(pred.inverse(torch.from_numpy(end))) for end in ends]
+            ends = [as_array(pred.inverse(torch.from_numpy(end))) for end in ends]
         return np.stack(ends, axis=-1)
 
     def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
@@ -239,8 +239,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
         if isinstance(pred, TransformedPredictive):
             self._require_allowed(target.reshape(len(target), -1))
-            target, pred = _numpy(pred.transform(torch.tensor(target))), pred.base
-        scores = np.abs(target - _numpy(pred.mean)) / _numpy(pred.variance.sqrt())
+            target, pred = as_array(pred.transform(torch.tensor(target))), pred.base
+        scores = np.abs(target - as_array(pred.mean)) / as_array(pred.variance.sqrt())
         self.conformal_scores_ = scores.reshape(len(scores), -1)
         return self
 
@@ -252,11 +252,11 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         pred = self.predictive(X)
         if isinstance(pred, MixturePredictive):
             seed = int(check_random_state(random_state).randint(2**31 - 1))
-            return _numpy(pred.sample(n_samples, seed=seed).movedim(0, -1))
+            return as_array(pred.sample(n_samples, seed=seed).movedim(0, -1))
         noise = check_random_state(random_state).standard_normal((*pred.mean.shape, n_samples))
         if isinstance(pred, TransformedPredictive):
-            return _numpy(pred.at(torch.from_numpy(noise).movedim(-1, 0)).movedim(0, -1))
-        mean, std = _numpy(pred.mean)[..., None], _numpy(pred.variance.sqrt())[..., None]
+            return as_array(pred.at(torch.from_numpy(noise).movedim(-1, 0)).movedim(0, -1))
+        mean, std = as_array(pred.mean)[..., None], as_array(pred.variance.sqrt())[..., None]
         return np.asarray(mean + std * noise)
 
     @available_if(continues)  # type: ignore[untyped-decorator]
@@ -305,24 +305,8 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         if self.noise == "input" and not self.calibrate:
             raise ValueError("calibrate must be True with noise='input', got False")
 
-    _several: bool
-    _template: Likelihood
     _start: Tensor | None = None
     _functions: list[Monotone]
-    _patterns: list[NoisePattern | None]
-    _reach: Reach | None
-    _between: bool
-    """Whether the variance between members with posteriors counts, as it did not up to version 2 of the files."""
-
-    @property
-    def _gaussian(self) -> bool:
-        """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
-        given = self.likelihood_
-        return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
-
-    @property
-    def _known_noise(self) -> bool:
-        return not isinstance(self.noise, str)
 
     def _validated(
         self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True
@@ -412,115 +396,3 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             with torch.no_grad():
                 return -float(weighted_mean(likelihood.log_density(center, targets).double(), weight))
         return float(weighted_mean((center - targets).double().square(), weight).log().sum())
-
-    def _calibrate(
-        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
-    ) -> None:
-        width = len(self._y_mean)
-        scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
-        known: list[Any] = [None] * width
-        patterns: list[NoisePattern | None] = [None] * width
-        reach = Reach.of(_numpy(inputs), weight)
-        if before is None:
-            self._between, self._reach = True, reach
-        elif self._reach is not None:
-            self._reach = self._reach.joined(reach)
-        if before is not None and self.calibrate:
-            patterns = list(self._patterns)
-            known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
-            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
-        rows = divided.rows
-        if self.calibrate and self._gaussian and len(rows) >= 2:
-            found = np.zeros((3, len(divided.left_out), len(inputs), width))
-            for member in np.flatnonzero(divided.left_out.any(1)).tolist():
-                own = np.flatnonzero(divided.left_out[member])
-                found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
-            mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
-            residual = _numpy(targets)[rows] - mean
-            own_inputs = _numpy(inputs)[rows]
-            described = self.noise if self._known_noise or self._learned_noise else "constant"
-            for output in range(width):
-                left_out = LeftOut(
-                    own_inputs,
-                    mean[:, output],
-                    residual[:, output],
-                    epistemic[:, output],
-                    aleatoric[:, output],
-                    weight[rows],
-                    divided.fold[rows],
-                )
-                scales[output], patterns[output] = calibrated(left_out, described, known[output], patterns[output])
-        self._patterns = patterns
-        self.calibration_ = {
-            "epistemic": np.array([found.epistemic for found in scales]),
-            "aleatoric": np.array([found.aleatoric for found in scales]),
-            "error": np.array([found.error for found in scales]),
-        }
-
-    @property
-    def noise_(self) -> Any:
-        """How the noise of each output is described."""
-        check_is_fitted(self, "posterior_")
-        names = ["constant" if pattern is None else "input" for pattern in self._patterns]
-        if self._known_noise:
-            names = ["known"] * len(names)
-        elif not self._learned_noise:
-            names = ["likelihood"] * len(names)
-        return names if self._several else names[0]
-
-    @property
-    def _learned_noise(self) -> bool:
-        """Whether one variance of the noise, the same for all rows, is learned in training."""
-        return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
-
-    def _mixture(self, X: ArrayLike) -> MixturePredictive:
-        """Of all members' samples, in the units of the targets and float64."""
-        parts = []
-        for rows in self._in_parts(X):
-            found: Any = self._all_predictions(rows)
-            parts.append(torch.cat([pred.outputs for pred in found]).double())
-        outputs = torch.cat(parts, dim=1)
-        outputs = outputs if self._several else outputs[..., 0]
-        independent = self._method.predict in ("linearized", "moments")
-        pred = MixturePredictive(outputs, likelihoods.average(self._likelihoods).double(), independent=independent)
-        if not self._template.defines("rescaled"):
-            return pred
-        scales = (self._y_mean, self._y_std) if self._several else (self._y_mean[0], self._y_std[0])
-        return pred.rescale(*map(torch.as_tensor, scales))
-
-    def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
-        """Mean, epistemic and aleatoric variance of the ensemble, calibrated, each ``(N, K)``."""
-        found = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
-        mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
-        inputs = _numpy(X)
-        aleatoric = self.calibration_["aleatoric"] * aleatoric
-        for output, pattern in enumerate(self._patterns):
-            if pattern is not None:
-                aleatoric[:, output] *= np.exp(pattern.log_factor(inputs, mean[:, output]))
-        epistemic = self.calibration_["epistemic"] * epistemic
-        if self._reach is not None:
-            epistemic = epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
-        return mean, epistemic, aleatoric
-
-    def _member(self, X: Tensor, member: int) -> Array:
-        """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
-        return _parts(self._predictions(X, member))
-
-    def _moments(self, parts: Array, there: Array) -> tuple[Array, Array, Array]:
-        """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
-        count = there.sum(0)
-        mean = parts[0]
-        center, spread, noise = ((values * there).sum(0) / count for values in parts)
-        if self._between or self._method.predict == "mean":
-            spread = spread + ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
-        return center, spread, noise
-
-
-def _parts(pred: Predictive) -> Array:
-    """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
-    assert isinstance(pred, RegressionPredictive)
-    return _numpy(torch.stack([pred.mean, pred.epistemic, pred.aleatoric]))
-
-
-def _numpy(tensor: Tensor) -> Array:
-    return tensor.detach().double().cpu().numpy()

@@ -21,16 +21,17 @@ from bayesadam.sklearn import likelihoods as likelihood_names
 from bayesadam.sklearn import target_transform
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
+from bayesadam.sklearn.linear import LinearPart
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.noise import NoisePattern
 from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
-VERSION = 3
+VERSION = 4
 """Since version 2 there are digests, and ``model.json`` tells that of its posterior. Since version 3 a regression tells
 its likelihood, the transforms of its targets and how the noise depends on the inputs, and the variance between members
-counts."""
+counts. Since version 4 a classification tells its regressions beside the networks."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
 """What ``model.json`` will be once the posterior that it belongs to is there."""
@@ -69,6 +70,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
         if estimator.classes_.dtype == object:
             told["classes"]["dtype"] = "object"
         told["classes"]["values"] = _plain("classes_", told["classes"]["values"])
+        told["linear"] = [part.record() for part in estimator._linear]
     else:
         assert isinstance(estimator, BayesianMLPRegressor)
         told["targets"] = {"mean": estimator._y_mean.tolist(), "std": estimator._y_std.tolist()}
@@ -185,6 +187,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         estimator.calibration_ = {"temperature": float(_finite("temperature", told["calibration"]["temperature"]))}
         if not estimator.calibration_["temperature"] > 0:
             raise ValueError(f"temperature must be positive, got {told['calibration']['temperature']!r}")
+        _read_linear(estimator, told)
         likelihoods: list[Likelihood] = [Categorical() for _ in range(members)]
     else:
         estimator._y_mean, estimator._y_std = _scales("targets", told["targets"])
@@ -262,6 +265,19 @@ def _read_noise(estimator: Any, told: dict[str, Any]) -> None:
     estimator._patterns = [
         None if record is None else NoisePattern.read(record, estimator.n_features_in_) for record in records
     ]
+
+
+def _read_linear(estimator: Any, told: dict[str, Any]) -> None:
+    """The regressions beside a classification's networks; there were none up to version 3."""
+    early = told["version"] < 4
+    records = [] if early else told["linear"]
+    weights = _finite("linear", [] if early else told["calibration"]["linear"])
+    if weights.shape != (len(records),) or (weights < 0).any():
+        raise ValueError(f"linear must be a weight of at least 0 for {len(records)} regressions, got {weights!r}")
+    estimator._networks_only = early
+    estimator.calibration_["linear"] = weights.tolist()
+    sizes = (len(estimator._x_mean), len(estimator.classes_))
+    estimator._linear = [LinearPart.read(record, *sizes) for record in records]
 
 
 def _check_sizes(estimator: Any, posterior: Mixture) -> None:

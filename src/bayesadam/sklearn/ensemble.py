@@ -1,0 +1,160 @@
+"""What the members of a regression say together: a calibrated Gaussian, or a mixture of posterior samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.utils.validation import check_is_fitted
+from torch import Tensor
+
+from bayesadam.likelihoods import Gaussian, Likelihood
+from bayesadam.predictive import MixturePredictive, RegressionPredictive
+from bayesadam.predictive.result import Predictive
+from bayesadam.sklearn import likelihoods
+from bayesadam.sklearn.base import Array, BayesianMLP
+from bayesadam.sklearn.calibration import Scales
+from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
+from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.reach import Reach
+
+
+class RegressionEnsemble(BayesianMLP):
+    """The ensemble of a regression: its variances, calibrated by the rows that the members leave out."""
+
+    noise: str | float
+
+    likelihood_: Any
+    _several: bool
+    _template: Likelihood
+    _y_mean: Array
+    _y_std: Array
+    _patterns: list[NoisePattern | None]
+    _reach: Reach | None
+    _between: bool
+    """Whether the variance between members with posteriors counts, as it did not up to version 2 of the files."""
+
+    @property
+    def _gaussian(self) -> bool:
+        """Whether targets are Gaussian, so that predictions have a closed form and are calibrated."""
+        given = self.likelihood_
+        return given.defines("mean_and_log_variance") if isinstance(given, Likelihood) else given == "gaussian"
+
+    @property
+    def _known_noise(self) -> bool:
+        return not isinstance(self.noise, str)
+
+    @property
+    def noise_(self) -> Any:
+        """How the noise of each output is described."""
+        check_is_fitted(self, "posterior_")
+        names = ["constant" if pattern is None else "input" for pattern in self._patterns]
+        if self._known_noise:
+            names = ["known"] * len(names)
+        elif not self._learned_noise:
+            names = ["likelihood"] * len(names)
+        return names if self._several else names[0]
+
+    @property
+    def _learned_noise(self) -> bool:
+        """Whether one variance of the noise, the same for all rows, is learned in training."""
+        return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
+
+    def _calibrate(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
+    ) -> None:
+        width = len(self._y_mean)
+        scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
+        known: list[Any] = [None] * width
+        patterns: list[NoisePattern | None] = [None] * width
+        reach = Reach.of(as_array(inputs), weight)
+        if before is None:
+            self._between, self._reach = True, reach
+        elif self._reach is not None:
+            self._reach = self._reach.joined(reach)
+        if before is not None and self.calibrate:
+            patterns = list(self._patterns)
+            known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
+            scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
+        rows = divided.rows
+        if self.calibrate and self._gaussian and len(rows) >= 2:
+            found = np.zeros((3, len(divided.left_out), len(inputs), width))
+            for member in np.flatnonzero(divided.left_out.any(1)).tolist():
+                own = np.flatnonzero(divided.left_out[member])
+                found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
+            mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
+            residual = as_array(targets)[rows] - mean
+            own_inputs = as_array(inputs)[rows]
+            described = self.noise if self._known_noise or self._learned_noise else "constant"
+            for output in range(width):
+                left_out = LeftOut(
+                    own_inputs,
+                    mean[:, output],
+                    residual[:, output],
+                    epistemic[:, output],
+                    aleatoric[:, output],
+                    weight[rows],
+                    divided.fold[rows],
+                )
+                scales[output], patterns[output] = calibrated(left_out, described, known[output], patterns[output])
+        self._patterns = patterns
+        self.calibration_ = {
+            "epistemic": np.array([found.epistemic for found in scales]),
+            "aleatoric": np.array([found.aleatoric for found in scales]),
+            "error": np.array([found.error for found in scales]),
+        }
+
+    def _mixture(self, X: ArrayLike) -> MixturePredictive:
+        """Of all members' samples, in the units of the targets and float64."""
+        parts = []
+        for rows in self._in_parts(X):
+            found: Any = self._all_predictions(rows)
+            parts.append(torch.cat([pred.outputs for pred in found]).double())
+        outputs = torch.cat(parts, dim=1)
+        outputs = outputs if self._several else outputs[..., 0]
+        independent = self._method.predict in ("linearized", "moments")
+        pred = MixturePredictive(outputs, likelihoods.average(self._likelihoods).double(), independent=independent)
+        if not self._template.defines("rescaled"):
+            return pred
+        scales = (self._y_mean, self._y_std) if self._several else (self._y_mean[0], self._y_std[0])
+        return pred.rescale(*map(torch.as_tensor, scales))
+
+    def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
+        """Mean, epistemic and aleatoric variance of the ensemble, calibrated, each ``(N, K)``."""
+        found = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
+        mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
+        inputs = as_array(X)
+        aleatoric = self.calibration_["aleatoric"] * aleatoric
+        for output, pattern in enumerate(self._patterns):
+            if pattern is not None:
+                aleatoric[:, output] *= np.exp(pattern.log_factor(inputs, mean[:, output]))
+        epistemic = self.calibration_["epistemic"] * epistemic
+        if self._reach is not None:
+            epistemic = epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
+        return mean, epistemic, aleatoric
+
+    def _member(self, X: Tensor, member: int) -> Array:
+        """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
+        return _parts(self._predictions(X, member))
+
+    def _moments(self, parts: Array, there: Array) -> tuple[Array, Array, Array]:
+        """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
+        count = there.sum(0)
+        mean = parts[0]
+        center, spread, noise = ((values * there).sum(0) / count for values in parts)
+        if self._between or self._method.predict == "mean":
+            spread = spread + ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+        return center, spread, noise
+
+
+def _parts(pred: Predictive) -> Array:
+    """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
+    assert isinstance(pred, RegressionPredictive)
+    return as_array(torch.stack([pred.mean, pred.epistemic, pred.aleatoric]))
+
+
+def as_array(tensor: Tensor) -> Array:
+    """In float64."""
+    return tensor.detach().double().cpu().numpy()

@@ -1,0 +1,62 @@
+"""Rows with their weights and groups, and which of them every member is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils.validation import _check_sample_weight
+from torch import Tensor
+
+from bayesadam.scaling import LARGEST
+from bayesadam.sklearn.plan import Plan
+
+Array = NDArray[Any]
+
+
+def require_single(name: str, values: Array) -> None:
+    """Raise ``ValueError`` for numbers that single precision, in which networks compute, does not have."""
+    least, largest = np.fmin.reduce(values, axis=None, initial=0.0), np.fmax.reduce(values, axis=None, initial=0.0)
+    if max(-float(least), float(largest)) > LARGEST:
+        place = tuple(int(i) for i in np.unravel_index(np.nanargmax(np.abs(values)), values.shape))
+        raise ValueError(f"{name} must be finite (below {LARGEST:g}), got {values[place]:g} at {place}")
+
+
+def weighed(
+    X: Array, y: Array, sample_weight: ArrayLike | None, groups: ArrayLike | None
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Rows with their weights and groups; those of weight 0 are as if they were not there."""
+    groups = None if groups is None else np.asarray(groups)
+    if groups is not None and groups.shape != (len(X),):
+        raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
+    if sample_weight is None:
+        return X, y, None, groups
+    weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
+    if not ((weight >= 0).all() and weight.sum() > 0):
+        raise ValueError("sample_weight must have no negative number and a positive one, got others")
+    kept = weight > 0
+    return X[kept], y[kept], weight[kept], None if groups is None else groups[kept]
+
+
+def numbered(groups: Array | None, count: int) -> NDArray[np.int64]:
+    """Numbers from 0 of the groups, ``(N,)``; every row is one of its own where there are none."""
+    return np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1].astype(np.int64)
+
+
+def member_parts(
+    divided: Plan, inputs: Tensor, targets: Tensor, weight: Array | None
+) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]], list[Tensor] | None, list[Tensor] | None]:
+    """Training rows, rows left out, and the weights of both, of every member; the same tensors where shared."""
+    masks = [torch.from_numpy(mask).to(inputs.device) for mask in divided.left_out]
+    count = len(masks)
+    masks = masks[:1] if divided.shared else masks
+    data = [(inputs[~mask], targets[~mask]) for mask in masks]
+    held_out = [(inputs[mask], targets[mask]) for mask in masks] if divided.left_out.any() else []
+    times = count if divided.shared else 1
+    data, held_out = data * times, held_out * times
+    if weight is None:
+        return data, held_out, None, None
+    whole = torch.from_numpy(weight).to(inputs.device)
+    return data, held_out, [whole[~mask] for mask in masks] * times, [whole[mask] for mask in masks] * times

@@ -1,0 +1,126 @@
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import MinMaxScaler, StandardScaler
+
+from bayesadam.sklearn.linear import FEWEST, FOLDS, PIECES, STRENGTHS, LinearPart, linear_parts
+from bayesadam.sklearn.plan import plan
+
+
+@pytest.fixture(scope="module")
+def counts():
+    """Three classes that depend on logarithms of skewed inputs: ``(inputs, labels, plan)``, standardised."""
+    generator = np.random.default_rng(0)
+    logs = generator.standard_normal((300, 2))
+    x = np.exp(1.5 * logs)
+    logits = 2.0 * np.stack([logs[:, 0], logs[:, 1], np.zeros(300)], 1) + generator.gumbel(size=(300, 3))
+    return (x - x.mean(0)) / x.std(0), logits.argmax(1), plan(300, 4, np.arange(300), 0)
+
+
+@pytest.fixture(scope="module")
+def parts(counts):
+    x, labels, divided = counts
+    return linear_parts(x, labels, 3, np.ones(300), divided)
+
+
+def density(log_probs, labels):
+    return log_probs[np.arange(len(labels)), labels].mean()
+
+
+def test_log_probs_by_their_definition(parts, counts):
+    part, _ = parts[1]
+    for row in 3.0 * counts[0][:5]:
+        logits = part.intercept.copy()
+        for piece, column in enumerate(part.column):
+            place = (row[column] - part.low[piece]) / (part.high[piece] - part.low[piece])
+            logits += part.coefficient[:, piece] * min(max(place, 0.0), 1.0)
+        np.testing.assert_allclose(part.log_probs(row[None])[0], np.log(np.exp(logits) / np.exp(logits).sum()))
+
+
+def test_pieces_end_at_quantiles(parts, counts):
+    (linear, _), (additive, _) = parts
+    np.testing.assert_array_equal(linear.column, [0, 1])
+    for column, values in enumerate(counts[0].T):
+        own = additive.column == column
+        knots = np.quantile(values, np.linspace(0.0, 1.0, PIECES + 1))
+        np.testing.assert_allclose(additive.low[own], [values.min(), *knots[:-1]])
+        np.testing.assert_allclose(additive.high[own], [values.max(), *knots[1:]])
+
+
+def test_rows_left_out_are_predicted_by_the_others(parts, counts):
+    x, labels, divided = counts
+    fold = divided.fold % FOLDS
+    _, found = parts[0]
+    scaled = MinMaxScaler().fit_transform(x)
+    references = []
+    for strength in STRENGTHS:
+        reference = np.empty((300, 3))
+        for number in range(FOLDS):
+            model = make_pipeline(StandardScaler(), LogisticRegression(C=strength))
+            model.fit(scaled[fold != number], labels[fold != number])
+            reference[fold == number] = model.predict_log_proba(scaled[fold == number])
+        references.append(reference)
+    best = max(references, key=lambda reference: density(reference, labels))
+    np.testing.assert_allclose(found, best, atol=1e-3)
+
+
+def test_skewed_inputs_need_pieces(parts, counts):
+    labels = counts[1]
+    (_, linear), (_, additive) = parts
+    assert density(additive, labels) > density(linear, labels) + 0.1
+
+
+def test_they_do_not_extrapolate(parts, counts):
+    ends = counts[0].max(0)[None]
+    for part, _ in parts:
+        np.testing.assert_array_equal(part.log_probs(100.0 * ends), part.log_probs(ends))
+
+
+def test_weights_of_rows(counts):
+    x, labels, divided = counts
+    weight = np.where(labels == 2, 1e-3, 1.0)
+    for part, _ in linear_parts(x, labels, 3, weight, divided):
+        assert np.exp(part.log_probs(x))[:, 2].mean() < 0.05
+
+
+def test_where_all_members_leave_out_the_same_rows(counts):
+    x, labels, _ = counts
+    divided = plan(300, 1, np.arange(300), 0)
+    for _, found in linear_parts(x, labels, 3, np.ones(300), divided):
+        np.testing.assert_array_equal(np.isfinite(found).all(1), divided.left_out[0])
+
+
+def test_a_class_that_a_fold_does_not_have(counts):
+    x, labels, divided = counts
+    rare = np.where(labels == 2, 0, labels)
+    rare[7] = 2
+    for part, found in linear_parts(x, rare, 3, np.ones(300), divided):
+        assert np.isfinite(found).all()
+        assert found[7, 2] < np.log(0.05)
+        assert np.isfinite(part.log_probs(x)).all()
+
+
+def test_where_there_are_none(counts):
+    x, labels, divided = counts
+    few = plan(FEWEST - 1, 4, np.arange(FEWEST - 1), 0)
+    assert linear_parts(x[: FEWEST - 1], labels[: FEWEST - 1], 3, np.ones(FEWEST - 1), few) == []
+    alone = (np.arange(300) == 7).astype(int)
+    assert linear_parts(x, alone, 2, np.ones(300), divided) == []
+    assert linear_parts(np.zeros((300, 2)), labels, 3, np.ones(300), divided) == []
+
+
+def test_too_many_features_for_pieces():
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((120, 400))
+    labels = generator.integers(12, size=120)
+    found = linear_parts(x, labels, 12, np.ones(120), plan(120, 4, np.arange(120), 0))
+    assert [len(part.column) for part, _ in found] == [400]
+
+
+def test_record(parts, counts):
+    for part, _ in parts:
+        read = LinearPart.read(part.record(), 2, 3)
+        np.testing.assert_array_equal(read.log_probs(counts[0]), part.log_probs(counts[0]))
+    with pytest.raises(ValueError, match="intercept of the linear part must be finite numbers in order"):
+        LinearPart.read({**part.record(), "intercept": [0.0, float("nan"), 0.0]}, 2, 3)
