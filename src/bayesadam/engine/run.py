@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from operator import getitem, is_
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,30 +22,12 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.engine import kernels
 from bayesadam.engine.blocks import Block, blocks
+from bayesadam.engine.draws import Draw as Draw
 from bayesadam.engine.passes import Pass
 from bayesadam.sharding import is_sharded, local, place
 
 BLOCK = 16 * noise.TILE
 """Elements that the eager code works on at a time."""
-
-
-class Draw(NamedTuple):
-    """Number of a sample and step, for all parameters."""
-
-    seed: int
-    step: int
-    sample: int
-    antithetic: bool
-
-    @property
-    def pair(self) -> int:
-        """Number of the draw: two antithetic samples share one."""
-        return self.sample // 2 if self.antithetic else self.sample
-
-    @property
-    def negative(self) -> bool:
-        """Whether this is the mirror image."""
-        return self.antithetic and self.sample % 2 == 1
 
 
 @dataclass(eq=False, slots=True)
