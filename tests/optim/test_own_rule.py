@@ -155,18 +155,27 @@ def test_a_population_trains_each_as_alone(own):
     for seed in range(2):
         torch.manual_seed(seed)
         models.append(torch.nn.Sequential(torch.nn.Linear(1, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)))
-    options = {"lr": [0.01, 0.02], "sharpness": [5.0, 20.0], "mc_samples": 2}
+    rates, sharpness = [0.01, 0.02], [5.0, 20.0]
     likelihood = ba.likelihoods.Gaussian(4.0)
     found = population.train(
-        models, (x, y), likelihood=likelihood, epochs=3, batch_size=8, method=own.SoftSign, seed=4, **options
+        models,
+        (x, y),
+        likelihood=likelihood,
+        epochs=3,
+        batch_size=8,
+        method=own.SoftSign,
+        lr=rates,
+        mc_samples=2,
+        seed=4,
+        options={"sharpness": sharpness},
     )
     for member, model in enumerate(models):
         alone = copy.deepcopy(model)
         opt = own.SoftSign(
             alone.named_parameters(),
-            options["lr"][member],
+            rates[member],
             num_data=24,
-            sharpness=options["sharpness"][member],
+            sharpness=sharpness[member],
             mc_samples=2,
             seed=4 + member,
         )

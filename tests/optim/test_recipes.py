@@ -273,7 +273,7 @@ def test_given_values_replace_the_recipes():
         ({"batch_size": -3}, "batch_size must be None or a positive, finite number, got -3"),
         ({"total_steps": 0}, "total_steps must be None or a positive, finite number, got 0"),
         ({"initial_steps": 0}, "initial_steps must be a positive, finite number, got 0"),
-        ({"temperature": 0.0}, "temperature must be in (0, 1], got 0.0"),
+        ({"temperature": 0.0}, r"temperature must be in \(0, 1\], got 0\.0"),
         ({"prior_precision": "fan_in"}, "prior_precision must be a positive, finite number or 'init', got 'fan_in'"),
     ],
 )

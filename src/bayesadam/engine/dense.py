@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.engine.gradients import Gradients, Hidden, Updated
+from bayesadam.engine.collection import Hidden
+from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import follow_
 from bayesadam.engine.run import Draw, Plan, Runner
 from bayesadam.engine.sources import CurvatureSource, HessianSource

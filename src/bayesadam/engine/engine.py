@@ -13,7 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from bayesadam.engine.gradients import Gradients, Hidden
+from bayesadam.engine.collection import Hidden
+from bayesadam.engine.gradients import Gradients
 from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import Store
@@ -193,6 +194,26 @@ class Engine:
         if not self.open:
             self.give_up()
 
+    def take_group(self) -> None:
+        """Number the parameters of the last group, and bring it to the step of the others."""
+        *others, group = self.store.owner.param_groups
+        group["noise_index"] = sum(len(other["params"]) for other in others)
+        if others:
+            group["noise_step"], group["skipped_steps"] = others[0]["noise_step"], others[0]["skipped_steps"]
+            if others[0]["weights"] == TRAIN:
+                self.weights.perturb(0, TRAIN)
+            group["weights"] = others[0]["weights"]
+
+    def backward(self, loss: Tensor) -> None:
+        """Backpropagate a loss at a sample; the source of curvature does it, if there is one."""
+        if self.weights.held == MEAN:
+            raise RuntimeError("backward() must be called inside sampled_params() or after train(), got a call outside")
+        with torch.enable_grad():
+            if self.source is None:
+                loss.backward()  # type: ignore[no-untyped-call]
+            else:
+                self.source.backward(loss)
+
     def start_source(self) -> None:
         """Start collecting curvature for drop-in training."""
         if self.source is not None and self.weights.held == TRAIN:
@@ -222,13 +243,13 @@ class Engine:
         count = self.store.first["mc_samples"]
         differentiates = self.source is not None and self.source.differentiates  # and makes all gradients itself
         slots = [] if differentiates else [slot for slot in self.store.slots() if slot.parameter.grad is not None]
-        earlier = [Hidden(slot, slot.parameter.grad) for slot in slots]
+        earlier: list[Hidden] = [(slot, slot.parameter.grad) for slot in slots]
         losses = []
         try:
             for number in range(count):
                 # If the closure does not clear gradients, every sample starts from those of earlier micro-batches.
                 last = number == count - 1
-                shown = [Hidden(slot, grad if last or grad is None else grad.clone()) for slot, grad in earlier]
+                shown = [(slot, grad if last or grad is None else grad.clone()) for slot, grad in earlier]
                 self._cleared = False
                 with self.block(shown=shown), self._watched(shown):
                     losses.append(self._call(closure))

@@ -49,9 +49,10 @@ def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
     function.restype = ctypes.c_int64
 
     def walk(grads: Sequence[Tensor]) -> int | None:
-        rows = np.array([(grad.data_ptr(), grad.numel()) for grad in grads], dtype=np.int64)
-        threads = 1 if int(rows[:, 1].sum()) <= noise.ALONE else torch.get_num_threads()
-        found: int = function(ctypes.c_int64(len(rows)), ctypes.c_void_p(rows.ctypes.data), ctypes.c_int(threads))
+        sizes = list(map(Tensor.numel, grads))
+        table = np.array([*map(Tensor.data_ptr, grads), *sizes], dtype=np.int64)
+        threads = 1 if sum(sizes) <= noise.ALONE else torch.get_num_threads()
+        found: int = function(ctypes.c_int64(len(sizes)), ctypes.c_void_p(table.ctypes.data), ctypes.c_int(threads))
         return None if found < 0 else found
 
     return walk
@@ -59,7 +60,7 @@ def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
 
 def _is_plain(grad: Tensor) -> bool:
     """Whether a gradient is contiguous float32 in CPU memory."""
-    return type(grad) is Tensor and grad.dtype is torch.float32 and grad.device.type == "cpu" and grad.is_contiguous()
+    return type(grad) is Tensor and grad.dtype is torch.float32 and grad.is_cpu and grad.is_contiguous()
 
 
 def _read(value: Tensor) -> float:

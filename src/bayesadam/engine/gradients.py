@@ -1,14 +1,15 @@
-"""From the gradients at one or several samples to one update: Monte Carlo averages, scaling, and the finite check."""
+"""From the gradients of a step to one update of all parameters, after checks that the step can be made."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from bayesadam.engine.collection import Collection
 from bayesadam.engine.finite import first_bad
 from bayesadam.engine.passes import Pass, numbers_of, own_prior_of, per_weight_of, statics_of
 from bayesadam.engine.rule import initial_counters
@@ -16,7 +17,7 @@ from bayesadam.engine.run import Draw, Job, Plan, Walk, tensors_of
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper
 from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group
-from bayesadam.sharding import like, local
+from bayesadam.sharding import local
 
 BACKTRACK = 0.5
 """Fraction of the largest admissible rate that back-tracking uses, so that no precision more than halves."""
@@ -26,20 +27,8 @@ Updated: TypeAlias = tuple[Slot, Any, dict[str, Any]]
 """A parameter that is updated, its state, and the counters after the step."""
 
 
-class Hidden(NamedTuple):
-    """A parameter and the gradient that it had."""
-
-    slot: Slot
-    grad: Tensor | None
-
-
-class Gradients:
-    """Transient gradients and curvatures collected for an unfinished step.
-
-    With one sample per step nothing is kept, and everything is computed from ``p.grad`` at the step. With several
-    samples, or with a curvature that is not computed from the gradient, ``p.grad`` is the mean gradient so far and the
-    mean curvature is kept here, on the scale that the gradients had. The step multiplies it by the factor by which
-    unscaling and clipping have changed ``p.grad`` since, to the power with which it scales.
+class Gradients(Collection):
+    """Turns the gradients of a step into one update of all parameters.
 
     Args:
         store: Groups and state of the optimiser.
@@ -51,147 +40,15 @@ class Gradients:
     """Whether updates draw the next sample as they go."""
 
     def __init__(self, store: Store, weights: Weights, source: CurvatureSource | None) -> None:
-        self.store = store
-        self.weights = weights
-        self.source = source
-        self.collected = 0
-        self._curvature: dict[Tensor, Tensor] = {}
-        self._norms: dict[Tensor, Tensor] = {}
+        super().__init__(store, weights, source)
         self._limit = math.inf
-        self._factor = 1.0
         self._walk: tuple[Any, list[Slot], Walk] | None = None
-
-    @property
-    def keeps_curvature(self) -> bool:
-        """Whether curvature is collected with every sample, and not computed at the step."""
-        first = self.store.first
-        return (
-            self.source is not None
-            or first["mc_samples"] > 1
-            or first.get("correction", "elementwise") != "elementwise"
-        )
+        self._present: tuple[list[Slot], list[Tensor]] | None = None
 
     def discard(self) -> None:
         """Forget the samples collected so far."""
-        self.collected = 0
-        self._curvature, self._norms, self._limit, self._factor = {}, {}, math.inf, 1.0
-
-    def present(self) -> list[Hidden]:
-        """All parameters with their gradients."""
-        return [Hidden(slot, slot.parameter.grad) for slot in self.store.slots()]
-
-    def hide(self, present: Sequence[Hidden]) -> None:
-        """Take gradients away."""
-        for slot, _ in present:
-            slot.parameter.grad = None
-
-    @torch.no_grad()
-    def collect(self, hidden: Sequence[Hidden]) -> None:
-        """Finish a sample: ``p.grad`` becomes the mean over the samples so far, and so does the kept curvature."""
-        if self.keeps_curvature:
-            factor = 1.0 if self.source is None else self.source.gradient_factor()
-            if factor != 1.0:
-                torch._foreach_mul_([self.store.dense_gradient(s.parameter) for s in self.store.trained()], factor)
-            share = 1.0 / (self.collected + 1)
-            self._keep(self.store.trained(), share)
-            self._average(hidden if self.collected else [Hidden(slot, None) for slot, _ in hidden], share)
-            self._remember_norms()
-        self.collected += 1
-
-    def _average(self, hidden: Sequence[Hidden], share: float) -> None:
-        """Average gradients with those of earlier samples; a sample without a gradient counts as zero."""
-        both, new, old = [], [], []
-        for slot, earlier in hidden:
-            parameter = slot.parameter
-            if not parameter.requires_grad:
-                continue
-            grad = parameter.grad
-            if grad is not None and earlier is not None:
-                both.append((earlier, grad))
-                parameter.grad = earlier
-            elif grad is not None:
-                new.append(grad)
-            elif earlier is not None:
-                old += [earlier, *([self._curvature[parameter]] if parameter in self._curvature else [])]
-                parameter.grad = earlier
-        if both:
-            earlier_ones, grads = zip(*both, strict=True)
-            torch._foreach_lerp_(earlier_ones, grads, share)
-        if new and share != 1.0:
-            torch._foreach_mul_(new, share)
-        if old:
-            torch._foreach_mul_(old, 1.0 - share)
-
-    @torch.no_grad()
-    def after_backward(self) -> None:
-        """Record the scale of the gradients in drop-in training, since it may be changed before the step."""
-        self._remember_norms()
-
-    def _remember_norms(self) -> None:
-        parameters = [slot.parameter for slot in self.store.trained()]
-        self._norms.update(zip(parameters, self._norms_of(parameters), strict=True))
-
-    def collect_drop_in(self) -> None:
-        """Keep the curvature of the one sample at a step of drop-in training."""
-        if not self.keeps_curvature:
-            return
-        self._curvature = {}  # of a step that was refused
-        self._factor = 1.0 if self.source is None else self.source.gradient_factor()
-        trained = self.store.trained()
-        unknown = [s.parameter for s in trained if self.source is None or s.parameter not in self._norms]
-        self._norms.update(zip(unknown, self._norms_of(unknown), strict=True))
-        self._keep(trained, 1.0)
-
-    def _keep(self, trained: Sequence[Slot], share: float) -> None:
-        """Average a sample's curvature into the one that is kept."""
-        if self.source is not None:
-            for slot in trained:
-                self._keep_from_source(slot, share)
-            return
-        rule, jobs, numbers = self.store.rule, [], NumbersCache(self.store.rule)
-        fresh: dict[Tensor, Tensor] = {}
-        for slot in trained:
-            group, parameter, state = slot.group, slot.parameter, self.store.state_of(slot)
-            noisy = rule.needs_noise and group["perturb"]
-            if rule.needs_noise and not noisy:
-                continue  # nothing to read it off
-            kept = self._curvature.get(parameter)
-            if kept is None:
-                kept = fresh[parameter] = torch.zeros_like(local(state["mean"]))
-            work = Pass(
-                rule, "collect", statics_of(rule, group), noisy=noisy, per_weight=per_weight_of(state), kept=True
-            )
-            plain, _ = numbers.of(group, state)
-            told = numbers.scaled(plain, -1.0 if group["maximize"] else 1.0, share=share)
-            tensors = tensors_of(work, parameter, state, grad=self.store.dense_gradient(parameter), kept=kept)
-            jobs.append(Job(work, slot.index, parameter, state, tensors, told))
-        plan = Plan()
-        compiles = self.store.first["compile"]
-        Walk(jobs, self.weights.runner, compiles=compiles).add(plan, {"eps": self.weights.draw(self.collected)})
-        plan.run()
-        self._curvature.update(fresh)
-
-    def _keep_from_source(self, slot: Slot, share: float) -> None:
-        assert self.source is not None
-        group, parameter = slot.group, slot.parameter
-        if not group["perturb"] and not self.source.covers(parameter):
-            return  # a learned noise level, say
-        whole = self.source.curvature(parameter)
-        if whole is None:
-            raise RuntimeError(
-                f"the curvature of parameter {self.store.name_of(parameter)} must come with its gradient, got a "
-                f"gradient alone: {self.source.hint}"
-            )
-        mean = local(self.store.state_of(slot)["mean"])
-        value = local(like(parameter, whole)).to(mean.dtype)
-        if group["maximize"] and self.store.rule.power % 2:
-            value = -value
-        if group["mc_samples"] == 1:  # not copied: the source's own until its next start
-            self._curvature[parameter] = value
-            return
-        if parameter not in self._curvature:
-            self._curvature[parameter] = torch.zeros_like(mean)
-        self._curvature[parameter].lerp_(value, share)
+        super().discard()
+        self._limit = math.inf
 
     def are_zero(self) -> bool:
         """Whether every gradient is absent or zero."""
@@ -205,6 +62,8 @@ class Gradients:
 
     def ready(self) -> bool:
         """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
+        self._present = None
+        self._present = self._gradients()
         bad = self._first_bad()
         if bad is not None:
             rates = sorted({float(group["lr"]) for group in self.store.owner.param_groups})
@@ -272,6 +131,7 @@ class Gradients:
         try:
             plan.run()
         finally:
+            self._present = None
             if self._walk is not None:
                 self._walk[2].release()
 
@@ -283,21 +143,23 @@ class Gradients:
         factors = self._curvature_factors(trained) if self.keeps_curvature else {}
         walk = self._update_walk(trained, grads, drop_in)
         groups = {id(group): self._limited(group) for group in self.store.owner.param_groups}
+        signs = {key: -self._factor if group["maximize"] else self._factor for key, group in groups.items()}
         changed: list[Updated] = []
         for slot, job, grad in zip(trained, walk.jobs, grads, strict=True):
-            group = groups[id(slot.group)]
+            key, factor = id(slot.group), 1.0
             job.tensors["grad"] = local(grad)
-            factor = 1.0
             if job.work.kept:
                 job.tensors["kept"], factor = self._curvature[slot.parameter], factors[slot.parameter]
-            plain, after = numbers.of(group, job.state)
-            job.numbers = numbers.scaled(plain, (-1.0 if group["maximize"] else 1.0) * self._factor, factor)
+            plain, after = numbers.of(groups[key], job.state)
+            job.numbers = numbers.scaled(plain, signs[key], factor)
             changed.append((slot, job.state, after))
         walk.add(plan, draws)
         return changed
 
     def _gradients(self) -> tuple[list[Slot], list[Tensor]]:
         """The parameters to step with, and their gradients."""
+        if self._present is not None:
+            return self._present
         trained = self.store.trained()
         return trained, [self.store.dense_gradient(slot.parameter) for slot in trained]
 
@@ -306,8 +168,9 @@ class Gradients:
         rule, keeps = self.store.rule, self.keeps_curvature
         held_mean = self.weights.held == MEAN
         compiles = self.store.first["compile"]
-        kept = [slot.parameter in self._curvature for slot in trained]
-        lean = [drop_in and slot.parameter in self.weights.lean.held for slot in trained]
+        kept = [slot.parameter in self._curvature for slot in trained] if self._curvature else [False] * len(trained)
+        own = self.weights.lean.held if drop_in else ()
+        lean = [slot.parameter in own for slot in trained] if own else [False] * len(trained)
         key = (held_mean, drop_in, keeps, compiles, kept, lean, statics_by_group(self.store))
         if self._walk is not None and self._walk[:2] == (key, trained) and self._walk[2].fits(grads):
             return self._walk[2]
@@ -376,32 +239,3 @@ class Gradients:
             "the posterior precision must stay positive, got a curvature that is too negative for this step; nothing "
             "was changed (use correction='elementwise', a smaller 1 - betas[1] or a larger prior_precision)"
         )
-
-    def _curvature_factors(self, trained: Sequence[Slot]) -> dict[Tensor, float]:
-        """Factors by which kept curvatures must be multiplied to match the present ``p.grad``."""
-        return {parameter: ratio**self.store.rule.power for parameter, ratio in self._rescaled(trained).items()}
-
-    def _rescaled(self, trained: Sequence[Slot]) -> dict[Tensor, float]:
-        """Factors by which unscaling or clipping changed each gradient since the last sample was collected.
-
-        A zero gradient has no such factor and takes that of the others, since wherever curvature can be scaled the
-        factor is the same for all.
-        """
-        parameters = [slot.parameter for slot in trained if slot.parameter in self._norms]
-        if not parameters:
-            return {}
-        device = self._norms[parameters[0]].device
-        norms = [*[self._norms[p] for p in parameters], *self._norms_of(parameters)]
-        values = torch.stack([norm.to(device) for norm in norms]).tolist()
-        before, now = values[: len(parameters)], values[len(parameters) :]
-        total = math.hypot(*before)
-        common = math.hypot(*now) / total if total > 0 else 1.0
-        return {p: n / b if b > 0 else common for p, b, n in zip(parameters, before, now, strict=True)}
-
-    def _norms_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Norms of the local gradients, in float32 or wider, since they easily overflow in float16."""
-        grads = [local(self.store.dense_gradient(parameter)) for parameter in parameters]
-        wide = {torch.promote_types(grad.dtype, torch.float32) for grad in grads}
-        if len(wide) == 1:
-            return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
-        return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]

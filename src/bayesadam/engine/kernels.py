@@ -129,6 +129,29 @@ def _made(work: Pass, dtypes: Dtypes, names: tuple[str, ...]) -> Kernel | str:
     return kernel
 
 
+def copy(rows: NDArray[np.int64]) -> bool:
+    """Copy memory in one call; each row has the addresses of the copy and of the original, and the number of bytes.
+
+    Returns:
+        Whether there is a compiled function to do it; otherwise nothing was copied.
+    """
+    function = _copier()
+    if function is None:
+        return False
+    threads = 1 if int(rows[:, 2].sum()) <= 4 * noise.ALONE else torch.get_num_threads()
+    function(ctypes.c_int64(len(rows)), ctypes.c_void_p(rows.ctypes.data), ctypes.c_int(threads))
+    return True
+
+
+@cache
+def _copier() -> Callable[..., None] | None:
+    try:
+        function: Callable[..., None] = native.load(native.read("copy.cpp")).copy
+    except native.CompilationError:
+        return None
+    return function
+
+
 @cache
 def _warn(text: str) -> None:
     warnings.warn(text, RuntimeWarning, stacklevel=2)

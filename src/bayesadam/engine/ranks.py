@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Variable
 
-from bayesadam.engine.passes import Pass, per_weight_of, statics_of
-from bayesadam.engine.run import Job, Plan, Walk, tensors_of
-from bayesadam.engine.store import NumbersCache, Slot, Store
+from bayesadam.engine.collection import add_curvature, measurable
+from bayesadam.engine.store import Slot, Store
 from bayesadam.engine.weights import Weights
 from bayesadam.sharding import average
 
@@ -120,25 +119,12 @@ class LocalSource:
 
     @torch.no_grad()
     def _averaged(self, trained: Sequence[Slot]) -> dict[Tensor, Tensor]:
-        rule, jobs, numbers = self.store.rule, [], NumbersCache(self.store.rule)
-        found: dict[Tensor, Tensor] = {}
-        for slot in trained:
-            group, parameter, state = slot.group, slot.parameter, self.store.state_of(slot)
-            noisy = rule.needs_noise and group["perturb"]
-            if rule.needs_noise and not noisy:
-                continue  # nothing to read it off
-            found[parameter] = torch.zeros_like(state["mean"])
-            statics = statics_of(rule, group)
-            work = Pass(rule, "collect", statics, noisy=noisy, per_weight=per_weight_of(state), kept=True)
-            own = self._own.get(parameter)  # not used by this rank: counts as zero, in the gradient as well
-            own = torch.zeros_like(parameter) if own is None else own
-            told, _ = numbers.of(group, state)
-            tensors = tensors_of(work, parameter, state, grad=own, kept=found[parameter])
-            jobs.append(Job(work, slot.index, parameter, state, tensors, told))
-        plan = Plan()
-        walk = Walk(jobs, self.weights.runner, compiles=self.store.first["compile"])
-        walk.add(plan, {"eps": self.weights.draw(self.collected())})
-        plan.run()
+        slots = measurable(self.store, trained)
+        found: dict[Tensor, Tensor] = {s.parameter: torch.zeros_like(self.store.state_of(s)["mean"]) for s in slots}
+        # A gradient that this rank does not have counts as zero, in the mean of the gradients as well.
+        own = [self._own[p] if p in self._own else torch.zeros_like(p) for p in found]
+        samples = list(zip(slots, own, found.values(), strict=True))
+        add_curvature(self.weights, samples, self.collected(), 1.0, signed=False)
         average(list(found.values()))
         return found
 

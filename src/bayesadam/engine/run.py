@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from operator import getitem, is_
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,30 +22,12 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.engine import kernels
 from bayesadam.engine.blocks import Block, blocks
+from bayesadam.engine.draws import Draw as Draw
 from bayesadam.engine.passes import Pass
 from bayesadam.sharding import is_sharded, local, place
 
 BLOCK = 16 * noise.TILE
 """Elements that the eager code works on at a time."""
-
-
-class Draw(NamedTuple):
-    """Number of a sample and step, for all parameters."""
-
-    seed: int
-    step: int
-    sample: int
-    antithetic: bool
-
-    @property
-    def pair(self) -> int:
-        """Number of the draw: two antithetic samples share one."""
-        return self.sample // 2 if self.antithetic else self.sample
-
-    @property
-    def negative(self) -> bool:
-        """Whether this is the mirror image."""
-        return self.antithetic and self.sample % 2 == 1
 
 
 @dataclass(eq=False, slots=True)
@@ -161,12 +144,14 @@ class Walk:
             rest += chosen
         self._rest = rest
         self._batches: list[Batch] | None = None
-        self._states = [(j.state, name, t) for j in jobs for name, t in j.tensors.items() if name in j.state]
-        self._addresses = [job.parameter.data_ptr() for job in jobs if type(job.parameter) is nn.Parameter]
+        known = [(j.state, name, t) for j in jobs for name, t in j.tensors.items() if name in j.state]
+        self._states, self._names, self._tensors = zip(*known, strict=True) if known else ((), (), ())
+        self._parameters = [job.parameter for job in jobs if type(job.parameter) is nn.Parameter]
+        self._addresses = list(map(Tensor.data_ptr, self._parameters))
         grads = [job.tensors["grad"] for job in jobs if "grad" in job.tensors]
         self._dtype = grads[0].dtype if grads else None
         self._repeats = (
-            len(self._addresses) == len(jobs)
+            len(self._parameters) == len(jobs)
             and all(job.parameter.is_contiguous() for job in jobs)
             and all(grad.dtype == self._dtype and grad.is_contiguous() for grad in grads)
         )
@@ -176,9 +161,20 @@ class Walk:
         return (
             self._repeats
             and all(grad.dtype is self._dtype and grad.is_contiguous() for grad in grads)
-            and all(state[name] is tensor for state, name, tensor in self._states)
-            and [job.parameter.data_ptr() for job in self.jobs] == self._addresses
+            and all(map(is_, map(getitem, self._states, self._names), self._tensors))
+            and list(map(Tensor.data_ptr, self._parameters)) == self._addresses
         )
+
+    def copy_means(self, parameters: Sequence[Tensor]) -> bool:
+        """Copy the means into the weights by one call, if these are the parameters of the jobs and kernels fit them.
+
+        Returns:
+            Whether it was done.
+        """
+        if self._rest or len(parameters) != len(self.jobs) or len(self._kernels) != 1 or not self.fits(()):
+            return False
+        found = self._kernels[0]
+        return all(map(is_, parameters, found.touched)) and found.copy_means()
 
     def release(self) -> None:
         """Drop the gradients and kept curvatures of a step, so that their memory can be reused."""
@@ -192,8 +188,7 @@ class Walk:
             compiled.add(plan, draws)
         if not self._rest:
             return
-        told = [id(job.numbers) for job in self._rest]
-        if self._batches is None or len(set(told)) > 1:
+        if self._batches is None or len({id(job.numbers) for job in self._rest}) > 1:
             self._batches = list(_batches(self._rest))
         for batch in self._batches:  # means first: a sample that was written over them can then be taken back from them
             work = batch[0].job.work
@@ -232,13 +227,11 @@ class _Compiled:
 
     def add(self, plan: Plan, draws: Mapping[str, Draw]) -> None:
         """Append the call of the kernel."""
-        rows: dict[int, int] = {}
-        numbers: list[list[float]] = []
-        for job in self.jobs:
-            if id(job.numbers) not in rows:
-                rows[id(job.numbers)] = len(numbers)
-                numbers.append(list(job.numbers.values()))
-        self.table[:, 4] = [rows[id(job.numbers)] for job in self.jobs] if len(numbers) > 1 else 0
+        each = [id(job.numbers) for job in self.jobs]
+        different = {key: job.numbers for key, job in zip(each, self.jobs, strict=True)}
+        rows = {key: row for row, key in enumerate(different)}
+        self.table[:, 4] = [rows[key] for key in each] if len(rows) > 1 else 0
+        numbers = [list(told.values()) for told in different.values()]
         for column, name in self.changing:
             self.table[:, column] = [job.tensors[name].data_ptr() for job in self.jobs]
         told, words = np.array(numbers), np.array([_words(draws)] * len(numbers))
@@ -253,6 +246,20 @@ class _Compiled:
                 torch.autograd.graph.increment_version(self.versions)
 
         plan.add(step, self.touched)
+
+    def copy_means(self) -> bool:
+        """Copy the means into the weights, if they are of one dtype and there is a compiled function."""
+        mean, weights = (self.jobs[0].tensors[name] for name in ("mean", "weights"))
+        if mean.dtype != weights.dtype:
+            return False
+        names = self.jobs[0].work.reads
+        to, start = (kernels.FIXED + names.index(name) for name in ("weights", "mean"))
+        rows = np.ascontiguousarray(self.table[:, [to, start, 1]])
+        rows[:, 2] *= mean.element_size()
+        if not kernels.copy(rows):
+            return False
+        torch.autograd.graph.increment_version(self.versions)
+        return True
 
 
 class Runner:

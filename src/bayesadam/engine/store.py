@@ -74,7 +74,7 @@ class Store:
     def slots(self) -> list[Slot]:
         """All parameters; the same objects as long as groups and parameters do not change."""
         groups = self.owner.param_groups
-        key = [id(thing) for group in groups for thing in (group, *group["params"])]
+        key = [each for group in groups for each in (id(group), *map(id, group["params"]))]
         if key != self._key:
             earlier = self._slots
             self._slots = [
@@ -195,7 +195,10 @@ class NumbersCache:
 
     def of(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         """The numbers, without the scales of gradients; and the counters after one more step."""
-        counters, prior = _COUNTERS_OF(state), own_prior_of(state)
+        prior = state.get("prior_precision")
+        if prior is not None and type(prior) is not float:
+            prior = own_prior_of(state)
+        counters = _COUNTERS_OF(state)
         key = (id(group), counters, prior)
         known = self._known.get(key)
         if known is None:

@@ -109,7 +109,8 @@ class Weights:
         if not slots:
             return
         rule, compiles = self.store.rule, self.store.first["compile"]
-        lean = [slot.parameter in self.lean.held for slot in slots]
+        held = self.lean.held
+        lean = [slot.parameter in held for slot in slots] if held else [False] * len(slots)
         sampled = [own and slot.parameter in self._written for own, slot in zip(lean, slots, strict=True)]
         key = (adopt, compiles, lean, sampled, tuple(statics_by_group(self.store)))
         known = self._walk
@@ -169,10 +170,12 @@ class Weights:
         torch.clear_autocast_cache()
 
     def _copy_means(self, parameters: Sequence[Tensor]) -> None:
-        kept = [parameter for parameter in parameters if parameter not in self.lean.held]
-        for parameter in self.lean.restore([parameter for parameter in parameters if parameter in self.lean.held]):
-            self._written.pop(parameter, None)
-        if kept:
+        held, kept = self.lean.held, parameters
+        if held:
+            kept = [parameter for parameter in parameters if parameter not in held]
+            for parameter in self.lean.restore([parameter for parameter in parameters if parameter in held]):
+                self._written.pop(parameter, None)
+        if kept and not (self._walk is not None and self._walk[2].copy_means(kept)):
             means = [local(self._states[parameter]["mean"]) for parameter in kept]
             torch._foreach_copy_([local(parameter) for parameter in kept], means)
 

@@ -2,14 +2,14 @@
 #include <cmath>
 #include <cstdint>
 
-// The number of the first vector with a sum of squares that is infinite or NaN, or -1. A row has address and length.
-extern "C" int64_t first_bad(int64_t count, const int64_t* rows, int threads) {
+// The number of the first vector with a sum of squares that is infinite or NaN, or -1; all addresses, then all lengths.
+extern "C" int64_t first_bad(int64_t count, const int64_t* table, int threads) {
     constexpr int64_t CHUNK = 4096;
     int64_t found = count;
 #pragma omp parallel for num_threads(threads) if (threads > 1) schedule(static) reduction(min : found)
     for (int64_t i = 0; i < count; i++) {
-        const float* const values = reinterpret_cast<const float*>(rows[2 * i]);
-        const int64_t size = rows[2 * i + 1];
+        const float* const values = reinterpret_cast<const float*>(table[i]);
+        const int64_t size = table[count + i];
         for (int64_t start = 0; start < size; start += CHUNK) {
             const int64_t stop = size - start < CHUNK ? size : start + CHUNK;
             float sum = 0.0f;

@@ -130,10 +130,10 @@ inline void philox(uint32_t first, const Key& key, const Rounds& rounds, uint32_
         b2 = _mm512_ternarylogic_epi64(_mm512_srli_epi64(bp, 32), b3, rounds.high[round], 0x96);
         a1 = aq, b1 = bq, a3 = ap, b3 = bp;
     }
+    const __m512i low = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i made[2][4] = {{a0, a1, a2, a3}, {b0, b1, b2, b3}};
-    for (int half = 0; half < 2; half++)
-        for (int k = 0; k < 4; k++)
-            _mm256_store_si256(reinterpret_cast<__m256i*>(words[k] + 8 * half), _mm512_cvtepi64_epi32(made[half][k]));
+    for (int k = 0; k < 4; k++)  // a whole vector at once, as it is read again
+        _mm512_store_si512(words[k], _mm512_permutex2var_epi32(made[0][k], low, made[1][k]));
 }
 #else
 inline void philox(uint32_t first, const Key& key, const Rounds& rounds, uint32_t words[4][WIDTH]) {

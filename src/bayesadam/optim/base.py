@@ -12,12 +12,11 @@ from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bayesadam.checks import check
 from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.rule import options_of
-from bayesadam.engine.weights import MEAN, TRAIN
 from bayesadam.optim import attachment
 from bayesadam.optim.continuation import continued
 from bayesadam.optim.correlated_prior import CORRELATED
@@ -28,6 +27,7 @@ from bayesadam.optim.hyperparameters import (
     check_common,
     check_options,
     check_ordered,
+    check_parameters,
     check_prior,
     count_weights,
     listed,
@@ -38,8 +38,7 @@ from bayesadam.optim.readable import Readable
 from bayesadam.optim.recipes import PAPER, Recipes, Sizes, longer_training, recipe_of
 from bayesadam.optim.signatures import show_signature
 from bayesadam.optim.translations import check_foreign
-from bayesadam.posterior import DiagonalGaussian, modes
-from bayesadam.sharding import is_sharded
+from bayesadam.posterior import DiagonalGaussian
 
 
 class PerturbedOptimizer(Readable):
@@ -219,20 +218,12 @@ class PerturbedOptimizer(Readable):
             if self.param_groups and group[name] != self.param_groups[0][name]:
                 raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
         super().add_param_group(param_group)
-        group, first = self.param_groups[-1], self.param_groups[0]
-        for position, parameter in enumerate(group["params"]):
-            if parameter.is_complex() and parameter.requires_grad:
-                self.param_groups.pop()
-                raise ValueError(f"parameter {position} of the group must be real, got dtype {parameter.dtype}")
-            if group["rank_samples"] and is_sharded(parameter):
-                self.param_groups.pop()
-                raise ValueError(f"rank_samples must be False for sharded parameters, got one, number {position}")
-        group["noise_index"] = sum(len(g["params"]) for g in self.param_groups[:-1])
-        if group is not first:
-            group["noise_step"], group["skipped_steps"] = first["noise_step"], first["skipped_steps"]
-            if first["weights"] == TRAIN:
-                self._engine.weights.perturb(0, TRAIN)
-            group["weights"] = first["weights"]
+        try:
+            check_parameters(self.param_groups[-1])
+        except ValueError:
+            self.param_groups.pop()
+            raise
+        self._engine.take_group()
 
     @uncompiled
     def sampled_params(self) -> AbstractContextManager[None]:
@@ -278,32 +269,6 @@ class PerturbedOptimizer(Readable):
         if others:
             attachment.warn_of_other_values(self._engine.store.name_of(others[0]))
 
-    def follow(self, model: nn.Module) -> None:
-        """Switch between sample and mean whenever the model is set to training or evaluation mode.
-
-        This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
-        else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
-        optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
-        ``eval()`` of either at the end of the training. The weights first change when the model is next set to
-        training mode.
-
-        Args:
-            model: The module that has the parameters. It may be wrapped (``DistributedDataParallel``,
-                ``torch.compile``) before or after this call.
-
-        Raises:
-            RuntimeError: ``mc_samples`` is not 1.
-            ValueError: A perturbed parameter of this optimiser does not belong to the model.
-        """
-        self._engine.check_drop_in()
-        self.attach(model)
-        modes.follow(self, model)
-
-    def follow_mode(self, training: bool) -> None:
-        """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""
-        if not self._engine.open:
-            self.train(training)
-
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Outside a block this also discards the samples collected for the next step."""
@@ -322,13 +287,7 @@ class PerturbedOptimizer(Readable):
                 second derivatives.
             ValueError: The loss is a sum where a mean was announced, or the reverse.
         """
-        if self._engine.weights.held == MEAN:
-            raise RuntimeError("backward() must be called inside sampled_params() or after train(), got a call outside")
-        with torch.enable_grad():
-            if self._engine.source is None:
-                loss.backward()  # type: ignore[no-untyped-call]
-            else:
-                self._engine.source.backward(loss)
+        self._engine.backward(loss)
 
     @uncompiled
     @torch.inference_mode(False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ from bayesadam.optim import attachment
 from bayesadam.optim.batch_size import BatchSize
 from bayesadam.optim.correlated_prior import CORRELATED, CorrelatedPrior
 from bayesadam.optim.newton import CLIP_RADIUS
+from bayesadam.posterior import modes
 
 EARLIER = {
     "compile": False,
@@ -70,6 +72,10 @@ class Checkpointed(Optimizer):
         gradients = Gradients(store, weights, source)
         return Engine(store, weights, gradients, source)
 
+    @abstractmethod
+    def train(self, mode: bool = True) -> None:
+        """Put a sample into the weights for drop-in training, or the mean."""
+
     def attach(self, model: nn.Module) -> None:
         """Make ``model.state_dict()`` always return the mean, and take the parameters' names from the model.
 
@@ -103,6 +109,32 @@ class Checkpointed(Optimizer):
         if self._counted is None:
             self._counted = BatchSize(lambda: self._engine.store)
         self._counted.watch(model)
+
+    def follow(self, model: nn.Module) -> None:
+        """Switch between sample and mean whenever the model is set to training or evaluation mode.
+
+        This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
+        else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
+        optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
+        ``eval()`` of either at the end of the training. The weights first change when the model is next set to
+        training mode.
+
+        Args:
+            model: The module that has the parameters. It may be wrapped (``DistributedDataParallel``,
+                ``torch.compile``) before or after this call.
+
+        Raises:
+            RuntimeError: ``mc_samples`` is not 1.
+            ValueError: A perturbed parameter of this optimiser does not belong to the model.
+        """
+        self._engine.check_drop_in()
+        self.attach(model)
+        modes.follow(self, model)
+
+    def follow_mode(self, training: bool) -> None:
+        """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""
+        if not self._engine.open:
+            self.train(training)
 
     def holds_sample(self, parameter: Tensor) -> bool:
         """Whether a parameter holds a posterior sample at this moment."""

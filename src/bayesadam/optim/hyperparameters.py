@@ -14,6 +14,7 @@ from bayesadam.engine.store import INIT
 from bayesadam.engine.weights import MEAN
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
+from bayesadam.sharding import is_sharded
 
 DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
 """Entries of parameter groups that are not arguments of the constructor."""
@@ -115,6 +116,15 @@ def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
     check("prior_precision", prior, f"a positive, finite number or {INIT!r}", _is_positive)
     if start is not None and not start_wider:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
+
+
+def check_parameters(group: Mapping[str, Any]) -> None:
+    """Refuse trainable parameters that are complex, and sharded ones where every rank draws a sample of its own."""
+    for position, parameter in enumerate(group["params"]):
+        if parameter.is_complex() and parameter.requires_grad:
+            raise ValueError(f"parameter {position} of the group must be real, got dtype {parameter.dtype}")
+        if group["rank_samples"] and is_sharded(parameter):
+            raise ValueError(f"rank_samples must be False for sharded parameters, got one, number {position}")
 
 
 def _is_positive(value: Any) -> bool:
