@@ -233,7 +233,7 @@ class TestClassification:
     def test_refuses_bins(self, bins):
         for metric in (metrics.calibration_curve, metrics.expected_calibration_error):
             with pytest.raises(ValueError, match=f"^bins must be at least 1, got {bins}$"):
-                metric(*classes(), bins)
+                metric(*classes(), bins=bins)
 
     @pytest.mark.parametrize(
         "metric",

@@ -25,13 +25,13 @@ def reached(monkeypatch):
     """The inputs of every fit in this test, as the members of the ensemble get them."""
     from bayesadam.sklearn import base
 
-    seen, divide = [], base._parts
+    seen, divide = [], base.member_parts
 
     def parts(divided, inputs, *rest):
         seen.append(inputs.numpy().copy())
         return divide(divided, inputs, *rest)
 
-    monkeypatch.setattr(base, "_parts", parts)
+    monkeypatch.setattr(base, "member_parts", parts)
     return seen
 
 

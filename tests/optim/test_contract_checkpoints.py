@@ -72,6 +72,7 @@ def check_resuming(method, mode, dtype, model_first, tmp_path):
     torch.save({"model": net.state_dict(), "opt": opt.state_dict()}, tmp_path / "c.pt")
     train(net, opt, 3, first=3, mode=mode)
     other_net, other = scrambled(method, dtype, seed=99, num_data=7)
+    other.attach(other_net)
     saved = torch.load(tmp_path / "c.pt", weights_only=True)
     if model_first:
         other_net.load_state_dict(saved["model"])

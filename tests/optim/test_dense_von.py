@@ -649,18 +649,6 @@ def test_posterior_predicts_and_saves(tmp_path):
     assert torch.allclose(found.epistemic.flatten().double(), expected, rtol=0.12)
 
 
-@pytest.mark.parametrize("make", [ba.Vadam, ba.VON], ids=["Vadam", "VON"])
-def test_a_dense_posterior_as_prior_is_refused(make):
-    """Its correlations would be lost without a word; ``marginal()`` says so."""
-    net = make_net()
-    opt = ba.VON(net.named_parameters(), num_data=50, **FULL, correction="elementwise")
-    opt.step(lambda: loss_of(net))
-    q = opt.posterior()
-    make(net.named_parameters(), num_data=50, prior=q.marginal())
-    with pytest.raises((TypeError, ValueError), match="DiagonalGaussian"):
-        make(net.named_parameters(), num_data=50, prior=q)
-
-
 def test_posterior_before_the_first_step():
     net = make_net()
     q = ba.VON(net.named_parameters(), num_data=50, initial_precision=80.0, covariance="full").posterior()

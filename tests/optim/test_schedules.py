@@ -20,6 +20,6 @@ def test_half_cosine_is_that_of_torch():
 
 @pytest.mark.parametrize("flat", [0.25, 0.5])
 def test_half_cosine_after_a_flat_part(flat):
-    assert half_cosine(0.0, flat) == half_cosine(flat - 1e-9, flat) == half_cosine(flat, flat) == 1.0
-    assert half_cosine(flat + (1.0 - flat) / 3.0, flat) == pytest.approx(0.5 * (1.0 + math.cos(math.pi / 3.0)))
-    assert half_cosine(1.0, flat) == 0.0
+    assert half_cosine(0.0, flat=flat) == half_cosine(flat - 1e-9, flat=flat) == half_cosine(flat, flat=flat) == 1.0
+    assert half_cosine(flat + (1.0 - flat) / 3.0, flat=flat) == pytest.approx(0.5 * (1.0 + math.cos(math.pi / 3.0)))
+    assert half_cosine(1.0, flat=flat) == 0.0

@@ -249,7 +249,7 @@ def test_pruning_is_refused():
         ({"left": {"v": torch.eye(2)}}, "^left must only have weights that mean has, got 'v'$"),
         ({"left": {"w": torch.eye(3)}}, r"^left of 'w' must be of shape \(2, 2\), got \(3, 3\)$"),
         ({"right": {"w": torch.eye(2)}}, r"^right of 'w' must be of shape \(3, 3\), got \(2, 2\)$"),
-        ({"right": {"w": 2 * torch.eye(3)}}, "^right of 'w' must be orthogonal, got a vector that it moves by "),
+        ({"right": {"w": 2 * torch.eye(3)}}, "^right of 'w' must be orthogonal, got a matrix that "),
         ({"right": {"w": torch.eye(3).long()}}, "^right of 'w' must be a floating-point tensor, got dtype torch.int64"),
         ({"left": {"w": torch.full((2, 2), math.nan)}}, "^left of 'w' must be finite, got inf or nan$"),
     ],

@@ -25,7 +25,7 @@ def polynomial_decay(power: float = 0.55) -> Callable[[int], float]:
     return lambda step: 1.0 / (1.0 + step**power)
 
 
-def half_cosine(done: float, flat: float = 0.0) -> float:
+def half_cosine(done: float, *, flat: float = 0.0) -> float:
     """Factor of a learning rate that falls to 0 along half a cosine (Loshchilov and Hutter 2017, eq. 5, one period).
 
     Use it as ``lr_schedule`` of :func:`bayesadam.population.train`, or with ``LambdaLR``.

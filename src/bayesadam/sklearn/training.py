@@ -63,10 +63,11 @@ class Training:
         held_out_weights: Of those rows; ``None``: all alike.
         minimised: One likelihood or objective per member.
         method: Of :func:`bayesadam.population.train`.
-        options: Of it.
+        options: Hyper-parameters of the method.
         epochs: Of it.
         batch_size: Of it.
         seed: Of it.
+        sample_weight: Weights of the training rows, one tensor per member; ``None``: all alike.
         time_budget: Seconds; the number of epochs is made such that it fits.
         error: Of the members, by the rows they leave out: training looks at it now and then, and ends with what had
             the least. ``None``: with what was there at the end.
@@ -92,6 +93,7 @@ class Training:
     epochs: int
     batch_size: int
     seed: int
+    sample_weight: Sequence[Tensor] | None = None
     time_budget: float | None = None
     error: Callable[[Population], float] | None = None
     checkpoint: str | os.PathLike[str] | None = None
@@ -159,6 +161,7 @@ class Training:
             chunk=len(self.models),
             progress=self.verbose,
             options=self.options,
+            sample_weight=self.sample_weight,
             **{**self._steps, **options},
         )
 
@@ -248,7 +251,7 @@ def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
 
 def cosine(done: float) -> float:
     """The rate in full for the first half of the training, then by half a cosine to 0."""
-    return half_cosine(done, 0.5)
+    return half_cosine(done, flat=0.5)
 
 
 @torch.no_grad()
