@@ -164,6 +164,7 @@ def test_only_training_passes_at_a_sample_count():
 
 
 def test_a_wrapped_model_and_a_second_call_count_once():
+    torch._dynamo.reset()
     net = network()
     compiled = torch.compile(net, backend="eager", fullgraph=True)
     opt = made(net)
