@@ -145,7 +145,8 @@ def test_the_page_about_versions_has_the_formats_and_the_least_versions():
         "`report.json`": reports.VERSION,
         "agent": agents.VERSION,
     }
-    shown = {line.split()[1]: line.split("|")[3].strip() for line in page.splitlines() if line.count("|") == 5}
+    rows = [line.split("|") for line in page.splitlines() if line.count("|") == 5]
+    shown = {row[1].split()[0]: row[3].strip() for row in rows}
     assert {name: str(version) for name, version in written.items()}.items() <= shown.items()
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for name, package in (("Python", "requires-python = \""), ("PyTorch", "\"torch"), ("NumPy", "\"numpy")):
