@@ -1,7 +1,7 @@
 """Notebooks of the pages that have Python code, made when the site is built.
 
-MkDocs calls the two functions whose names begin with ``on_``. Every page with at least two Python blocks gets a link
-to ``NAME.ipynb`` beside it. Blocks of Python become code cells, and the block of output after one becomes the output
+MkDocs calls the two functions whose names begin with ``on_``. Pages with at least two Python blocks get a link to
+``NAME.ipynb`` beside them. Blocks of Python become code cells, and the block of output after one becomes the output
 of its cell, so that a reader sees the numbers before running anything. Everything else is Markdown; links to other
 pages are left as text, because the notebook is read elsewhere.
 """
@@ -56,8 +56,8 @@ def _lines(text: str) -> list[str]:
 
 
 def has_notebook(page: str) -> bool:
-    """Whether a page has enough code for a notebook."""
-    return sum(block[1] == "python" for block in BLOCK.finditer(page)) >= 2
+    """Whether a page has at least two Python blocks, and none of the command line, which a notebook would not run."""
+    return sum(block[1] == "python" for block in BLOCK.finditer(page)) >= 2 and "\n```console" not in page
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:

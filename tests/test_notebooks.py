@@ -67,4 +67,6 @@ def test_pages_with_code_link_to_their_notebook(made, tmp_path):
     written = json.loads((tmp_path / "guides" / "page" / "page.ipynb").read_text())
     assert written == made["notebook"](source)
     short = "# A page\n\n```python\nx = 1\n```\n"
-    assert made["on_page_markdown"](short, page=SimpleNamespace(file=file), config=None, files=None) == short
+    commands = source + "\n```console\n$ bayesadam demo\n```\n"
+    for other in (short, commands):
+        assert made["on_page_markdown"](other, page=SimpleNamespace(file=file), config=None, files=None) == other
