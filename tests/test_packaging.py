@@ -149,7 +149,7 @@ def test_the_page_about_versions_has_the_formats_and_the_least_versions():
     shown = {row[1].split()[0]: row[3].strip() for row in rows}
     assert {name: str(version) for name, version in written.items()}.items() <= shown.items()
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    for name, package in (("Python", "requires-python = \""), ("PyTorch", "\"torch"), ("NumPy", "\"numpy")):
+    for name, package in (("Python", 'requires-python = "'), ("PyTorch", '"torch'), ("NumPy", '"numpy')):
         (least,) = re.findall(rf"{package}>=([\d.]+)\"", project)
         assert f"| {name} | {least} or newer |" in page
     (tested,) = re.findall(r'"torch==([\d.]+)"', project)
