@@ -18,25 +18,26 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+FOLDER = Path(__file__).parent
 SLOW = [
-    "optim/test_compiled.py",
-    "test_experiments.py",
-    "test_tuning.py",
-    "bayes_by_backprop/test_compiled.py",
-    "estimators/test_regressor.py",
-    "test_digits.py",
-    "test_uci_table1.py",
-    "test_mnist.py",
     "optim/test_contract_distributed.py",
-    "test_cli.py",
+    "estimators/test_regressor.py",
+    "test_tuning.py",
     "test_docs.py",
+    "robustness/test_robustness.py",
+    "experiments/test_experiments.py",
+    "cli/test_cli.py",
+    "experiments/test_mnist.py",
+    "optim/test_digits.py",
     "estimators/test_classifier.py",
 ]
 """Files whose tests take longest, the longest first: a process that ends with one of them lets the others wait."""
 
 
 def pytest_collection_modifyitems(items):
-    places = {Path(__file__).parent / name: place for place, name in enumerate(SLOW)}
+    if missing := [name for name in SLOW if not (FOLDER / name).exists()]:
+        raise pytest.UsageError(f"SLOW in tests/conftest.py must be files in tests, got {missing}")
+    places = {FOLDER / name: place for place, name in enumerate(SLOW)}
     items.sort(key=lambda item: places.get(item.path, len(SLOW)))
 
 

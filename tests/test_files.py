@@ -4,10 +4,7 @@ import errno
 import json
 import math
 import os
-import signal
 import stat
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,6 +16,7 @@ import torch
 from bayesadam import files
 from bayesadam.files import DamagedFile, read_json, read_tensors, whole_file, write_json, write_tensors
 from bayesadam.files.locks import THERE
+from processes import PROCESSES
 
 TENSORS = {
     "b": torch.arange(6.0).reshape(2, 3),
@@ -145,19 +143,24 @@ class TestWriter:
         assert caught.value.filename == str(tmp_path / "none" / "t")
 
 
+def write_half(path, connection):
+    with whole_file(path) as temporary:
+        temporary.write_text("half")
+        connection.send(temporary)
+        time.sleep(60)
+
+
 @needs_locks
 class TestLeftovers:
     def kill_while_writing(self, folder):
-        code = (
-            "import sys, time\nfrom bayesadam.files import whole_file\n"
-            "with whole_file(sys.argv[1]) as path:\n"
-            "    path.write_text('half'); print(path, flush=True); time.sleep(60)"
-        )
-        with subprocess.Popen([sys.executable, "-c", code, folder / "t.csv"], stdout=subprocess.PIPE, text=True) as p:
-            path = Path(p.stdout.readline().strip())
-            yield path
-            p.send_signal(signal.SIGKILL)
-            p.wait()
+        here, there = PROCESSES.Pipe()
+        process = PROCESSES.Process(target=write_half, args=(folder / "t.csv", there))
+        process.start()
+        assert here.poll(60)
+        path = here.recv()
+        yield path
+        process.kill()
+        process.join()
         yield path
 
     def test_what_a_killed_process_left_is_removed_by_the_next(self, tmp_path):

@@ -1,9 +1,9 @@
-"""Runs functions of a module in processes that train together (gloo, CPU): ``python -m two_ranks ...`` in each."""
+"""Runs functions of a module in processes that train together (gloo, CPU)."""
 
+import contextlib
 import importlib
 import os
-import subprocess
-import sys
+import time
 import traceback
 import warnings
 from pathlib import Path
@@ -11,48 +11,40 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from processes import PROCESSES
+
 
 def in_two_ranks(module, functions, folder, *, size=2):
-    """Call each ``module.function(rank, folder)`` on all; what they print where they fail is in the assertion.
-
-    All in one set of processes: to start it takes longer than most functions do.
-    """
+    """Call each ``module.function(rank, folder)`` on all; what went wrong where they fail is in the assertion."""
     rendezvous = Path(folder) / "rendezvous"
     rendezvous.unlink(missing_ok=True)
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "two_ranks", module, str(rank), str(size), str(folder), *functions],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(size)
-    ]
+    arguments = [(module, rank, size, folder, functions) for rank in range(size)]
+    ranks = [PROCESSES.Process(target=main, args=each, daemon=True) for each in arguments]
+    for rank in ranks:
+        rank.start()
+    end = time.monotonic() + 600  # only ever reached where ranks wait for each other
     try:
-        errors = [rank.communicate(timeout=240)[1] for rank in ranks]
+        for rank in ranks:
+            rank.join(max(end - time.monotonic(), 0))
     finally:
         for rank in ranks:
             rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * size, "\n".join(errors)
+            rank.join()
+    errors = [path.read_text() for path in sorted(Path(folder).glob("error-*.txt"))]
+    assert [rank.exitcode for rank in ranks] == [0] * size, "\n".join(errors)
 
 
-def main(module, rank, size, folder, *functions):
+def main(module, rank, size, folder, functions):
     torch.set_num_threads(1)
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for function in functions:
-                getattr(importlib.import_module(module), function)(rank, folder)
+                getattr(importlib.import_module(module), function)(rank, str(folder))
                 dist.barrier()
     except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            (Path(folder) / f"error-{rank}.txt").write_text(traceback.format_exc())
         os._exit(1)
     os._exit(0)  # gloo's threads sometimes abort a process that winds down in the ordinary way
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -162,23 +162,30 @@ def test_through_a_fifo(fitted, made, numbers, tmp_path):
     assert path.is_fifo()
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_output_in_any_encoding(made, tmp_path, encoding):
-    table = labels_table()
-    write(table.rename_columns(["größe", "数", "答え"]), tmp_path / "t.csv")
+def in_encoding(encoding, folder, *arguments):
+    """The command line in a process whose streams have this encoding."""
     environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path[1:])}
-    arguments = ["fit", "t.csv", "--target", "答え", "--out", "run", *map(str, FAST)]
-    done = subprocess.run(
-        [sys.executable, "-m", "bayesadam", *arguments], cwd=tmp_path, env=environment, capture_output=True, timeout=120
-    )
+    command = [sys.executable, "-m", "bayesadam", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=120)
+
+
+def foreign_table(path):
+    write(labels_table().rename_columns(["größe", "数", "答え"]), path)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_output_in_any_encoding(tmp_path, encoding):
+    foreign_table(tmp_path / "t.csv")
+    done = in_encoding(encoding, tmp_path, "fit", "t.csv", "--target", "答え", "--out", "run", *FAST)
     assert (done.returncode, b"Traceback" in done.stderr) == (0, False), done.stderr
     text = done.stdout.decode(encoding)
     assert "\\u7b54\\u3048" in text
     assert ("gr\\xf6\\xdfe" if encoding == "ascii" else "größe") in text
-    arguments = ["fit", "t.csv", "--target", "無", "--out", "other"]
-    done = subprocess.run(
-        [sys.executable, "-m", "bayesadam", *arguments], cwd=tmp_path, env=environment, capture_output=True, timeout=120
-    )
+
+
+def test_a_mistake_that_the_encoding_lacks(tmp_path):
+    foreign_table(tmp_path / "t.csv")
+    done = in_encoding("ascii", tmp_path, "fit", "t.csv", "--target", "無", "--out", "other")
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1), done.stderr
 
 

@@ -509,14 +509,14 @@ def test_what_it_is_shows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((mlp(), "normal"), r"^weights must be one of \('gaussian', 'bernoulli'\), got 'normal'$"),
-        ((lambda x: x,), "^model must be a torch.nn.Module, got <function"),
-        ((nn.Sequential(nn.ReLU()),), "^model must have a trainable parameter that is selected, got none$"),
+        ({"model": mlp(), "weights": "normal"}, r"^weights must be one of \('gaussian', 'bernoulli'\), got 'normal'$"),
+        ({"model": lambda x: x}, "^model must be a torch.nn.Module, got <function"),
+        ({"model": nn.Sequential(nn.ReLU())}, "^model must have a trainable parameter that is selected, got none$"),
     ],
 )
 def test_refusals(arguments, message):
     with pytest.raises(ValueError, match=message):
-        ba.fawn(*arguments)
+        ba.fawn(**arguments)
 
 
 def test_a_refused_model_is_left_alone():

@@ -1,7 +1,6 @@
 """State, checkpoints and the posterior of every registered optimiser: whatever is saved holds the mean."""
 
 import copy
-import multiprocessing
 import pickle
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +12,7 @@ from torch.distributed.checkpoint import state_dict as dcp_state
 
 import bayesadam as ba
 from optim.conftest import Method, batch, every_method, loss_of, make_net, same, snapshot, train, weights
+from processes import PROCESSES
 
 MODES = ["block", "closure", "train"]
 BF16 = torch.bfloat16
@@ -87,7 +87,7 @@ def check_resuming(method, mode, dtype, model_first, tmp_path):
 @pytest.fixture(scope="module")
 def elsewhere():
     """Runs a function in another process, which has seen nothing of this one."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, PROCESSES) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result(timeout=120)
 
 

@@ -102,7 +102,7 @@ def test_weights_that_are_none(weight, message):
         )
 
 
-@pytest.mark.parametrize("options", [{"method": "vogn"}, {"method": "von", "hessian": "exact"}])
+@pytest.mark.parametrize("options", [{"method": "vogn"}, {"method": "von", "options": {"hessian": "exact"}}])
 def test_squares_of_single_gradients_have_no_weights(options):
     with pytest.raises(ValueError, match="sample_weight must be None for a method of squared gradients"):
         population.train(

@@ -483,13 +483,15 @@ class TestRefusals:
         message = "^prior_precision must be a positive, finite number, 'marginal_likelihood' or 'safe', got "
         self.refused(message, prior_precision=value)
 
-    @pytest.mark.parametrize("name", ["temperature", "num_data"])
-    def test_numbers(self, name):
-        self.refused(f"^{name} must be a positive, finite number, got 0.0$", **{name: 0.0})
+    @pytest.mark.parametrize(
+        ("name", "rule"), [("temperature", r"in \(0, 1\]"), ("num_data", "a positive, finite number")]
+    )
+    def test_numbers(self, name, rule):
+        self.refused(f"^{name} must be {rule}, got 0.0$", **{name: 0.0})
         model, x, y, likelihood = case("categorical")
         fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood)
-        for other in {"prior_precision", name}:
-            with pytest.raises(ValueError, match=f"^{other} must be a positive, finite number, got -1$"):
+        for other, needed in {"prior_precision": "a positive, finite number", name: rule}.items():
+            with pytest.raises(ValueError, match=f"^{other} must be {needed}, got -1$"):
                 fitted.posterior(**{other: -1})
         with pytest.raises(ValueError, match="^prior_precision must be a positive, finite number, got 0$"):
             fitted.log_marginal_likelihood(0)

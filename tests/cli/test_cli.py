@@ -81,11 +81,12 @@ class TestMistakes:
         assert err == f"bayesadam: {message}\n"
         assert out == ""
 
-    def test_a_file_for_a_folder(self, tmp_path):
+    @pytest.mark.usefixtures("no_training")
+    def test_a_file_for_a_folder(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
         file = tmp_path / "file"
         file.write_text("mine")
-        done = process("-m", "bayesadam", "demo", "--out", "file", folder=tmp_path)
-        self.check(done.returncode, done.stdout, done.stderr, "--out must be a folder, got the file 'file'")
+        self.check(*command("demo", "--out", "file"), "--out must be a folder, got the file 'file'")
         assert file.read_text() == "mine"
         assert list(tmp_path.iterdir()) == [file]
 

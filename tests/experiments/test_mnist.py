@@ -1,9 +1,12 @@
 """The experiments on MNIST, made short: every method goes from training to the report."""
 
+import functools
 import os
 
 import pytest
 import torch
+
+import bayesadam as ba
 from experiments import runner
 from experiments.mnist.evaluation import predictive, scores
 from experiments.mnist.training import train
@@ -11,8 +14,6 @@ from experiments.mnist_bbb.experiment import MNIST
 from experiments.mnist_bbb.settings import CANDIDATES
 from experiments.mnist_pruning.experiment import METHODS, Pruning
 from experiments.results import Store, finished
-
-import bayesadam as ba
 
 pytestmark = pytest.mark.skipif(not os.environ.get("BAYESADAM_DATA"), reason="needs BAYESADAM_DATA: MNIST")
 
@@ -46,6 +47,14 @@ def run(experiment, folder):
     results = finished(experiment.units(), Store.of(experiment, folder / "runs"))
     assert set(results) == {unit.key for unit in experiment.units()}
     return {key: result.result for key, result in results.items()}, experiment.report(results)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def read_once():
+    """To decompress, check and standardise all images takes longer than these short trainings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ba.data, "load", functools.cache(ba.data.load))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from experiments import runner
 from experiments.landscape.experiment import METHODS, Landscape
 from experiments.landscape.protocol import descend, objective, scores, search, starts

@@ -9,6 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
+from torch import nn
+
+import bayesadam as ba
 from experiments import report as pages
 from experiments import runner
 from experiments.fawn.numbers import in_errors, mean_and_sd, standard_error
@@ -26,14 +30,10 @@ from experiments.fawn_uci.report import reached
 from experiments.results import Store, finished
 from experiments.tables import Number
 from experiments.uci_table1.protocol import Part
-from scipy import stats
-from torch import nn
-
-import bayesadam as ba
 
 DATA = os.environ.get("BAYESADAM_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="needs BAYESADAM_DATA: the data sets")
-HERE = Path(__file__).parents[1] / "experiments"
+HERE = Path(__file__).parents[2] / "experiments"
 
 CONFIG = {
     "weights": "gaussian",

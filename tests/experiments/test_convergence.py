@@ -5,6 +5,7 @@ import os
 
 import numpy as np
 import pytest
+
 from experiments import runner
 from experiments.convergence.experiment import Convergence
 from experiments.convergence.protocol import losses, summary

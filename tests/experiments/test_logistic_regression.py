@@ -7,6 +7,9 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize
+from scipy.special import expit
+
 from experiments import runner
 from experiments.logistic_regression import paper
 from experiments.logistic_regression.matlab import MatlabVadamRule
@@ -18,8 +21,6 @@ from experiments.logreg_toy.data import draw, grid
 from experiments.logreg_toy.experiment import Toy
 from experiments.logreg_usps.experiment import USPS
 from experiments.results import Store, finished
-from scipy.optimize import minimize
-from scipy.special import expit
 
 needs_data = pytest.mark.skipif(not os.environ.get("BAYESADAM_DATA"), reason="needs BAYESADAM_DATA")
 

@@ -10,17 +10,17 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.stats import norm
+
+import bayesadam as ba
+import public_tables
 from experiments.experiment import Context
 from experiments.tables import Number, published
 from experiments.uci_best import report as uci_report
 from experiments.uci_best.estimators import scores
 from experiments.uci_best.experiment import ESTIMATORS, UCIBest
-from scipy.stats import norm
 
-import bayesadam as ba
-import public_tables
-
-SPEC = spec_from_file_location("benchmarked", Path(__file__).parents[1] / "benchmarks" / "estimators.py")
+SPEC = spec_from_file_location("benchmarked", Path(__file__).parents[2] / "benchmarks" / "estimators.py")
 benchmark = module_from_spec(SPEC)  # a folder of tests has its name
 SPEC.loader.exec_module(benchmark)
 

@@ -8,6 +8,9 @@ import warnings
 
 import pytest
 import torch
+from torch.nn import functional as F
+
+import bayesadam as ba
 from experiments import Context, registry
 from experiments.char_lm import training
 from experiments.char_lm.evaluation import mean_loss, scores
@@ -20,9 +23,6 @@ from experiments.char_lm.report import report
 from experiments.char_lm.settings import CHOSEN, NETWORKS, PASSAGE, PROTOCOL, PUBLISHED, UNITS
 from experiments.char_lm.text import Streams, Text, Windows
 from experiments.results import Result
-from torch.nn import functional as F
-
-import bayesadam as ba
 
 SMALL = {
     "lstm": {"sizes": {"embedding": 4, "hidden": 6, "layers": 2}, "batch_size": 3, "length": 5},

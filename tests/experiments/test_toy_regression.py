@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+
 from experiments import runner
 from experiments.results import Store, finished
 from experiments.toy_regression.experiment import ToyRegression

@@ -3,8 +3,7 @@
 import copy
 import json
 import math
-import subprocess
-import sys
+from concurrent.futures import ProcessPoolExecutor
 
 import mpmath
 import numpy as np
@@ -20,6 +19,7 @@ from torch.distributions import kl_divergence as torch_kl
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.functional import gaussian
+from processes import PROCESSES
 
 BOUND = 4.5
 F64 = {"dtype": torch.float64}
@@ -810,6 +810,10 @@ def path(tmp_path):
     return tmp_path / "q.safetensors"
 
 
+def samples_in(path):
+    return {name: sample.tolist() for name, sample in ba.load_posterior(path).sample(2, seed=6).items()}
+
+
 class TestFile:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
     @pytest.mark.parametrize("points", [[], POINTS])
@@ -845,13 +849,9 @@ class TestFile:
     def test_a_new_process_loads_it(self, path):
         q = make()
         q.save(path)
-        program = (
-            "import sys, torch, bayesadam as ba\n"
-            "samples = ba.load_posterior(sys.argv[1]).sample(2, seed=6)\n"
-            "print({name: sample.tolist() for name, sample in samples.items()})"
-        )
-        found = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True)
-        assert found.stdout.strip() == str({name: sample.tolist() for name, sample in q.sample(2, seed=6).items()})
+        with ProcessPoolExecutor(1, PROCESSES) as pool:
+            found = pool.submit(samples_in, path).result(timeout=120)
+        assert found == {name: sample.tolist() for name, sample in q.sample(2, seed=6).items()}
 
     def test_truncated_anywhere(self, path):
         make().save(path)

@@ -5,6 +5,9 @@ import os
 
 import pytest
 import torch
+from torch import nn
+
+import bayesadam as ba
 from experiments import runner
 from experiments.experiment import in_order
 from experiments.results import Store, counted, finished
@@ -12,9 +15,6 @@ from experiments.uci_table1 import dropout, dropout_training, ropd
 from experiments.uci_table1.experiment import UCI, report
 from experiments.uci_table1.protocol import Part, Precisions, fit, folds, network, splits
 from experiments.uci_table1.report import fits
-from torch import nn
-
-import bayesadam as ba
 
 pytestmark = pytest.mark.skipif(not os.environ.get("BAYESADAM_DATA"), reason="needs BAYESADAM_DATA: the UCI data sets")
 

@@ -407,7 +407,7 @@ def test_a_global_generator_is_not_touched():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 METHODS = ("ours", "cma", "Nelder-Mead", "random")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in {"record", "history"})
 COMMITTED = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 

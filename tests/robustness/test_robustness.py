@@ -9,7 +9,7 @@ import pytest
 
 from robustness import damaged_posteriors, damaged_runs
 
-FOLDER = Path(__file__).parent / "robustness"
+FOLDER = Path(__file__).parent
 
 
 def refused(counts):

@@ -874,11 +874,11 @@ class TestBadFiles:
             ),
             (
                 header(kind="Dense"),
-                r"^the posterior file must be of a kind in \['Bernoulli', 'DenseGaussian', 'Diag.*\], got 'Dense' in ",
+                r"^the posterior file must be of a kind in \['BernoulliPosterior', 'Dense.*\], got 'Dense' in ",
             ),
             (
                 header(kind=["x"]),
-                r"^the posterior file must be of a kind in \['Bernoulli', 'DenseGaussian', 'Diag.*\], got .*x.* in ",
+                r"^the posterior file must be of a kind in \['BernoulliPosterior', 'Dense.*\], got .*x.* in ",
             ),
             (header(tensors=["mean/w"]), INVALID + r".*variance must have the names of mean \['w'\], got \[\]\)$"),
             (header(tensors=[]), INVALID + r".*mean must have at least one weight tensor, got none\)$"),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from experiments.bandits import protocol
 from experiments.bandits.experiment import Bandits
 from experiments.bandits.problems import LENGTHS, NUM_ACTIONS, problem, wheel

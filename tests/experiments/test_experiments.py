@@ -10,14 +10,16 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import joblib
 import numpy as np
 import pytest
 import torch
-from experiments import Context, Experiment, Number, Report, Result, Table, Unit, published, registry, replacing
+from matplotlib import pyplot
+from rich.console import Console
+
+from experiments import Context, Number, Result, Table, Unit, published, registry, replacing
 from experiments import report as pages
 from experiments.commands import app
 from experiments.display import Bars, Log, Watch, duration
@@ -26,61 +28,9 @@ from experiments.results import Store, dumps, finished
 from experiments.runner import run
 from experiments.schedule import Schedule
 from experiments.worker import Meter, State
-from matplotlib import pyplot
-from rich.console import Console
+from toy import SOURCE, Toy
 
-ROOT = Path(__file__).parent.parent
-SOURCE = "Nobody et al. 1999, Table 7"
-
-
-@dataclass
-class Toy(Experiment):
-    """Its units are in ``toy.json``; each walks at random, or does what its config says."""
-
-    root: Path
-
-    name = "toy"
-    title = "A toy"
-    source = SOURCE
-
-    @property
-    def folder(self):
-        return self.root / "toy"
-
-    def units(self):
-        return [Unit(**fields) for fields in json.loads((self.root / "toy.json").read_text())]
-
-    def run(self, unit, context):
-        assert not (context.folder / "error.txt").exists()
-        state = context.folder / "walk.json"
-        walk = json.loads(state.read_text()) if state.exists() else [0]
-        with open(self.root / "runs.txt", "a") as file:
-            file.write(f"{unit.key} {len(walk)} {torch.get_num_threads()} {os.getpid()}\n")
-        match unit.config.get("do"):
-            case "fail":
-                raise ValueError("no luck\nat all")
-            case "die":
-                os.kill(os.getpid(), signal.SIGKILL)
-            case "return":
-                return json.loads(unit.config["json"])
-        while len(walk) < unit.config.get("steps", 3):
-            walk.append((75 * walk[-1] + len(unit.key) + 74) % 65537)
-            with replacing(state) as path:
-                path.write_text(json.dumps(walk))
-            context.progress(len(walk), unit.config.get("steps", 3), f"step {len(walk)}")
-            while len(walk) == unit.config.get("wait") and not (self.root / "go").exists():
-                (self.root / f"{unit.key}.waits").touch()
-                time.sleep(0.02)
-        return {"walk": walk, "got": {key: result["walk"][-1] for key, result in context.results.items()}}
-
-    def report(self, results):
-        figure, axes = pyplot.subplots()
-        axes.plot([1, 2])
-        rows = [[key, Number(result.result["walk"][-1], 120.0), 2.5] for key, result in results.items()]
-        return Report([Table("Walks", ["unit", "ours", "paper"], rows)], {"the_walks": figure}, "*All* departs.\n")
-
-
-EXPERIMENT = Toy(Path.cwd())  # for the command line, run in some folder
+ROOT = Path(__file__).parents[2]
 
 
 class Bench:
@@ -114,10 +64,10 @@ class Bench:
     def process(self, *arguments):
         """The command line in a process group of its own."""
         code = (
-            "from experiments import registry\nregistry.EXPERIMENTS = {'toy': 'test_experiments'}\n"
+            "from experiments import registry\nregistry.EXPERIMENTS = {'toy': 'toy'}\n"
             "from experiments.commands import app\napp(prog_name='python -m experiments')"
         )
-        paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+        paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
         return subprocess.Popen(
             [sys.executable, "-c", code, *map(str, arguments)],
             cwd=self.root,
@@ -140,8 +90,8 @@ def command(bench, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.chdir(bench.root)
-    monkeypatch.setattr(sys.modules[__name__], "EXPERIMENT", bench.toy)
-    monkeypatch.setattr(registry, "EXPERIMENTS", {"toy": __name__})
+    monkeypatch.setattr("toy.EXPERIMENT", bench.toy)
+    monkeypatch.setattr(registry, "EXPERIMENTS", {"toy": "toy"})
     handler = signal.getsignal(signal.SIGTERM)
 
     def command(*arguments):
@@ -824,8 +774,8 @@ class TestCommands:
         assert command("run", "other") == (2, "", message)
 
     def test_an_experiment_under_another_name(self, bench, monkeypatch):
-        monkeypatch.setattr(registry, "EXPERIMENTS", {"foo": __name__})
-        with pytest.raises(TypeError, match=f"EXPERIMENT of {__name__} must be an Experiment named 'foo', got Toy"):
+        monkeypatch.setattr(registry, "EXPERIMENTS", {"foo": "toy"})
+        with pytest.raises(TypeError, match="EXPERIMENT of toy must be an Experiment named 'foo', got Toy"):
             registry.load("foo")
 
     def test_as_a_module(self, bench):
@@ -965,10 +915,10 @@ class TestPublished:
 def test_contexts_and_results_can_be_made_by_hand(tmp_path):
     """For tests of experiments."""
     context = Context(tmp_path, {}, lambda done, total, note="": None)
-    toy = Toy(tmp_path)
-    result = toy.run(Unit("a"), context)
+    experiment = Toy(tmp_path)
+    result = experiment.run(Unit("a"), context)
     made = Result("toy", "a", {}, {}, result, 1.0, 1.0, {}, {}, "")
-    (table,) = toy.report({"a": made}).tables
+    (table,) = experiment.report({"a": made}).tables
     pyplot.close("all")
     assert str(table.rows[0][1]) == "5700 ± 120"
 
