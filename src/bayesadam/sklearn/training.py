@@ -62,7 +62,7 @@ class Training:
         held_out_weights: Of those rows; ``None``: all alike.
         minimised: One likelihood or objective per member.
         method: Of :func:`bayesadam.population.train`.
-        options: Of it.
+        options: Hyper-parameters for it by name, and perhaps its ``sample_weight``.
         epochs: Of it.
         batch_size: Of it.
         seed: Of it.
@@ -143,6 +143,7 @@ class Training:
     def _train(self, epochs: int, on_epoch: Any, **options: Any) -> Population:
         kind = "objective" if isinstance(self.minimised[0], Objective) else "likelihood"
         criteria: dict[str, Any] = {kind: self.minimised}
+        hyperparameters = {name: value for name, value in self.options.items() if name != "sample_weight"}
         return population.train(
             self.models,
             self.data,
@@ -155,7 +156,8 @@ class Training:
             on_epoch=on_epoch,
             chunk=len(self.models),
             progress=self.verbose,
-            options=self.options,
+            sample_weight=self.options.get("sample_weight"),
+            options=hyperparameters,
             **{**self._steps, **options},
         )
 
