@@ -115,7 +115,7 @@ def draw(path: Path) -> None:
         panel.axhline(0 if name == "defaults" else 1, color="grey", linewidth=0.8)
         panel.set_title(title, fontsize=10)
         panel.tick_params(labelsize=8)
-        locator = AutoDateLocator(maxticks=5)
+        locator = AutoDateLocator(minticks=3, maxticks=8)
         panel.xaxis.set_major_locator(locator)
         panel.xaxis.set_major_formatter(ConciseDateFormatter(locator))
         panel.legend(fontsize=7)
