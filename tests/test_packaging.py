@@ -1,6 +1,7 @@
 """What is installed: the wheel in an environment that has what it says it needs, and nothing else."""
 
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -125,3 +126,31 @@ def test_the_citation_is_of_this_version():
     assert cited["license"] == "Apache-2.0"
     for paper in (cited, *cited["references"]):
         assert {"title", "type", "authors"} <= paper.keys()
+
+
+def test_the_page_about_versions_has_the_formats_and_the_least_versions():
+    from bayesadam import files
+    from bayesadam.bandits import storage as agents
+    from bayesadam.report import write as reports
+    from bayesadam.runs import settings
+    from bayesadam.sklearn import storage as estimators
+    from bayesadam.tabular import preprocessing
+
+    page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
+    written = {
+        "posterior,": files.FORMAT_VERSION,
+        "`model.json`": estimators.VERSION,
+        "`preprocessing.json`": preprocessing.FORMAT_VERSION,
+        "`config.json`": settings.FORMAT_VERSION,
+        "`report.json`": reports.VERSION,
+        "agent": agents.VERSION,
+    }
+    rows = [line.split("|") for line in page.splitlines() if line.count("|") == 5]
+    shown = {row[1].split()[0]: row[3].strip() for row in rows}
+    assert {name: str(version) for name, version in written.items()}.items() <= shown.items()
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name, package in (("Python", 'requires-python = "'), ("PyTorch", '"torch'), ("NumPy", '"numpy')):
+        (least,) = re.findall(rf"{package}>=([\d.]+)\"", project)
+        assert f"| {name} | {least} or newer |" in page
+    (tested,) = re.findall(r'"torch==([\d.]+)"', project)
+    assert f"| PyTorch | 2.6 or newer | {tested}, for CPUs |" in page

@@ -6,14 +6,14 @@ their full covariance. Networks and training are those of [`fawn-uci`](../fawn_u
 output.
 
 * **Units.** The paper does not give the units of its targets. *Standardised* is the same NLL with every target divided
-  by its standard deviation in the training part: less by the sum of their logarithms. That can be compared with the
-  paper's only where it standardised, too.
+  by its standard deviation in the training part, which subtracts the sum of the logarithms of these deviations. It can
+  be compared with the paper's number only where the paper standardised its targets, too.
 * **Jura**: 259 and 100 points as published (one split), and ten random 90/10 splits of all 359 (the paper says 358
   and does not say how it split). Inputs are the two coordinates alone, without land use and rock; outputs are the
   seven metals.
 * **Sarcos** cannot be compared: its 44,484 training points are not in our data. Here its 4,449 test points are split
   90/10, five times.
-* RMSE is over all targets together in their own units, so that those with large numbers decide it.
+* The RMSE is computed over all targets together in their own units, so that targets with large values dominate it.
 * The last table's mixture draws the first layer 1,000 times and integrates the last one out, which is exact given
   the first; for 7 outputs and a point far from all draws it is still too pessimistic.
 """

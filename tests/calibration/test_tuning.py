@@ -163,8 +163,9 @@ def test_message_and_edges(classes, posterior):
     options = {"likelihood": likelihood, "mc_samples": 4, "temperature": [1.0]}
     found = ba.tune_posterior(posterior.scaled(1000.0), model, held_out, **options)
     assert found.edges == ("scale",)
-    assert found.message.startswith(f"scale {found.scale:.4g}: {found.score:.4f} nats per data point, the network ")
-    assert f"the network {found.before:.4f} and by temperature scaling {found.calibrated:.4f}" in found.message
+    best = f"scale {found.scale:.4g}, the best of {len(found.table)} candidates: {found.score:.4f} nats per data point"
+    network = f"; the network has {found.before:.4f}, and with temperature scaling {found.calibrated:.4f}"
+    assert found.message.startswith(best + network)
     assert found.message.endswith("; warning: scale is at the edge of its candidates")
     found = ba.tune_posterior(posterior, model, held_out, **options)
     assert found.edges == ()

@@ -78,6 +78,18 @@ class TestFrames:
         assert read.n_features_in_ == 7
         np.testing.assert_array_equal(read.predict(frame(20, seed=5)), model.predict(frame(20, seed=5)))
 
+    def test_saved_and_read_with_noise_that_depends_on_the_inputs(self, tmp_path):
+        """Its pattern is one of the numbers that the columns are turned into, of which there are more than columns."""
+        rng = np.random.default_rng(0)
+        rows = pd.DataFrame({"size": np.linspace(-1, 1, 200), "city": rng.choice(["Rome", "Oslo", "Bern"], 200)})
+        loud = np.exp(3.0 * rows["size"]) * rng.standard_normal(200)
+        model = BayesianMLPRegressor(noise="input", **{**TINY, "epochs": 40}).fit(rows, loud)
+        assert model.noise_ == "input"
+        model.save(tmp_path)
+        read = load_estimator(tmp_path)
+        for ours, theirs in zip(read.predict(rows, True), model.predict(rows, True), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
     def test_columns_that_do_not_belong_to_the_file(self, model, tmp_path):
         model.save(tmp_path)
         record = json.loads((tmp_path / "model.json").read_text())

@@ -74,8 +74,8 @@ def test_default_grid_and_another_method(regression):
     assert len({row["score"] for row in found.table}) == 1
     assert found.chosen == {"prior_precision": 1e-4}  # the first of equals
     assert found.edges == ("prior_precision",)
-    assert found.message.startswith("prior_precision 0.0001: ")
-    assert found.message.endswith(" the best of 9; warning: prior_precision is at the edge of its candidates")
+    assert found.message.startswith("prior_precision 0.0001, the best of 9 candidates: ")
+    assert found.message.endswith("; warning: prior_precision is at the edge of its candidates")
 
 
 def test_edges(regression):

@@ -77,9 +77,9 @@ class PosteriorTuning:
         candidates.
         """
         found = {**self.chosen, "scale": self.scale, "temperature": self.temperature}
-        numbers = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if v != 1.0 or k in self.chosen) or "nothing"
-        text = f"{numbers}: {self.score:.4f} nats per data point, the network {self.before:.4f}"
-        text += f" and by temperature scaling {self.calibrated:.4f}, the best of {len(self.table)}"
+        numbers = ", ".join(f"{k} {v:.4g}" for k, v in found.items() if v != 1.0 or k in self.chosen) or "no change"
+        text = f"{numbers}, the best of {len(self.table)} candidates: {self.score:.4f} nats per data point; the network"
+        text += f" has {self.before:.4f}, and with temperature scaling {self.calibrated:.4f}"
         return text + "".join(f"; warning: {name} is at the edge of its candidates" for name in self.edges)
 
 

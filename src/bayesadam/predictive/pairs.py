@@ -78,7 +78,7 @@ class Remembered:
         return operator.length_hint(self.data)
 
     def first(self) -> list[tuple[Any, Tensor]]:
-        """The rows that were kept, in their batches; if nobody has iterated over the loader yet, its first rows."""
+        """The rows that were kept, in their batches; the first rows of the loader if it was not iterated over yet."""
         for _ in () if self._pairs else self:
             if self._left <= 0:
                 break

@@ -3,7 +3,7 @@
 from bayesadam.sklearn import BayesianMLPRegressor
 mean, std = BayesianMLPRegressor().fit(X, y).predict(X_new, return_std=True)
 
-Fitted ones are saved without pickle, by ``save`` and :func:`load_estimator`.
+Fitted estimators are saved without pickle by their method ``save``, and loaded by :func:`load_estimator`.
 """
 
 try:

@@ -27,9 +27,10 @@ from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     """Classification with calibrated probabilities: a small ensemble of Bayesian networks, trained as one population.
 
-    Inputs are standardised; those in one unit, such as pixels, by one deviation for all. Every member leaves out a part
-    of the rows, and every row is left out by two members; what they give it calibrates a temperature by which all log
-    probabilities are divided. Probabilities are averages over members and their posterior samples.
+    Inputs are standardised; inputs that share a unit, such as pixels, are divided by one common standard deviation.
+    Every member leaves out a part of the rows, and every row is left out by two members. The probabilities that these
+    members give to the labels determine a temperature, by which all log probabilities are divided. Probabilities are
+    averages over the members and their posterior samples.
 
     Beside the networks there are two logistic regressions, a linear one and one with a piecewise linear function of
     every input, whose log probabilities are added with weights that these rows decide about (a logarithmic pool; 0
@@ -38,41 +39,45 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
-        hidden: Units of the hidden layers.
-        activation: ``"tanh"``, ``"relu"``, ``"silu"`` or ``"gelu"``.
-        members: Networks of the ensemble; ``None``: 20 up to 5,000 rows, 10 up to 20,000, above that 5. Above 20,000
-            rows all leave out the same tenth, 10,000 rows at most.
-        epochs: ``None``: 500 steps, or 20 epochs if those are more steps, but at most 20,000.
-        batch_size: ``None``: all rows, up to 1,024.
-        lr: Learning rate, in full for the first half of the training and by a cosine to 0 in the second.
-        prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
-            strength of the weight decay.
-        mc_samples: Posterior samples per member.
-        standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
+        hidden: Numbers of units of the hidden layers.
+        activation: Activation function: ``"tanh"``, ``"relu"``, ``"silu"`` or ``"gelu"``.
+        members: Number of networks in the ensemble. The default, ``None``, is 20 for up to 5,000 rows, 10 for up to
+            20,000, and 5 for more. With more than 20,000 rows, all members leave out the same tenth of the rows, but at
+            most 10,000 rows.
+        epochs: Number of epochs. With ``None``, there are 500 steps, or 20 epochs if that is more, but at most 20,000
+            steps.
+        batch_size: Rows of a minibatch. With ``None``, it has all rows, but at most 1,024.
+        lr: Learning rate. It is constant in the first half of the training, and decreases to 0 along half a cosine in
+            the second half.
+        prior_precision: Prior precision of all weights. For methods that are trained without a posterior ("laplace",
+            "badam" and "ensemble") it is the strength of the weight decay.
+        mc_samples: Number of posterior samples per member.
+        standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
             at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
         calibrate: Fit the temperature and the weights of the regressions on the rows left out; else there is no
             temperature and no regression.
         time_budget: Seconds for the training: there are as many epochs as fit.
-        device: Of PyTorch.
-        random_state: A number, a ``RandomState`` or ``None``, as scikit-learn's.
-        verbose: Show a progress bar.
+        device: Device of PyTorch on which the networks are trained.
+        random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
+        verbose: Whether to show a progress bar.
 
     Attributes:
-        classes_: Labels, sorted: the columns of ``predict_proba``.
+        classes_: Sorted labels, in the order of the columns of ``predict_proba``.
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
             (for standardised inputs).
         network_: ``nn.Module`` that gives a logit per class.
         calibration_: ``{"temperature": T, "linear": weights}``, the latter of the linear and the additive regression,
             empty if there are none.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
-        epochs_: Epochs that the members were trained for.
-        stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
-        interrupted_: Whether it was Ctrl-C.
-        inputs_: What the columns of a data frame are taken for (``columns``, ``left_out``, ``features``: a
-            ``bayesadam.tabular.Inputs``); ``None`` if ``X`` was numbers without gaps.
-        n_features_in_: ``D``.
-        feature_names_in_: Names of the columns, if they had any.
+        epochs_: Number of epochs for which the members were trained.
+        stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
+            (the time budget) or ``"interrupted"`` (Ctrl-C).
+        interrupted_: Whether Ctrl-C ended the training.
+        inputs_: How the columns of a data frame are interpreted: a ``bayesadam.tabular.Inputs`` with ``columns``,
+            ``left_out`` and ``features``. It is ``None`` if ``X`` consisted of numbers without missing values.
+        n_features_in_: Number ``D`` of columns.
+        feature_names_in_: Names of the columns; missing if they had none.
     """
 
     default_steps = 500
@@ -125,7 +130,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return np.asarray(probs / probs.sum(1, keepdims=True))
 
     def predict_log_proba(self, X: ArrayLike) -> Array:
-        """Their logarithms."""
+        """Logarithms of the probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 

@@ -73,5 +73,5 @@ def plan(rows: int, members: int | None, groups: NDArray[np.int64], seed: int) -
 
 
 def default_steps(rows: int, batch_size: int, least: int) -> int:
-    """Steps of a training that nobody gave a length: a least number, or 20 epochs, of which at most 20,000."""
+    """Default number of training steps, used when neither ``epochs`` nor ``time_budget`` is given."""
     return max(least, min(20_000, 20 * math.ceil(rows / batch_size)))

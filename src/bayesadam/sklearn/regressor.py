@@ -34,57 +34,66 @@ from bayesadam.sklearn.training import TrainingStatus, weighted_mean
 class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[misc]
     """Regression with calibrated uncertainty: a small ensemble of Bayesian networks, trained as one population.
 
-    Inputs and targets are standardised; inputs in one unit, such as pixels, by one deviation for all. Every member
-    leaves out a part of the rows, and every row is left out by two members; their errors there tell how the noise
-    depends on the inputs, and calibrate the predictive variance, ``a epistemic + b aleatoric``. Far away from the
-    training rows the epistemic variance grows without bound. The prediction is a Gaussian per row. Defaults are for
-    tables of a hundred to some ten thousand rows and need no tuning.
+    Inputs and targets are standardised; inputs that share a unit, such as pixels, are divided by one common standard
+    deviation. Every member leaves out a part of the rows, and every row is left out by two members. The errors on the
+    rows that were left out determine how the noise depends on the inputs, and calibrate the predictive variance
+    ``a epistemic + b aleatoric``. Far away from the training rows the epistemic variance grows without bound. The
+    prediction for a row is a Gaussian. The defaults are intended for tables with a hundred to some ten thousand rows
+    and need no tuning.
 
-    Targets that are not Gaussian around the network are transformed if that describes left-out rows better; everything
-    that is predicted is in their own units all the same.
+    If the targets are not Gaussian around the network's output, they are transformed, provided that the transformed
+    model describes left-out rows better. Predictions are always in the units of the targets.
 
-    Counts, positive numbers and errors with heavy tails also have a ``likelihood`` of their own. The prediction is then
-    the mixture over the members' posterior samples, which is not calibrated: ``calibrate`` does nothing. Targets are
-    standardised only where the network's output is a location of them, and the training starts from the constant that
-    describes them best.
+    For counts, positive numbers and errors with heavy tails there are other values of ``likelihood``. The prediction is
+    then a mixture over the members' posterior samples, which is not calibrated, so that ``calibrate`` has no effect.
+    Targets are standardised only if the network's output is a location parameter. Training starts from the constant
+    output that describes the targets best.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
-        hidden: Units of the hidden layers.
-        activation: ``"tanh"``, ``"relu"``, ``"silu"`` or ``"gelu"``.
-        members: Networks of the ensemble; ``None``: 20 up to 5,000 rows, 10 up to 20,000, above that 5. Above 20,000
-            rows all leave out the same tenth, 10,000 rows at most.
-        epochs: ``None``: 2,000 steps, or 20 epochs if those are more steps, but at most 20,000.
-        batch_size: ``None``: all rows, up to 1,024.
-        lr: Learning rate, in full for the first half of the training and by a cosine to 0 in the second.
-        prior_precision: Of all weights. Trained without a posterior ("laplace", "badam", "ensemble") it is the
-            strength of the weight decay.
-        noise: ``"constant"``: the noise has one standard deviation for all rows. ``"input"``: it depends on the inputs,
-            by small networks that are fitted to the errors of the rows left out, after the training of the mean, which
-            is the same. ``"auto"``: the latter where these errors are described better by it, by more than the standard
-            error of the gain. Or a positive number, the known standard deviation in the units of the targets: training
-            uses it, and calibration scales the epistemic variance only. Must be ``"auto"`` for a ``likelihood`` other
-            than ``"gaussian"``, which says itself what the noise is.
-        likelihood: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or ``"negative_binomial"`` for counts;
-            ``"log_normal"`` or ``"gamma"`` for positive targets: their parameters are learned, one per target. Or a
-            :class:`bayesadam.likelihoods.Likelihood` for the targets in their units, your own for instance. ``"auto"``:
-            the one of these names that describes left-out rows best, see ``target_transform``.
-        target_transform: Of Gaussian targets, fitted to the training targets, one for each target: ``"log"`` (of
-            positive ones), ``"log1p"`` and ``"sqrt"`` (of ones that are not negative), ``"yeo-johnson"`` (Yeo and
-            Johnson 2000), ``"quantile"`` (piecewise linear, to normal scores), ``"none"`` or ``None``. ``"auto"``: the
-            one that describes left-out rows best. For that and ``likelihood="auto"``, up to 2,000 rows are described by
-            regressions on random hidden units, in five folds, and negative log densities in the units of the targets
-            are compared: another choice than a Gaussian without transform must be better by more than two standard
-            errors of the difference. It takes less than a second; fewer than 50 rows are not transformed.
-        mc_samples: Posterior samples per member, for methods that predict by sampling.
-        standardize: Shift and scale the inputs; ``False``: they are taken as they are, standardised already.
-        early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
-            at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
-        calibrate: Fit the scales of the variances on the rows left out; else both are 1, and the noise is constant.
-        time_budget: Seconds for the training: there are as many epochs as fit.
-        device: Of PyTorch.
-        random_state: A number, a ``RandomState`` or ``None``, as scikit-learn's.
-        verbose: Show a progress bar.
+        hidden: Numbers of units of the hidden layers.
+        activation: Activation function: ``"tanh"``, ``"relu"``, ``"silu"`` or ``"gelu"``.
+        members: Number of networks in the ensemble. The default, ``None``, is 20 for up to 5,000 rows, 10 for up to
+            20,000, and 5 for more. With more than 20,000 rows, all members leave out the same tenth of the rows, but at
+            most 10,000 rows.
+        epochs: Number of epochs. With ``None``, there are 2,000 steps, or 20 epochs if that is more, but at most 20,000
+            steps.
+        batch_size: Rows of a minibatch. With ``None``, it has all rows, but at most 1,024.
+        lr: Learning rate. It is constant in the first half of the training, and decreases to 0 along half a cosine in
+            the second half.
+        prior_precision: Prior precision of all weights. For methods that are trained without a posterior ("laplace",
+            "badam" and "ensemble") it is the strength of the weight decay.
+        noise: Model of the noise. With ``"constant"`` it has one standard deviation for all rows. With ``"input"`` the
+            standard deviation depends on the inputs: after the training of the mean, which it does not change, small
+            networks are fitted to the errors on the rows left out. ``"auto"`` chooses ``"input"`` if it improves the
+            log density of these rows by more than the standard error of the improvement. A positive number is the known
+            standard deviation in the units of the targets: training uses it, and calibration scales the epistemic
+            variance only. With a ``likelihood`` other than ``"gaussian"``, which defines the noise itself, this must be
+            ``"auto"``.
+        likelihood: Distribution of the targets: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or
+            ``"negative_binomial"`` for counts; ``"log_normal"`` or ``"gamma"`` for positive targets. Their parameters
+            are learned, one per target. A :class:`bayesadam.likelihoods.Likelihood`, for example your own, is for the
+            targets in their units. ``"auto"`` chooses the name that describes left-out rows best, as explained for
+            ``target_transform``.
+        target_transform: Transform of Gaussian targets, which is fitted to the training targets, one for each target:
+            ``"log"`` (for positive targets), ``"log1p"`` and ``"sqrt"`` (for targets that are not negative),
+            ``"yeo-johnson"`` (Yeo and Johnson 2000), ``"quantile"`` (piecewise linear, to normal scores), ``"none"`` or
+            ``None``. ``"auto"`` chooses the transform that describes left-out rows best. For this choice, and for
+            ``likelihood="auto"``, up to 2,000 rows are modelled by regressions on random hidden units in five folds,
+            and their negative log densities in the units of the targets are compared. A Gaussian without transform is
+            kept unless another choice is better by more than two standard errors of the difference. The comparison
+            takes less than a second; with fewer than 50 rows there is no transform.
+        mc_samples: Number of posterior samples per member, for methods that predict by sampling.
+        standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
+        early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
+            out best, and to stop the training when there was no improvement for long. The predictions are scored about
+            twenty times in a training. Without it the weights of the last epoch are kept. It has no effect on FAWN.
+        calibrate: Whether to fit the scales of the variances on the rows left out. Otherwise both scales are 1, and the
+            noise is constant.
+        time_budget: Duration of the training in seconds, which determines the number of epochs.
+        device: Device of PyTorch on which the networks are trained.
+        random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
+        verbose: Whether to show a progress bar.
 
     Attributes:
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
@@ -98,13 +107,14 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         noise_: ``"constant"``, ``"input"`` or ``"known"`` for each output: how its noise is described; ``"likelihood"``
             where the likelihood does.
         history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
-        epochs_: Epochs that the members were trained for.
-        stopped_: What ended the training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"`` (Ctrl-C).
-        interrupted_: Whether it was Ctrl-C.
-        inputs_: What the columns of a data frame are taken for (``columns``, ``left_out``, ``features``: a
-            ``bayesadam.tabular.Inputs``); ``None`` if ``X`` was numbers without gaps.
-        n_features_in_: ``D``.
-        feature_names_in_: Names of the columns, if they had any.
+        epochs_: Number of epochs for which the members were trained.
+        stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
+            (the time budget) or ``"interrupted"`` (Ctrl-C).
+        interrupted_: Whether Ctrl-C ended the training.
+        inputs_: How the columns of a data frame are interpreted: a ``bayesadam.tabular.Inputs`` with ``columns``,
+            ``left_out`` and ``features``. It is ``None`` if ``X`` consisted of numbers without missing values.
+        n_features_in_: Number ``D`` of columns.
+        feature_names_in_: Names of the columns; missing if they had none.
     """
 
     def __init__(

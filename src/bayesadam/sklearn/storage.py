@@ -263,7 +263,7 @@ def _read_noise(estimator: Any, told: dict[str, Any]) -> None:
             raise ValueError(f"reach must be a square and a positive number of rows, got {reach!r}")
         estimator._reach = Reach(square, rows)
     estimator._patterns = [
-        None if record is None else NoisePattern.read(record, estimator.n_features_in_) for record in records
+        None if record is None else NoisePattern.read(record, len(estimator._x_mean)) for record in records
     ]
 
 
