@@ -42,7 +42,7 @@ class TestMixture:
         close(pred.log_prob(y), np.log(np.exp(logs).mean(0)))
         close(pred.joint_log_likelihood(y), np.log(np.exp(logs.sum(1)).mean()))
         assert ba.metrics.nll(pred, y) == pytest.approx(-np.log(np.exp(logs).mean(0)).mean())
-        message = "^method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every data point"
+        message = "^method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution"
         with pytest.raises(ValueError, match=message):
             mixture(ba.likelihoods.Poisson(), independent=True).joint_log_likelihood(y)
 
