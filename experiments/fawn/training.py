@@ -128,7 +128,7 @@ def fit(
 
 def decay(done: float) -> float:
     """Of the step size: 1 in the first half, then by a cosine to 0."""
-    return half_cosine(done, 0.5)
+    return half_cosine(done, flat=0.5)
 
 
 def minibatches(size: int, batch_size: int, seeds: Sequence[int]) -> Iterator[Tensor]:

@@ -144,8 +144,10 @@ class Walk:
             rest += chosen
         self._rest = rest
         self._batches: list[Batch] | None = None
-        known = [(j.state, name, t) for j in jobs for name, t in j.tensors.items() if name in j.state]
-        self._states, self._names, self._tensors = zip(*known, strict=True) if known else ((), (), ())
+        kept = [(j.state, name, t) for j in jobs for name, t in j.tensors.items() if name in j.state]
+        self._states = [state for state, _, _ in kept]
+        self._names = [name for _, name, _ in kept]
+        self._tensors = [tensor for _, _, tensor in kept]
         self._parameters = [job.parameter for job in jobs if type(job.parameter) is nn.Parameter]
         self._addresses = list(map(Tensor.data_ptr, self._parameters))
         grads = [job.tensors["grad"] for job in jobs if "grad" in job.tensors]

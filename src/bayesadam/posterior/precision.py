@@ -77,7 +77,7 @@ def check_random(posterior: DiagonalGaussian | DenseGaussian | KroneckerGaussian
 
 def split(vector: Tensor, like: Tensors) -> dict[str, Tensor]:
     """A vector over all weights, tensor by tensor."""
-    parts = vector.split([value.numel() for value in like.values()])
+    parts = torch.split(vector, [value.numel() for value in like.values()])
     return {name: part.view(value.shape) for (name, value), part in zip(like.items(), parts, strict=True)}
 
 

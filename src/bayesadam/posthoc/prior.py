@@ -41,8 +41,9 @@ def check_prior(
         raise ValueError(f"rank must be None with a posterior as prior, got {rank!r}")
     if structure not in KINDS:
         raise ValueError(f"prior must be None for structure={structure!r}, got {prior!r}")
-    if not isinstance(prior, KINDS[structure]):
-        kinds = " or ".join(f"a {kind.__name__}" for kind in KINDS[structure])
+    allowed: Any = KINDS[structure]
+    if not isinstance(prior, allowed):
+        kinds = " or ".join(f"a {kind.__name__}" for kind in allowed)
         raise ValueError(f"prior must be {kinds} for structure={structure!r}, got {prior!r}")
     own, given = ({name: tuple(value.shape) for name, value in which.items()} for which in (mean, prior.mean))
     if list(own.items()) != list(given.items()):
