@@ -34,6 +34,7 @@ LAYERS = [
     "predictive",
     "active",
     "calibration",
+    "conformal",
     "metrics",
     "pruning",
     "objectives",

@@ -1,6 +1,7 @@
 """Bayesian deep learning as easy as Adam: swap the optimiser, get a posterior over the weights."""
 
 from bayesadam import bandits as bandits
+from bayesadam import conformal as conformal
 from bayesadam import data as data
 from bayesadam import likelihoods as likelihoods
 from bayesadam import metrics as metrics

@@ -1,4 +1,4 @@
-"""What held-out rows say about the predictions: scales of variances, a temperature, conformal scores."""
+"""What held-out rows say about the predictions: scales of variances, and a temperature."""
 
 from __future__ import annotations
 
@@ -174,19 +174,3 @@ def temperature(log_probs: Tensor, labels: Tensor, weight: Tensor, before: float
 def tempered(log_probs: Tensor, value: float) -> Tensor:
     """Log probabilities at a temperature, normalised again."""
     return log_probs if value == 1.0 else (log_probs / value).log_softmax(-1)
-
-
-def conformal_quantile(scores: Floats, coverage: float) -> Floats:
-    """The ``ceil((n + 1) coverage)``-th smallest score of every output (Lei et al. 2018), ``(n, K)`` to ``(K,)``.
-
-    Raises:
-        ValueError: Too few scores for the coverage.
-    """
-    rank = math.ceil((len(scores) + 1) * coverage - 1e-12)
-    if rank > len(scores):
-        raise ValueError(
-            f"coverage must be at most n / (n + 1) = {len(scores) / (len(scores) + 1):.4g} with {len(scores)} "
-            f"calibration rows, got {coverage!r}"
-        )
-    result: Floats = np.sort(scores, axis=0)[rank - 1]
-    return result

@@ -15,6 +15,9 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from bayesadam import conformal
+from bayesadam.conformal.cross import intervals_of_errors
+from bayesadam.conformal.split import absolute_errors, around, deviations, scaled_errors
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, RegressionPredictive
@@ -23,8 +26,9 @@ from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP, continues, require_single, weighed
-from bayesadam.sklearn.calibration import Scales, conformal_quantile
+from bayesadam.sklearn.calibration import Scales
 from bayesadam.sklearn.choice import choose
+from bayesadam.sklearn.conformal import INTERVALS, LeftOutScores, check_method
 from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated, check_noise
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.reach import Reach
@@ -188,43 +192,51 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         pred = GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
         return target_transform.in_units(pred, self._functions)
 
-    def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, conformal: bool = False) -> Array:
-        """Central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
+        """Intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
 
-        Conformal intervals are central around the mean, or with a transform of the targets around the median.
+        ``"bayes"`` trusts the predictive distribution. The other methods are conformal (:mod:`bayesadam.conformal`): they
+        are right for exchangeable rows even where the distribution is wrong, on average over the rows. With a transform
+        of the targets, their errors are those of the transformed targets.
 
         Args:
             X: ``(N, D)``.
             coverage: Probability that a target is inside, in (0, 1).
-            conformal: Widen or narrow the intervals such that they cover at least so many of the rows given to
-                :meth:`conformalize`; exchangeable new rows are then covered with at least this probability (Lei et
-                al. 2018), whatever is wrong with the model.
+            method: ``"bayes"``: central intervals of the predictive distribution; nothing is guaranteed.
+
+                ``"split"``: the mean plus and minus one width for all rows. At least ``coverage`` is guaranteed (Lei et
+                al. 2018, Theorem 2.2). It needs :meth:`conformalize`.
+
+                ``"adaptive"``: the mean plus and minus a multiple of the predicted standard deviation, with the same
+                guarantee (Lei et al. 2018, section 5.2). It needs :meth:`conformalize`.
+
+                ``"cross"``: by the errors on the rows that members left out in training, which costs no rows (CV+,
+                Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 -
+                coverage``, if a fold has no influence at all on its model. Here folds share the scales, the transform of
+                the targets and the number of epochs, and the model of a row is the mean of the two members that left it
+                out, so that it holds approximately. Needs a Gaussian likelihood and ``calibrate=True``.
 
         Raises:
-            ValueError: A coverage out of range, or one that the rows are too few for.
+            ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
+                are too few for.
         """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
-        if conformal and not hasattr(self, "conformal_scores_"):
-            raise ValueError("conformal must be False before conformalize(X, y) with held-out rows, got True")
+        check_is_fitted(self, "posterior_")
+        known = getattr(self, "conformal_scores_", {})
+        check_method(method, INTERVALS, known, self._left_out)
+        if method == "cross":
+            return self._cross_interval(X, coverage)
         pred = self.predictive(X)
-        if not conformal and not isinstance(pred, GaussianPredictive):
+        if method == "bayes":
             return _numpy(pred.quantile([0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]).movedim(0, -1))
-        width: Any = torch.special.ndtri(torch.tensor(0.5 + 0.5 * coverage, dtype=torch.float64)).item()
-        if conformal:
-            width = conformal_quantile(self.conformal_scores_, coverage)
-            width = width if self._several else width[0]
-        base = pred.base if isinstance(pred, TransformedPredictive) else pred
-        mean, half = _numpy(base.mean), width * _numpy(base.variance.sqrt())
-        ends = [mean - half, mean + half]
-        if isinstance(pred, TransformedPredictive):
-            ends = [_numpy(pred.inverse(torch.from_numpy(end))) for end in ends]
-        return np.stack(ends, axis=-1)
+        width = conformal.conformal_quantile(torch.from_numpy(known[method]), coverage)
+        width = width if self._several else width[0]
+        ends = around(pred, width * deviations(pred) if method == "adaptive" else width)
+        return np.stack([_numpy(end) for end in ends], axis=-1)
 
     def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
-        """Keep the errors of held-out rows, in predicted standard deviations, for intervals with guaranteed coverage.
-
-        With a transform of the targets they are errors of the transformed targets.
+        """Keep the errors of held-out rows, for the intervals ``"split"`` and ``"adaptive"`` with guaranteed coverage.
 
         Args:
             X: Rows that ``fit`` has not seen, ``(n, D)``.
@@ -237,12 +249,25 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         if target.shape != pred.mean.shape:
             raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
-        if isinstance(pred, TransformedPredictive):
-            self._require_allowed(target.reshape(len(target), -1))
-            target, pred = _numpy(pred.transform(torch.tensor(target))), pred.base
-        scores = np.abs(target - _numpy(pred.mean)) / _numpy(pred.variance.sqrt())
-        self.conformal_scores_ = scores.reshape(len(scores), -1)
+        self._require_allowed(target.reshape(len(target), -1))
+        values = torch.tensor(target, device=pred.device)
+        found = {"split": absolute_errors(pred, values), "adaptive": scaled_errors(pred, values)}
+        self.conformal_scores_ = {name: _numpy(scores).reshape(len(target), -1) for name, scores in found.items()}
         return self
+
+    def _cross_interval(self, X: ArrayLike, coverage: float) -> Array:
+        """On the scale that the members were trained on, and then transformed back."""
+        kept = self._left_out
+        assert kept is not None
+        errors, folds = torch.from_numpy(kept.scores), torch.from_numpy(kept.folds)
+        parts = []
+        for part in self._in_parts(X):
+            means = np.stack([_parts(pred)[0] for pred in self._all_predictions(part)])
+            ends = intervals_of_errors(errors, folds, kept.models(means), coverage)
+            values = [self._y_mean + self._y_std * _numpy(end) for end in ends]
+            parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
+        found = np.concatenate(parts)
+        return found if self._several else found[:, 0]
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
         """Draws from the predictive, ``(N, n_samples)`` or ``(N, K, n_samples)``; rows are independent.
@@ -430,6 +455,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
             known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
             scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
         rows = divided.rows
+        self._left_out = None
         if self.calibrate and self._gaussian and len(rows) >= 2:
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
             for member in np.flatnonzero(divided.left_out.any(1)).tolist():
@@ -437,6 +463,7 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
                 found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
             residual = _numpy(targets)[rows] - mean
+            self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual))
             own_inputs = _numpy(inputs)[rows]
             described = self.noise if self._known_noise or self._learned_noise else "constant"
             for output in range(width):
