@@ -2,11 +2,11 @@
 
     python benchmarks/conformal.py                  # prints the tables, writes runs/benchmarks/conformal.json
 
-Each repetition draws 300 rows and 1,000 new rows. ``"bayes"`` and ``"cross"`` are those of a model that is fitted to all
-300 rows; ``"split"`` and ``"adaptive"`` have a model that is fitted to 200 of them, and calibrate by the other 100. The
-regressions have noise that no Gaussian describes, and a model that is made wrong: no transform of the targets. The
-classification has labels of which a fifth are random. Coverages and widths are means over the repetitions, with standard
-errors of the coverage.
+Each repetition draws 300 rows and 1,000 new rows. ``"bayes"`` and ``"cross"`` are those of a model that is fitted to
+all 300 rows; ``"split"`` and ``"adaptive"`` have a model that is fitted to 200 of them, and calibrate by the other
+100. The regressions have noise that no Gaussian describes, and a model that is made wrong: no transform of the
+targets. The classification has labels of which a fifth are random. Coverages and widths are means over the
+repetitions, with standard errors of the coverage.
 """
 
 from __future__ import annotations

@@ -63,11 +63,14 @@ class TestVerdict:
         assert "from" in curve.probabilities(confidence[:30], (confidence[:30] > 0.6).astype(float))
 
 
-class TestSlices:
-    PARTS = [{"name": "area", "values": f"{i} to {i + 1}", "rows": 40, "right": right} for i, right in enumerate((38, 37, 39))]
+PARTS = [
+    {"name": "area", "values": f"{i} to {i + 1}", "rows": 40, "right": right} for i, right in enumerate((38, 37, 39))
+]
 
+
+class TestSlices:
     def test_few_misses_in_many_groups_are_chance(self):
-        found = slices.slices([{**self.PARTS[0], "right": 34}, *self.PARTS])
+        found = slices.slices([{**PARTS[0], "right": 34}, *PARTS])
         assert found[0].p == pytest.approx(2 * stats.binom.cdf(34, 40, 0.95))
         assert found[0].p < 0.05  # alone it would be called more than chance
         text = slices.table(found, "regression")["sentence"]
@@ -76,7 +79,7 @@ class TestSlices:
         assert text.endswith(f"In a group of 40 rows, coverage of {most / 40:.0%} or less would have been noticed.")
 
     def test_a_group_that_fails_is_named(self):
-        found = slices.slices([*self.PARTS, {"name": "city", "values": "Rome", "rows": 50, "right": 30}])
+        found = slices.slices([*PARTS, {"name": "city", "values": "Rome", "rows": 50, "right": 30}])
         table = slices.table(found, "regression")
         assert "1 of them differ" in table["sentence"]
         assert "cover 60% of the 50 rows with city Rome (promised: 95%)" in table["sentence"]
@@ -87,7 +90,9 @@ class TestSlices:
         part = {"name": "area", "values": "1 to 2", "rows": 100, "right": 60, "expected": 90.0, "variance": 8.0}
         found = slices.slices([part])
         assert found[0].p == pytest.approx(2 * stats.norm.sf(30 / math.sqrt(8.0)))
-        assert "the predicted class is right in 60% of the 100 rows" in slices.table(found, "classification")["sentence"]
+        assert (
+            "the predicted class is right in 60% of the 100 rows" in slices.table(found, "classification")["sentence"]
+        )
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -101,7 +106,7 @@ def test_the_page_has_all_of_it(task, tmp_path):
         {"name": "sold", "at": ["2024-01-01", "2024-05-01"], "order": [0.0, 121.0], **more},
         {"name": "constant", "at": ["1"], "order": [1.0], **more},
     ]
-    parts = TestSlices.PARTS
+    parts = PARTS
     if task == "classification":
         parts = [part | {"expected": 38.0, "variance": 2.0} for part in parts]
     drivers = {"rows": 80, "importance": IMPORTANCE, "dependence": dependence, "slices": parts}

@@ -47,7 +47,9 @@ class TestRegression:
         fitted("predict", made / "price", made / "numbers.csv", "-o", out, *options)
         table = parquet.read_table(out)
         assert table.column_names == ["mean", "std", "lower", "upper"]
-        inputs = Preprocessing.load(made / "price" / "preprocessing.json").transform(open_table(made / "numbers.csv").read())
+        inputs = Preprocessing.load(made / "price" / "preprocessing.json").transform(
+            open_table(made / "numbers.csv").read()
+        )
         expected = load_estimator(made / "price").predict_interval(inputs, 0.8, method=method)
         found = np.stack([table["lower"].to_numpy(), table["upper"].to_numpy()], axis=1)
         np.testing.assert_allclose(found, expected, rtol=1e-4)
@@ -136,7 +138,9 @@ class TestClassification:
         table = parquet.read_table(out)
         names = [f"in_set_{label}" for label in ("maybe", "no", "yes")]
         assert table.column_names[-3:] == names
-        inputs = Preprocessing.load(made / "answer" / "preprocessing.json").transform(open_table(made / "labels.csv").read())
+        inputs = Preprocessing.load(made / "answer" / "preprocessing.json").transform(
+            open_table(made / "labels.csv").read()
+        )
         expected = load_estimator(made / "answer").predict_set(inputs, 0.8, method=method)
         np.testing.assert_array_equal(np.stack([table[name].to_numpy() for name in names], axis=1), expected)
 

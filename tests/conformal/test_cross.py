@@ -21,7 +21,10 @@ def slow(left_out, targets, folds, predictions, coverage):
             lower.append(center - error)
             upper.append(center + error)
         ends.append(
-            [sorted(lower)[math.floor(alpha * (n + 1) + 1e-9) - 1], sorted(upper)[math.ceil((1 - alpha) * (n + 1) - 1e-9) - 1]]
+            [
+                sorted(lower)[math.floor(alpha * (n + 1) + 1e-9) - 1],
+                sorted(upper)[math.ceil((1 - alpha) * (n + 1) - 1e-9) - 1],
+            ]
         )
     return torch.tensor(ends, dtype=torch.float64).T
 
@@ -69,7 +72,10 @@ def test_coverage_of_many_small_data_sets(folds):
     design = torch.stack([torch.ones_like(x), x, x.square()], dim=-1)
     fold = torch.arange(rows) % folds
     weights = torch.stack(
-        [torch.linalg.lstsq(design[:, :rows][:, fold != f], y[:, :rows][:, fold != f, None]).solution for f in range(folds)]
+        [
+            torch.linalg.lstsq(design[:, :rows][:, fold != f], y[:, :rows][:, fold != f, None]).solution
+            for f in range(folds)
+        ]
     )
     predicted = (design @ weights)[..., 0]  # (folds, sets, rows + 1)
     left_out = predicted[fold, :, torch.arange(rows)]  # (rows, sets)

@@ -24,7 +24,9 @@ def test_infinite_scores_are_ordered():
 
 
 def test_too_few_rows_are_an_error():
-    with pytest.raises(ValueError, match=r"coverage must be at most n / \(n \+ 1\) = 0.95 with 19 .*, got 0.96: the int"):
+    with pytest.raises(
+        ValueError, match=r"coverage must be at most n / \(n \+ 1\) = 0.95 with 19 .*, got 0.96: the int"
+    ):
         conformal_quantile(torch.arange(19.0), 0.96)
     with pytest.raises(ValueError, match="with 0 calibration rows"):
         conformal_quantile(torch.zeros(0), 0.1)

@@ -116,7 +116,9 @@ def test_errors():
         prediction_set(probs, labels + 4 * (torch.arange(30) == 7), probs)
     with pytest.raises(ValueError, match=r"labels must be whole numbers of shape \(30,\), got torch.float32 \(30,\)"):
         prediction_set(probs, labels.float(), probs)
-    with pytest.raises(ValueError, match=r"probabilities must be of shape \(N, C\) with at least 2 classes, got \(30,\)"):
+    with pytest.raises(
+        ValueError, match=r"probabilities must be of shape \(N, C\) with at least 2 classes, got \(30,\)"
+    ):
         prediction_set(probs[:, 0], labels, probs)
     with pytest.raises(ValueError, match="probabilities must be numbers, got nan"):
         prediction_set(probs * torch.nan, labels, probs)

@@ -11,7 +11,10 @@ GENERATOR = torch.Generator().manual_seed(0)
 
 
 def gaussian(*shape):
-    mean, std = torch.randn(*shape, generator=GENERATOR).double(), torch.rand(*shape, generator=GENERATOR).double() + 0.1
+    mean, std = (
+        torch.randn(*shape, generator=GENERATOR).double(),
+        torch.rand(*shape, generator=GENERATOR).double() + 0.1,
+    )
     return GaussianPredictive(mean, 0.3 * std.square(), 0.7 * std.square())
 
 
@@ -64,7 +67,9 @@ def test_coverage_of_many_small_data_sets_is_what_the_theorem_says():
     mean = (design @ weights)[..., 0].T  # (rows, sets): every set is a target of its own
     known, new = slice(15, 15 + rows), slice(15 + rows, None)
     variance = (1.0 + x.T.abs()).square()
-    predictions = [GaussianPredictive(mean[part], torch.zeros_like(mean[part]), variance[part]) for part in (known, new)]
+    predictions = [
+        GaussianPredictive(mean[part], torch.zeros_like(mean[part]), variance[part]) for part in (known, new)
+    ]
     for coverage in (0.8, 0.9):
         error = math.sqrt(coverage * (1 - coverage) / sets)
         for interval in (split_interval, adaptive_interval):

@@ -69,7 +69,9 @@ def test_sets_of_rows_held_out(classifier, blobs):
     assert classifier.conformalize(x[:60], labels[:60]) is classifier
     found = classifier.predict_set(x[60:], 0.9, method="split")
     np.testing.assert_array_equal(found, prediction_set(probs[:60], codes[:60], probs[60:], 0.9).numpy())
-    drawn = [classifier.predict_set(x[60:], 0.9, method="split", randomized=True, random_state=seed) for seed in (0, 0, 1)]
+    drawn = [
+        classifier.predict_set(x[60:], 0.9, method="split", randomized=True, random_state=seed) for seed in (0, 0, 1)
+    ]
     np.testing.assert_array_equal(drawn[0], drawn[1])
     assert (drawn[0] != drawn[2]).any()
     assert drawn[0].sum() < found.sum()
@@ -103,7 +105,7 @@ def test_another_fit_forgets_the_rows_held_out(curve):
 
 
 def test_errors(classifier, blobs, curve):
-    x, labels = blobs
+    x, _ = blobs
     with pytest.raises(ValueError, match=r"method must be one of \('bayes', 'split', 'cross'\), got 'adaptive'"):
         classifier.predict_set(x, method="adaptive")
     with pytest.raises(ValueError, match=r"coverage must be in \(0, 1\), got 1"):
@@ -115,7 +117,9 @@ def test_errors(classifier, blobs, curve):
     with pytest.raises(ValueError, match=r"coverage must be at most n / \(n \+ 1\) = 0.9934 with 150"):
         classifier.predict_set(x, 0.999, method="cross")
     blind = BayesianMLPRegressor("ensemble", calibrate=False, **{**TINY, "epochs": 2}).fit(*curve)
-    with pytest.raises(ValueError, match="method must not be 'cross' where members left out no rows, or these were not"):
+    with pytest.raises(
+        ValueError, match="method must not be 'cross' where members left out no rows, or these were not"
+    ):
         blind.predict_interval(curve[0], method="cross")
 
 

@@ -23,7 +23,9 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit has written.")],
     data: Annotated[Path, typer.Argument(help="A table with the same columns; the target may be missing.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
-    coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number, or of --interval.")] = 0.95,
+    coverage: Annotated[
+        float, typer.Option(help="Of the interval around a predicted number, or of --interval.")
+    ] = 0.95,
     interval: Annotated[str | None, typer.Option(help=_INTERVAL)] = None,
     copy: Annotated[list[str] | None, typer.Option(help=_COPY)] = None,
     spreadsheet: Annotated[bool, typer.Option("--spreadsheet", help=_SPREADSHEET)] = False,
@@ -35,7 +37,17 @@ def predict(
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():
-        _predict(run, data, out, coverage, interval, copy or [], (delimiter_of(delimiter), decimal), missing or [], spreadsheet)
+        _predict(
+            run,
+            data,
+            out,
+            coverage,
+            interval,
+            copy or [],
+            (delimiter_of(delimiter), decimal),
+            missing or [],
+            spreadsheet,
+        )
 
 
 def _predict(

@@ -1,9 +1,9 @@
 """Conformal prediction: intervals and sets of classes whose coverage is guaranteed, whatever is wrong with the model.
 
-The functions take predictions of any model: predictive distributions of :func:`bayesadam.predict` or of an estimator, or
-plain tensors. All guarantees hold for rows that are *exchangeable*, such as rows drawn at random from one source, and
-on average: over the rows that calibrate and over new rows. They do not say that every group of rows is covered equally
-often, and several targets of a row are covered one by one, not jointly.
+The functions take predictions of any model: predictive distributions of :func:`bayesadam.predict` or of an estimator,
+or plain tensors. All guarantees hold for rows that are *exchangeable*, such as rows drawn at random from one source,
+and on average: over the rows that calibrate and over new rows. They do not say that every group of rows is covered
+equally often, and several targets of a row are covered one by one, not jointly.
 
 ============================= ========================================== ============================================
 function                      needs                                      covers a new target with probability

@@ -18,11 +18,12 @@ def cross_interval(
 
     Model ``k`` was trained without the rows of fold ``k``. With the errors ``R_i`` of the models on the rows they have
     not seen, the upper end is the ``ceil((n + 1) coverage)``-th smallest of the ``n`` numbers ``prediction_{k(i)}(x) +
-    R_i``, and the lower end is the same from below with ``- R_i``. No rows have to be kept back, and the models' disagreement about a new row widens its interval.
+    R_i``, and the lower end is the same from below with ``- R_i``. No rows have to be kept back, and the models'
+    disagreement about a new row widens its interval.
 
-    If all rows are exchangeable, and a fold has no influence on its model, a new target is covered with a probability of
-    at least ``1 - 2 alpha`` for the jackknife+ (Theorem 1; ``alpha = 1 - coverage``), and of at least ``1 - 2 alpha -
-    sqrt(2 / n)`` for folds of equal size (Theorem 4). In practice it is about ``coverage``.
+    If all rows are exchangeable, and a fold has no influence on its model, a new target is covered with a probability
+    of at least ``1 - 2 alpha`` for the jackknife+ (Theorem 1; ``alpha = 1 - coverage``), and of at least
+    ``1 - 2 alpha - sqrt(2 / n)`` for folds of equal size (Theorem 4). In practice it is about ``coverage``.
 
     Args:
         left_out: Predictions of the ``n`` training rows, each by the model that has not seen it, ``(n,)`` or ``(n,

@@ -19,7 +19,7 @@ def prediction_set(
     randomized: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """Return adaptive prediction sets (Romano et al. 2020): many classes where the model is unsure, few where it is not.
+    """Return adaptive prediction sets (Romano et al. 2020): few classes where the model is sure.
 
     A set holds the most probable classes, up to the first with which their probabilities sum to ``tau`` or more. With
     calibrated probabilities ``tau`` would be ``coverage``; here it is the :func:`conformal_quantile` of the sums that
@@ -64,7 +64,8 @@ def cross_prediction_set(
     """Return adaptive prediction sets by CV+: every training row calibrates, by a model that has not seen it.
 
     Model ``k`` was trained without the rows of fold ``k``. A class is in the set unless too many training rows needed a
-    smaller sum of probabilities than it would, both by the models of these rows (Romano et al. 2020). The guarantee is that of :func:`cross_interval`: at least ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``
+    smaller sum of probabilities than it would, both by the models of these rows (Romano et al. 2020). The
+    guarantee is that of :func:`cross_interval`: at least ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``
     (Theorem 2).
 
     Args:

@@ -21,8 +21,8 @@ def split_interval(
     """Return intervals of one width for all rows: the predicted mean plus and minus a quantile of absolute errors.
 
     The width is the :func:`conformal_quantile` of the absolute errors on calibration rows (Lei et al. 2018, Algorithm
-    2). A new target is covered with a probability of at least ``coverage``, and of at most ``coverage + 1 / (n + 1)`` if
-    errors do not tie (Theorem 2.2).
+    2). A new target is covered with a probability of at least ``coverage``, and of at most ``coverage + 1 / (n + 1)``
+    if errors do not tie (Theorem 2.2).
 
     Args:
         calibration: Predictions of ``n`` rows that the model was not trained on: a predictive distribution, or means

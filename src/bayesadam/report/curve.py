@@ -34,16 +34,16 @@ def intervals(held: Mapping[str, Any], inside: int, rows: int, nominal: float) -
     tests = 2.0 if len(pit) else 1.0
     if binomial_p(inside, rows, nominal) < LEVEL / tests:
         too_few = inside < nominal * rows
-        return "less than they promise: they are too narrow" if too_few else (
-            "more than they promise: they are wider than need be"
+        return (
+            "less than they promise: they are too narrow"
+            if too_few
+            else ("more than they promise: they are wider than need be")
         )
     if len(pit):
         chance, level, reached = uniform_p(2.0 * np.abs(pit - 0.5))
         if chance < LEVEL / tests:
             kind = "narrow" if reached < level else "wide"
-            return (
-                f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
-            )
+            return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
     low, high = share_range(inside, rows)
     if high - low > NARROW:
         return f"which says little: of all rows they may cover anything from {percent(low)} to {percent(high)}"
@@ -63,14 +63,17 @@ def probabilities(confidence: Array, right: Array) -> str:
     groups = equal_counts(confidence, 10, _PER_GROUP)
     expected = np.array([confidence[group].mean() for group in groups])
     actual = np.array([right[group].mean() for group in groups])
-    variance = [max(float((confidence[group] * (1.0 - confidence[group])).mean()), 1e-4) / len(group) for group in groups]
+    variance = [
+        max(float((confidence[group] * (1.0 - confidence[group])).mean()), 1e-4) / len(group) for group in groups
+    ]
     terms = (actual - expected) ** 2 / np.array(variance)
     if len(groups) > 2 and chi_squared_p(float(terms.sum()), len(groups)) < 0.5 * LEVEL:
         worst = int(terms.argmax())
         kind = "too sure" if actual[worst] < expected[worst] else "too careful"
         return (
-            f"as sure as it should be on average, but not everywhere: of the {len(groups[worst])} rows called with about "
-            f"{percent(expected[worst])} confidence {percent(actual[worst])} are right, where it is {kind}"
+            "as sure as it should be on average, but not everywhere: of the "
+            f"{len(groups[worst])} rows called with about {percent(expected[worst])} confidence "
+            f"{percent(actual[worst])} are right, where it is {kind}"
         )
     low, high = share_range(round(float(right.sum())), len(right))
     if high - low > NARROW:

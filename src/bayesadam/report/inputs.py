@@ -37,8 +37,8 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str) -> list[Chart]:
         _bars(
             "importance",
             "Inputs that the predictions depend on",
-            "How much worse the negative log-likelihood of held-out rows is if an input has the values of other rows; lines "
-            "are two standard errors. Of inputs that say the same, each one alone may matter little.",
+            "How much worse the negative log-likelihood of held-out rows is if an input has the values of other rows; "
+            "lines are two standard errors. Of inputs that say the same, each one alone may matter little.",
             f"Bars for {len(names)} inputs; the largest is {names[first]}, {number(gain[first])} nats per row.",
             names,
             gain,
@@ -50,8 +50,8 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str) -> list[Chart]:
         _bars(
             "importance-uncertainty",
             "Inputs that the uncertainty depends on",
-            f"By how much {spread} of a prediction changes, up or down, on average, if an input has the value of another "
-            "row.",
+            f"By how much {spread} of a prediction changes, up or down, on average, if an input has the value of "
+            "another row.",
             f"Bars for {len(names)} inputs; the largest is {names[second]}, {text(change[second])}.",
             names,
             change,
@@ -92,10 +92,22 @@ def _bars(
     if share:
         plot.xaxis[0].formatter = NumeralTickFormatter(format="0%")
     source = ColumnDataSource(
-        {"place": place, "value": value, "low": value - ends, "high": value + ends, "name": [printable(names[j]) for j in order]}
+        {
+            "place": place,
+            "value": value,
+            "low": value - ends,
+            "high": value + ends,
+            "name": [printable(names[j]) for j in order],
+        }
     )
     bars = plot.hbar(
-        y="place", height=0.65, right="value", source=source, fill_color=LIGHT["blue"], fill_alpha=0.55, line_color=LIGHT["blue"]
+        y="place",
+        height=0.65,
+        right="value",
+        source=source,
+        fill_color=LIGHT["blue"],
+        fill_alpha=0.55,
+        line_color=LIGHT["blue"],
     )
     if half is not None:
         plot.segment("low", "place", "high", "place", source=source, line_color=LIGHT["ink"], line_width=1.5)
@@ -111,7 +123,9 @@ def dependence(entries: Sequence[Mapping[str, Any]], task: str, target: str, cla
         if len(entry.get("at") or ()) < 2:
             continue
         made.append(
-            _regression(entry, place, target) if task == "regression" else _classification(entry, place, target, classes)
+            _regression(entry, place, target)
+            if task == "regression"
+            else _classification(entry, place, target, classes)
         )
     return made
 
@@ -141,8 +155,9 @@ def _regression(entry: Mapping[str, Any], place: int, target: str) -> Chart:
     return Chart(
         f"dependence-{place}",
         f"Effect of {name}",
-        "The mean prediction if the same held-out rows all had one value of this input and kept their others. The inner band "
-        "is two standard deviations of the network's own uncertainty, the outer band of the whole prediction.",
+        "The mean prediction if the same held-out rows all had one value of this input and kept their others. The "
+        "inner band is two standard deviations of the network's own uncertainty, the outer band two of the whole "
+        "prediction.",
         f"From {number(mean[least])} at {at[least]} to {number(mean[most])} at {at[most]}.",
         plot,
         (name, f"predicted {target}", "epistemic deviation", "deviation"),
@@ -165,7 +180,9 @@ def _classification(entry: Mapping[str, Any], place: int, target: str, classes: 
         label, colour, dash = str(classes[curve["label"]]), SERIES[i % len(SERIES)], DASHES[i % len(DASHES)]
         source = ColumnDataSource({"x": x, "mean": mean, "low": low, "high": high, "at": at})
         if entry.get("order") is None:
-            plot.segment("x", "low", "x", "high", source=source, line_color=LIGHT[colour], line_alpha=0.35, line_width=8)
+            plot.segment(
+                "x", "low", "x", "high", source=source, line_color=LIGHT[colour], line_alpha=0.35, line_width=8
+            )
         else:
             plot.varea("x", "low", "high", source=source, fill_color=LIGHT[colour], fill_alpha=0.16)
             plot.line("x", "mean", source=source, line_color=LIGHT[colour], line_dash=dash, line_width=2.5)
@@ -177,8 +194,8 @@ def _classification(entry: Mapping[str, Any], place: int, target: str, classes: 
     return Chart(
         f"dependence-{place}",
         f"Effect of {name}",
-        "The mean probability if the same held-out rows all had one value of this input and kept their others; bands hold 90% "
-        "of the networks that the posterior allows.",
+        "The mean probability if the same held-out rows all had one value of this input and kept their others; bands "
+        "hold 90% of the networks that the posterior allows.",
         f"Probabilities of {len(labels)} of {len(classes)} classes of {target} at {len(at)} values of {name}.",
         plot,
         (name, *labels),

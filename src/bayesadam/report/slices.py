@@ -96,7 +96,9 @@ def _noticed(found: Sequence[Slice], task: str) -> str:
         return ""
     rows = min(part.rows for part in found)
     level = LEVEL / len(found)
-    most = max((k for k in range(rows + 1) if k < NOMINAL * rows and binomial_p(k, rows, NOMINAL) <= level), default=None)
+    most = max(
+        (k for k in range(rows + 1) if k < NOMINAL * rows and binomial_p(k, rows, NOMINAL) <= level), default=None
+    )
     if most is None:
         return ""
     return f". In a group of {rows:,d} rows, coverage of {percent(most / rows)} or less would have been noticed"

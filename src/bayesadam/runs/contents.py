@@ -74,7 +74,9 @@ def contents(
         "metrics": {name: dict(values) for name, values in metrics.items()},
         "margins": dict(margins),
         "held_out": _held_out(prepared, held_out, shown),
-        "drivers": _plain(drivers(estimator, prepared.preprocessing, prepared.held_out, inputs, held_out, settings.seed)),
+        "drivers": _plain(
+            drivers(estimator, prepared.preprocessing, prepared.held_out, inputs, held_out, settings.seed)
+        ),
         "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
         "surprises": _surprises(prepared, held_out),
         "training": {name: _thinned(values[:, : estimator.epochs_]) for name, values in estimator.history_.items()},

@@ -204,7 +204,12 @@ def _dependence(
     if draws.shape[2] == 2:
         frequent = [1]
     curves = [
-        {"label": c, "mean": draws.mean(0)[:, c].tolist(), "low": ends[0, :, c].tolist(), "high": ends[1, :, c].tolist()}
+        {
+            "label": c,
+            "mean": draws.mean(0)[:, c].tolist(),
+            "low": ends[0, :, c].tolist(),
+            "high": ends[1, :, c].tolist(),
+        }
         for c in frequent
     ]
     return shown | {"classes": curves}

@@ -32,17 +32,18 @@ def predict(
     """Write one row of predictions for every row of a table.
 
     A regression has the columns "mean", "std", "lower" and "upper"; a classification "predicted", "probability_LABEL"
-    for every class, "entropy" and "mutual_information" (nats), and if ``interval`` is given "in_set_LABEL", true for the
-    classes of a set that has the actual one with the probability ``coverage``. Columns that are copied stand before them.
+    for every class, "entropy" and "mutual_information" (nats), and if ``interval`` is given "in_set_LABEL", true for
+    the classes of a set that has the actual one with the probability ``coverage``. Columns that are copied stand
+    before them.
 
     Args:
         run: What was fitted.
         file: The table.
         out: Parquet if its name says so, else CSV.
         coverage: Of the interval from "lower" to "upper", or of the set of classes.
-        interval: How intervals or sets are made: "bayes" (the default of a regression), "split", "adaptive" or "cross", as
-            in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; the held-out rows of the fit calibrate
-            "split" and "adaptive".
+        interval: How intervals or sets are made: "bayes" (the default of a regression), "split", "adaptive" or
+            "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; the held-out rows of the fit
+            calibrate "split" and "adaptive".
         copy: Columns of the table to copy, by which to know the rows again.
         spreadsheet: Put an apostrophe before text that a spreadsheet would take for a formula.
         advance: Is told the number of rows that are done.
@@ -51,8 +52,9 @@ def predict(
         Number of rows, and notes about what the training data had not.
 
     Raises:
-        RunError: The run is damaged, ``coverage`` is not in (0, 1), ``interval`` is unknown or not possible, or ``copy`` has a column that is not there or is
-            called like one of the predictions, or ``spreadsheet`` is asked for in a Parquet file.
+        RunError: The run is damaged, ``coverage`` is not in (0, 1), ``interval`` is unknown or not possible, or
+            ``copy`` has a column that is not there or is called like one of the predictions, or ``spreadsheet`` is
+            asked for in a Parquet file.
         TableError: Columns are missing, values are of another kind or too large, or there are no rows.
         OSError: ``out`` cannot be written; a file that was there is left as it was.
     """

@@ -138,8 +138,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
         A set holds the most probable labels, up to the first with which the sum of their probabilities reaches ``tau``.
         ``"bayes"`` takes ``coverage`` for ``tau``, and trusts the probabilities. The other methods are conformal
-        (adaptive prediction sets, Romano et al. 2020): they are right for exchangeable rows even where the probabilities
-        are wrong, on average over the rows.
+        (adaptive prediction sets, Romano et al. 2020): they are right for exchangeable rows even where the
+        probabilities are wrong, on average over the rows.
 
         Args:
             X: ``(N, D)``.
@@ -150,8 +150,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
                 ``"cross"``: by the rows that members left out in training, which costs no rows (CV+). The theorem
                 guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``, if a fold has no influence at
-                all on its model. Here folds share the scales, the temperature and the number of epochs, and the model of
-                a row is the mean of the two members that left it out, so that it holds approximately. Needs
+                all on its model. Here folds share the scales, the temperature and the number of epochs, and the model
+                of a row is the mean of the two members that left it out, so that it holds approximately. Needs
                 ``calibrate=True``.
             randomized: Leave out the last label of a set at random, with the probability that makes the coverage of
                 conformal sets exact, and not larger than asked for. Sets may then be empty.

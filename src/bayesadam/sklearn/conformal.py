@@ -28,11 +28,13 @@ def check_method(method: object, methods: Collection[str], conformalized: Collec
     if not isinstance(method, str) or method not in methods:
         raise ValueError(f"method must be one of {tuple(methods)}, got {method!r}")
     if method in ("split", "adaptive") and method not in conformalized:
-        raise ValueError(f"method must be 'bayes' or 'cross' before conformalize(X, y) with held-out rows, got {method!r}")
+        raise ValueError(
+            f"method must be 'bayes' or 'cross' before conformalize(X, y) with held-out rows, got {method!r}"
+        )
     if method == "cross" and left_out is None:
         raise ValueError(
-            "method must not be 'cross' where members left out no rows, or these were not looked at (calibrate=False, or "
-            "a likelihood that is not Gaussian), got 'cross'"
+            "method must not be 'cross' where members left out no rows, or these were not looked at "
+            "(calibrate=False, or a likelihood that is not Gaussian), got 'cross'"
         )
 
 

@@ -195,9 +195,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
         """Intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
 
-        ``"bayes"`` trusts the predictive distribution. The other methods are conformal (:mod:`bayesadam.conformal`): they
-        are right for exchangeable rows even where the distribution is wrong, on average over the rows. With a transform
-        of the targets, their errors are those of the transformed targets.
+        ``"bayes"`` trusts the predictive distribution. The other methods are conformal (:mod:`bayesadam.conformal`):
+        they are right for exchangeable rows even where the distribution is wrong, on average over the rows. With a
+        transform of the targets, their errors are those of the transformed targets.
 
         Args:
             X: ``(N, D)``.
@@ -212,9 +212,9 @@ class BayesianMLPRegressor(RegressorMixin, BayesianMLP):  # type: ignore[misc]
 
                 ``"cross"``: by the errors on the rows that members left out in training, which costs no rows (CV+,
                 Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 -
-                coverage``, if a fold has no influence at all on its model. Here folds share the scales, the transform of
-                the targets and the number of epochs, and the model of a row is the mean of the two members that left it
-                out, so that it holds approximately. Needs a Gaussian likelihood and ``calibrate=True``.
+                coverage``, if a fold has no influence at all on its model. Here folds share the scales, the transform
+                of the targets and the number of epochs, and the model of a row is the mean of the two members that
+                left it out, so that it holds approximately. Needs a Gaussian likelihood and ``calibrate=True``.
 
         Raises:
             ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
