@@ -12,6 +12,7 @@ from bayesadam import noise
 from bayesadam.engine.rule import RECENCY, START
 from bayesadam.optim import IVON, VOGN, Vadam, Vprop
 from bayesadam.optim.ivon import SQUARES
+from bayesadam.optim.recipes import recipe_of
 
 N, M, STEPS = 200, 16, 25
 FOUR = [Vadam, Vprop, IVON, VOGN]
@@ -61,7 +62,8 @@ def train(cls, **options):
 def reference(cls):
     """The rule as its docstring states it."""
     mean = Line().weight.detach().clone()
-    tau, lr, (b1, b2) = (cls.recipes["learned"][name] for name in ("temperature", "lr", "betas"))
+    tau, (b1, b2) = (cls.recipes["learned"][name] for name in ("temperature", "betas"))
+    lr = {IVON: 0.3, VOGN: 0.01}.get(cls, 5e-3)  # IVON has fewer weights than a minibatch has examples
     lam = prior_precision(mean)
     d, start, k = lam / N, lam + START * N / tau, 30.0
     m, v = torch.zeros_like(mean), torch.zeros_like(mean)
@@ -235,6 +237,29 @@ def test_paper_is_one_option_away(cls):
     assert (group["temperature"], group["prior_precision"], group["bridge"]) == (1.0, 1.0, True)
 
 
+@pytest.mark.parametrize(
+    ("cls", "weights", "num_data", "batch_size", "rate"),
+    [
+        (IVON, 100, 1000, 50, 0.3),  # a minibatch of half as many examples as there are weights
+        (IVON, 100_000, 20_000, 50, 0.1 * 80 * 50 / 20_000),
+        (IVON, 20_000, 100_000, 50, 0.1 * 80 * 50 / 20_000),
+        (IVON, 100, 1000, None, 0.1),
+        (VOGN, 100_000, 20_000, 50, 0.01 * 80 * 50 / 20_000),
+        (Vadam, 100_000, 20_000, 50, 5e-3),
+    ],
+)
+def test_newton_steps_are_smaller_for_large_networks_and_many_examples(cls, weights, num_data, batch_size, rate):
+    model = nn.Linear(weights // 10, 10, bias=False)
+    frozen = nn.Parameter(torch.zeros(1000), requires_grad=False)
+    options = {"curvature": ba.PerExampleSquares(model)} if cls is VOGN else {}
+    groups = iter([{"params": model.parameters()}, {"params": iter([frozen]), "perturb": False}])
+    opt = cls(groups, num_data=num_data, batch_size=batch_size, **options)
+    assert opt.param_groups[0]["lr"] == pytest.approx(rate)
+    assert [len(group["params"]) for group in opt.param_groups] == [1, 1]
+    assert cls(model.parameters(), lr=0.5, num_data=num_data, **options).param_groups[0]["lr"] == 0.5
+    assert cls(model.parameters(), num_data=num_data, recipe="paper", **options).param_groups[0]["lr"] in (0.1, 1e-3)
+
+
 def test_given_values_replace_the_recipes():
     group = IVON([nn.Parameter(torch.ones(2))], lr=0.3, num_data=10, temperature=0.5).param_groups[0]
     assert (group["lr"], group["temperature"], group["prior_precision"]) == (0.3, 0.5, "init")
@@ -299,7 +324,7 @@ def test_signatures_name_every_argument(cls):
     assert {"num_data", "seed", "compile"} <= parameters.keys()
     assert ("prior_precision" in parameters) == cls.has_prior
     if cls in FOUR:
-        settings = cls.recipes["learned"]
+        settings = recipe_of(cls.recipes, "learned")
         assert parameters["lr"].default == settings["lr"]
         assert parameters["bridge"].default is False
 

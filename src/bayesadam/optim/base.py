@@ -26,11 +26,13 @@ from bayesadam.optim.hyperparameters import (
     check_options,
     check_ordered,
     check_prior,
+    count_weights,
+    listed,
     prior_of,
     settled,
 )
 from bayesadam.optim.readable import Readable
-from bayesadam.optim.recipes import PAPER, Recipes, longer_training, recipe_of
+from bayesadam.optim.recipes import PAPER, Recipes, Sizes, longer_training, recipe_of
 from bayesadam.optim.signatures import show_signature
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian, modes
@@ -150,9 +152,9 @@ class PerturbedOptimizer(Readable):
         recipe: str | None = None,
         **options: Any,
     ) -> None:
-        check_ordered(params)
+        params = listed(params)
         check_options(type(self).__name__, self.rule, options)
-        own = recipe_of(self.recipes, recipe)
+        own = recipe_of(self.recipes, recipe, Sizes(count_weights(params), num_data, options.get("batch_size")))
         prior, own["prior_precision"] = prior_of(prior, prior_precision, own["prior_precision"])
         chosen: dict[str, Any] = {"lr": lr, "betas": betas, "temperature": temperature}
         own |= {name: value for name, value in chosen.items() if value is not None}

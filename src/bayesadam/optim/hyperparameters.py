@@ -50,6 +50,27 @@ def check_ordered(params: Any) -> None:
         raise ValueError(f"params must be a list or another ordered collection, got a {type(params).__name__}")
 
 
+def listed(params: Any) -> Any:
+    """Copy what the constructor was given to lists, since iterators can be walked only once; sets are refused."""
+    check_ordered(params)
+    if isinstance(params, Tensor):
+        return params
+    return [{**e, "params": listed(e["params"])} if isinstance(e, Mapping) and "params" in e else e for e in params]
+
+
+def count_weights(params: Any) -> int:
+    """Number of trainable weights in a list of parameters, of pairs of name and parameter, or of groups."""
+    count = 0
+    for entry in () if isinstance(params, Tensor) else params:
+        if isinstance(entry, Mapping):
+            own = entry.get("params", ())
+            count += count_weights([own] if isinstance(own, Tensor) else own)
+        else:
+            parameter = entry[1] if isinstance(entry, tuple) else entry
+            count += parameter.numel() if isinstance(parameter, Tensor) and parameter.requires_grad else 0
+    return count
+
+
 def check_options(called: str, rule: Rule, given: Mapping[str, Any]) -> None:
     """Refuse options that the rule does not declare."""
     declared = [option.name for option in options_of(rule)]

@@ -31,7 +31,7 @@ from bayesadam.optim.newton import (
     posterior_precision,
     reparameterized_hessian,
 )
-from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
+from bayesadam.optim.recipes import LEARNED, PAPER, NewtonRate, Recipes
 
 SQUARES = 0.9
 """Weight of the estimate from squared mean gradients in the curvature, used where the batch size is known."""
@@ -121,9 +121,10 @@ def _one(value: Scalar) -> Scalar:
 class IVON(PerturbedOptimizer):
     """Improved variational online Newton.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`. Good learning rates are near those of
-    gradient descent (0.1), far above Adam's, and ``betas[1]`` should be near 1, because the curvature estimate is noisy
-    and needs a long average.
+    Arguments and ways to train are those of :class:`PerturbedOptimizer`. The default learning rate is at most 0.3 and
+    depends on the number of weights, ``num_data`` and ``batch_size``
+    (``NewtonRate`` in :mod:`bayesadam.optim.recipes`). ``betas[1]`` should be near 1, because the curvature estimate is
+    noisy and needs a long average.
 
     IVON's own options are
 
@@ -137,7 +138,7 @@ class IVON(PerturbedOptimizer):
 
     rule = IVONRule()
     recipes: ClassVar[Recipes] = {
-        "learned": {**LEARNED, "lr": 0.3, "betas": (0.9, 0.99999)},
+        "learned": {**LEARNED, "lr": NewtonRate(0.1), "betas": (0.9, 0.99999)},
         "paper": {**PAPER, "lr": 0.1, "betas": (0.9, 0.99999)},
     }
 

@@ -2,7 +2,7 @@
 
 ``"learned"`` is the default of Vadam, Vprop, IVON and VOGN. With it the width of the posterior is learned within a
 training of ordinary length. It was chosen by measurement (``benchmarks/defaults.py``) and departs from the papers in
-four ways:
+five ways:
 
 - The initial precision counts as 30 steps (``bridge=False``, ``initial_steps``) instead of ``1 / (tau (1 - b2))``
   steps. The latter are 1,000 steps for Vadam and 100,000 for IVON, and most trainings end before that.
@@ -10,6 +10,8 @@ four ways:
 - The prior has the scale of each parameter's initialisation (``prior_precision="init"``) instead of ``N(0, 1)``.
 - The temperature of the KL divergence is below 1. It is higher in longer trainings (:func:`longer_training`), which
   otherwise fit the noise of small data sets.
+- The learning rates of IVON and VOGN, which are fractions of a Newton step, are lower for large networks and
+  many examples (:class:`NewtonRate`).
 
 ``"paper"`` has the settings of Khan et al. 2018, Osawa et al. 2019 and Shen et al. 2024: temperature 1, prior
 ``N(0, 1)``, and an initial precision of ``num_data``. It is the only recipe of the other optimisers.
@@ -19,7 +21,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from bayesadam.engine.store import INIT
 
@@ -35,8 +38,54 @@ HOTTEST = 0.1
 Recipes = Mapping[str, Mapping[str, Any]]
 
 
-def recipe_of(recipes: Recipes, name: str | None) -> dict[str, Any]:
+class Sizes(NamedTuple):
+    """What the learning rate of :class:`NewtonRate` depends on, not checked yet; None stands for unknown.
+
+    Attributes:
+        weights: Number of weights that are trained.
+        num_data: Number of training examples.
+        batch_size: Number of examples in a step.
+    """
+
+    weights: Any = None
+    num_data: Any = None
+    batch_size: Any = None
+
+
+UNKNOWN = Sizes()
+
+
+@dataclass(frozen=True)
+class NewtonRate:
+    """A learning rate that is a fraction of a Newton step, from the sizes of the network, the data and a minibatch.
+
+    If a step moves the mean by the fraction ``a`` of a Newton step, the noise of minibatches of ``M`` examples keeps
+    the training loss about ``a P / (4 M)`` nats above its minimum, where ``P`` is the number of weights that the data
+    determine. It is not known before the training, but but hardly exceeds the number of weights or the number ``N`` of
+    examples, whichever is smaller. So ``a`` is ``min(0.03, 0.8 M / min(weights, N))``: in a network with more weights
+    than examples, at most 0.8 Newton steps per epoch.
+
+    Attributes:
+        unknown: The learning rate if the batch size is unknown; ``a`` is then 0.01.
+    """
+
+    unknown: float
+
+    def at(self, sizes: Sizes) -> float:
+        """Return ``unknown min(3, 80 M / min(weights, N))``, or ``unknown`` if one of the sizes is not known."""
+        known = [value for value in sizes if isinstance(value, int | float) and 0 < value < math.inf]
+        if len(known) < len(sizes):
+            return self.unknown
+        return self.unknown * min(3.0, 80.0 * sizes.batch_size / min(sizes.weights, sizes.num_data))
+
+
+def recipe_of(recipes: Recipes, name: str | None, sizes: Sizes = UNKNOWN) -> dict[str, Any]:
     """Return the settings of the named recipe, or of the first one if ``name`` is None.
+
+    Args:
+        recipes: The recipes of an optimiser.
+        name: Name of a recipe.
+        sizes: Of the training, which a learning rate may depend on.
 
     Raises:
         ValueError: There is no recipe of that name.
@@ -45,7 +94,10 @@ def recipe_of(recipes: Recipes, name: str | None) -> dict[str, Any]:
         name = next(iter(recipes))
     if name not in recipes:
         raise ValueError(f"recipe must be one of {list(recipes)}, got {name!r}")
-    return dict(recipes[name])
+    settings = dict(recipes[name])
+    if isinstance(rate := settings["lr"], NewtonRate):
+        settings["lr"] = rate.at(sizes)
+    return settings
 
 
 def longer_training(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from bayesadam.engine.sources import ExampleSource
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.hyperparameters import check_ordered
 from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
-from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
+from bayesadam.optim.recipes import LEARNED, PAPER, NewtonRate, Recipes
 from bayesadam.optim.von import VONRule
 
 
@@ -90,7 +90,7 @@ class VOGN(PerturbedOptimizer):
 
     rule = VOGNRule()
     recipes: ClassVar[Recipes] = {
-        "learned": {**LEARNED, "lr": 0.02, "betas": (0.9, 0.99999)},
+        "learned": {**LEARNED, "lr": NewtonRate(0.01), "betas": (0.9, 0.99999)},
         "paper": {**PAPER, "betas": (0.0, 0.999)},
     }
     _source: ExampleSource
