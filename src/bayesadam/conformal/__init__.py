@@ -5,16 +5,13 @@ or plain tensors. All guarantees hold for rows that are *exchangeable*, such as 
 and on average: over the rows that calibrate and over new rows. They do not say that every group of rows is covered
 equally often, and several targets of a row are covered one by one, not jointly.
 
-============================= ========================================== ============================================
-function                      needs                                      covers a new target with probability
-============================= ========================================== ============================================
-:func:`split_interval`        rows that the model was not trained on     at least ``coverage``
-:func:`adaptive_interval`     the same, and predicted deviations         at least ``coverage``
-:func:`cross_interval`        models that each left out some rows        at least ``2 coverage - 1``; usually about
-                                                                         ``coverage``
-:func:`prediction_set`        rows that the model was not trained on     at least ``coverage``
-:func:`cross_prediction_set`  models that each left out some rows        as :func:`cross_interval`
-============================= ========================================== ============================================
+* :func:`split_interval` needs rows that the model was not trained on, and covers a new target with a probability of at
+  least ``coverage``.
+* :func:`adaptive_interval` also needs predicted standard deviations; its guarantee is the same.
+* :func:`cross_interval` needs models that each left out some rows. At least ``2 coverage - 1`` is guaranteed for the
+  jackknife+, a little less for larger folds; usually it is about ``coverage``.
+* :func:`prediction_set` and :func:`cross_prediction_set` make sets of classes, with the guarantees of the first and of
+  the last.
 """
 
 from bayesadam.conformal.cross import cross_interval as cross_interval
