@@ -43,7 +43,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.laplace import Laplace
+from bayesadam.posthoc import LaplaceApproximation
 from record import arguments, conditions, save
 
 ROUNDS, PRIOR, NOISE = 3, 2.0, 0.3
@@ -101,9 +101,9 @@ class Case:
         self.x, self.y, self.likelihood = problem(kind, net, count)
         self.loader = DataLoader(TensorDataset(self.x, self.y), batch_size=batch_size or count)
 
-    def ours(self) -> Laplace:
+    def ours(self) -> LaplaceApproximation:
         """Fit."""
-        fitted = Laplace(self.net, (self.x, self.y), likelihood=self.likelihood, structure=self.structure)
+        fitted = LaplaceApproximation(self.net, (self.x, self.y), likelihood=self.likelihood, structure=self.structure)
         if "kron" in self.structure:
             fitted.log_marginal_likelihood()  # by eigenvalues, which the peer computes when it fits
         return fitted
@@ -127,7 +127,7 @@ class Case:
         fitted.fit(self.loader)
         return fitted
 
-    def our_prediction(self, fitted: Laplace) -> Tensor:
+    def our_prediction(self, fitted: LaplaceApproximation) -> Tensor:
         """Probabilities, or the variances of the outputs."""
         link = {} if self.kind == "regression" else {"link": "probit"}
         posterior, x = fitted.posterior(PRIOR), self.x[: self.predicted]
@@ -169,7 +169,7 @@ class Case:
         }
 
 
-def _curvatures(ours: Laplace, theirs: Any) -> list[tuple[Tensor, Tensor]]:
+def _curvatures(ours: LaplaceApproximation, theirs: Any) -> list[tuple[Tensor, Tensor]]:
     """The curvatures, and of Kronecker products the rows of the first output; where a bias is, a row of that."""
     curvature = ours.curvature
     if isinstance(curvature, Tensor):

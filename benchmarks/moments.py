@@ -106,7 +106,7 @@ def training() -> dict[str, Callable[[], Any]]:
         "deterministic, classes": iteration(classes.parameters(), lambda: functional.cross_entropy(classes(X), LABELS)),
         "fawn, classes": iteration(
             nets["classes"].parameters(),
-            lambda: ba.fawn_loss(nets["classes"], X, LABELS, likelihood=ba.Categorical(), num_data=NUM_DATA),
+            lambda: nets["classes"].loss(X, LABELS, likelihood=ba.Categorical(), num_data=NUM_DATA),
         ),
     }
 

@@ -144,7 +144,7 @@ class Trained:
     train: Pair
     held_out: Pair
     test: Pair
-    curvatures: dict[str, ba.Laplace] = field(default_factory=dict)
+    curvatures: dict[str, ba.posthoc.LaplaceApproximation] = field(default_factory=dict)
 
     @classmethod
     def new(cls, task: Task, seed: int) -> Trained:
@@ -162,10 +162,10 @@ class Trained:
         """Number of training rows."""
         return len(self.train[0])
 
-    def fitted(self, structure: str) -> ba.Laplace:
+    def fitted(self, structure: str) -> ba.posthoc.LaplaceApproximation:
         """The curvature, found once."""
         if structure not in self.curvatures:
-            self.curvatures[structure] = ba.Laplace(
+            self.curvatures[structure] = ba.posthoc.LaplaceApproximation(
                 self.model, self.train, likelihood=LIKELIHOOD, structure=structure, progress=False
             )
         return self.curvatures[structure]

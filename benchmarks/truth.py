@@ -48,7 +48,7 @@ MC_SAMPLES = 500
 RATE = 0.1
 """Of dropout."""
 
-Found = tuple[nn.Module, ba.NetworkDistribution]
+Found = tuple[nn.Module, ba.posterior.NetworkDistribution]
 """A network and what is random about it, as ``predict`` takes them."""
 
 
@@ -171,7 +171,9 @@ def laplace(task: Problem, structure: str, count: int = 1) -> Found:
     """Around modes."""
     models = modes(task, count)
     parts: list[Any] = [
-        ba.Laplace(model, task.train, likelihood=task.likelihood, structure=structure).posterior(PRIOR)
+        ba.posthoc.LaplaceApproximation(model, task.train, likelihood=task.likelihood, structure=structure).posterior(
+            PRIOR
+        )
         for model in models
     ]
     return models[0], parts[0] if count == 1 else ba.Mixture(parts)
@@ -318,7 +320,7 @@ def unit(task: Problem, name: str) -> dict[str, Any]:
     # As many draws as there are components, where these are points: each counts once.
     count = len(posterior.components) if isinstance(posterior, ba.Mixture) and way == "auto" else MC_SAMPLES
     found = ba.predict(model, posterior, task.test, likelihood=task.likelihood, method=way, mc_samples=count)
-    assert isinstance(found, ba.RegressionPredictive)
+    assert isinstance(found, ba.predictive.RegressionPredictive)
     return {**task.compare(found.mean[:, 0].double(), found.epistemic[:, 0].double()), "cpu_seconds": seconds}
 
 

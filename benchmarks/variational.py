@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import priors
-from bayesadam.objectives import nelbo
-from bayesadam.variational import variational
+from bayesadam.bayes_by_backprop import variational
 from record import arguments, conditions, save
 
 BATCH, NUM_DATA = 128, 60_000
@@ -42,8 +41,8 @@ def plain() -> tuple[nn.Module, Loss]:
 
 def ours(prior: Any = 1.0, **options: Any) -> Callable[[], tuple[nn.Module, Loss]]:
     def make() -> tuple[nn.Module, Loss]:
-        net, likelihood = variational(network(), prior, **options), ba.Categorical()
-        return net, lambda x, y: nelbo(net, x, y, likelihood=likelihood, num_data=NUM_DATA)
+        net, likelihood = variational(network(), prior=prior, **options), ba.Categorical()
+        return net, lambda x, y: net.loss(x, y, likelihood=likelihood, num_data=NUM_DATA)
 
     return make
 
@@ -71,7 +70,7 @@ def torchbnn() -> tuple[nn.Module, Loss]:
 CONTENDERS: dict[str, Callable[[], tuple[nn.Module, Loss]]] = {
     REFERENCE: plain,
     "shared": ours(),
-    "shared, scale mixture": ours(priors.ScaleMixture(0.75, 1.0, 0.0025)),
+    "shared, scale mixture": ours(priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)),
     "local": ours(estimator="local"),
     "flipout": ours(estimator="flipout"),
     "bayesian-torch": bayesian_torch("Reparameterization"),

@@ -22,7 +22,7 @@ SLOW = [
     "optim/test_compiled.py",
     "test_experiments.py",
     "test_tuning.py",
-    "variational/test_compiled.py",
+    "bayes_by_backprop/test_compiled.py",
     "estimators/test_regressor.py",
     "test_digits.py",
     "test_uci_table1.py",

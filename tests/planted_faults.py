@@ -155,7 +155,7 @@ FAULTS = [
     ),
     Fault(
         "evidence without the prior in the determinant",
-        "laplace/evidence.py",
+        "posthoc/evidence.py",
         "torch.log1p(eigenvalues / prior_precision)",
         "torch.log1p(eigenvalues)",
         "laplace",
@@ -169,10 +169,10 @@ FAULTS = [
     ),
     Fault(
         "Badam: modes shrunk without num_data",
-        "laplace/badam.py",
+        "posthoc/badam.py",
         "root / (root + prior_precision / num_data)",
         "root / (root + prior_precision)",
-        "laplace/test_badam.py",
+        "posthoc/test_badam.py",
     ),
     Fault(
         "gradient of the ReLU's variance 1% too small",
@@ -198,17 +198,17 @@ FAULTS = [
     ),
     Fault(
         "local reparameterisation with absolute inputs",
-        "variational/estimators.py",
+        "bayes_by_backprop/estimators.py",
         "root(call(x.to(dtype).square(), variance, of_bias))",
         "root(call(x.to(dtype).abs(), variance, of_bias))",
-        "variational/test_estimators.py",
+        "bayes_by_backprop/test_estimators.py",
     ),
     Fault(
         "gradient of the divergence by the scale 1% off",
         "functional/kl.py",
         "std.reciprocal().mul_(-grad).addcmul_(std, scale)",
         "std.reciprocal().mul_(-0.99 * grad).addcmul_(std, scale)",
-        "test_priors.py variational/test_gradients.py",
+        "test_priors.py bayes_by_backprop/test_gradients.py",
     ),
     Fault(
         "early stopping an epoch late",

@@ -194,7 +194,9 @@ def test_the_last_layer_of_other_likelihoods_is_at_its_mode(name):
         norm = sum(weight.square().sum() for weight in weights)
         loss = -likelihood.log_density(model(X), y).sum() + LAMBDA / 2 * norm
         gradient = torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
-        fitted = ba.Laplace(model, (X, y), likelihood=likelihood, structure="full").posterior(LAMBDA)
+        fitted = ba.posthoc.LaplaceApproximation(model, (X, y), likelihood=likelihood, structure="full").posterior(
+            LAMBDA
+        )
     assert gradient @ part.covariance @ gradient < 1e-6
     torch.testing.assert_close(part.covariance, fitted.covariance, rtol=1e-6, atol=1e-10)
 

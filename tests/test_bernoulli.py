@@ -12,7 +12,7 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.functional import empirical, kl
-from bayesadam.posterior import Bernoulli
+from bayesadam.posterior import BernoulliPosterior
 
 BOUND = 4.5
 SHAPES = {"z.weight": (30, 4), "a": (), "m/bias": (5,)}  # not in alphabetic order
@@ -26,12 +26,12 @@ def make(shapes=SHAPES, seed=0, dtype=torch.float32, **hyperparameters):
         name: torch.randn((*shape[:-1], 1) if shape else (), generator=generator).to(dtype)
         for name, shape in shapes.items()
     }
-    return Bernoulli(p, scale, hyperparameters)
+    return BernoulliPosterior(p, scale, hyperparameters=hyperparameters)
 
 
 def weight(p, scale, dtype=torch.float64):
     """A posterior over one vector, from numbers."""
-    return Bernoulli({"w": torch.tensor(p, dtype=dtype)}, {"w": torch.tensor(scale, dtype=dtype)})
+    return BernoulliPosterior({"w": torch.tensor(p, dtype=dtype)}, {"w": torch.tensor(scale, dtype=dtype)})
 
 
 def assert_same(a, b):
@@ -51,7 +51,7 @@ def elements(q):
 class TestConstruction:
     def test_keeps_the_tensors_but_not_the_dictionaries(self):
         p, scale, hyperparameters = {"w": torch.full((3,), 0.5)}, {"w": torch.ones(1)}, {"lr": 0.1}
-        q = Bernoulli(p, scale, hyperparameters)
+        q = BernoulliPosterior(p, scale, hyperparameters=hyperparameters)
         assert q.probability["w"] is p["w"]
         assert q.scale["w"] is scale["w"]
         for dictionary in (p, scale, hyperparameters):
@@ -80,7 +80,9 @@ class TestConstruction:
         assert q.variance["w"].tolist() == [0.0] * 3
 
     def test_moments_have_no_gradient(self):
-        q = Bernoulli({"w": torch.full((2,), 0.5, requires_grad=True)}, {"w": torch.ones(1, requires_grad=True)})
+        q = BernoulliPosterior(
+            {"w": torch.full((2,), 0.5, requires_grad=True)}, {"w": torch.ones(1, requires_grad=True)}
+        )
         assert not q.mean["w"].requires_grad
         assert not q.variance["w"].requires_grad
         assert q.sample(1)["w"].shape == (1, 2)
@@ -104,7 +106,7 @@ class TestConstruction:
     def test_errors(self, p, scale, message):
         p, scale = ({n: torch.tensor(v) for n, v in part.items()} for part in (p, scale))
         with pytest.raises(ValueError, match=message):
-            Bernoulli(p, scale)
+            BernoulliPosterior(p, scale)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +152,7 @@ class TestSampling:
     def test_how_often_a_weight_is_there(self):
         wanted = torch.tensor([1e-3, 0.02, 0.2, 0.5, 0.9, 0.999], dtype=torch.float64)
         p = wanted[:, None].expand(6, 100_000)
-        there = Bernoulli({"w": p}, {"w": torch.ones(()).double()}).sample(10, seed=2)["w"].mean((0, 2))
+        there = BernoulliPosterior({"w": p}, {"w": torch.ones(()).double()}).sample(10, seed=2)["w"].mean((0, 2))
         z = (there - wanted) / (wanted * (1 - wanted) / 1e6).sqrt()
         assert (z.abs() < BOUND).all(), z
 
@@ -295,8 +297,8 @@ class TestScores:
 
     def test_kl_divergence_from_a_posterior(self):
         q, other = make(dtype=torch.float64), make(seed=1, dtype=torch.float64)
-        prior = Bernoulli(dict(reversed(other.probability.items())), dict(reversed(q.scale.items())))
-        same = Bernoulli(other.probability, q.scale)
+        prior = BernoulliPosterior(dict(reversed(other.probability.items())), dict(reversed(q.scale.items())))
+        same = BernoulliPosterior(other.probability, q.scale)
         pairs = zip(elements(q), elements(other), strict=True)
         expected = sum(p * math.log(p / p0) + (1 - p) * math.log((1 - p) / (1 - p0)) for (p, _), (p0, _) in pairs)
         assert q.kl_divergence(prior).item() == pytest.approx(expected, rel=1e-12)
@@ -336,7 +338,7 @@ class TestScores:
     def test_kl_divergence_is_the_mean_log_ratio_of_samples(self):
         shapes = {"a": (300,), "b": (5,)}
         q = make(shapes)
-        prior = Bernoulli(make(shapes, seed=1).probability, q.scale)
+        prior = BernoulliPosterior(make(shapes, seed=1).probability, q.scale)
         samples = q.sample(500, seed=2)
         ratio = q.log_prob(samples) - prior.log_prob(samples)
         standard_error = ratio.std() / math.sqrt(500)
@@ -397,7 +399,7 @@ class TestNetwork:
             random = name.endswith("weight")
             p[name] = torch.rand(value.shape, generator=generator) if random else torch.ones(value.shape)
             scale[name] = torch.randn(len(value), 1, generator=generator) if random else value.detach().clone()
-        return Bernoulli(p, scale)
+        return BernoulliPosterior(p, scale)
 
     def test_inside_the_weights_are_the_sample(self, model, q):
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -438,13 +440,15 @@ class TestFile:
         generator = torch.Generator().manual_seed(sum(shape))
         p = torch.rand(shape, generator=generator).to(dtype)
         scale = torch.randn([1 if shared >> i & 1 else n for i, n in enumerate(shape)], generator=generator).to(dtype)
-        q = Bernoulli(
-            {"z": p, "a": p.T if p.ndim == 2 else p}, {"z": scale, "a": scale.flatten()[:1].sum()}, {"lr": 0.1}
+        q = BernoulliPosterior(
+            {"z": p, "a": p.T if p.ndim == 2 else p},
+            {"z": scale, "a": scale.flatten()[:1].sum()},
+            hyperparameters={"lr": 0.1},
         )
         path = tmp_path_factory.mktemp("any") / "q"
         q.save(path)
         loaded = ba.load_posterior(path)
-        assert type(loaded) is Bernoulli
+        assert type(loaded) is BernoulliPosterior
         assert_same(loaded.tensors(), q.tensors())
         assert list(q.tensors()) == ["probability/z", "probability/a", "scale/z", "scale/a"]
         assert_same(loaded.sample(2, seed=1), q.sample(2, seed=1))
@@ -452,7 +456,7 @@ class TestFile:
 
     def test_of_other_tensors(self):
         with pytest.raises(KeyError, match="mean"):
-            Bernoulli.from_tensors({"mean/w": torch.zeros(1)}, {})
+            BernoulliPosterior.from_tensors({"mean/w": torch.zeros(1)}, {})
 
 
 def exact(logit):

@@ -57,11 +57,11 @@ def test_temperature_finds_by_how_much_logits_are_too_large():
     generator = torch.Generator().manual_seed(0)
     logits = 2.0 * torch.randn(20_000, 4, generator=generator)
     target = torch.distributions.Categorical(logits=logits).sample()
-    sharp = ba.ClassificationPredictive((3.0 * logits).log_softmax(-1)[None])
+    sharp = ba.predictive.ClassificationPredictive((3.0 * logits).log_softmax(-1)[None])
     assert temperature(sharp, target) == pytest.approx(3.0, rel=0.05)
     torch.testing.assert_close(scaled({"test": sharp}, 3.0)["test"].class_probs, logits.softmax(-1))
     y = 5.0 * torch.randn(20_000, 1, generator=generator)
-    narrow = ba.RegressionPredictive(torch.zeros(1, 20_000, 1), torch.ones(1, 20_000, 1))
+    narrow = ba.predictive.RegressionPredictive(torch.zeros(1, 20_000, 1), torch.ones(1, 20_000, 1))
     assert temperature(narrow, y) == pytest.approx(5.0, rel=0.05)
     assert scaled({"test": narrow}, 5.0)["test"].variance.mean().item() == pytest.approx(25.0)
 

@@ -54,7 +54,9 @@ def means(shapes=SHAPES, seed=0, dtype=torch.float32):
 
 
 def make(points=NONE, seed=0, dtype=torch.float32, **hyperparameters):
-    return ba.DenseGaussian(means(seed=seed, dtype=dtype), without(correlated(SIZE, seed), points), hyperparameters)
+    return ba.DenseGaussian(
+        means(seed=seed, dtype=dtype), without(correlated(SIZE, seed), points), hyperparameters=hyperparameters
+    )
 
 
 def flat(tensors, *leading):
@@ -93,7 +95,7 @@ class TestConstruction:
 
     def test_does_not_keep_what_it_was_given(self):
         mean, covariance, hyperparameters = means(), correlated(SIZE), {"lr": 0.1}
-        q = ba.DenseGaussian(mean, covariance, hyperparameters)
+        q = ba.DenseGaussian(mean, covariance, hyperparameters=hyperparameters)
         before = q.covariance.clone()
         names = list(mean)
         mean.clear()
@@ -224,7 +226,7 @@ class TestConstruction:
 class TestFromPrecision:
     def test_is_the_inverse(self):
         precision = correlated(SIZE)
-        q = ba.DenseGaussian.from_precision(means(), precision, {"method": "von"})
+        q = ba.DenseGaussian.from_precision(means(), precision, hyperparameters={"method": "von"})
         close(q.covariance, np.linalg.inv(precision.numpy()), rtol=1e-9, atol=1e-9)
         close(q.scale_tril, np.linalg.cholesky(np.linalg.inv(precision.numpy())), rtol=1e-9, atol=1e-9)
         assert q.hyperparameters == {"method": "von"}

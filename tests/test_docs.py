@@ -33,9 +33,9 @@ RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE 
 PUBLIC = """
     bayesadam bayesadam.active bayesadam.bandits bayesadam.calibration bayesadam.conformal bayesadam.curvature
     bayesadam.data
-    bayesadam.laplace bayesadam.likelihoods bayesadam.metrics bayesadam.black_box bayesadam.moments bayesadam.native
+    bayesadam.posthoc bayesadam.likelihoods bayesadam.metrics bayesadam.black_box bayesadam.moments bayesadam.native
     bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
-    bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning bayesadam.variational
+    bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning bayesadam.bayes_by_backprop
     bayesadam.functional.batching bayesadam.functional.curvature bayesadam.functional.empirical
     bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl bayesadam.functional.kronecker
     bayesadam.functional.moments bayesadam.functional.monotone bayesadam.functional.outputs

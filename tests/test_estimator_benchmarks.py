@@ -83,7 +83,7 @@ def test_tables_of_scikit_learn_load(name):
 
 def test_scores_of_uci_best():
     mean, variance = torch.from_numpy(MEAN), torch.from_numpy(STD**2)
-    found = scores(ba.GaussianPredictive(mean, torch.zeros_like(variance), variance), torch.from_numpy(Y))
+    found = scores(ba.predictive.GaussianPredictive(mean, torch.zeros_like(variance), variance), torch.from_numpy(Y))
     assert found["log_likelihood"] == pytest.approx(norm.logpdf(Y, MEAN, STD).mean(), abs=1e-9)
     assert found["crps"] == pytest.approx(ba.metrics.crps(mean, variance, torch.from_numpy(Y)), rel=0.01)
     assert abs(found["covered_95%"] - 0.95) < 0.015

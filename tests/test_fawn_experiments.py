@@ -140,7 +140,7 @@ class TestTraining:
             for layer in (model[0], model[2]):
                 layer.weight.copy_(torch.randn(layer.weight.shape, generator=generator) / layer.in_features**0.5)
                 layer.bias.zero_()
-        net = ba.fawn(model, config["weights"], initial_std=0.1, covariance=config["covariance"])
+        net = ba.fawn(model, weights=config["weights"], initial_std=0.1, covariance=config["covariance"])
         likelihood = ba.Gaussian(torch.full((y.shape[1],), 1 / 0.09), learned=True)
         learned = [p for p in [*net.parameters(), *likelihood.parameters()] if p.requires_grad]
         optimizer = torch.optim.Adam(learned, lr=0.01)
@@ -155,9 +155,7 @@ class TestTraining:
                 if len(losses) == steps:
                     break
                 optimizer.zero_grad()
-                loss = ba.fawn_loss(
-                    net, x[batch], y[batch], likelihood=likelihood, num_data=50, objective=config["objective"]
-                )
+                loss = net.loss(x[batch], y[batch], likelihood=likelihood, num_data=50, objective=config["objective"])
                 loss.backward()
                 optimizer.step()
                 scheduler.step()

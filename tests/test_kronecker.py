@@ -30,7 +30,7 @@ def make(seed=0, left=LEFT, right=RIGHT):
     values = {name: draw(*shape, seed=seed + i + 50).exp() for i, (name, shape) in enumerate(SHAPES.items())}
     rows = {name: orthogonal(SHAPES[name][0], seed + 3) for name in left}
     columns = {name: orthogonal(math.prod(SHAPES[name][1:]), seed + 4) for name in right}
-    return ba.KroneckerGaussian(mean, values, rows, columns, {"seed": seed})
+    return ba.KroneckerGaussian(mean, values, rows, columns, hyperparameters={"seed": seed})
 
 
 def block(q, name):
@@ -199,12 +199,12 @@ class TestDistribution:
 
     def test_inside_a_partial_one(self, tmp_path):
         fixed = {"first": draw(5, seed=3)}
-        q = PartialGaussian(make(), fixed, ["first", *SHAPES])
-        whole = PartialGaussian(dense(make()), fixed, ["first", *SHAPES])
+        q = PartialGaussian(make(), fixed, order=["first", *SHAPES])
+        whole = PartialGaussian(dense(make()), fixed, order=["first", *SHAPES])
         theta = q.sample(2)
         torch.testing.assert_close(q.log_prob(theta), whole.log_prob(theta), **EXACT)
         torch.testing.assert_close(q.kl_divergence(2.0), whole.kl_divergence(2.0), **EXACT)
-        prior = PartialGaussian(make(8), fixed, ["first", *SHAPES])
+        prior = PartialGaussian(make(8), fixed, order=["first", *SHAPES])
         expected = dense(make()).kl_divergence(dense(make(8)))
         torch.testing.assert_close(q.kl_divergence(prior), expected, **EXACT)
         q.save(tmp_path / "q")

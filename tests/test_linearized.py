@@ -538,7 +538,7 @@ class TestLinearModels:
         x = self.X.float()
         exact = ba.predict(model, q, x, likelihood=likelihood, method="mean")
         found = linearize(model, q, x, likelihood, mc_samples=3)
-        if isinstance(found, ba.RegressionPredictive):
+        if isinstance(found, ba.predictive.RegressionPredictive):
             assert found.mean.equal(exact.mean)
             assert found.variance.equal(exact.variance)
             assert not found.epistemic.any()
@@ -625,7 +625,7 @@ class TestClassification:
     def test_mutual_information_and_density_come_from_the_draws(self):
         model, q, x, *_ = self.problem(3)
         prediction = linearize(model, q, x, ba.Categorical(), mc_samples=5)
-        plain = ba.ClassificationPredictive(prediction.log_probs)
+        plain = ba.predictive.ClassificationPredictive(prediction.log_probs)
         assert prediction.log_probs.shape == (5, 6, 3)
         assert prediction.mutual_information.equal(plain.mutual_information)
         assert prediction.mutual_information.min() > 0
@@ -707,8 +707,8 @@ def exact_parts(prediction):
 class TestGaussianPredictive:
     def test_is_a_regression_predictive_of_one_component(self):
         prediction = gaussian()
-        assert isinstance(prediction, ba.RegressionPredictive)
-        plain = ba.RegressionPredictive(prediction.means, prediction.variances)
+        assert isinstance(prediction, ba.predictive.RegressionPredictive)
+        plain = ba.predictive.RegressionPredictive(prediction.means, prediction.variances)
         close(prediction.variance, prediction.epistemic + prediction.aleatoric)
         close(plain.variance, prediction.variance)
         levels = [1e-6, 0.3, 0.5, 0.975]
@@ -728,7 +728,7 @@ class TestGaussianPredictive:
             covariance = spd(3, seed=i) + prediction.aleatoric[i].diag()
             exact = stats.multivariate_normal.logpdf(y[i].numpy(), prediction.mean[i].numpy(), covariance.numpy())
             close(prediction.log_prob(y)[i], exact)
-        assert (prediction.log_prob(y) - ba.RegressionPredictive.log_prob(prediction, y)).abs().max() > 0.1
+        assert (prediction.log_prob(y) - ba.predictive.RegressionPredictive.log_prob(prediction, y)).abs().max() > 0.1
         assert ba.metrics.log_likelihood(prediction, y) == prediction.log_prob(y).mean().item()
 
     def test_without_covariances_outputs_are_independent(self):

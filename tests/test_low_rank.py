@@ -28,7 +28,7 @@ def make(shapes=SHAPES, rank=RANK, seed=0, dtype=torch.float64, spread=1.0, **hy
     mean = {name: draw(*shape, seed=seed + i, dtype=dtype) for i, (name, shape) in enumerate(shapes.items())}
     diagonal = {n: spread * draw(*m.shape, seed=seed + 10).exp().to(dtype) for n, m in mean.items()}
     factors = {n: draw(rank, *m.shape, seed=seed + 20 + i, dtype=dtype) for i, (n, m) in enumerate(mean.items())}
-    return LowRankGaussian(mean, diagonal, factors, hyperparameters)
+    return LowRankGaussian(mean, diagonal, factors, hyperparameters=hyperparameters)
 
 
 def flat(tensors, *leading):
@@ -323,7 +323,7 @@ class TestFromPrecision:
     @pytest.mark.parametrize("rank", [0, 3, SIZE])
     def test_against_a_loop(self, rank):
         precision, mean = self.precision(), make().mean
-        q = LowRankGaussian.from_precision(mean, precision, rank, {"lr": 0.1})
+        q = LowRankGaussian.from_precision(mean, precision, rank, hyperparameters={"lr": 0.1})
         torch.testing.assert_close(covariance(q), self.expected(precision, rank), rtol=1e-6, atol=1e-6)
         assert q.rank == (rank if rank < SIZE else int((self.correlations(precision) < 1.0).sum()))
         assert_same(q.mean, mean)

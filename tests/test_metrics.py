@@ -86,7 +86,7 @@ class TestRegression:
 
 class TestLogLikelihood:
     def regression(self, *shape):
-        return ba.RegressionPredictive(draw(4, *shape), draw(4, *shape, seed=1).exp()), draw(*shape, seed=2)
+        return ba.predictive.RegressionPredictive(draw(4, *shape), draw(4, *shape, seed=1).exp()), draw(*shape, seed=2)
 
     def check(self, prediction, target, terms):
         """``terms``: log densities of every sample and data point, ``(S, N)``."""
@@ -108,18 +108,20 @@ class TestLogLikelihood:
         log_probs = (2 * draw(4, *shape, 3)).log_softmax(-1)
         target = torch.arange(math.prod(shape)).view(shape) % 3
         terms = [[row[i] for row, i in zip(s.view(-1, 3).tolist(), target.flatten(), strict=True)] for s in log_probs]
-        self.check(ba.ClassificationPredictive(log_probs), target, np.array(terms))
+        self.check(ba.predictive.ClassificationPredictive(log_probs), target, np.array(terms))
 
     def test_classification_with_several_labels(self):
         log_probs = ba.Bernoulli().log_probs(2 * draw(4, 7, 2))
         target = torch.arange(14).view(7, 2) % 2
         p = log_probs.exp().numpy()[..., 1]
         terms = stats.bernoulli.logpmf(target.numpy(), p).sum(-1)
-        self.check(ba.ClassificationPredictive(log_probs, binary=True), target, terms)
+        self.check(ba.predictive.ClassificationPredictive(log_probs, binary=True), target, terms)
 
     def test_identical_samples_make_no_difference_between_the_two(self):
         prediction, target = self.regression(7)
-        same = ba.RegressionPredictive(prediction.means[:1].expand(4, 7), prediction.variances[:1].expand(4, 7))
+        same = ba.predictive.RegressionPredictive(
+            prediction.means[:1].expand(4, 7), prediction.variances[:1].expand(4, 7)
+        )
         joint, pointwise = metrics.joint_log_likelihood(same, target), metrics.log_likelihood(same, target)
         assert joint == pytest.approx(pointwise, rel=1e-12)
 
@@ -212,7 +214,7 @@ class TestClassification:
         probs, target = classes(500)
         confidence, predicted = probs.max(-1)
         expected = ece_by_loop(confidence.tolist(), (predicted == target).tolist(), bins)
-        assert metrics.expected_calibration_error(probs, target, bins) == pytest.approx(expected, rel=1e-10)
+        assert metrics.expected_calibration_error(probs, target, bins=bins) == pytest.approx(expected, rel=1e-10)
         if bins == 15:
             assert metrics.expected_calibration_error(probs, target) == pytest.approx(expected, rel=1e-10)
             assert expected > 0.02
@@ -290,7 +292,7 @@ class TestPlots:
 
     def test_regression_band(self, axes):
         x = torch.linspace(-1, 1, 5)
-        prediction = ba.RegressionPredictive(draw(6, 5, 1), draw(6, 5, 1, seed=1).exp())
+        prediction = ba.predictive.RegressionPredictive(draw(6, 5, 1), draw(6, 5, 1, seed=1).exp())
         assert plots.regression_band(axes, x, prediction, (torch.zeros(3), torch.ones(3))) is axes
         np.testing.assert_allclose(axes.lines[0].get_ydata(), prediction.mean[:, 0])
         for band, variance in zip(axes.collections[:2], (prediction.variance, prediction.epistemic), strict=True):
@@ -304,12 +306,12 @@ class TestPlots:
     def test_reliability(self, axes):
         probs, target = classes()
         plots.reliability(axes, {"one": (probs, target), "two": (probs, target)}, bins=8)
-        confidence, correct, share = metrics.calibration_curve(probs, target, 8)
+        confidence, correct, share = metrics.calibration_curve(probs, target, bins=8)
         points = axes.collections[0].get_offsets()
         np.testing.assert_allclose(np.ma.filled(points, math.nan), torch.stack([confidence, correct], -1))
         sizes = axes.collections[0].get_sizes()
         assert (np.argsort(sizes, kind="stable") == np.argsort(share.numpy(), kind="stable")).all()
-        error = metrics.expected_calibration_error(probs, target, 8)
+        error = metrics.expected_calibration_error(probs, target, bins=8)
         assert f"{error:.3f}" != f"{metrics.expected_calibration_error(probs, target):.3f}"
         assert self.labels(axes)[1:] == [f"one (ECE {error:.3f})", f"two (ECE {error:.3f})"]
 

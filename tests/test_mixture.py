@@ -25,14 +25,14 @@ def draw(shape, seed=0, dtype=torch.float64):
 def diagonal(seed=0, shapes=SHAPES, dtype=torch.float64, **hyperparameters):
     mean = {name: draw(shape, seed, dtype) for name, shape in shapes.items()}
     return ba.DiagonalGaussian(
-        mean, {n: draw(m.shape, seed + 1).exp().to(dtype) for n, m in mean.items()}, hyperparameters
+        mean, {n: draw(m.shape, seed + 1).exp().to(dtype) for n, m in mean.items()}, hyperparameters=hyperparameters
     )
 
 
 def low_rank(seed=0, shapes=SHAPES):
     q = diagonal(seed, shapes)
     return LowRankGaussian(
-        q.mean, q.variance, {n: draw((2, *m.shape), seed + 2) for n, m in q.mean.items()}, {"low": 1}
+        q.mean, q.variance, {n: draw((2, *m.shape), seed + 2) for n, m in q.mean.items()}, hyperparameters={"low": 1}
     )
 
 
@@ -91,7 +91,7 @@ class TestPointMass:
 
     def test_weights_by_name_are_kept(self):
         weights = {"w": torch.tensor([1.0, -0.0])}
-        q = ba.DiagonalGaussian.point_mass(weights, {"lr": 0.1})
+        q = ba.DiagonalGaussian.point_mass(weights, hyperparameters={"lr": 0.1})
         assert q.mean["w"] is weights["w"]
         assert q.hyperparameters == {"lr": 0.1}
         assert q.sample(2)["w"].signbit().tolist() == [[False, True]] * 2
@@ -319,7 +319,7 @@ class TestMixture:
             q.match(nn.Linear(4, 2))
 
     def test_to(self):
-        q = Mixture([diagonal(), low_rank()], {"lr": 1}).to(dtype=torch.float32)
+        q = Mixture([diagonal(), low_rank()], hyperparameters={"lr": 1}).to(dtype=torch.float32)
         assert {t.dtype for t in q.tensors().values()} == {torch.float32}
         assert q.hyperparameters == {"lr": 1, "components": [{}, {"low": 1}]}
         assert repr(q) == "Mixture(2 components, the first DiagonalGaussian(4 tensors, 24 weights))"
@@ -327,7 +327,10 @@ class TestMixture:
 
 class TestFile:
     def test_round_trip(self, tmp_path):
-        q = Mixture([*kinds(), Mixture([diagonal(30), low_rank(40)], {"inner": True})], {"lr": 0.1})
+        q = Mixture(
+            [*kinds(), Mixture([diagonal(30), low_rank(40)], hyperparameters={"inner": True})],
+            hyperparameters={"lr": 0.1},
+        )
         q.save(tmp_path / "q")
         loaded = ba.load_posterior(tmp_path / "q")
         assert [type(c) for c in loaded.components] == [type(c) for c in q.components]

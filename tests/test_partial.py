@@ -26,16 +26,18 @@ def tensors(shapes, seed=0, dtype=torch.float64):
 
 def dense(seed=0, dtype=torch.float64):
     root = draw(8, 8, seed=seed)
-    return ba.DenseGaussian(tensors(SHAPES, seed, dtype), root @ root.T + torch.eye(8, **F64), {"seed": seed})
+    return ba.DenseGaussian(
+        tensors(SHAPES, seed, dtype), root @ root.T + torch.eye(8, **F64), hyperparameters={"seed": seed}
+    )
 
 
 def diagonal(seed=0, dtype=torch.float64):
     variance = {name: value.exp() for name, value in tensors(SHAPES, seed + 9, dtype).items()}
-    return ba.DiagonalGaussian(tensors(SHAPES, seed, dtype), variance, {"seed": seed})
+    return ba.DiagonalGaussian(tensors(SHAPES, seed, dtype), variance, hyperparameters={"seed": seed})
 
 
 def make(kind=dense, seed=0, fixed_seed=50, dtype=torch.float64, order=ORDER):
-    return PartialGaussian(kind(seed, dtype), tensors(FIXED, fixed_seed, dtype), order)
+    return PartialGaussian(kind(seed, dtype), tensors(FIXED, fixed_seed, dtype), order=order)
 
 
 def whole(q):
@@ -210,7 +212,7 @@ def test_in_a_network():
     q = PartialGaussian(
         ba.DenseGaussian(head, 0.1 * torch.eye(5)),
         {name: before[name] for name in ("0.weight", "0.bias")},
-        list(before),
+        order=list(before),
     )
     x = torch.randn(6, 3, generator=torch.Generator().manual_seed(0))
     with q.applied(model, sample=2, seed=1):

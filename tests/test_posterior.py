@@ -24,7 +24,7 @@ from torch.distributions import kl_divergence as torch_kl
 import bayesadam as ba
 from bayesadam import noise
 from bayesadam.files import NoDigestWarning
-from bayesadam.posterior import Bernoulli, Mixture
+from bayesadam.posterior import BernoulliPosterior, Mixture
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
 
@@ -36,7 +36,7 @@ def make(shapes=SHAPES, seed=0, dtype=torch.float32, **hyperparameters):
     generator = torch.Generator().manual_seed(seed)
     mean = {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
     variance = {name: torch.randn(shape, generator=generator).exp().to(dtype) for name, shape in shapes.items()}
-    return ba.DiagonalGaussian(mean, variance, hyperparameters)
+    return ba.DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
 
 
 def assert_same(a, b):
@@ -61,7 +61,7 @@ class TestConstruction:
 
     def test_does_not_keep_the_dictionaries(self):
         mean, variance, hyperparameters = {"w": torch.zeros(3)}, {"w": torch.ones(3)}, {"lr": 0.1}
-        q = ba.DiagonalGaussian(mean, variance, hyperparameters)
+        q = ba.DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
         for dictionary in (mean, variance, hyperparameters):
             dictionary.clear()
         assert (list(q.mean), list(q.variance), q.hyperparameters) == (["w"], ["w"], {"lr": 0.1})
@@ -440,7 +440,9 @@ SHARING = {
         {name: value for name, value in mean.items() if name not in first(mean)},
     ),
     "mixture": lambda mean: Mixture([ba.DiagonalGaussian(mean, ones_like(mean)) for _ in range(2)]),
-    "Bernoulli": lambda mean: Bernoulli({name: torch.full_like(value, 0.5) for name, value in mean.items()}, mean),
+    "Bernoulli": lambda mean: BernoulliPosterior(
+        {name: torch.full_like(value, 0.5) for name, value in mean.items()}, mean
+    ),
 }
 
 

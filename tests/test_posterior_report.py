@@ -22,7 +22,7 @@ def posterior(shares=(0.25, 0.75), priors=(2.0, 4.0), **hyperparameters):
         name: {"start_share": share, "prior_precision": prior}
         for name, share, prior in zip(mean, shares, priors, strict=True)
     }
-    return ba.DiagonalGaussian(mean, variance, {PER_TENSOR: told, **hyperparameters})
+    return ba.DiagonalGaussian(mean, variance, hyperparameters={PER_TENSOR: told, **hyperparameters})
 
 
 def test_numbers_are_those_of_the_tensors():
@@ -58,21 +58,25 @@ def test_numbers_are_those_of_the_tensors():
 def test_determined_is_the_trace_in_linear_regression():
     """MacKay's gamma is the sum of ``l / (l + lambda)`` over the eigenvalues ``l`` of the data's precision."""
     values = torch.tensor([0.0, 0.5, 3.0, 1e6], dtype=torch.float64)
-    q = ba.DiagonalGaussian({"w": torch.zeros(4)}, {"w": 1.0 / (values + 2.0)}, {"prior_precision": 2.0})
+    q = ba.DiagonalGaussian(
+        {"w": torch.zeros(4)}, {"w": 1.0 / (values + 2.0)}, hyperparameters={"prior_precision": 2.0}
+    )
     assert q.report().total.determined == pytest.approx((values / (values + 2.0)).sum().item(), rel=1e-12)
-    far = ba.DiagonalGaussian({"w": torch.zeros(4)}, {"w": torch.full((4,), 1e-9)}, {"prior_precision": 2.0})
+    far = ba.DiagonalGaussian(
+        {"w": torch.zeros(4)}, {"w": torch.full((4,), 1e-9)}, hyperparameters={"prior_precision": 2.0}
+    )
     assert far.report().total.determined == pytest.approx(4.0, rel=1e-8)
 
 
 def test_what_is_not_known_is_none():
-    q = ba.DiagonalGaussian({"w": torch.ones(3)}, {"w": torch.ones(3)}, {"method": "by hand"})
+    q = ba.DiagonalGaussian({"w": torch.ones(3)}, {"w": torch.ones(3)}, hyperparameters={"method": "by hand"})
     (row,) = q.report().rows
     assert (row.start_share, row.prior_precision, row.determined) == (None, None, None)
     assert row.width == row.signal_to_noise == (1.0, 1.0, 1.0)
     assert q.report().sentences == ()
     assert str(q.report()).splitlines()[-1].split()[:2] == ["all", "3"]
     for odd in (7, {"w": "?"}, {"w": {"start_share": "much", "prior_precision": True}}):
-        (row,) = ba.DiagonalGaussian(q.mean, q.variance, {PER_TENSOR: odd}).report().rows
+        (row,) = ba.DiagonalGaussian(q.mean, q.variance, hyperparameters={PER_TENSOR: odd}).report().rows
         assert (row.start_share, row.prior_precision, row.determined) == (None, None, None)
     half = posterior()
     del half.hyperparameters[PER_TENSOR]["b"]
@@ -81,7 +85,7 @@ def test_what_is_not_known_is_none():
 
 
 def test_point_masses_have_no_width():
-    point = ba.DiagonalGaussian.point_mass({"w": torch.ones(2, 3)}, {"prior_precision": 1.0})
+    point = ba.DiagonalGaussian.point_mass({"w": torch.ones(2, 3)}, hyperparameters={"prior_precision": 1.0})
     report = point.report()
     assert report.rows[0].width is report.rows[0].signal_to_noise is report.total.determined is None
     assert report.sentences == ("No weight is random: this is one network.",)
@@ -132,16 +136,16 @@ def test_every_gaussian_has_one_by_its_marginal_variances():
     mean = {"w": torch.randn(2, 2), "b": torch.randn(2)}
     root = torch.randn(6, 6, dtype=torch.float64)
     told = {"prior_precision": 0.01, PER_TENSOR: {"b": {"start_share": 0.5, "prior_precision": 0.02}}}
-    dense = ba.DenseGaussian(mean, root @ root.T + torch.eye(6, dtype=torch.float64), told)
+    dense = ba.DenseGaussian(mean, root @ root.T + torch.eye(6, dtype=torch.float64), hyperparameters=told)
     low_rank = LowRankGaussian(
         mean,
         {name: torch.ones_like(value) for name, value in mean.items()},
         {n: torch.randn(3, *v.shape) for n, v in mean.items()},
-        told,
+        hyperparameters=told,
     )
     for q in (dense, low_rank):
         report = q.report()
-        assert report == ba.DiagonalGaussian(mean, q.variance, told).report()
+        assert report == ba.DiagonalGaussian(mean, q.variance, hyperparameters=told).report()
         assert [row.start_share for row in report.rows] == [None, 0.5]
         assert [row.prior_precision for row in report.rows] == [0.01, 0.02]
     assert dense.marginal().report() == dense.report()

@@ -630,7 +630,7 @@ class TestModulesThatChangeWithTheirMode:
             assert_unchanged(model, before)
         for structure in ("diagonal", "full"):
             with pytest.raises(ValueError, match=message):
-                ba.Laplace(model, (self.X, y), likelihood=likelihood, structure=structure)
+                ba.posthoc.LaplaceApproximation(model, (self.X, y), likelihood=likelihood, structure=structure)
             assert_unchanged(model, before)
         last = ba.laplace(model, (self.X, y), likelihood=likelihood, structure="last_layer")
         found = ba.predict(model, last, self.X, likelihood=likelihood, method="linearized").epistemic
@@ -642,7 +642,10 @@ class TestModulesThatChangeWithTheirMode:
         model, plain = self.model(Frozen), self.model(Adapted)
         q, options = self.posterior(model), {"likelihood": ba.Gaussian(), "method": "linearized"}
         close(*(ba.predict(net, q, self.X, **options).epistemic for net in (model, plain)))
-        made = [ba.Laplace(net, (self.X, self.X[:, :1]), likelihood=ba.Gaussian()) for net in (model, plain)]
+        made = [
+            ba.posthoc.LaplaceApproximation(net, (self.X, self.X[:, :1]), likelihood=ba.Gaussian())
+            for net in (model, plain)
+        ]
         for name, value in made[0].curvature.items():
             close(value, made[1].curvature[name])
 
@@ -730,7 +733,7 @@ class TestWrappers:
         with vadam.sampled_params():
             ba.Gaussian().nll(model(x), y).backward()
         vadam.step()
-        laplace = ba.Laplace(model, (x, y), likelihood=ba.Gaussian(), structure="full")
+        laplace = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=ba.Gaussian(), structure="full")
         made = [vadam.posterior(), vadam.posterior(model), ba.badam(adam, model, num_data=6), laplace.posterior()]
         for q in made:
             assert ba.predict(model, q, x, likelihood=ba.Gaussian(), mc_samples=3).epistemic.min() > 0
@@ -840,7 +843,9 @@ class TestProgress:
 
 
 def regression(*shape, seed=0, **kind):
-    return ba.RegressionPredictive(draw(*shape, seed=seed, **kind), draw(*shape, seed=seed + 1, **kind).exp())
+    return ba.predictive.RegressionPredictive(
+        draw(*shape, seed=seed, **kind), draw(*shape, seed=seed + 1, **kind).exp()
+    )
 
 
 def mixture_cdf(prediction, y, at):
@@ -909,11 +914,11 @@ class TestRegression:
         close(rescaled.quantile(levels), 3 * prediction.quantile(levels), rtol=1e-5, atol=0)
 
     def test_far_targets_do_not_underflow(self):
-        prediction = ba.RegressionPredictive(torch.tensor([[0.0], [1.0]]), torch.full((2, 1), 0.01))
+        prediction = ba.predictive.RegressionPredictive(torch.tensor([[0.0], [1.0]]), torch.full((2, 1), 0.01))
         y = torch.tensor([100.0])
         best = stats.norm.logpdf(100, 1, 0.1)
         close(prediction.log_prob(y), [best - math.log(2)], rtol=1e-6, atol=0)
-        many = ba.RegressionPredictive(torch.zeros(2, 100_000), torch.ones(2, 100_000))
+        many = ba.predictive.RegressionPredictive(torch.zeros(2, 100_000), torch.ones(2, 100_000))
         expected = 100_000 * stats.norm.logpdf(3)
         close(many.joint_log_likelihood(torch.full((100_000,), 3.0)), expected, rtol=1e-7, atol=0)
 
@@ -938,7 +943,7 @@ class TestRegression:
 
     def test_quantiles_of_widely_separated_components(self):
         """A weight of 1/3 each at -1e6, 0, 1e6: the quantile is one of the middle component alone."""
-        prediction = ba.RegressionPredictive(
+        prediction = ba.predictive.RegressionPredictive(
             torch.tensor([[-1e6], [0.0], [1e6]], **F64), torch.full((3, 1), 1e-6, **F64)
         )
         for level in (0.35, 0.5, 0.65):
@@ -949,7 +954,7 @@ class TestRegression:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
     def test_quantiles_of_equal_components_are_those_of_the_gaussian(self, dtype):
         mean, std = draw(4).to(dtype), draw(4, seed=1).exp().to(dtype)
-        prediction = ba.RegressionPredictive(mean.expand(9, 4), std.square().expand(9, 4))
+        prediction = ba.predictive.RegressionPredictive(mean.expand(9, 4), std.square().expand(9, 4))
         found = prediction.quantile([1e-9, 0.2, 0.5, 0.99])
         assert found.dtype == dtype
         expected = stats.norm.ppf([[1e-9], [0.2], [0.5], [0.99]], mean.double(), std.double())
@@ -962,7 +967,7 @@ class TestRegression:
     )
     def test_the_quantile_inverts_the_mixtures_cdf(self, components, level):
         means, scales = torch.tensor(components, **F64).T.unsqueeze(-1)
-        prediction = ba.RegressionPredictive(means, scales.square())
+        prediction = ba.predictive.RegressionPredictive(means, scales.square())
         found = prediction.quantile(level).item()
         step = 1e-9 * max(1.0, abs(found))
         assert mixture_cdf(prediction, found - step, (0,)) <= level + 1e-12
@@ -998,7 +1003,7 @@ class TestRegression:
 
 
 def classification(*shape, scale=2.0, seed=0):
-    return ba.ClassificationPredictive((scale * draw(*shape, seed=seed)).log_softmax(-1))
+    return ba.predictive.ClassificationPredictive((scale * draw(*shape, seed=seed)).log_softmax(-1))
 
 
 class TestClassification:
@@ -1074,11 +1079,11 @@ class TestClassification:
     def test_identical_samples_share_no_information(self, count):
         for seed in range(5):
             one = classification(1, 50, 4, seed=seed).log_probs
-            information = ba.ClassificationPredictive(one.expand(count, -1, -1)).mutual_information
+            information = ba.predictive.ClassificationPredictive(one.expand(count, -1, -1)).mutual_information
             assert 0 <= information.min() <= information.max() < 1e-14
 
     def test_samples_that_are_sure_of_different_classes(self):
-        prediction = ba.ClassificationPredictive((1e4 * torch.eye(3)).log_softmax(-1).unsqueeze(1))
+        prediction = ba.predictive.ClassificationPredictive((1e4 * torch.eye(3)).log_softmax(-1).unsqueeze(1))
         close(prediction.entropy, [math.log(3)], rtol=1e-6, atol=0)
         close(prediction.mutual_information, [math.log(3)], rtol=1e-6, atol=0)
 
@@ -1086,12 +1091,12 @@ class TestClassification:
     def test_extreme_logits_in_float32_are_finite(self, likelihood):
         log_probs = likelihood.log_probs(torch.tensor([[[1e4, -1e4]], [[1e4, -1e4]]]))
         for values in (log_probs, torch.full_like(log_probs, -math.inf).masked_fill(log_probs == 0, 0.0)):
-            prediction = ba.ClassificationPredictive(values)
+            prediction = ba.predictive.ClassificationPredictive(values)
             for tensor in (prediction.probs, prediction.entropy, prediction.mutual_information):
                 assert tensor.isfinite().all()
             assert not prediction.entropy.any()
         y = torch.tensor([1] if log_probs.ndim == 3 else [[0, 1]])
-        assert ba.ClassificationPredictive(log_probs).log_prob(y).isfinite().all()
+        assert ba.predictive.ClassificationPredictive(log_probs).log_prob(y).isfinite().all()
 
     @pytest.mark.parametrize("method", ["log_prob", "joint_log_likelihood"])
     @pytest.mark.parametrize(
@@ -1112,12 +1117,18 @@ class TestClassification:
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (ba.RegressionPredictive(torch.zeros(3, 5), torch.ones(1)), "RegressionPredictive((5,), 3 components)"),
+        (
+            ba.predictive.RegressionPredictive(torch.zeros(3, 5), torch.ones(1)),
+            "RegressionPredictive((5,), 3 components)",
+        ),
         (
             gaussian.GaussianPredictive(torch.zeros(5, 2), torch.ones(5, 2), torch.ones(1)),
             "GaussianPredictive((5, 2), 1 component)",
         ),
-        (ba.ClassificationPredictive(torch.zeros(4, 5, 2)), "ClassificationPredictive((5, 2), 4 components)"),
+        (
+            ba.predictive.ClassificationPredictive(torch.zeros(4, 5, 2)),
+            "ClassificationPredictive((5, 2), 4 components)",
+        ),
     ],
 )
 def test_says_its_shape(found, words):

@@ -43,7 +43,9 @@ def regression():
 def laplaces(regression, structure="full", **options):
     x, y, models, _ = regression
     return [
-        ba.Laplace(model, (x, y), likelihood=GAUSSIAN, structure=structure).posterior(1.0, **options)
+        ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=GAUSSIAN, structure=structure).posterior(
+            1.0, **options
+        )
         for model in models
     ]
 
@@ -94,7 +96,7 @@ def test_mixtures_over_the_last_layer_are_linearized(regression):
 def test_the_default_is_no_trap(regression):
     """With a weak prior, samples of the full Laplace posterior predict far worse than the network, and it does not."""
     x, y, models, _ = regression
-    q = ba.Laplace(models[0], (x, y), likelihood=GAUSSIAN, structure="full").posterior(1e-2)
+    q = ba.posthoc.LaplaceApproximation(models[0], (x, y), likelihood=GAUSSIAN, structure="full").posterior(1e-2)
     own = ba.metrics.rmse(models[0](x).detach(), y)
     by_default = ba.predict(models[0], q, x, likelihood=GAUSSIAN)
     with pytest.warns(UserWarning, match=UNSUITED):
@@ -123,7 +125,9 @@ def test_samples_are_warned_of(regression):
 def test_rows_with_many_outputs_are_sampled():
     model, likelihood = perceptron(3, 129), ba.Categorical()
     x, y = torch.randn(6, 3), torch.arange(6)
-    q = ba.Laplace(model, (x, y), likelihood=likelihood, curvature="empirical_fisher").posterior(100.0)
+    q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=likelihood, curvature="empirical_fisher").posterior(
+        100.0
+    )
     options = {"likelihood": likelihood, "mc_samples": 3}
     with pytest.warns(UserWarning, match=UNSUITED):
         sampled = ba.predict(model, q, x, method="monte_carlo", **options)
@@ -208,6 +212,6 @@ class TestMixture:
     def test_probit_is_refused(self):
         model = perceptron(outputs=2)
         x, y = torch.randn(10, 1), torch.arange(10) % 2
-        q = ba.Laplace(model, (x, y), likelihood=ba.Categorical()).posterior(1.0)
+        q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=ba.Categorical()).posterior(1.0)
         with pytest.raises(ValueError, match="^link must be 'monte_carlo' for a mixture of posteriors, got 'probit'$"):
             ba.predict(model, ba.Mixture([q, q]), x, likelihood=ba.Categorical(), method="linearized", link="probit")

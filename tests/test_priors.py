@@ -14,11 +14,11 @@ from bayesadam import DiagonalGaussian, priors
 from bayesadam.functional import empirical
 
 FIXED = {
-    "gaussian": priors.Gaussian(precision=2.5, mean=0.3),
-    "mixture": priors.ScaleMixture(0.7, 1.3, 0.2),
-    "laplace": priors.Laplace(0.6),
-    "learned": priors.LearnedGaussian(mean=-0.2, std=0.8).double(),
-    "posterior": priors.FromPosterior(
+    "gaussian": priors.GaussianPrior(precision=2.5, mean=0.3),
+    "mixture": priors.ScaleMixturePrior(pi=0.7, sigma1=1.3, sigma2=0.2),
+    "laplace": priors.LaplacePrior(0.6),
+    "learned": priors.LearnedGaussianPrior(mean=-0.2, std=0.8).double(),
+    "posterior": priors.PosteriorPrior(
         DiagonalGaussian(
             {"w": torch.tensor([[0.1, -2.0, 0.4]]).double()}, {"w": torch.tensor([[0.5, 1.5, 0.1]]).double()}
         )
@@ -129,7 +129,7 @@ def test_the_sampled_divergence_is_the_closed_form_on_average(name):
 @pytest.mark.parametrize("sigmas", [0.0, 1.0, 50.0, 400.0])
 def test_scale_mixture_far_out(dtype, sigmas):
     mpmath.mp.dps = 50
-    prior = priors.ScaleMixture(0.75, 1.0, 0.0025)
+    prior = priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)
     for scale in (1.0, 0.0025):
         value = torch.full((2,), sigmas * scale, dtype=dtype, requires_grad=True)
         exact = value[0].item()
@@ -152,11 +152,11 @@ def test_scale_mixture_far_out(dtype, sigmas):
 )
 def test_gaussian_divergence_is_that_of_posteriors(mean, std, precision, center):
     mean, std = torch.full((2, 3), mean).double(), torch.full((2, 3), std).double()
-    got = priors.Gaussian(precision, center).kl_divergence({"w": mean}, {"w": std})
+    got = priors.GaussianPrior(precision, mean=center).kl_divergence({"w": mean}, {"w": std})
     q = DiagonalGaussian({"w": mean}, {"w": std.square()})
     p = DiagonalGaussian({"w": torch.full_like(mean, center)}, {"w": torch.full_like(mean, 1 / precision)})
     torch.testing.assert_close(got, q.kl_divergence(p), rtol=1e-9, atol=1e-9)
-    again = priors.FromPosterior(p).kl_divergence({"w": mean}, {"w": std})
+    again = priors.PosteriorPrior(p).kl_divergence({"w": mean}, {"w": std})
     torch.testing.assert_close(got, again, rtol=1e-9, atol=1e-9)
 
 
@@ -165,9 +165,11 @@ def test_sums_are_taken_in_float64():
     mean = torch.full_like(std, 0.1)
     exact = {
         "gaussian": 0.5 * (0.25 + 0.01 - 1 - math.log(0.25)),
-        "laplace": priors.Laplace().kl_divergence({"w": mean[:1, :1].double()}, {"w": std[:1, :1].double()}).item(),
+        "laplace": priors.LaplacePrior()
+        .kl_divergence({"w": mean[:1, :1].double()}, {"w": std[:1, :1].double()})
+        .item(),
     }
-    for name, prior in (("gaussian", priors.Gaussian()), ("laplace", priors.Laplace())):
+    for name, prior in (("gaussian", priors.GaussianPrior()), ("laplace", priors.LaplacePrior())):
         total = prior.kl_divergence({"w": mean}, {"w": std}).item()
         assert total == pytest.approx(exact[name] * std.numel(), rel=1e-6)
 
@@ -176,7 +178,7 @@ def test_the_learned_gaussian_settles_at_its_optimum():
     generator = torch.Generator().manual_seed(5)
     mean = {"a": torch.randn(6, 4, dtype=torch.float64, generator=generator) + 0.7, "b": torch.zeros(3).double()}
     std = {name: torch.full_like(value, 0.4) for name, value in mean.items()}
-    prior = priors.LearnedGaussian().double()
+    prior = priors.LearnedGaussianPrior().double()
     optimizer = torch.optim.LBFGS(prior.parameters(), max_iter=100, tolerance_grad=1e-12, tolerance_change=0)
 
     def closure():
@@ -223,7 +225,7 @@ class TestEmpiricalGaussian:
     def test_is_the_divergence_from_the_best_gaussian(self, shapes, dtype, seed):
         mean, std = moments(seed, shapes, dtype)
         center, spread, expected = best_gaussian(mean, std)
-        prior = priors.EmpiricalGaussian()
+        prior = priors.EmpiricalGaussianPrior()
         found = prior.kl_divergence(mean, dict(reversed(std.items())))
         assert found.dtype == torch.float64
         assert found.shape == ()
@@ -235,30 +237,30 @@ class TestEmpiricalGaussian:
 
     def test_is_the_least_of_all_gaussian_priors(self):
         mean, std = moments(1)
-        least = priors.EmpiricalGaussian().kl_divergence(mean, std).item()
-        center, spread = (value.item() for value in priors.EmpiricalGaussian().optimum(mean, std))
+        least = priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item()
+        center, spread = (value.item() for value in priors.EmpiricalGaussianPrior().optimum(mean, std))
         step = 1e-3
         for i in (-1, 0, 1):
             for j in (-1, 0, 1):
-                there = priors.Gaussian((spread * (1 + step * j)) ** -2, center + step * i)
+                there = priors.GaussianPrior((spread * (1 + step * j)) ** -2, mean=center + step * i)
                 more = there.kl_divergence(mean, std).item() - least
                 assert more == pytest.approx(0.0, abs=1e-12) if i == j == 0 else more > 1e-7
 
     def test_is_where_the_learned_gaussian_settles(self):
         mean, std = moments(2)
-        center, spread = (value.item() for value in priors.EmpiricalGaussian().optimum(mean, std))
-        learned = priors.LearnedGaussian(center, spread).double()
+        center, spread = (value.item() for value in priors.EmpiricalGaussianPrior().optimum(mean, std))
+        learned = priors.LearnedGaussianPrior(mean=center, std=spread).double()
         found = learned.kl_divergence(mean, std)
-        assert found.item() == pytest.approx(priors.EmpiricalGaussian().kl_divergence(mean, std).item(), rel=1e-6)
+        assert found.item() == pytest.approx(priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item(), rel=1e-6)
         slopes = torch.autograd.grad(found, list(learned.parameters()))
         assert max(abs(slope.item()) for slope in slopes) < 1e-5
-        assert list(priors.EmpiricalGaussian().parameters()) == []
+        assert list(priors.EmpiricalGaussianPrior().parameters()) == []
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     def test_gradients_are_those_for_a_fixed_prior(self, dtype):
         mean, std = moments(3, dtype=dtype)
         leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
-        found = torch.autograd.grad(3.0 * priors.EmpiricalGaussian().kl_divergence(mean, std), leaves)
+        found = torch.autograd.grad(3.0 * priors.EmpiricalGaussianPrior().kl_divergence(mean, std), leaves)
         center, spread, _ = best_gaussian(mean, std)
         expected = [3 * (m - center) / spread**2 for m in mean.values()]
         expected += [3 * (s / spread**2 - 1 / s) for s in std.values()]
@@ -269,7 +271,7 @@ class TestEmpiricalGaussian:
     def test_gradients_by_differences(self):
         mean, std = moments(4, ((2, 3), ()))
         leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
-        prior = priors.EmpiricalGaussian()
+        prior = priors.EmpiricalGaussianPrior()
 
         def call(function):
             return lambda *v: function(dict(enumerate(v[:2])), dict(enumerate(v[2:])))
@@ -284,7 +286,7 @@ class TestEmpiricalGaussian:
         mean = {"a": torch.full((7, 3), center, dtype=dtype), "b": torch.full((), center, dtype=dtype)}
         std = {name: torch.full_like(value, spread) for name, value in mean.items()}
         leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
-        found = priors.EmpiricalGaussian().kl_divergence(mean, std)
+        found = priors.EmpiricalGaussianPrior().kl_divergence(mean, std)
         slopes = torch.autograd.grad(1e3 * found, leaves)
         assert found.isfinite()
         assert all(slope.isfinite().all() for slope in slopes[:2])
@@ -298,9 +300,9 @@ class TestEmpiricalGaussian:
         mean = {"w": 1000 + 0.01 * torch.randn(64, 50, generator=generator)}
         std = {"w": torch.full((64, 50), 1e-3)}
         center, spread, expected = best_gaussian(mean, std)
-        found = priors.EmpiricalGaussian().optimum(mean, std)
+        found = priors.EmpiricalGaussianPrior().optimum(mean, std)
         assert [value.item() for value in found] == pytest.approx([center, spread], rel=1e-4)
-        assert priors.EmpiricalGaussian().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-4)
+        assert priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-4)
 
     def test_sums_are_taken_in_float64(self):
         mean = {"w": torch.full((4096, 512), 0.1), "v": torch.full((4096, 512), 0.3)}
@@ -310,7 +312,7 @@ class TestEmpiricalGaussian:
             {name: value[:1, :1] for name, value in std.items()},
         )
         expected = best_gaussian(*small)[2] * 4096 * 512
-        assert priors.EmpiricalGaussian().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-5)
+        assert priors.EmpiricalGaussianPrior().kl_divergence(mean, std).item() == pytest.approx(expected, rel=1e-5)
 
     @settings(deadline=None, max_examples=20)
     @given(
@@ -321,7 +323,7 @@ class TestEmpiricalGaussian:
     def test_mapped_over_the_members_of_a_population(self, shapes, count, dtype):
         mean, std = moments(6, [(count, *shape) for shape in shapes], dtype)
         leaves = [value.requires_grad_() for value in (*mean.values(), *std.values())]
-        prior, weights = priors.EmpiricalGaussian(), torch.arange(1.0, count + 1).double()
+        prior, weights = priors.EmpiricalGaussianPrior(), torch.arange(1.0, count + 1).double()
         mapped = torch.func.vmap(prior.kl_divergence)(mean, std)
         members = [[{name: value[i] for name, value in part.items()} for part in (mean, std)] for i in range(count)]
         looped = torch.stack([prior.kl_divergence(*member) for member in members])
@@ -337,7 +339,7 @@ class TestEmpiricalGaussian:
             def __init__(self):
                 super().__init__()
                 self.mean, self.rho = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
-                self.prior = priors.EmpiricalGaussian()
+                self.prior = priors.EmpiricalGaussianPrior()
 
             def forward(self, x):
                 std = torch.nn.functional.softplus(self.rho)
@@ -362,14 +364,14 @@ class TestEmpiricalGaussian:
         torch.manual_seed(0)
         x = torch.randn(64, 3)
         y = x @ torch.tensor([[1.0], [-2.0], [0.5]]) + 0.1 * torch.randn(64, 1)
-        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussian(), initial_std=0.3)
+        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussianPrior(), initial_std=0.3)
         assert net.closed_form
         optimizer = torch.optim.Adam(net.parameters(), lr=0.03)
         likelihood = ba.Gaussian(noise_precision=100.0)
         losses = []
         for _ in range(300):
             optimizer.zero_grad()
-            loss = ba.nelbo(net, x, y, likelihood=likelihood, num_data=64)
+            loss = net.loss(x, y, likelihood=likelihood, num_data=64)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -377,7 +379,7 @@ class TestEmpiricalGaussian:
         q = net.posterior()
         mean, std = q.mean, {name: value.sqrt() for name, value in q.variance.items()}
         assert net.kl_divergence().item() == pytest.approx(best_gaussian(mean, std)[2], rel=1e-5)
-        assert q.hyperparameters["prior"] == "EmpiricalGaussian()"
+        assert q.hyperparameters["prior"] == "EmpiricalGaussianPrior()"
 
     def test_elbo_of_a_posterior(self):
         mean, std = moments(8, ((1, 3), (1,)))
@@ -386,16 +388,16 @@ class TestEmpiricalGaussian:
         x, y = torch.ones(2, 3).double(), torch.zeros(2, 1).double()
         arguments = {"likelihood": ba.Gaussian(noise_precision=1.0), "mc_samples": 4}
         model = torch.nn.Linear(3, 1).double()
-        found = ba.elbo(model, q, x, y, prior=priors.EmpiricalGaussian(), **arguments)
-        fixed = ba.elbo(model, q, x, y, prior=priors.Gaussian(spread**-2, center), **arguments)
+        found = ba.elbo(model, q, x, y, prior=priors.EmpiricalGaussianPrior(), **arguments)
+        fixed = ba.elbo(model, q, x, y, prior=priors.GaussianPrior(spread**-2, mean=center), **arguments)
         assert found.item() == pytest.approx(fixed.item(), rel=1e-12)
 
     def test_a_sampled_divergence_is_refused(self):
-        message = "^kl must be 'closed_form' with EmpiricalGaussian, .*got a call for the density of some weights$"
-        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussian(), kl="sampled")
+        message = "^kl must be 'closed_form' with EmpiricalGaussianPrior, .*got a call for the density of some weights$"
+        net = ba.variational(torch.nn.Linear(3, 1), prior=priors.EmpiricalGaussianPrior(), kl="sampled")
         with pytest.raises(ValueError, match=message):
-            ba.nelbo(net, torch.ones(2, 3), torch.ones(2, 1), likelihood=ba.Gaussian(1.0), num_data=2)
-        prior = priors.EmpiricalGaussian()
+            net.loss(torch.ones(2, 3), torch.ones(2, 1), likelihood=ba.Gaussian(1.0), num_data=2)
+        prior = priors.EmpiricalGaussianPrior()
         with pytest.raises(ValueError, match=message):
             prior.log_density(torch.ones(2))
         with pytest.raises(ValueError, match=message):
@@ -403,7 +405,7 @@ class TestEmpiricalGaussian:
 
     @pytest.mark.parametrize("mean", [{}, {"w": torch.zeros(0, 3)}])
     def test_without_weights(self, mean):
-        for function in (priors.EmpiricalGaussian().kl_divergence, priors.EmpiricalGaussian().optimum):
+        for function in (priors.EmpiricalGaussianPrior().kl_divergence, priors.EmpiricalGaussianPrior().optimum):
             with pytest.raises(ValueError, match="^means must have at least one weight, got none$"):
                 function(mean, mean)
 
@@ -418,7 +420,7 @@ def test_prior_from_a_number_a_prior_or_a_posterior():
     assert priors.as_prior(4.0).precision == 4.0
     assert priors.as_prior(FIXED["laplace"]) is FIXED["laplace"]
     q = DiagonalGaussian({"w": torch.zeros(2)}, {"w": torch.ones(2)})
-    assert isinstance(priors.as_prior(q), priors.FromPosterior)
+    assert isinstance(priors.as_prior(q), priors.PosteriorPrior)
     for bad in ("gaussian", None, True):
         with pytest.raises(ValueError, match="prior must be a precision, one of bayesadam.priors"):
             priors.as_prior(bad)
@@ -427,27 +429,39 @@ def test_prior_from_a_number_a_prior_or_a_posterior():
 
 
 def test_the_numbers_show():
-    assert repr(priors.ScaleMixture(0.75, 1.0, 0.0025)) == "ScaleMixture(pi=0.75, sigma1=1.0, sigma2=0.0025)"
-    assert repr(priors.Gaussian(2.0)) == "Gaussian(precision=2.0, mean=0.0)"
-    assert repr(priors.Laplace(2.0)) == "Laplace(scale=2.0)"
+    assert (
+        repr(priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025))
+        == "ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)"
+    )
+    assert repr(priors.GaussianPrior(2.0)) == "Gaussian(precision=2.0, mean=0.0)"
+    assert repr(priors.LaplacePrior(2.0)) == "Laplace(scale=2.0)"
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: priors.Gaussian(0.0), r"precision must be positive and finite, got 0\.0"),
-        (lambda: priors.Gaussian(math.inf), "precision must be positive and finite, got inf"),
-        (lambda: priors.Gaussian(1.0, math.nan), "mean must be finite, got nan"),
-        (lambda: priors.ScaleMixture(1.0, 1.0, 0.1), r"pi must be in \(0, 1\), got 1\.0"),
-        (lambda: priors.ScaleMixture(0.5, -1.0, 0.1), r"sigma1 must be positive and finite, got -1\.0"),
-        (lambda: priors.ScaleMixture(0.5, 1.0, 0.0), r"sigma2 must be positive and finite, got 0\.0"),
-        (lambda: priors.ScaleMixture(0.5, 1.0, 2.0), r"sigma2 must be smaller than sigma1=1\.0, got 2\.0"),
-        (lambda: priors.Laplace(-2.0), r"scale must be positive and finite, got -2\.0"),
-        (lambda: priors.LearnedGaussian(std=0.0), r"std must be positive and finite, got 0\.0"),
-        (lambda: priors.LearnedGaussian(mean=math.inf), "mean must be finite, got inf"),
+        (lambda: priors.GaussianPrior(0.0), r"precision must be positive and finite, got 0\.0"),
+        (lambda: priors.GaussianPrior(math.inf), "precision must be positive and finite, got inf"),
+        (lambda: priors.GaussianPrior(1.0, mean=math.nan), "mean must be finite, got nan"),
+        (lambda: priors.ScaleMixturePrior(pi=1.0, sigma1=1.0, sigma2=0.1), r"pi must be in \(0, 1\), got 1\.0"),
         (
-            lambda: priors.ScaleMixture().kl_divergence({"w": torch.zeros(1)}, {"w": torch.ones(1)}),
-            "kl must be 'sampled' with a prior without a closed form, got ScaleMixture",
+            lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=-1.0, sigma2=0.1),
+            r"sigma1 must be positive and finite, got -1\.0",
+        ),
+        (
+            lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=0.0),
+            r"sigma2 must be positive and finite, got 0\.0",
+        ),
+        (
+            lambda: priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=2.0),
+            r"sigma2 must be smaller than sigma1=1\.0, got 2\.0",
+        ),
+        (lambda: priors.LaplacePrior(-2.0), r"scale must be positive and finite, got -2\.0"),
+        (lambda: priors.LearnedGaussianPrior(std=0.0), r"std must be positive and finite, got 0\.0"),
+        (lambda: priors.LearnedGaussianPrior(mean=math.inf), "mean must be finite, got inf"),
+        (
+            lambda: priors.ScaleMixturePrior().kl_divergence({"w": torch.zeros(1)}, {"w": torch.ones(1)}),
+            "kl must be 'sampled' with a prior without a closed form, got ScaleMixturePrior",
         ),
         (lambda: FIXED["posterior"].check({"v": torch.zeros(1)}), "prior must have the weights 'v', got none"),
         (
@@ -455,7 +469,7 @@ def test_the_numbers_show():
             r"prior of 'w' must be of shape \(3,\), got \(1, 3\)",
         ),
         (
-            lambda: priors.FromPosterior(DiagonalGaussian({"w": torch.zeros(1)}, {"w": torch.zeros(1)})).check(
+            lambda: priors.PosteriorPrior(DiagonalGaussian({"w": torch.zeros(1)}, {"w": torch.zeros(1)})).check(
                 {"w": torch.zeros(1)}
             ),
             r"prior of 'w' must have positive variances, got 0",

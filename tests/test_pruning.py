@@ -119,8 +119,8 @@ class TestCurve:
             "low rank": lambda: LowRankGaussian(
                 q.mean, q.variance, {n: draw((2, *m.shape), 7) for n, m in q.mean.items()}
             ),
-            "partial": lambda: ba.PartialGaussian(
-                ba.DenseGaussian(head, covariance), {n: q.mean[n] for n in q.mean if n not in names}, list(q.mean)
+            "partial": lambda: ba.posterior.PartialGaussian(
+                ba.DenseGaussian(head, covariance), {n: q.mean[n] for n in q.mean if n not in names}, order=list(q.mean)
             ),
         }[kind]()
         x, y = data
@@ -268,6 +268,6 @@ class TestPlot:
         assert axes.get_ylabel() == "accuracy"
 
     def test_another_score(self, axes):
-        plots.pruning(axes, {"one": PruningCurve([0.0, 0.5], [2, 1], {"nll": [1.0, 2.0]})}, "nll")
+        plots.pruning(axes, {"one": PruningCurve([0.0, 0.5], [2, 1], {"nll": [1.0, 2.0]})}, score="nll")
         assert axes.get_ylabel() == "negative log-likelihood (nats)"
         np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.0, 2.0])

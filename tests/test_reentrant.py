@@ -96,7 +96,7 @@ def test_where_no_derivative_of_a_hidden_weight_is_wanted_it_is_fine():
     )
     torch.testing.assert_close(found.variance, expected.variance)
     model = Checkpointed(reentrant=True)
-    q = ba.PartialGaussian(
+    q = ba.posterior.PartialGaussian(
         ba.DiagonalGaussian(
             {name: p.detach().clone() for name, p in model.named_parameters() if name.startswith("output")},
             {name: torch.full_like(p, 0.01) for name, p in model.named_parameters() if name.startswith("output")},

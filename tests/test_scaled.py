@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bayesadam as ba
-from bayesadam.posterior import Bernoulli
+from bayesadam.posterior import BernoulliPosterior
 from bayesadam.posterior.base import posterior_kinds
 
 F64 = {"dtype": torch.float64}
@@ -26,35 +26,39 @@ def tensors(seed, shapes=SHAPES, **options):
 def diagonal(seed=0):
     variance = {name: value.square() for name, value in tensors(seed + 1).items()}
     variance["c"][1] = 0.0  # a point mass
-    return ba.DiagonalGaussian(tensors(seed), variance, {"lr": 0.1})
+    return ba.DiagonalGaussian(tensors(seed), variance, hyperparameters={"lr": 0.1})
 
 
 def dense(seed=0):
     root = torch.randn(SIZE, SIZE + 2, generator=torch.Generator().manual_seed(seed), **F64)
-    return ba.DenseGaussian(tensors(seed), root @ root.T, {"lr": 0.1})
+    return ba.DenseGaussian(tensors(seed), root @ root.T, hyperparameters={"lr": 0.1})
 
 
 def low_rank():
     factors = tensors(3, {name: (2, *shape) for name, shape in SHAPES.items()})
-    return ba.LowRankGaussian(tensors(0), {n: v.square() for n, v in tensors(2).items()}, factors, {"lr": 0.1})
+    return ba.LowRankGaussian(
+        tensors(0), {n: v.square() for n, v in tensors(2).items()}, factors, hyperparameters={"lr": 0.1}
+    )
 
 
 def kronecker():
     left = {name: torch.linalg.qr(torch.randn(n, n, **F64)).Q for name, n in (("b.weight", 4), ("c", 2))}
     right = {"b.weight": torch.linalg.qr(torch.randn(3, 3, **F64)).Q}
     eigenvalues = {name: value.square() for name, value in tensors(6).items()}
-    return ba.KroneckerGaussian(tensors(0), eigenvalues, left, right, {"lr": 0.1})
+    return ba.KroneckerGaussian(tensors(0), eigenvalues, left, right, hyperparameters={"lr": 0.1})
 
 
 def partial(kind):
     random = kind()
-    return ba.PartialGaussian(random, {"before": torch.randn(3, **F64)}, ["before", *random.mean])
+    return ba.posterior.PartialGaussian(random, {"before": torch.randn(3, **F64)}, order=["before", *random.mean])
 
 
 def bernoulli():
     p = {name: value.sigmoid() for name, value in tensors(4).items()}
     p["c"][0], p["b.weight"][0, :2] = 1.0, torch.tensor([0.0, 1.0])
-    return Bernoulli(p, {"b.weight": torch.randn(4, 1, **F64), "a": torch.tensor(2.0, **F64), "c": tensors(5)["c"]})
+    return BernoulliPosterior(
+        p, {"b.weight": torch.randn(4, 1, **F64), "a": torch.tensor(2.0, **F64), "c": tensors(5)["c"]}
+    )
 
 
 GAUSSIAN = {
@@ -67,8 +71,10 @@ GAUSSIAN = {
     "partial, kronecker": lambda: partial(kronecker),
 }
 MIXTURES = {
-    "mixture": lambda: ba.Mixture([diagonal(), dense(7)], {"lr": 0.1}),
-    "mixture of mixtures": lambda: ba.Mixture([ba.Mixture([diagonal(), diagonal(5)]), low_rank()], {"lr": 0.1}),
+    "mixture": lambda: ba.Mixture([diagonal(), dense(7)], hyperparameters={"lr": 0.1}),
+    "mixture of mixtures": lambda: ba.Mixture(
+        [ba.Mixture([diagonal(), diagonal(5)]), low_rank()], hyperparameters={"lr": 0.1}
+    ),
 }
 KINDS = {**GAUSSIAN, **MIXTURES, "bernoulli": bernoulli}
 
@@ -110,7 +116,7 @@ def test_components_of_mixtures_stay_as_far_apart(kind):
 @settings(max_examples=100, deadline=None)
 @given(st.floats(0, 1), st.floats(-5, 5), st.sampled_from([0.0, 1e-6, 0.5, 1.0, 3.0, 1e6]))
 def test_weights_that_are_there_or_not(p, scale, factor):
-    q = Bernoulli({"w": torch.tensor([p], **F64)}, {"w": torch.tensor(scale, **F64)})
+    q = BernoulliPosterior({"w": torch.tensor([p], **F64)}, {"w": torch.tensor(scale, **F64)})
     r = q.scaled(factor)
     assert r.scale["w"].shape == (1,)
     torch.testing.assert_close(r.mean["w"], q.mean["w"], **EXACT)
@@ -119,7 +125,7 @@ def test_weights_that_are_there_or_not(p, scale, factor):
 
 
 def test_samples_of_weights_that_are_there_or_not():
-    q = Bernoulli({"w": torch.full((200_000,), 0.3)}, {"w": torch.tensor(2.0)}).scaled(0.5)
+    q = BernoulliPosterior({"w": torch.full((200_000,), 0.3)}, {"w": torch.tensor(2.0)}).scaled(0.5)
     draws = q.sample(1)["w"][0]
     assert draws.unique().numel() == 2
     assert draws.mean().item() == pytest.approx(0.6, abs=0.005)

@@ -12,7 +12,7 @@ import bayesadam as ba
 from default_runs.training import Trained
 from default_tasks import Data
 
-Predictive = ba.ClassificationPredictive | ba.RegressionPredictive
+Predictive = ba.predictive.ClassificationPredictive | ba.predictive.RegressionPredictive
 SAMPLES = 32
 
 
@@ -39,7 +39,7 @@ def score(found: dict[str, Any], data: Data) -> dict[str, float]:
     """
     prediction, target = found["test"], data.test[1]
     scores = {"nll": ba.metrics.nll(prediction, target)}
-    if isinstance(prediction, ba.ClassificationPredictive):
+    if isinstance(prediction, ba.predictive.ClassificationPredictive):
         probs = prediction.class_probs.flatten(0, -2)
         scores["accuracy"] = ba.metrics.accuracy(probs, target.flatten())
         scores["ece"] = ba.metrics.expected_calibration_error(probs, target.flatten())
@@ -60,9 +60,9 @@ def together(members: list[dict[str, Any]]) -> dict[str, Any]:
     """The equal mixture of several networks' predictions."""
 
     def mixed(parts: list[Any]) -> Any:
-        if isinstance(parts[0], ba.ClassificationPredictive):
-            return ba.ClassificationPredictive(torch.cat([part.log_probs for part in parts]))
-        return ba.RegressionPredictive(
+        if isinstance(parts[0], ba.predictive.ClassificationPredictive):
+            return ba.predictive.ClassificationPredictive(torch.cat([part.log_probs for part in parts]))
+        return ba.predictive.RegressionPredictive(
             torch.cat([part.means for part in parts]), torch.cat([part.variances for part in parts])
         )
 
@@ -71,7 +71,7 @@ def together(members: list[dict[str, Any]]) -> dict[str, Any]:
 
 def temperature(prediction: Any, target: Tensor) -> float:
     """That by which logits (of one network) are best divided, or standard deviations multiplied, for these targets."""
-    if isinstance(prediction, ba.RegressionPredictive):
+    if isinstance(prediction, ba.predictive.RegressionPredictive):
         return float(((target - prediction.mean).double().square() / prediction.variances[0]).mean().sqrt())
     logits, classes = prediction.log_probs[0].double().flatten(0, -2), target.flatten()
     low, high = math.log(0.05), math.log(20.0)
@@ -98,14 +98,18 @@ def scaled(found: dict[str, Any], factor: float) -> dict[str, Any]:
     """Predictions with this temperature."""
 
     def one(prediction: Any) -> Any:
-        if isinstance(prediction, ba.RegressionPredictive):
-            return ba.RegressionPredictive(prediction.means, prediction.variances * factor**2)
-        return ba.ClassificationPredictive((prediction.log_probs / factor).log_softmax(-1))
+        if isinstance(prediction, ba.predictive.RegressionPredictive):
+            return ba.predictive.RegressionPredictive(prediction.means, prediction.variances * factor**2)
+        return ba.predictive.ClassificationPredictive((prediction.log_probs / factor).log_softmax(-1))
 
     return {part: one(prediction) for part, prediction in found.items()}
 
 
 def _uncertainty(prediction: Any) -> Tensor:
     """One number per example."""
-    value = prediction.entropy if isinstance(prediction, ba.ClassificationPredictive) else prediction.variance.sqrt()
+    value = (
+        prediction.entropy
+        if isinstance(prediction, ba.predictive.ClassificationPredictive)
+        else prediction.variance.sqrt()
+    )
     return value.flatten(1).mean(1) if value.ndim > 1 else value

@@ -34,7 +34,9 @@ for _ in range(300):
     prior = sum(parameter.square().sum() for parameter in model.parameters()) / 2 / len(x)  # prior precision 1
     (likelihood.nll(model(x), y) + prior).backward()
     adam.step()
-q = ba.Laplace(model, (x, y), likelihood=likelihood, structure="full").posterior(prior_precision=1.0)
+q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full").posterior(
+    prior_precision=1.0
+)
 laplace = ba.predict(model, q, grid, likelihood=likelihood, method="linearized")
 
 figure, panels = plt.subplots(1, 2, figsize=(8, 3), layout="constrained", sharey=True)

@@ -37,11 +37,13 @@ for rows in minibatches(15):
     adam.step()
 
 noisy = network()
-net = ba.variational(noisy, prior=ba.priors.ScaleMixture(0.5, 1.0, 0.01), initial_std=0.02, estimator="local")
+net = ba.variational(
+    noisy, prior=ba.priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=0.01), initial_std=0.02, estimator="local"
+)
 opt = torch.optim.Adam(net.parameters(), lr=2e-2)
 for rows in minibatches(20):
     opt.zero_grad()
-    ba.nelbo(net, x[rows], y[rows], likelihood=likelihood, num_data=len(train)).backward()
+    net.loss(x[rows], y[rows], likelihood=likelihood, num_data=len(train)).backward()
     opt.step()
 
 levels = [0.0, 0.3, 0.5, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98]

@@ -22,7 +22,7 @@ for axes, objective in zip(panels, ("ropd", "vi"), strict=True):
     opt = torch.optim.Adam([*net.parameters(), *likelihood.parameters()], lr=2e-2)
     for _ in range(200):
         opt.zero_grad()
-        ba.fawn_loss(net, x, y, likelihood=likelihood, num_data=len(x), objective=objective).backward()
+        net.loss(x, y, likelihood=likelihood, num_data=len(x), objective=objective).backward()
         opt.step()
     pred = ba.predict(model, net.posterior(), grid, likelihood=likelihood, method="moments")
     mean, std = pred.mean.flatten().detach(), pred.variance.sqrt().flatten().detach()

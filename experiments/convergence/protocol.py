@@ -36,7 +36,7 @@ def losses(config: Mapping[str, Any], progress: Progress) -> dict[str, Array]:
             [splits[member].x_test for member in members], mc_samples=config["evaluation_samples"], seed=epoch
         )
         for member, prediction in zip(members, predictions, strict=True):
-            assert isinstance(prediction, ba.ClassificationPredictive)
+            assert isinstance(prediction, ba.predictive.ClassificationPredictive)
             target = splits[member].y_test[:, None]
             found["joint"][member, epoch] = -ba.metrics.joint_log_likelihood(prediction, target) / math.log(2.0)
             found["pointwise"][member, epoch] = ba.metrics.nll(prediction, target) / math.log(2.0)

@@ -12,16 +12,16 @@ from experiments.fawn.training import Fitted
 from experiments.uci_table1.protocol import Part
 
 
-def predictive(fitted: Fitted, part: Part, *, covariance: bool = False) -> ba.GaussianPredictive:
+def predictive(fitted: Fitted, part: Part, *, covariance: bool = False) -> ba.predictive.GaussianPredictive:
     """By moment propagation, of the held-out inputs; ``covariance``: with that of the outputs of a data point."""
     found = ba.predict(fitted.model, fitted.posterior, part.x, likelihood=fitted.likelihood, method="moments")
-    assert isinstance(found, ba.GaussianPredictive)
+    assert isinstance(found, ba.predictive.GaussianPredictive)
     if not covariance:
-        found = ba.GaussianPredictive(found.mean, found.epistemic, found.aleatoric)
+        found = ba.predictive.GaussianPredictive(found.mean, found.epistemic, found.aleatoric)
     return found.rescale(part.scaler.mean, part.scaler.std)
 
 
-def sampled(fitted: Fitted, part: Part, samples: int, seed: int) -> ba.RegressionPredictive:
+def sampled(fitted: Fitted, part: Part, samples: int, seed: int) -> ba.predictive.RegressionPredictive:
     """A mixture over sampled weights of the first layer, those of the last one integrated out in closed form.
 
     Given the hidden units, outputs are exactly Gaussian and independent if the weights are Gaussian; so this has no
@@ -29,14 +29,14 @@ def sampled(fitted: Fitted, part: Part, samples: int, seed: int) -> ba.Regressio
     thousandth of what the weights do, no sample is near a target.
     """
     q = fitted.posterior
-    assert isinstance(q, ba.DiagonalGaussian | ba.posterior.Bernoulli)
+    assert isinstance(q, ba.DiagonalGaussian | ba.posterior.BernoulliPosterior)
     drawn, noise = q.sample(samples, seed=seed), 1.0 / fitted.likelihood.noise_precision
     means, variances = [], []
     for weight, bias in zip(drawn["0.weight"], drawn["0.bias"], strict=True):
         hidden = (part.x @ weight.T + bias).relu()
         means.append(hidden @ q.mean["2.weight"].T + q.mean["2.bias"])
         variances.append(hidden.square() @ q.variance["2.weight"].T + q.variance["2.bias"] + noise)
-    found = ba.RegressionPredictive(torch.stack(means), torch.stack(variances))
+    found = ba.predictive.RegressionPredictive(torch.stack(means), torch.stack(variances))
     return found.rescale(part.scaler.mean, part.scaler.std)
 
 

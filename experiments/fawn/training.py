@@ -30,7 +30,7 @@ class Fitted:
     """
 
     model: nn.Module
-    posterior: ba.NetworkDistribution
+    posterior: ba.posterior.NetworkDistribution
     likelihood: ba.Gaussian
 
 
@@ -47,7 +47,7 @@ class Member(nn.Module):
                 nn.init.zeros_(layer.bias)
         self.net = ba.fawn(
             model,
-            config["weights"],
+            weights=config["weights"],
             initial_std=config["initial_std"],
             covariance=config.get("covariance", False),
             scales=config.get("scales", "outputs"),

@@ -33,7 +33,7 @@ def compare(fitted: Fitted, part: Part, config: Mapping[str, Any]) -> dict[str, 
         mc_samples=config["samples"],
         seed=config["seed"],
     )
-    assert isinstance(drawn, ba.RegressionPredictive)
+    assert isinstance(drawn, ba.predictive.RegressionPredictive)
     samples = drawn.rescale(part.scaler.mean, part.scaler.std).means[..., 0].double().numpy()
     points = [statistics(samples[:, i], mean[i], sd[i]) for i in range(len(mean))]
     # Points from the smallest mean to the largest.

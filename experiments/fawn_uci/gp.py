@@ -103,7 +103,7 @@ def gp(parts: Sequence[Part], config: Mapping[str, Any], progress: Progress) -> 
         theta, _ = max(fits, key=lambda fit: fit[1])
         mean, variance = process.predict(theta, part.x)
         noise = theta[-1].exp().expand(mean.shape)
-        prediction = ba.GaussianPredictive(mean, variance - noise, noise)
+        prediction = ba.predictive.GaussianPredictive(mean, variance - noise, noise)
         prediction = prediction.rescale(part.scaler.mean, part.scaler.std)
         found.append(
             {

@@ -60,7 +60,7 @@ def fit(
         return _von(models, data, shared, config, told)
     steps = min(STEPS, config["iterations"])
     epochs = math.ceil(config["iterations"] / steps)
-    decay = None if config["decay"] is None else ba.polynomial_decay(config["decay"])
+    decay = None if config["decay"] is None else ba.optim.polynomial_decay(config["decay"])
     nets = population.train(
         models,
         data,
@@ -102,7 +102,7 @@ def _von(
         data,
         epochs=epochs,
         batch_size=max(len(x) for x, _ in data),
-        hessian="exact",
+        options={"hessian": "exact"},
         lr=config["lr"],
         betas=(0.0, 1.0 - config["rate"]),
         lr_decay=decay,

@@ -10,15 +10,17 @@ import bayesadam as ba
 from experiments.mnist.training import LIKELIHOOD, Trained
 
 
-def predictive(trained: Trained, x: Tensor, **options: Any) -> ba.ClassificationPredictive:
+def predictive(trained: Trained, x: Tensor, **options: Any) -> ba.predictive.ClassificationPredictive:
     """Of images ``(n, 784)``, in batches, with the options of :func:`bayesadam.predict`."""
     found = ba.predict(trained.model, trained.distribution, x, likelihood=LIKELIHOOD, batch_size=1000, **options)
-    assert isinstance(found, ba.ClassificationPredictive)
+    assert isinstance(found, ba.predictive.ClassificationPredictive)
     return found
 
 
 def scores(
-    found: ba.ClassificationPredictive, y: Tensor, outside: ba.ClassificationPredictive | None = None
+    found: ba.predictive.ClassificationPredictive,
+    y: Tensor,
+    outside: ba.predictive.ClassificationPredictive | None = None,
 ) -> dict[str, float]:
     """Error in per cent, NLL in nats, ECE with 15 bins; and the AUROC of entropy, and of mutual information.
 

@@ -31,7 +31,7 @@ class Trained:
     """
 
     model: nn.Module
-    distribution: ba.NetworkDistribution
+    distribution: ba.posterior.NetworkDistribution
     optimizer: Optimizer
 
 
@@ -81,7 +81,7 @@ def nll(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-Prepared = tuple[Optimizer, Step, Callable[[], ba.NetworkDistribution]]
+Prepared = tuple[Optimizer, Step, Callable[[], ba.posterior.NetworkDistribution]]
 
 
 def _backward(model: nn.Module) -> Step:
@@ -111,9 +111,9 @@ def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
         optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, recipe="paper", **options)
         optimizer.train()
 
-        def finish() -> ba.NetworkDistribution:
+        def finish() -> ba.posterior.NetworkDistribution:
             optimizer.eval()
-            found: ba.NetworkDistribution = optimizer.posterior(model)
+            found: ba.posterior.NetworkDistribution = optimizer.posterior(model)
             return found
 
         return optimizer, _backward(model), finish
@@ -130,7 +130,7 @@ def _bbb(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) ->
     optimizer = torch.optim.Adam(net.parameters(), lr=lr, fused=True)
 
     def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = ba.nelbo(net, x, y, likelihood=LIKELIHOOD, num_data=num_data, temperature=temperature)
+        loss = net.loss(x, y, likelihood=LIKELIHOOD, num_data=num_data, temperature=temperature)
         torch.autograd.backward(loss)
         return loss
 

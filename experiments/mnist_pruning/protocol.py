@@ -24,38 +24,38 @@ def curves(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
     return {"curves": found}
 
 
-def _posterior(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.PruningCurve:
+def _posterior(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.pruning.PruningCurve:
     assert isinstance(trained.distribution, ba.DiagonalGaussian)
     return _by_deviation(trained, trained.distribution, x, y)
 
 
-def _badam(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.PruningCurve:
+def _badam(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.pruning.PruningCurve:
     # Dead pixels have a second moment of 0, and so an infinite variance without a prior; the order is the same.
     posterior = ba.badam(trained.optimizer, trained.model, num_data=config["train"], prior_precision=1e-6)
     return _by_deviation(trained, posterior, x, y)
 
 
-def _magnitude(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.PruningCurve:
+def _magnitude(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.pruning.PruningCurve:
     point = ba.DiagonalGaussian.point_mass(trained.model)
     return ba.pruning_curve(trained.model, point, x, y, likelihood=LIKELIHOOD, by="magnitude", progress=False)
 
 
-def _mc_dropout(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.PruningCurve:
+def _mc_dropout(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.pruning.PruningCurve:
     """By magnitude, and the average over masks."""
     model, masks = trained.model, ba.MCDropout(trained.model)
     predict = partial(ba.predict, model, masks, x, likelihood=LIKELIHOOD, mc_samples=config["mc_samples"])
 
-    def evaluate(pruned: ba.NetworkDistribution) -> Mapping[str, float]:
+    def evaluate(pruned: ba.posterior.NetworkDistribution) -> Mapping[str, float]:
         with pruned.applied(model):
             found = predict(progress=False)
-        assert isinstance(found, ba.ClassificationPredictive)
+        assert isinstance(found, ba.predictive.ClassificationPredictive)
         return {"accuracy": ba.metrics.accuracy(found.probs, y), "nll": ba.metrics.nll(found, y)}
 
     point = ba.DiagonalGaussian.point_mass(model)
     return ba.pruning_curve(model, point, evaluate=evaluate, by="magnitude", progress=False)
 
 
-def _by_deviation(trained: Trained, posterior: ba.DiagonalGaussian, x: Tensor, y: Tensor) -> ba.PruningCurve:
+def _by_deviation(trained: Trained, posterior: ba.DiagonalGaussian, x: Tensor, y: Tensor) -> ba.pruning.PruningCurve:
     return ba.pruning_curve(trained.model, posterior, x, y, likelihood=LIKELIHOOD, progress=False)
 
 

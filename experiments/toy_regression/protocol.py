@@ -181,7 +181,7 @@ def bbb(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tupl
     model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
     net = ba.variational(
         model,
-        ba.priors.Gaussian(config["prior_precision"]),
+        prior=ba.priors.GaussianPrior(config["prior_precision"]),
         initial_std=config["initial_std"],
         estimator="local",
         seed=config["seed"],
@@ -190,7 +190,7 @@ def bbb(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tupl
     for x, y in minibatches(problem, config, progress):
         optimizer.zero_grad()
         size, temperature = len(problem.train[0]), config["temperature"]
-        loss = ba.nelbo(net, x, y, likelihood=likelihood, num_data=size, temperature=temperature)
+        loss = net.loss(x, y, likelihood=likelihood, num_data=size, temperature=temperature)
         torch.autograd.backward(loss)
         optimizer.step()
     return _predictor(model, net.posterior(), likelihood), {"noise_sd": config["noise_sd"]}
@@ -242,11 +242,14 @@ def _residual_variance(problem: Problem, mean: Callable[[Tensor], Tensor]) -> fl
 
 
 def _predictor(
-    model: nn.Module, distribution: ba.NetworkDistribution, likelihood: ba.Gaussian, method: str = "monte_carlo"
+    model: nn.Module,
+    distribution: ba.posterior.NetworkDistribution,
+    likelihood: ba.Gaussian,
+    method: str = "monte_carlo",
 ) -> Predict:
     def predict(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         found = ba.predict(model, distribution, x, likelihood=likelihood, method=method, mc_samples=500)
-        assert isinstance(found, ba.RegressionPredictive)
+        assert isinstance(found, ba.predictive.RegressionPredictive)
         return found.mean[:, 0], found.epistemic[:, 0], found.aleatoric[:, 0]
 
     return predict

@@ -107,7 +107,7 @@ def fit(
             own + hessian * len(part.train[0]) if start is None else start
             for own, part in zip(prior, parts, strict=True)
         ],
-        nonfinite="stop",
+        nonfinite="skip",
         progress=False,
         on_epoch=on_epoch,
     )
@@ -129,13 +129,13 @@ def score(prediction: Predictive, part: Part) -> dict[str, float]:
 
     The joint one is left out for a predictive distribution that does not say how data points depend on each other.
     """
-    assert isinstance(prediction, ba.RegressionPredictive)
+    assert isinstance(prediction, ba.predictive.RegressionPredictive)
     scaled = prediction.rescale(part.scaler.mean, part.scaler.std)
     found = {
         "rmse": float((scaled.mean - part.y).double().square().mean().sqrt()),
         "log_likelihood": float(scaled.log_prob(part.y).double().mean()),
     }
-    if not isinstance(scaled, ba.GaussianPredictive):
+    if not isinstance(scaled, ba.predictive.GaussianPredictive):
         found["joint_log_likelihood"] = float(scaled.joint_log_likelihood(part.y)) / len(part.y)
     return found
 

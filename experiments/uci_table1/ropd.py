@@ -72,7 +72,7 @@ def fit(
         seed=list(seeds),
         lr=config["lr"],
         betas=tuple(config["betas"]),
-        nonfinite="stop",
+        nonfinite="skip",
         progress=False,
         on_epoch=on_epoch,
     )

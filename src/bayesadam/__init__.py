@@ -8,6 +8,8 @@ from bayesadam import metrics as metrics
 from bayesadam import moments as moments
 from bayesadam import priors as priors
 from bayesadam.anchored import anchored_ensemble as anchored_ensemble
+from bayesadam.bayes_by_backprop import VariationalModule as VariationalModule
+from bayesadam.bayes_by_backprop import variational as variational
 from bayesadam.black_box import MinimizeResult as MinimizeResult
 from bayesadam.black_box import minimize as minimize
 from bayesadam.calibration import PosteriorTuning as PosteriorTuning
@@ -15,10 +17,6 @@ from bayesadam.calibration import calibrate as calibrate
 from bayesadam.calibration import tune_posterior as tune_posterior
 from bayesadam.curvature import PerExampleSquares as PerExampleSquares
 from bayesadam.dropout import MCDropout as MCDropout
-from bayesadam.laplace import Laplace as Laplace
-from bayesadam.laplace import badam as badam
-from bayesadam.laplace import laplace as laplace
-from bayesadam.laplace import tune_laplace as tune_laplace
 from bayesadam.likelihoods import Bernoulli as Bernoulli
 from bayesadam.likelihoods import Categorical as Categorical
 from bayesadam.likelihoods import Gaussian as Gaussian
@@ -53,6 +51,10 @@ from bayesadam.posterior import Posterior as Posterior
 from bayesadam.posterior import ensemble as ensemble
 from bayesadam.posterior import load_posterior as load_posterior
 from bayesadam.posterior import merge as merge
+from bayesadam.posthoc import LaplaceApproximation as LaplaceApproximation
+from bayesadam.posthoc import badam as badam
+from bayesadam.posthoc import laplace as laplace
+from bayesadam.posthoc import tune_laplace as tune_laplace
 from bayesadam.predictive import ClassificationPredictive as ClassificationPredictive
 from bayesadam.predictive import GaussianLogitsPredictive as GaussianLogitsPredictive
 from bayesadam.predictive import GaussianPredictive as GaussianPredictive
@@ -63,7 +65,5 @@ from bayesadam.predictive import predict as predict
 from bayesadam.pruning import PruningCurve as PruningCurve
 from bayesadam.pruning import pruning_curve as pruning_curve
 from bayesadam.swag import SWAG as SWAG
-from bayesadam.variational import VariationalModule as VariationalModule
-from bayesadam.variational import variational as variational
 
 __version__ = "0.1.0"

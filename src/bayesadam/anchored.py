@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.checks import check, is_whole
 from bayesadam.engine.store import INIT, initial_prior
-from bayesadam.laplace import Laplace
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.population import Population, initialize, train
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture, PartialGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posthoc import LaplaceApproximation
 from bayesadam.predictive.pairs import batches
 
 Pair = tuple[Tensor, Tensor]
@@ -86,7 +86,7 @@ def anchored_ensemble(
 
     Returns:
         An equal mixture of one posterior per member: a Gaussian over the weights of the last layer
-        (:class:`bayesadam.PartialGaussian`), or a point mass.
+        (:class:`bayesadam.posterior.PartialGaussian`), or a point mass.
 
     Raises:
         ValueError: A number out of range, something that is no likelihood, or one with learned parameters, data that
@@ -136,7 +136,7 @@ def anchored_ensemble(
         "lr": lr,
         "seed": seed,
     }
-    return Mixture(_posteriors(nets, models[0], data, likelihood, prior, last_layer), told)
+    return Mixture(_posteriors(nets, models[0], data, likelihood, prior, last_layer), hyperparameters=told)
 
 
 def _made(make_model: Callable[[], nn.Module], seeds: range) -> list[nn.Module]:
@@ -241,15 +241,17 @@ def _integrated(model: nn.Module, data: Pair, likelihood: Likelihood, prior: Dia
     )
 
 
-def _curvature(model: nn.Module, data: Pair, likelihood: Likelihood) -> Laplace:
-    return Laplace(model, data, likelihood=likelihood, structure="last_layer")
+def _curvature(model: nn.Module, data: Pair, likelihood: Likelihood) -> LaplaceApproximation:
+    return LaplaceApproximation(model, data, likelihood=likelihood, structure="last_layer")
 
 
-def _around(fitted: Laplace, precision: Tensor) -> GaussianPosterior:
+def _around(fitted: LaplaceApproximation, precision: Tensor) -> GaussianPosterior:
     told = {"method": "laplace", "structure": "last_layer"}
-    random = DenseGaussian.from_precision({name: fitted.mean[name] for name in fitted.random}, precision, told)
+    random = DenseGaussian.from_precision(
+        {name: fitted.mean[name] for name in fitted.random}, precision, hyperparameters=told
+    )
     fixed = {name: value for name, value in fitted.mean.items() if name not in fitted.random}
-    return PartialGaussian(random, fixed, list(fitted.mean)) if fixed else random
+    return PartialGaussian(random, fixed, order=list(fitted.mean)) if fixed else random
 
 
 def _score(model: nn.Module, layer: list[nn.Parameter], data: Pair, likelihood: Likelihood) -> Tensor:

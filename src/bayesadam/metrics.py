@@ -87,7 +87,7 @@ def expected_calibration_error(probs: Tensor, target: Tensor, bins: int = 15) ->
     """Expected calibration error, ``sum_b share_b |accuracy_b - confidence_b|`` over equal bins (Guo et al. 2017,
     eq. 3).
     """
-    confidence, correct, share = calibration_curve(probs, target, bins)
+    confidence, correct, share = calibration_curve(probs, target, bins=bins)
     gaps = share * (correct - confidence).abs()
     return float(torch.where(share == 0, 0.0, gaps).sum())
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop import VariationalModule
+from bayesadam.bayes_by_backprop.parameters import unwrapped
 from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
-from bayesadam.variational import VariationalModule
-from bayesadam.variational.parameters import unwrapped
 
 SCHEDULES = ("uniform", "blundell")
 

@@ -62,8 +62,8 @@ def reliability(axes: Axes, predictions: Mapping[str, tuple[Tensor, Tensor]], bi
     """
     axes.plot([0, 1], [0, 1], color=_GREY, lw=1, ls=":", label="perfectly calibrated")
     for i, (name, (probs, target)) in enumerate(predictions.items()):
-        confidence, correct, share = metrics.calibration_curve(probs, target, bins)
-        error = metrics.expected_calibration_error(probs, target, bins)
+        confidence, correct, share = metrics.calibration_curve(probs, target, bins=bins)
+        error = metrics.expected_calibration_error(probs, target, bins=bins)
         axes.scatter(
             confidence,
             correct,

@@ -61,7 +61,7 @@ class Prior(nn.Module, abc.ABC):
         raise NotImplementedError  # of a prior with a closed form
 
 
-class Gaussian(Prior):
+class GaussianPrior(Prior):
     """Gaussian prior ``N(mean, 1 / precision)`` for every weight.
 
     Raises:
@@ -96,7 +96,7 @@ class Gaussian(Prior):
         return (sums * factors).sum() - 0.5 * count * (1.0 + math.log(self.precision))
 
 
-class ScaleMixture(Prior):
+class ScaleMixturePrior(Prior):
     """Scale mixture ``pi N(0, sigma1^2) + (1 - pi) N(0, sigma2^2)`` for every weight (Blundell et al. 2015, eq. 7).
 
     The narrow Gaussian pulls most weights to zero; the wide one lets the others be large.
@@ -134,7 +134,7 @@ class ScaleMixture(Prior):
         return kl.scale_mixture_log_prob(value, self.pi, self.sigma1, self.sigma2)
 
 
-class Laplace(Prior):
+class LaplacePrior(Prior):
     """Laplace prior ``exp(-|w| / scale) / (2 scale)`` for every weight, with standard deviation ``sqrt(2) scale``.
 
     Raises:
@@ -157,7 +157,7 @@ class Laplace(Prior):
         return kl.laplace(mean, std, self.scale)
 
 
-class LearnedGaussian(Prior):
+class LearnedGaussianPrior(Prior):
     """One Gaussian prior for all weights, whose mean and standard deviation are trained with the network.
 
     See Hinton and van Camp 1993, section 5. At the optimum the prior mean is the average of the posterior means, and
@@ -185,10 +185,10 @@ class LearnedGaussian(Prior):
         return kl.gaussian(mean, std, self.mean, self.log_std)
 
 
-class EmpiricalGaussian(Prior):
+class EmpiricalGaussianPrior(Prior):
     """One Gaussian prior for all weights that is always at its optimum for the current posterior, without training.
 
-    It is the limit of :class:`LearnedGaussian` at every step (Hinton and van Camp 1993, section 5). The optimum depends
+    It is the limit of :class:`LearnedGaussianPrior` at every step (Hinton and van Camp 1993, section 5). The optimum depends
     on all random weights together, so there is no density of single weights: the divergence cannot be sampled, and it
     is not defined for a posterior with point masses or correlations.
     """
@@ -212,7 +212,7 @@ class EmpiricalGaussian(Prior):
             ValueError: Always.
         """
         raise ValueError(
-            "kl must be 'closed_form' with EmpiricalGaussian, of a posterior without point masses and correlations, "
+            "kl must be 'closed_form' with EmpiricalGaussianPrior, of a posterior without point masses and correlations, "
             "got a call for the density of some weights"
         )
 
@@ -226,7 +226,7 @@ class EmpiricalGaussian(Prior):
         return empirical.gaussian(list(mean.values()), [2.0 * std[name].log() for name in mean])
 
 
-class FromPosterior(Prior):
+class PosteriorPrior(Prior):
     """A posterior used as the prior, to continue learning from other data.
 
     Args:
@@ -276,9 +276,9 @@ def as_prior(prior: float | Prior | DiagonalGaussian) -> Prior:
     if isinstance(prior, Prior):
         return prior
     if isinstance(prior, DiagonalGaussian):
-        return FromPosterior(prior)
+        return PosteriorPrior(prior)
     if isinstance(prior, int | float) and not isinstance(prior, bool):
-        return Gaussian(_positive("prior", prior))
+        return GaussianPrior(_positive("prior", prior))
     raise ValueError(f"prior must be a precision, one of bayesadam.priors or a DiagonalGaussian, got {prior!r}")
 
 

@@ -118,7 +118,7 @@ class SWAG:
             for row, deviations in zip(factors[name], self._deviations, strict=True):
                 torch.mul(deviations[name], (scale / (len(self._deviations) - 1)) ** 0.5, out=row)
         told = {"method": "swag", "rank": self.rank, "count": self.count, "scale": scale}
-        return LowRankGaussian(mean, diagonal, factors, told)
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters=told)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for :meth:`load_state_dict` as a dict of numbers and of tensors, which are not copies."""

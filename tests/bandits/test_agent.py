@@ -141,10 +141,10 @@ def test_files_that_do_not_fit_are_refused(problem, tmp_path):
     with pytest.raises(ValueError, match="belief must be given for an agent whose Neural has objects"):
         Agent.load(path)
     with pytest.raises(ValueError, match="belief must be a Neural as the saved agent's, got Linear"):
-        Agent.load(path, bandits.Linear())
+        Agent.load(path, belief=bandits.Linear())
     with pytest.raises(ValueError, match="the agent's file must fit its belief"):
-        Agent.load(path, bandits.Neural("adam", hidden=(7,)))
-    assert Agent.load(path, own).num_features == 3
+        Agent.load(path, belief=bandits.Neural("adam", hidden=(7,)))
+    assert Agent.load(path, belief=own).num_features == 3
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="the agent's file must be a complete safetensors file"):
         Agent.load(path)

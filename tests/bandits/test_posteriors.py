@@ -161,7 +161,7 @@ def test_any_posterior_of_a_function_of_yours(problem, tmp_path):
         expected = model(torch.from_numpy(x).float()).detach()
     assert torch.equal(agent.scores(x, seed=3), expected)
     agent.save(tmp_path / "agent")
-    loaded = Agent.load(tmp_path / "agent", own)
+    loaded = Agent.load(tmp_path / "agent", belief=own)
     assert torch.equal(loaded.scores(x, seed=3), expected)
     dropout = bandits.Refit(
         lambda d, k: nn.Sequential(nn.Linear(d, 8), nn.Dropout(0.5), nn.Linear(8, k)),

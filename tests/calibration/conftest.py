@@ -57,4 +57,4 @@ def regression():
 @pytest.fixture(scope="package")
 def posterior(classes):
     """A wide one around the network of the classes."""
-    return ba.Laplace(classes.model, classes.train, likelihood=classes.likelihood).posterior(1.0)
+    return ba.posthoc.LaplaceApproximation(classes.model, classes.train, likelihood=classes.likelihood).posterior(1.0)

@@ -80,12 +80,12 @@ def test_every_kind_of_posterior(classes, kind):
     weights = {name: p.detach() for name, p in model.named_parameters()}
     if kind in ("dense", "partial"):
         structure = "full" if kind == "dense" else "last_layer"
-        q = ba.Laplace(model, train, likelihood=likelihood, structure=structure).posterior(1.0)
+        q = ba.posthoc.LaplaceApproximation(model, train, likelihood=likelihood, structure=structure).posterior(1.0)
     elif kind == "low rank":
         factors = {name: 0.1 * torch.randn(2, *p.shape) for name, p in weights.items()}
         q = ba.LowRankGaussian(weights, {name: torch.full_like(p, 0.01) for name, p in weights.items()}, factors)
     elif kind == "bernoulli":
-        q = ba.posterior.Bernoulli({n: torch.full_like(p, 0.9) for n, p in weights.items()}, weights)
+        q = ba.posterior.BernoulliPosterior({n: torch.full_like(p, 0.9) for n, p in weights.items()}, weights)
     else:
         variance = {name: torch.full_like(p, 0.1) for name, p in weights.items()}
         q = ba.Mixture([ba.DiagonalGaussian(weights, variance)] * 2)

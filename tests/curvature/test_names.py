@@ -8,9 +8,9 @@ import torch
 import bayesadam as ba
 from bayesadam.curvature.names import CURVATURES, current_name, with_current_names
 from bayesadam.files import NoDigestWarning
-from bayesadam.laplace.network import CURVATURES as OF_LAPLACE
 from bayesadam.optim.newton import HESSIANS
 from bayesadam.population.members import _POSSIBLE
+from bayesadam.posthoc.network import CURVATURES as OF_LAPLACE
 
 OLD = Path(__file__).parents[1] / "files" / "tables" / "classifier"
 
@@ -36,7 +36,9 @@ def test_anything_else_stays(name):
 def test_a_posterior_of_an_earlier_version(tmp_path):
     tensors = {"w": torch.tensor([1.0, 2.0])}
     told = {"method": "laplace", "structure": "diagonal", "prior_precision": 2.0}
-    ba.DiagonalGaussian(tensors, tensors, {**told, "curvature": "fisher"}).save(tmp_path / "q.safetensors")
+    ba.DiagonalGaussian(tensors, tensors, hyperparameters={**told, "curvature": "fisher"}).save(
+        tmp_path / "q.safetensors"
+    )
     read = ba.load_posterior(tmp_path / "q.safetensors")
     assert read.hyperparameters == {**told, "curvature": "empirical_fisher"}
     torch.testing.assert_close(read.variance, tensors, rtol=0, atol=0)

@@ -8,7 +8,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.laplace.badam import badam_from_moments
+from bayesadam.posthoc.badam import badam_from_moments
 from bayesadam.sklearn.members import posteriors
 from bayesadam.sklearn.methods import method_named
 

@@ -40,10 +40,10 @@ def assert_all_at_once(model, x, possible=True):
     for member, own in enumerate(found or []):
         alone = model._predictions(inputs, member)
         assert type(own) is type(alone)
-        if isinstance(own, ba.ClassificationPredictive):
+        if isinstance(own, ba.predictive.ClassificationPredictive):
             torch.testing.assert_close(own.log_probs, alone.log_probs, rtol=1e-4, atol=1e-5)
             continue
-        if isinstance(own, ba.MixturePredictive):  # outputs are logarithms, of rates that may be huge
+        if isinstance(own, ba.predictive.MixturePredictive):  # outputs are logarithms, of rates that may be huge
             torch.testing.assert_close(own.outputs, alone.outputs, rtol=1e-4, atol=1e-4)
             continue
         torch.testing.assert_close(own.mean, alone.mean, rtol=1e-4, atol=1e-5)

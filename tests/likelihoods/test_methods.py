@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributions import MultivariateNormal
 
 import bayesadam as ba
-from bayesadam.laplace import Laplace, laplace, tune_laplace
 from bayesadam.moments import expected_log_likelihood
 from bayesadam.optim import OPTIMIZERS
+from bayesadam.posthoc import LaplaceApproximation, laplace, tune_laplace
 from likelihoods import models
 from likelihoods.models import F64, ByDistribution, ByElements, Exponential, draw, waiting_times
 from population.conftest import TOLERANCE, all_alone, assert_members_are, train
@@ -114,7 +114,7 @@ class TestTraining:
         losses = []
         for _ in range(150):
             optimizer.zero_grad()
-            loss = ba.nelbo(net, x, y, likelihood=make(), num_data=len(x))
+            loss = net.loss(x, y, likelihood=make(), num_data=len(x))
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -127,7 +127,7 @@ class TestTraining:
     def test_fawn(self, name, objective):
         x, y = problem(name)
         net = ba.fawn(mlp())
-        loss = ba.fawn_loss(net, x, y, likelihood=EVERY[name](), num_data=40, objective=objective)
+        loss = net.loss(x, y, likelihood=EVERY[name](), num_data=40, objective=objective)
         loss.backward()
         assert all(p.grad.isfinite().all() and p.grad.any() for p in net.parameters())
 
@@ -166,11 +166,11 @@ class TestLaplace:
         x, y = problem(count=9)
         y = targets(make.__name__.lower(), y).repeat(1, outputs)
         expected = slow_curvature(model, x, y, likelihood)
-        whole = Laplace(model, (x, y), likelihood=likelihood, structure="full")
+        whole = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full")
         close(whole.curvature, expected)
-        diagonal = Laplace(model, (x, y), likelihood=likelihood, structure="diagonal").curvature
+        diagonal = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="diagonal").curvature
         close(torch.cat([value.flatten() for value in diagonal.values()]), expected.diagonal())
-        last = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer").curvature
+        last = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer").curvature
         close(last, expected[-len(last) :, -len(last) :])
 
     @pytest.mark.parametrize("curvature", ["ggn", "empirical_fisher"])
@@ -180,11 +180,11 @@ class TestLaplace:
         """Every position is a data point, and the last layer's curvature is a block of the whole."""
         x, y = draw(6, 4, 3), draw(6, 4, outputs, seed=1).exp().ceil()
         model, options = mlp(outputs), {"likelihood": make(), "curvature": curvature}
-        whole = Laplace(model, (x, y), structure="full", **options)
+        whole = LaplaceApproximation(model, (x, y), structure="full", **options)
         assert whole.num_data == 24
-        flat = Laplace(model, (x.flatten(0, 1), y.flatten(0, 1)), structure="full", **options)
+        flat = LaplaceApproximation(model, (x.flatten(0, 1), y.flatten(0, 1)), structure="full", **options)
         close(whole.curvature, flat.curvature)
-        last = Laplace(model, (x, y), structure="last_layer", **options)
+        last = LaplaceApproximation(model, (x, y), structure="last_layer", **options)
         size = len(last.curvature)
         close(last.curvature, whole.curvature[-size:, -size:])
 
@@ -199,7 +199,9 @@ class TestLaplace:
             row = torch.cat([g.flatten() for g in torch.autograd.grad(density, parameters)])
             total = total + torch.outer(row, row)
         close(
-            Laplace(model, (x, y), likelihood=likelihood, structure="full", curvature="empirical_fisher").curvature,
+            LaplaceApproximation(
+                model, (x, y), likelihood=likelihood, structure="full", curvature="empirical_fisher"
+            ).curvature,
             total,
         )
 
@@ -211,9 +213,9 @@ class TestLaplace:
         with pytest.raises(ba.likelihoods.MissingCapabilityError, match=message):
             laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure)
         options = {"likelihood": Exponential(), "structure": structure, "batch_size": 1}
-        q = ba.Laplace(mlp(), (x, y), **options).posterior(1.0)
+        q = ba.posthoc.LaplaceApproximation(mlp(), (x, y), **options).posterior(1.0)
         y[5] = 0.0  # a batch without curvature among others
-        other = ba.Laplace(mlp(), (x, y), **options).posterior(1.0)
+        other = ba.posthoc.LaplaceApproximation(mlp(), (x, y), **options).posterior(1.0)
         assert sum(value.sum() for value in other.variance.values()) > sum(value.sum() for value in q.variance.values())
         q = laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure, curvature="empirical_fisher")
         assert all((value <= 1.0).all() for value in q.variance.values())
@@ -250,7 +252,7 @@ class TestLaplace:
 
     def test_tuning(self):
         x, y = problem()
-        fitted = Laplace(mlp(), (x, y), likelihood=Exponential())
+        fitted = LaplaceApproximation(mlp(), (x, y), likelihood=Exponential())
         found = tune_laplace(fitted.posterior, mlp(), (x, y), likelihood=Exponential(), prior_precision=[0.1, 10.0])
         assert math.isfinite(found.score)
 
@@ -271,7 +273,7 @@ class TestPrediction:
     def test_every_method(self, name, method):
         x, y = problem(name)
         pred = ba.predict(mlp(), posterior_of(mlp()), x, likelihood=EVERY[name](), method=method, mc_samples=7)
-        assert type(pred) is ba.MixturePredictive
+        assert type(pred) is ba.predictive.MixturePredictive
         assert len(pred.outputs) == (1 if method == "mean" else 7)
         assert pred.log_prob(y).isfinite().all()
         if name in SHIPPED:

@@ -16,7 +16,7 @@ SCALES = np.exp(OUTPUTS.numpy())
 
 
 def mixture(likelihood, **options):
-    return ba.MixturePredictive(OUTPUTS, likelihood, **options)
+    return ba.predictive.MixturePredictive(OUTPUTS, likelihood, **options)
 
 
 def close(a, b, rtol=1e-12):
@@ -30,7 +30,7 @@ class TestMixture:
         close(pred.epistemic, SCALES.var(0, ddof=1))
         close(pred.aleatoric, SCALES.mean(0))
         close(pred.variance, SCALES.var(0, ddof=1) + SCALES.mean(0))
-        one = ba.MixturePredictive(OUTPUTS[:1], ba.likelihoods.Poisson())
+        one = ba.predictive.MixturePredictive(OUTPUTS[:1], ba.likelihoods.Poisson())
         assert not one.epistemic.any()
         assert repr(pred) == "MixturePredictive(Poisson, (4, 2), 5 components)"
         assert repr(one) == "MixturePredictive(Poisson, (4, 2), 1 component)"
@@ -64,7 +64,7 @@ class TestMixture:
 
     def test_quantiles_without_moments(self):
         """Of Cauchy distributions, which have none."""
-        pred = ba.MixturePredictive(1e3 * OUTPUTS[:1], ba.likelihoods.StudentT(1.0).double())
+        pred = ba.predictive.MixturePredictive(1e3 * OUTPUTS[:1], ba.likelihoods.StudentT(1.0).double())
         assert pred.mean.isnan().all()
         reference = stats.cauchy(1e3 * OUTPUTS[0].numpy()).ppf(0.9)
         close(pred.quantile(0.9), reference, rtol=1e-6)
@@ -72,7 +72,7 @@ class TestMixture:
     def test_quantiles_by_draws(self):
         outputs = draw(8, 3)
         for likelihood in (Sampled(),):
-            found = ba.MixturePredictive(outputs, likelihood).quantile([0.3, 0.8])
+            found = ba.predictive.MixturePredictive(outputs, likelihood).quantile([0.3, 0.8])
             assert found.shape == (2, 3)
             below = (1 - np.exp(-found.numpy()[:, None] * np.exp(outputs.numpy()))).mean(1)
             assert np.abs(below - [[0.3], [0.8]]).max() < 4 * (0.25 / 1024) ** 0.5
@@ -104,7 +104,7 @@ class TestMixture:
 
     def test_a_copy_of_the_likelihood_is_kept(self):
         likelihood = ba.likelihoods.Gamma(2.0, learned=True).double()
-        pred = ba.MixturePredictive(OUTPUTS, likelihood)
+        pred = ba.predictive.MixturePredictive(OUTPUTS, likelihood)
         with torch.no_grad():
             likelihood.log_shape.add_(1.0)
         close(pred.aleatoric, (SCALES**2 / 2.0).mean(0), rtol=1e-6)
@@ -115,7 +115,7 @@ class TestMixture:
         close(
             mixture(ba.likelihoods.Gamma(2.0)).cdf(y), stats.gamma(2.0, scale=SCALES / 2.0).cdf(y.numpy()).mean(0), 1e-7
         )
-        gaussians = ba.RegressionPredictive(OUTPUTS, torch.full_like(OUTPUTS, 0.25))
+        gaussians = ba.predictive.RegressionPredictive(OUTPUTS, torch.full_like(OUTPUTS, 0.25))
         close(gaussians.cdf(y), stats.norm(OUTPUTS.numpy(), 0.5).cdf(y.numpy()).mean(0))
         with pytest.raises(ValueError, match=r"target must be of"):
             gaussians.cdf(y[:2])

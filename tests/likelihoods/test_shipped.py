@@ -112,7 +112,7 @@ class TestAgainstScipy:
     @pytest.mark.parametrize("level", [0.001, 0.3, 0.5, 0.999])
     def test_quantiles(self, kind, level):
         likelihood, _, reference = case(kind)
-        found = ba.MixturePredictive(OUTPUT[None], likelihood).quantile(level)
+        found = ba.predictive.MixturePredictive(OUTPUT[None], likelihood).quantile(level)
         close(found, reference.ppf(level), rtol=1e-9, atol=1e-12)
 
     def test_samples_have_the_moments(self, kind):

@@ -693,7 +693,7 @@ def test_refusals(model, message):
         Graph(model)
     for weights in ("gaussian", "bernoulli"):
         with pytest.raises(ValueError, match=message):
-            ba.fawn(model, weights)
+            ba.fawn(model, weights=weights)
 
 
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])

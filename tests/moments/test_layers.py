@@ -167,7 +167,7 @@ class TestMaxPooling:
         losses = []
         for _ in range(40):
             optimizer.zero_grad()
-            loss = ba.fawn_loss(net, x, y, likelihood=likelihood, num_data=4000)
+            loss = net.loss(x, y, likelihood=likelihood, num_data=4000)
             loss.backward()
             optimizer.step()
             losses.append(loss.item())

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel
 import bayesadam as ba
 from bayesadam import priors
 from bayesadam.moments import MomentModule, Moments
-from bayesadam.posterior import Bernoulli
+from bayesadam.posterior import BernoulliPosterior
 from moments.references import BOUND, close, draw, one_hidden_layer, z_scores
 from two_ranks import in_two_ranks
 
@@ -33,7 +33,7 @@ def train(net, optimizer, steps, dtype=torch.float64):
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
-        loss = ba.fawn_loss(net, x, y, likelihood=ba.Gaussian(20.0), num_data=20)
+        loss = net.loss(x, y, likelihood=ba.Gaussian(20.0), num_data=20)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -53,7 +53,7 @@ KINDS = {
     "gaussian": {},
     "covariance": {"covariance": True},
     "number": {"prior": 4.0},
-    "learned": {"prior": priors.LearnedGaussian()},
+    "learned": {"prior": priors.LearnedGaussianPrior()},
     "bernoulli": {"weights": "bernoulli"},
     "sparse": {"weights": "bernoulli", "prior": 0.1},
 }
@@ -117,8 +117,8 @@ class TestGaussian:
             return ba.fawn(mlp(), prior=prior, initial_std=lambda _, p: draw(*p.shape, seed=5).exp())
 
         close(net(2.0).kl_divergence(), kl(0.0, 0.5))
-        close(net(priors.Gaussian(2.0, 0.3)).kl_divergence(), kl(0.3, 0.5))
-        close(net(priors.LearnedGaussian(0.1, 0.7)).kl_divergence(), kl(0.1, 0.49), rtol=1e-6)
+        close(net(priors.GaussianPrior(2.0, mean=0.3)).kl_divergence(), kl(0.3, 0.5))
+        close(net(priors.LearnedGaussianPrior(mean=0.1, std=0.7)).kl_divergence(), kl(0.1, 0.49), rtol=1e-6)
         best = (v + (m - m.mean()) ** 2).mean()
         close(net(None).kl_divergence(), kl(m.mean(), best))
         for shift, factor in ((0.01, 1.0), (-0.01, 1.0), (0.0, 1.02), (0.0, 0.98)):
@@ -152,8 +152,8 @@ class TestGaussian:
         ("prior", "message"),
         [
             (
-                priors.ScaleMixture(),
-                "^prior must have a divergence in closed form to propagate moments, got ScaleMixture$",
+                priors.ScaleMixturePrior(),
+                "^prior must have a divergence in closed form to propagate moments, got ScaleMixturePrior$",
             ),
             (-1.0, "^prior must be positive and finite, got -1.0$"),
             ("normal", "^prior must be a precision, one of bayesadam.priors or a DiagonalGaussian, got 'normal'$"),
@@ -198,7 +198,7 @@ class TestGaussian:
         again = ba.fawn(mlp(), prior=net.posterior(), initial_std=0.1)
         train(again, torch.optim.Adam(again.parameters(), lr=0.01), 2)
         assert again.kl_divergence() > 0.0
-        assert again.posterior().hyperparameters == {"method": "FAWN", "prior": "FromPosterior()"}
+        assert again.posterior().hyperparameters == {"method": "FAWN", "prior": "PosteriorPrior()"}
 
 
 class TestBernoulli:
@@ -216,7 +216,7 @@ class TestBernoulli:
     def test_scales_of_inputs(self):
         model = mlp()
         before = model[0].weight.detach().clone()
-        net = ba.fawn(model, "bernoulli", scales="inputs")
+        net = ba.fawn(model, weights="bernoulli", scales="inputs")
         scale, logit = net.weights._of("0.weight")
         assert scale.shape == (1, before.shape[1])
         mean = net.weights.moments()["0.weight"].mean
@@ -225,7 +225,7 @@ class TestBernoulli:
             assert torch.equal(old.argsort(), new.argsort())
             assert (new * (1.0 if old.sum() >= 0.0 else -1.0) > 0.0).all()
         convolution = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
-        net = ba.fawn(convolution, "bernoulli", scales="inputs")
+        net = ba.fawn(convolution, weights="bernoulli", scales="inputs")
         assert net.weights._of("0.weight")[0].shape == (1, 2, 1, 1)
         assert net(draw(3, 2, 4, 4)).variance.min() > 0.0
         q, moments = net.posterior(), net.weights.moments()["0.weight"]
@@ -236,7 +236,9 @@ class TestBernoulli:
             torch.manual_seed(seed)
             model = nn.Sequential(nn.Linear(1, 20), nn.ReLU(), nn.Linear(20, 1)).double()
             nn.init.normal_(model[0].bias)
-            mean = ba.fawn(model, "bernoulli", scales=scales)(torch.linspace(-3, 3, 200).double()[:, None]).mean[:, 0]
+            mean = ba.fawn(model, weights="bernoulli", scales=scales)(
+                torch.linspace(-3, 3, 200).double()[:, None]
+            ).mean[:, 0]
             second = mean.diff().diff()
             return second.max() > 1e-6 and second.min() < -1e-6  # rounded moments are not quite convex
 
@@ -254,7 +256,7 @@ class TestBernoulli:
             return nn.Sequential(nn.Linear(50, 40), nn.ReLU(), nn.Linear(40, 10))
 
         counts = {
-            kind: sum(p.numel() for p in ba.fawn(model(), kind).parameters() if p.requires_grad)
+            kind: sum(p.numel() for p in ba.fawn(model(), weights=kind).parameters() if p.requires_grad)
             for kind in ("gaussian", "bernoulli")
         }
         plain = sum(p.numel() for p in model().parameters())
@@ -274,14 +276,14 @@ class TestBernoulli:
     def test_it_starts_in_the_order_of_the_networks_weights(self):
         model = mlp()
         before = model[0].weight.detach().clone()
-        mean = ba.fawn(model, "bernoulli").weights.moments()["0.weight"].mean
+        mean = ba.fawn(model, weights="bernoulli").weights.moments()["0.weight"].mean
         for old, new in zip(before, mean, strict=True):
             assert torch.equal(old.argsort(), new.argsort())
             sign = 1.0 if old.sum() >= 0.0 else -1.0
             assert (new * sign > 0.0).all()
         zero = nn.Sequential(nn.Linear(4, 2)).double()
         nn.init.zeros_(zero[0].weight)
-        found = ba.fawn(zero, "bernoulli").weights.moments()["0.weight"]
+        found = ba.fawn(zero, weights="bernoulli").weights.moments()["0.weight"]
         close(found.mean, torch.full_like(found.mean, 0.5))
 
     def test_divergences(self):
@@ -299,7 +301,7 @@ class TestBernoulli:
     def test_posterior(self):
         net = made("sparse")
         q = net.posterior()
-        assert isinstance(q, Bernoulli)
+        assert isinstance(q, BernoulliPosterior)
         assert q.hyperparameters == {"method": "FAWN", "prior": 0.1}
         assert list(q.mean) == ["0.weight", "0.bias", "2.weight", "2.bias"]
         for name, moments in net.weights.moments().items():
@@ -315,7 +317,7 @@ class TestBernoulli:
     def test_convolutions(self):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
-        net = ba.fawn(model, "bernoulli")
+        net = ba.fawn(model, weights="bernoulli")
         assert net.weights._of("0.weight")[0].shape == (3, 1, 1, 1)
         x = draw(3, 2, 4, 4)
         assert net(x).variance.min() > 0.0
@@ -337,7 +339,7 @@ class TestBernoulli:
             made("bernoulli", prior=prior)
 
     def test_priors_of_gaussian_weights(self):
-        for prior in (priors.Gaussian(), ba.fawn(mlp()).posterior()):
+        for prior in (priors.GaussianPrior(), ba.fawn(mlp()).posterior()):
             with pytest.raises(
                 ValueError,
                 match="^prior must be a probability or None for Bernoulli weights, got (Diagonal)?Gaussian$",
@@ -373,7 +375,7 @@ class TestEveryKind:
     def test_every_parameter_has_a_gradient(self, kind):
         net = made(kind)
         x, y = data()
-        ba.fawn_loss(net, x, y, likelihood=ba.Gaussian(4.0), num_data=20).backward()
+        net.loss(x, y, likelihood=ba.Gaussian(4.0), num_data=20).backward()
         for name, parameter in net.named_parameters():
             assert (parameter.grad is not None) == parameter.requires_grad, name
             if parameter.requires_grad:
@@ -434,9 +436,9 @@ class TestEveryKind:
     def test_the_posterior_is_a_copy_with_its_hyperparameters(self, kind):
         net = made(kind)
         q = net.posterior()
-        priors_of = {"number": "Gaussian(precision=4.0, mean=0.0)", "learned": "LearnedGaussian()"}
+        priors_of = {"number": "Gaussian(precision=4.0, mean=0.0)", "learned": "LearnedGaussianPrior()"}
         priors_of |= {"bernoulli": None, "sparse": 0.1}
-        expected = priors_of.get(kind, "EmpiricalGaussian()")
+        expected = priors_of.get(kind, "EmpiricalGaussianPrior()")
         assert q.hyperparameters == {"method": "FAWN", "prior": expected}
         before = {name: t.clone() for name, t in q.tensors().items()}
         train(net, torch.optim.SGD(net.parameters(), lr=0.1), 1)
@@ -484,9 +486,7 @@ def test_a_dict_of_inputs():
 
     net = ba.fawn(Two().double())
     x, y, t = draw(4, 2), draw(4, 3), draw(4, 3)
-    losses = [
-        ba.fawn_loss(net, inputs, t, likelihood=ba.Gaussian(), num_data=4) for inputs in ((x, y), {"y": y, "x": x})
-    ]
+    losses = [net.loss(inputs, t, likelihood=ba.Gaussian(), num_data=4) for inputs in ((x, y), {"y": y, "x": x})]
     assert torch.equal(*losses)
     assert torch.equal(net(x, y).mean, net(y=y, x=x).mean)
 
@@ -495,7 +495,7 @@ def test_covariance_needs_a_linear_layer_at_the_end():
     message = "^covariance must be False unless nn.Linear after other layers gives the outputs, got True$"
     for weights in ("gaussian", "bernoulli"):
         with pytest.raises(ValueError, match=message):
-            ba.fawn(nn.Sequential(nn.Linear(4, 2), nn.Tanh()), weights, covariance=True)
+            ba.fawn(nn.Sequential(nn.Linear(4, 2), nn.Tanh()), weights=weights, covariance=True)
     assert ba.fawn(mlp(), covariance=True)(data()[0]).covariance.shape == (20, 2, 2)
     assert ba.fawn(mlp())(data()[0]).covariance is None
 
@@ -524,15 +524,15 @@ def test_a_refused_model_is_left_alone():
     with pytest.raises(
         ValueError, match=r"got the layer '1' \(Softmax\); use logits, without it: bayesadam\.Categorical"
     ):
-        ba.fawn(model, "bernoulli")
+        ba.fawn(model, weights="bernoulli")
     assert all(p.requires_grad for p in model.parameters())
 
 
 def test_other_wrappers():
     net = DataParallel(made("gaussian"))  # without devices it only calls its module
     x, y = data()
-    ours = ba.fawn_loss(net, x, y, likelihood=ba.Gaussian(), num_data=20)
-    assert torch.equal(ours, ba.fawn_loss(net.module, x, y, likelihood=ba.Gaussian(), num_data=20))
+    ours = net.loss(x, y, likelihood=ba.Gaussian(), num_data=20)
+    assert torch.equal(ours, net.module.loss(x, y, likelihood=ba.Gaussian(), num_data=20))
 
 
 def test_two_ranks(tmp_path):

@@ -278,16 +278,16 @@ class TestLoss:
                 ({"kl_weight": 0.0}, 0.0),
                 ({"temperature": 0.0}, 0.0),
             ):
-                loss = ba.fawn_loss(net, x, y, likelihood=likelihood, num_data=50, objective=objective, **options)
+                loss = net.loss(x, y, likelihood=likelihood, num_data=50, objective=objective, **options)
                 assert loss.shape == ()
                 close(loss, scale * kl / 50 - fit)
-        ropd, vi = (ba.fawn_loss(net, x, y, likelihood=likelihood, num_data=50, **o) for o in ({}, {"objective": "vi"}))
+        ropd, vi = (net.loss(x, y, likelihood=likelihood, num_data=50, **o) for o in ({}, {"objective": "vi"}))
         assert ropd < vi
 
     def test_a_covariance_is_made_use_of(self):
         x, y = 5.0 * draw(6, 3), draw(6, 2, seed=1)
         losses = [
-            ba.fawn_loss(self.network(covariance=c, initial_std=1.0), x, y, likelihood=ba.Gaussian(50.0), num_data=6)
+            self.network(covariance=c, initial_std=1.0).loss(x, y, likelihood=ba.Gaussian(50.0), num_data=6)
             for c in (False, True)
         ]
         assert abs(losses[0] - losses[1]) > 1e-5
@@ -308,7 +308,7 @@ class TestLoss:
     def test_is_compiled_as_a_whole(self):
         net, x, y = self.network().float(), draw(6, 3).float(), draw(6, 2, seed=1).float()
         arguments = {"likelihood": ba.Gaussian(2.0), "num_data": 50}
-        eager = ba.fawn_loss(net, x, y, **arguments)
+        eager = net.loss(x, y, **arguments)
         slopes = torch.autograd.grad(eager, list(net.parameters()))
         loss = torch.compile(ba.fawn_loss, fullgraph=True, backend="aot_eager")(net, x, y, **arguments)
         close(loss, eager, rtol=1e-5, atol=1e-5)
@@ -319,12 +319,12 @@ class TestLoss:
         net, likelihood = self.network(), ba.Gaussian(2.0, learned=True)
         for objective in ("vi", "ropd"):
             likelihood.zero_grad()
-            ba.fawn_loss(net, draw(6, 3), draw(6, 2), likelihood=likelihood, num_data=6, objective=objective).backward()
+            net.loss(draw(6, 3), draw(6, 2), likelihood=likelihood, num_data=6, objective=objective).backward()
             assert likelihood.log_noise_precision.grad.abs() > 0.0
 
     def test_float32(self):
         net = self.network().float()
-        loss = ba.fawn_loss(net, draw(6, 3).float(), draw(6, 2).float(), likelihood=ba.Gaussian(), num_data=6)
+        loss = net.loss(draw(6, 3).float(), draw(6, 2).float(), likelihood=ba.Gaussian(), num_data=6)
         assert loss.dtype == torch.float32
 
     @pytest.mark.parametrize(
@@ -348,9 +348,9 @@ class TestLoss:
     def test_refusals(self, options, message):
         given = {"target": draw(6, 2), "likelihood": ba.Gaussian(), "num_data": 6, **options}
         with pytest.raises(ValueError, match=message):
-            ba.fawn_loss(self.network(), draw(6, 3), **given)
+            self.network().loss(draw(6, 3), **given)
 
     def test_a_network_that_fawn_has_not_made(self):
         for net in (nn.Linear(3, 2).double(), nn.DataParallel(nn.Linear(3, 2).double())):
             with pytest.raises(ValueError, match=f"^net must be made by bayesadam.fawn, got {type(net).__name__}$"):
-                ba.fawn_loss(net, draw(6, 3), draw(6, 2), likelihood=ba.Gaussian(), num_data=6)
+                net.loss(draw(6, 3), draw(6, 2), likelihood=ba.Gaussian(), num_data=6)

@@ -41,11 +41,11 @@ def posterior(kind, model):
     """A posterior of that kind, from the method that makes it."""
     x, y = data()
     if kind in ("fawn", "bernoulli"):
-        net = ba.fawn(model, "gaussian" if kind == "fawn" else "bernoulli")
+        net = ba.fawn(model, weights="gaussian" if kind == "fawn" else "bernoulli")
         optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
         for _ in range(20):
             optimizer.zero_grad()
-            ba.fawn_loss(net, x, y, likelihood=NOISE, num_data=20).backward()
+            net.loss(x, y, likelihood=NOISE, num_data=20).backward()
             optimizer.step()
         return net.posterior()
     if kind == "bbb":
@@ -53,7 +53,7 @@ def posterior(kind, model):
         optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
         for _ in range(20):
             optimizer.zero_grad()
-            ba.nelbo(net, x, y, likelihood=NOISE, num_data=20).backward()
+            net.loss(x, y, likelihood=NOISE, num_data=20).backward()
             optimizer.step()
         return net.posterior()
     optimizer = (
@@ -103,7 +103,7 @@ def test_gaussian_posteriors(kind):
 
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli"])
 def test_it_is_what_the_network_gives(kind):
-    net, (x, y) = ba.fawn(mlp(), kind, covariance=True), data()
+    net, (x, y) = ba.fawn(mlp(), weights=kind, covariance=True), data()
     ours, theirs = propagate(net.weights.model, net.posterior(), x), net(x)
     close(ours.mean, theirs.mean.detach())
     close(ours.epistemic, theirs.variance.detach())
@@ -126,7 +126,7 @@ def test_partial_gaussian():
     last = ["2.weight", "2.bias"]
     random = ba.DiagonalGaussian(*({n: part[n] for n in last} for part in (whole.mean, whole.variance)))
     fixed = {n: whole.mean[n] for n in whole.mean if n not in last}
-    q = ba.PartialGaussian(random, fixed, list(whole.mean))
+    q = ba.posterior.PartialGaussian(random, fixed, order=list(whole.mean))
     ours = propagate(model, q, x)
     hidden = torch.relu(x @ fixed["0.weight"].T + fixed["0.bias"])
     close(ours.mean, model(x).detach())
@@ -137,7 +137,9 @@ def test_partial_gaussian():
         linearized.epistemic_covariance,
         rtol=1e-9,
     )
-    dense = ba.PartialGaussian(ba.DenseGaussian(random.mean, torch.eye(14, **F64)), fixed, list(whole.mean))
+    dense = ba.posterior.PartialGaussian(
+        ba.DenseGaussian(random.mean, torch.eye(14, **F64)), fixed, order=list(whole.mean)
+    )
     with pytest.raises(ValueError, match="got DenseGaussian$"):
         propagate(model, dense, x)
 

@@ -10,7 +10,7 @@ from bayesadam import priors
 
 def gradients(net, x, y, wrap):
     wrapped = net if wrap is None else wrap(net)
-    ba.fawn_loss(wrapped, x, y, likelihood=ba.Gaussian(4.0), num_data=50).backward()
+    wrapped.loss(x, y, likelihood=ba.Gaussian(4.0), num_data=50).backward()
     return [p.grad.clone() for p in net.parameters() if p.requires_grad]
 
 
@@ -20,7 +20,7 @@ def data_parallel(rank, folder):
     x, y = torch.randn(8, 4, dtype=torch.float64), torch.randn(8, 3, dtype=torch.float64)
     model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
     half = slice(4 * rank, 4 * rank + 4)
-    for options in ({"prior": priors.LearnedGaussian().double(), "covariance": True}, {"weights": "bernoulli"}):
+    for options in ({"prior": priors.LearnedGaussianPrior().double(), "covariance": True}, {"weights": "bernoulli"}):
         net = ba.fawn(model, **options)
         expected = gradients(net, x, y, None)
         net.zero_grad()

@@ -576,13 +576,13 @@ def test_prior_may_be_a_number(with_prior):
 
 def test_beta_scheduler_follows_equation_104(method):
     net, opt = fresh(method, betas=(0.9, 0.99))
-    scheduler = ba.BetaScheduler(opt, ba.polynomial_decay())
+    scheduler = ba.BetaScheduler(opt, ba.optim.polynomial_decay())
     for step in range(4):
         assert opt.param_groups[0]["betas"] == (0.9, pytest.approx(1 - 0.01 / (1 + step**0.55)))
         train(net, opt, 1, first=step)
         scheduler.step()
     _, other = fresh(method, betas=(0.9, 0.99))
-    resumed = ba.BetaScheduler(other, ba.polynomial_decay())
+    resumed = ba.BetaScheduler(other, ba.optim.polynomial_decay())
     resumed.load_state_dict(scheduler.state_dict())
     assert other.param_groups[0]["betas"] == opt.param_groups[0]["betas"]
 
@@ -591,7 +591,7 @@ def test_beta_scheduler_takes_groups_that_are_added_later(method):
     method.skip_matrix("no group can be added")
     net = make_net()
     opt = method(net[0].parameters(), model=net, betas=(0.9, 0.99))
-    scheduler = ba.BetaScheduler(opt, ba.polynomial_decay())
+    scheduler = ba.BetaScheduler(opt, ba.optim.polynomial_decay())
     scheduler.step()
     opt.add_param_group({"params": net[2].parameters()})
     scheduler.step()
@@ -606,4 +606,4 @@ def test_beta_scheduler_errors(method):
     with pytest.raises(ValueError, match=r"factor must keep betas\[1\] in \[0, 1\), got 1.0 at step 0"):
         ba.BetaScheduler(opt, lambda t: 0.0)
     with pytest.raises(ValueError, match="power must be positive, got 0"):
-        ba.polynomial_decay(0)
+        ba.optim.polynomial_decay(0)

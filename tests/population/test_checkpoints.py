@@ -98,10 +98,10 @@ class TestCheckpoint:
     def test_a_member_that_went_bad(self, tmp_path):
         data = regression(self.SIZES)
         data[3][1][0] = NAN
-        expected, log = self.run(data=data, nonfinite="stop"), []
+        expected, log = self.run(data=data, nonfinite="skip"), []
         with pytest.raises(Interrupted):
-            self.run(tmp_path, data=data, nonfinite="stop", on_epoch=self.calls(log, 3))
-        assert_same(self.run(tmp_path, data=data, nonfinite="stop"), expected)
+            self.run(tmp_path, data=data, nonfinite="skip", on_epoch=self.calls(log, 3))
+        assert_same(self.run(tmp_path, data=data, nonfinite="skip"), expected)
 
     def test_is_written_at_most_every_half_minute_and_when_a_chunk_is_done(self, tmp_path, monkeypatch):
         monkeypatch.undo()
@@ -121,7 +121,7 @@ class TestCheckpoint:
         "batch size": lambda: {"batch_size": 4},
         "patience": lambda: {"patience": 3},
         "validation samples": lambda: {"validation_samples": 3},
-        "what to do with bad ones": lambda: {"nonfinite": "stop"},
+        "what to do with bad ones": lambda: {"nonfinite": "skip"},
         "noise": lambda: {"likelihood": noise_of(16.0, 4.5)},
         "first weights": lambda: {"models": population.initialize(mlp, seeds=range(1, 6))},
         "network": lambda: {"models": models_of(lambda: nn.Sequential(*mlp()[:1], nn.ReLU(), *mlp()[2:]), 5)},
@@ -129,8 +129,8 @@ class TestCheckpoint:
         "validation data": lambda: {"validation": regression((6,), seed=51)[0]},
         "schedule": lambda: {"lr_schedule": lambda done: 1.0 - done},
         "late change of a schedule": lambda: {"lr_schedule": lambda done: 1.0 if done < 0.9 else 0.1},
-        "decay of the learning rate": lambda: {"lr_decay": ba.polynomial_decay()},
-        "decay of beta": lambda: {"beta_decay": ba.polynomial_decay()},
+        "decay of the learning rate": lambda: {"lr_decay": ba.optim.polynomial_decay()},
+        "decay of beta": lambda: {"beta_decay": ba.optim.polynomial_decay()},
         "late change of a decay": lambda: {"beta_decay": lambda step: 1.0 if step < 18 else 0.1},
         "replacement": lambda: {"replacement": True},
         "own method": lambda: {"method": type("Own", (ba.Vadam,), {"rule": type("Own", (VadamRule,), {})()})},
@@ -141,7 +141,7 @@ class TestCheckpoint:
 
     def test_resumes_other_ways_to_train(self, tmp_path):
         ways = {
-            "decays": {"lr_decay": ba.polynomial_decay(), "beta_decay": ba.polynomial_decay()},
+            "decays": {"lr_decay": ba.optim.polynomial_decay(), "beta_decay": ba.optim.polynomial_decay()},
             "replacement": {"replacement": True, "steps_per_epoch": 3},
             "full batch": {"batch_size": 20},
             "squares": {"method": "vogn"},

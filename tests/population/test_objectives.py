@@ -144,7 +144,7 @@ class TestAsLoops:
             opt = torch.optim.Adam([*model.parameters(), *own.parameters()], lr=0.02)
             for _ in range(4):
                 opt.zero_grad()
-                ba.fawn_loss(model, x, y, likelihood=own, num_data=len(x)).backward()
+                model.loss(x, y, likelihood=own, num_data=len(x)).backward()
                 opt.step()
             for name, weight in model.named_parameters():
                 torch.testing.assert_close(nets.mean[name][member], weight.detach(), **TOLERANCE[F64])

@@ -50,27 +50,27 @@ class TestDecays:
         ],
     )
     def test_are_those_of_the_schedulers(self, method, sizes, own):
-        decay = ba.polynomial_decay()
+        decay = ba.optim.polynomial_decay()
         compare(method, sizes, lr_decay=decay, beta_decay=decay, **(OWN if own else {}))
 
     @pytest.mark.parametrize("name", ["lr_decay", "beta_decay"])
     @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
     def test_each_alone(self, sizes, name):
-        compare("vadam", sizes, mc_samples=2, **{name: ba.polynomial_decay(0.3)})
+        compare("vadam", sizes, mc_samples=2, **{name: ba.optim.polynomial_decay(0.3)})
 
     def test_a_learning_rate_of_adam(self):
-        compare("adam", RAGGED, lr_decay=ba.polynomial_decay())
+        compare("adam", RAGGED, lr_decay=ba.optim.polynomial_decay())
 
     def test_change_what_is_trained(self):
         plain, *others = (
             train(models_of(), regression(), noise_of(4.0), epochs=2, **changes)
-            for changes in ({}, {"lr_decay": ba.polynomial_decay()}, {"beta_decay": ba.polynomial_decay()})
+            for changes in ({}, {"lr_decay": ba.optim.polynomial_decay()}, {"beta_decay": ba.optim.polynomial_decay()})
         )
         for other in others:
             assert not torch.equal(plain.mean["0.weight"], other.mean["0.weight"])
 
     def test_beside_a_schedule_of_the_learning_rate(self):
-        compare("vadam", RAGGED, lr_schedule=lambda done: 1.0 - done, beta_decay=ba.polynomial_decay())
+        compare("vadam", RAGGED, lr_schedule=lambda done: 1.0 - done, beta_decay=ba.optim.polynomial_decay())
 
     @pytest.mark.parametrize(("sizes", "at"), [(EVEN, 4), (RAGGED, 4)])
     def test_a_beta_out_of_range(self, sizes, at):
@@ -146,7 +146,7 @@ class TestFullBatch:
     def test_members_that_go_leave_the_others_their_data(self):
         data = regression((13, 7, 9, 13))
         data[1][1][0] = math.nan
-        options = {"epochs": 4, "batch_size": 13, "nonfinite": "stop"}
+        options = {"epochs": 4, "batch_size": 13, "nonfinite": "skip"}
         nets = train(models_of(), data, noise_of(4.0), **options)
         assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
         others = [0, 2, 3]

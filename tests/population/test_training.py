@@ -141,7 +141,7 @@ class TestNotFinite:
     def test_stop_keeps_the_last_good_one(self, bad, method):
         models, data, likelihood = self.problem(bad)
         options = {"method": method, "epochs": 3, "lr": 0.02}
-        nets = train(models, data, likelihood, seed=list(self.SEEDS), nonfinite="stop", **options)
+        nets = train(models, data, likelihood, seed=list(self.SEEDS), nonfinite="skip", **options)
         assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
         assert nets.epochs.tolist() == [3, 1, 3, 3]
         assert nets.history["loss"].isfinite().all(1).tolist() == [True, False, True, True]
@@ -161,14 +161,14 @@ class TestNotFinite:
 
     def test_bad_in_its_last_epoch_is_bad(self):
         models, data, likelihood = self.problem()
-        nets = train(models, data, likelihood, epochs=1, seed=list(self.SEEDS), nonfinite="stop")
+        nets = train(models, data, likelihood, epochs=1, seed=list(self.SEEDS), nonfinite="skip")
         assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
 
     def test_stop_with_a_validation_keeps_the_best(self):
         models, data, likelihood = self.problem()
         pair = regression((9,))[0]
         nets = train(
-            models, data, likelihood, epochs=3, seed=list(self.SEEDS), nonfinite="stop", validation=pair, patience=3
+            models, data, likelihood, epochs=3, seed=list(self.SEEDS), nonfinite="skip", validation=pair, patience=3
         )
         assert nets.stopped[1] == "nonfinite"
         assert nets.history["validation"][1].isfinite().tolist() == [True, False, False]

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 import bayesadam as ba
 from bayesadam.files import DamagedFile, NoDigestWarning
-from bayesadam.posterior import Bernoulli, LowRankGaussian, PartialGaussian
+from bayesadam.posterior import BernoulliPosterior, LowRankGaussian, PartialGaussian
 
 KEY = "bayesadam.posterior"
 DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "U64", "U32", "U16", "U8", "I8", "BOOL", "C64", "X")
@@ -36,12 +36,12 @@ def posteriors():
 
     mean = {"w": normal(2, 3), "b": normal(3)}
     variance = {name: value.square() + 0.1 for name, value in mean.items()}
-    diagonal = ba.DiagonalGaussian(mean, variance, {"method": "vadam", "lr": 0.1})
+    diagonal = ba.DiagonalGaussian(mean, variance, hyperparameters={"method": "vadam", "lr": 0.1})
     return [
         diagonal,
         ba.DenseGaussian(mean, torch.eye(9) + 0.1),
         LowRankGaussian(mean, variance, {name: normal(2, *value.shape) for name, value in mean.items()}),
-        Bernoulli({name: value.sigmoid() for name, value in mean.items()}, mean),
+        BernoulliPosterior({name: value.sigmoid() for name, value in mean.items()}, mean),
         PartialGaussian(diagonal, {"fixed": normal(2)}),
         ba.Mixture([diagonal, ba.DiagonalGaussian(variance, variance)]),
     ]

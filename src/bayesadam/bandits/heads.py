@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.bandits.linear import with_intercept
 from bayesadam.bandits.regression import ArmRegressions
-from bayesadam.laplace.badam import badam_from_moments, unbiased
 from bayesadam.population.chunk import Chunk
 from bayesadam.population.networks import Networks
 from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
+from bayesadam.posthoc.badam import badam_from_moments, unbiased
 
 _ROWS = 4096
 _MASKS = 2

@@ -78,7 +78,7 @@ def minimize(
     Raises:
         ValueError: An argument is out of its range, ``x0`` is outside of the bounds, or the function does not return
             one number for each point.
-        FloatingPointError: A value is NaN or infinite, unless ``nonfinite="worst"``.
+        FloatingPointError: A value is NaN or infinite, unless ``nonfinite="skip"``.
     """
     check("vectorized", vectorized, "True or False", lambda v: v is True or v is False)
     check("noisy", noisy, "True, False or None", lambda v: v is None or v is True or v is False)

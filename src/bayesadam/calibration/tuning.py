@@ -114,7 +114,7 @@ def tune_posterior(
 
         make = partial(ba.badam, adam, model, num_data=50_000)
         tuned = ba.tune_posterior(make, model, (x_val, y_val), likelihood=ba.Categorical())
-        make = ba.Laplace(model, train, likelihood=ba.Categorical()).posterior
+        make = ba.posthoc.LaplaceApproximation(model, train, likelihood=ba.Categorical()).posterior
         tuned = ba.tune_posterior(make, ..., candidates={"prior_precision": [1, 10, 100]})
 
     Compare the score with ``tuned.calibrated``. If a temperature alone is as good, the width of the posterior does not

@@ -26,7 +26,7 @@ def split_interval(
 
     Args:
         calibration: Predictions of ``n`` rows that the model was not trained on: a predictive distribution, or means
-            ``(n,)`` or ``(n, K)``. With a :class:`bayesadam.TransformedPredictive` errors are those of the transformed
+            ``(n,)`` or ``(n, K)``. With a :class:`bayesadam.predictive.TransformedPredictive` errors are those of the transformed
             targets, and intervals are transformed back.
         targets: Targets of these rows, of the same shape.
         prediction: Predictions of the new rows, of the same kind.

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.parameters import InitialStd
 from bayesadam.curvature.observe import without_autocast
 from bayesadam.moments.graph import Graph
 from bayesadam.moments.values import Moments
 from bayesadam.moments.weights import BernoulliWeights, GaussianWeights
-from bayesadam.posterior import Bernoulli, DiagonalGaussian
+from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
 from bayesadam.priors import Prior
-from bayesadam.variational.parameters import InitialStd
 
 WEIGHTS = ("gaussian", "bernoulli")
 
@@ -66,7 +66,7 @@ class MomentModule(nn.Module):
         """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
         return self.weights.kl_divergence()
 
-    def posterior(self) -> DiagonalGaussian | Bernoulli:
+    def posterior(self) -> DiagonalGaussian | BernoulliPosterior:
         """The posterior as it stands, by the model's names: copies, in float32 or wider.
 
         Weights that are trained without noise have no variance.
@@ -102,7 +102,7 @@ def fawn(
             not, and when it is it has a value that it shares with others; half as many parameters, see
             :class:`bayesadam.moments.BernoulliWeights`.
         prior: ``None``: one Gaussian for all weights, always the best one for them
-            (:class:`bayesadam.priors.EmpiricalGaussian`). Another of :mod:`bayesadam.priors` that has a divergence in
+            (:class:`bayesadam.priors.EmpiricalGaussianPrior`). Another of :mod:`bayesadam.priors` that has a divergence in
             closed form; a number, the precision of a Gaussian prior; or a posterior to continue from. With Bernoulli
             weights the probability of a weight being there; ``None``: the best one.
         initial_std: Standard deviation of Gaussian weights at the start: a number, numbers or tensors by name, or a

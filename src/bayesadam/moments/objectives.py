@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.parameters import unwrapped
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.moments.module import MomentModule
 from bayesadam.moments.values import Moments
-from bayesadam.variational.parameters import unwrapped
 
 OBJECTIVES = ("ropd", "vi")
 

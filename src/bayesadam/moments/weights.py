@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.parameters import InitialStd, as_posterior, escaped, initial, random_parameters, wide
 from bayesadam.functional import empirical, kl
 from bayesadam.moments.values import Moments
-from bayesadam.posterior import Bernoulli, DiagonalGaussian
-from bayesadam.priors import EmpiricalGaussian, Prior, as_prior
-from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters, wide
+from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
+from bayesadam.priors import EmpiricalGaussianPrior, Prior, as_prior
 
 SCALES = ("outputs", "inputs")
 """What the scales of Bernoulli weights belong to, by the axis of a weight."""
@@ -38,7 +38,7 @@ class GaussianWeights(nn.Module):
         super().__init__()
         names = random_parameters(model, select)
         means = {name: parameter for name, parameter in model.named_parameters() if name in names}
-        prior = EmpiricalGaussian() if prior is None else as_prior(prior)
+        prior = EmpiricalGaussianPrior() if prior is None else as_prior(prior)
         if not prior.closed_form:
             raise ValueError(
                 f"prior must have a divergence in closed form to propagate moments, got {type(prior).__name__}"
@@ -67,7 +67,7 @@ class GaussianWeights(nn.Module):
     def kl_divergence(self) -> Tensor:
         """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
         means, log_variances = self._means(), self._log_variances()
-        if isinstance(self.prior, EmpiricalGaussian):
+        if isinstance(self.prior, EmpiricalGaussianPrior):
             return empirical.gaussian(list(means.values()), list(log_variances.values()))
         return self.prior.kl_divergence(
             {name: mean.to(log_variances[name].dtype) for name, mean in means.items()},
@@ -154,7 +154,7 @@ class BernoulliWeights(nn.Module):
         prior = torch.tensor(self.prior, dtype=torch.float64).logit()
         return torch.stack([kl.bernoulli(logit, prior.to(logit)) for logit in logits]).sum()
 
-    def posterior(self, hyperparameters: dict[str, Any]) -> Bernoulli:
+    def posterior(self, hyperparameters: dict[str, Any]) -> BernoulliPosterior:
         """The posterior as it stands: copies, in float32 or wider."""
         probability, scale = {}, {}
         for name, parameter in self.model.named_parameters():
@@ -164,7 +164,7 @@ class BernoulliWeights(nn.Module):
             elif parameter.requires_grad:
                 scale[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
                 probability[name] = torch.ones_like(scale[name])
-        return Bernoulli(probability, scale, {**hyperparameters, "prior": self.prior})
+        return BernoulliPosterior(probability, scale, hyperparameters={**hyperparameters, "prior": self.prior})
 
     def _of(self, name: str) -> tuple[Tensor, Tensor]:
         return getattr(self.scale, escaped(name)), getattr(self.logit, escaped(name))

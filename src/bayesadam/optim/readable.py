@@ -84,7 +84,7 @@ class Readable(Checkpointed):
         for name, slot, state in covered:
             mean[name] = self._center(slot, state)
             variance[name] = full(self._engine.store.variance(slot, state))
-        return DiagonalGaussian(mean, variance, self._hyperparameters())
+        return DiagonalGaussian(mean, variance, hyperparameters=self._hyperparameters())
 
     def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> float | None:
         """Share of a tensor's posterior precision that still comes from the initial precision; None if unknown."""

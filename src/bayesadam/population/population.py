@@ -124,7 +124,7 @@ class Population:
             DiagonalGaussian(
                 {name: value[member] for name, value in self.mean.items()},
                 {name: value[member] for name, value in self.variance.items()},
-                {name: value for name, value in own.items() if not isinstance(value, Tensor)},
+                hyperparameters={name: value for name, value in own.items() if not isinstance(value, Tensor)},
             )
             for member, own in enumerate(self._hyperparameters)
         ]

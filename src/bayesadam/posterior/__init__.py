@@ -2,7 +2,7 @@
 
 from bayesadam.posterior.base import Posterior as Posterior
 from bayesadam.posterior.base import load_posterior as load_posterior
-from bayesadam.posterior.bernoulli import Bernoulli as Bernoulli
+from bayesadam.posterior.bernoulli import BernoulliPosterior as BernoulliPosterior
 from bayesadam.posterior.dense import DenseGaussian as DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian as DiagonalGaussian
 from bayesadam.posterior.kronecker import KroneckerGaussian as KroneckerGaussian

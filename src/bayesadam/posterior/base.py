@@ -71,7 +71,7 @@ class Posterior(NetworkDistribution):
 
         Variances and covariances are multiplied by ``factor**2``, so correlations do not change. The components of a
         mixture are scaled one by one, and the distances between their means do not change. Bernoulli weights
-        (:class:`bayesadam.posterior.Bernoulli`) remain Bernoulli weights with other probabilities and values. The
+        (:class:`bayesadam.posterior.BernoulliPosterior`) remain Bernoulli weights with other probabilities and values. The
         hyper-parameters are copied, and ``"scaled"`` is set to the product of all factors so far.
 
         Args:

@@ -14,14 +14,14 @@ from bayesadam.posterior.base import Posterior
 from bayesadam.posterior.diagonal import sum_all
 
 
-class Bernoulli(Posterior):
+class BernoulliPosterior(Posterior):
     """Independent Bernoulli weights: every weight is ``scale * b`` with ``b ~ Bernoulli(probability)``.
 
     The mean is ``scale * p`` and the variance ``scale^2 p (1 - p)`` (Bayer et al. 2015, section 3.2, eqs. 16 and 17).
     Several weights may share a scale, for example those of an output unit. A weight of probability 0 or 1, or of scale
     0, is a point mass; a weight that was trained without noise has probability 1 and its value as scale.
 
-    The class is ``bayesadam.posterior.Bernoulli``; ``bayesadam.Bernoulli`` is the likelihood.
+    The class is ``bayesadam.posterior.BernoulliPosterior``; ``bayesadam.Bernoulli`` is the likelihood.
 
     Args:
         probability: Probability that a weight is not 0, in [0, 1], for every weight of every tensor, by name. The
@@ -134,7 +134,7 @@ class Bernoulli(Posterior):
             for name, p in self.probability.items()
         )
 
-    def kl_divergence(self, prior: float | Bernoulli) -> Tensor:
+    def kl_divergence(self, prior: float | BernoulliPosterior) -> Tensor:
         """``KL(q || prior)`` in nats, summed (not averaged) over the random weights; 0-d float64.
 
         As for a :class:`DiagonalGaussian`, a point mass adds nothing if it can occur under the prior.
@@ -151,7 +151,7 @@ class Bernoulli(Posterior):
         terms = []
         for name, p in self.probability.items():
             p, scale = p.double(), self.scale[name].double()
-            if isinstance(prior, Bernoulli):
+            if isinstance(prior, BernoulliPosterior):
                 other_p = prior.probability[name].to(p)
                 other_scale = prior.scale[name].to(p)
             else:
@@ -162,7 +162,7 @@ class Bernoulli(Posterior):
             terms.append(torch.where(self._random(name), divergence, torch.where(possible, 0.0, torch.inf)))
         return sum_all(terms)
 
-    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Bernoulli:
+    def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> BernoulliPosterior:
         """The scaled posterior, as in the base class.
 
         With ``r = p + factor^2 (1 - p)`` the weight is ``scale r`` with probability ``p / r``. This is the only
@@ -174,14 +174,14 @@ class Bernoulli(Posterior):
             ratio = p.double() + factor**2 * (1.0 - p.double())
             probability[name] = torch.where(p == 0, 0.0, p / ratio.clamp_min(torch.finfo(ratio.dtype).tiny)).to(p.dtype)
             scale[name] = (self.scale[name] * ratio).to(p.dtype)
-        return Bernoulli(probability, scale, hyperparameters)
+        return BernoulliPosterior(probability, scale, hyperparameters=hyperparameters)
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bernoulli:
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> BernoulliPosterior:
         """Return the same posterior on another device or in another floating dtype."""
-        return Bernoulli(
+        return BernoulliPosterior(
             {name: value.to(device=device, dtype=dtype) for name, value in self.probability.items()},
             {name: value.to(device=device, dtype=dtype) for name, value in self.scale.items()},
-            self.hyperparameters,
+            hyperparameters=self.hyperparameters,
         )
 
     def tensors(self) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ class Bernoulli(Posterior):
         return {f"{kind}/{name}": v for kind in ("probability", "scale") for name, v in getattr(self, kind).items()}
 
     @classmethod
-    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> Bernoulli:
+    def from_tensors(cls, tensors: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> BernoulliPosterior:
         """The inverse of :meth:`tensors`."""
         parts: dict[str, dict[str, Tensor]] = {"probability": {}, "scale": {}}
         for key, value in tensors.items():
@@ -202,8 +202,8 @@ class Bernoulli(Posterior):
         p = self.probability[name]
         return (p > 0) & (p < 1) & (self.scale[name] != 0)
 
-    def _check_prior(self, prior: float | Bernoulli) -> None:
-        if not isinstance(prior, Bernoulli):
+    def _check_prior(self, prior: float | BernoulliPosterior) -> None:
+        if not isinstance(prior, BernoulliPosterior):
             if not (isinstance(prior, int | float) and 0 < prior < 1):
                 raise ValueError(f"prior must be a probability in (0, 1) or a Bernoulli posterior, got {prior!r}")
             return

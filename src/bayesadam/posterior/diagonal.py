@@ -149,7 +149,7 @@ class DiagonalGaussian(GaussianPosterior):
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
         """The scaled posterior, as in the base class; zero variances are not copied, since they may take no memory."""
         variance = {name: value * factor**2 if value.any() else value for name, value in self.variance.items()}
-        return DiagonalGaussian(self.mean, variance, hyperparameters)
+        return DiagonalGaussian(self.mean, variance, hyperparameters=hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> DiagonalGaussian:
         """The pruned posterior, as in the base class."""
@@ -157,14 +157,14 @@ class DiagonalGaussian(GaussianPosterior):
             {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
             for part in (self.mean, self.variance)
         )
-        return DiagonalGaussian(mean, variance, hyperparameters)
+        return DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DiagonalGaussian:
         """Return the same posterior on another device or in another floating dtype."""
         return DiagonalGaussian(
             {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
             {name: value.to(device=device, dtype=dtype) for name, value in self.variance.items()},
-            self.hyperparameters,
+            hyperparameters=self.hyperparameters,
         )
 
     def tensors(self) -> dict[str, Tensor]:

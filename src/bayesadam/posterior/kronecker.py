@@ -194,7 +194,7 @@ class KroneckerGaussian(GaussianPosterior):
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _marginal(self, name: str, left: Tensor | None, right: Tensor | None) -> Tensor:
         """Marginal variances of a tensor in other bases, in the weights' shape; in float64, or as they are kept."""
@@ -233,7 +233,7 @@ class KroneckerGaussian(GaussianPosterior):
             {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
             for part in (self.mean, self.eigenvalues, self.left, self.right)
         )
-        return KroneckerGaussian(mean, eigenvalues, left, right, self.hyperparameters)
+        return KroneckerGaussian(mean, eigenvalues, left, right, hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"mean/<name>": ..., "eigenvalues/<name>": ..., "left/<name>": ..., "right/<name>": ...}``."""

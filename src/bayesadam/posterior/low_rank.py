@@ -217,13 +217,13 @@ class LowRankGaussian(GaussianPosterior):
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
         """The scaled posterior, as in the base class."""
         diagonal = {name: value * factor**2 for name, value in self.diagonal.items()}
         factors = {name: value * factor for name, value in self.factors.items()}
-        return LowRankGaussian(self.mean, diagonal, factors, hyperparameters)
+        return LowRankGaussian(self.mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> LowRankGaussian:
         """The pruned posterior, as in the base class; mean, diagonal and factors of the other weights become 0."""
@@ -231,7 +231,7 @@ class LowRankGaussian(GaussianPosterior):
             {name: torch.where(kept[name], value, 0.0) for name, value in part.items()}
             for part in (self.mean, self.diagonal, self.factors)
         )
-        return LowRankGaussian(mean, diagonal, factors, hyperparameters)
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRankGaussian:
         """Return the same posterior on another device or in another floating dtype."""
@@ -239,7 +239,7 @@ class LowRankGaussian(GaussianPosterior):
             {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
             for part in (self.mean, self.diagonal, self.factors)
         )
-        return LowRankGaussian(mean, diagonal, factors, self.hyperparameters)
+        return LowRankGaussian(mean, diagonal, factors, hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"mean/<name>": ..., "diagonal/<name>": ..., "factors/<name>": ...}``."""

@@ -59,7 +59,7 @@ def merge(posteriors: Sequence[DiagonalGaussian], *, weights: Sequence[float] | 
         means = [q.mean[name].to(own.device) for q in posteriors]
         variances = [q.variance[name].to(own.device) for q in posteriors]
         mean[name], variance[name] = (part.to(own.dtype) for part in _product(means, variances, exponents))
-    return DiagonalGaussian(mean, variance, {"merged": len(posteriors), "weights": exponents})
+    return DiagonalGaussian(mean, variance, hyperparameters={"merged": len(posteriors), "weights": exponents})
 
 
 def _product(means: list[Tensor], variances: list[Tensor], exponents: list[float]) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ class Mixture(Posterior):
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> Mixture:
         """The scaled mixture, as in the base class; the variance between the components does not change."""
-        return Mixture([q.scaled(factor) for q in self.components], hyperparameters)
+        return Mixture([q.scaled(factor) for q in self.components], hyperparameters=hyperparameters)
 
     def log_prob(self, theta: Mapping[str, Tensor]) -> Tensor:
         """Joint log density ``log (1/K sum_k q_k(theta))`` of all weights, in float64.
@@ -134,7 +134,7 @@ class Mixture(Posterior):
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Mixture:
         """Return the same mixture on another device or in another floating dtype, as the components' ``to`` does."""
-        return Mixture([q.to(device, dtype) for q in self.components], self.hyperparameters)
+        return Mixture([q.to(device, dtype) for q in self.components], hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"<number>/<kind>/<key>": ...}``, with the keys of each component's own tensors."""
@@ -201,7 +201,7 @@ def ensemble(models: Iterable[nn.Module], hyperparameters: Mapping[str, Any] | N
                     member[name] = value.clone()
             elif name.rpartition(".")[2] != "num_batches_tracked":
                 raise ValueError(f"models must agree in what is not floating-point, got {name!r} that differs")
-    return Mixture([DiagonalGaussian.point_mass(member) for member in members], hyperparameters)
+    return Mixture([DiagonalGaussian.point_mass(member) for member in members], hyperparameters=hyperparameters)
 
 
 def _shapes(posterior: GaussianPosterior | Mixture) -> dict[str, tuple[int, ...]]:

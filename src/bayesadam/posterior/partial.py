@@ -155,22 +155,26 @@ class PartialGaussian(GaussianPosterior):
 
     def marginal(self) -> DiagonalGaussian:
         """Return the diagonal Gaussian with the same means and marginal variances."""
-        return DiagonalGaussian(self.mean, self.variance, self.hyperparameters)
+        return DiagonalGaussian(self.mean, self.variance, hyperparameters=self.hyperparameters)
 
     def _scaled(self, factor: float, hyperparameters: Mapping[str, Any]) -> PartialGaussian:
         """The scaled posterior, as in the base class."""
-        return PartialGaussian(self.random.scaled(factor), self.fixed, list(self.mean), hyperparameters)
+        return PartialGaussian(
+            self.random.scaled(factor), self.fixed, order=list(self.mean), hyperparameters=hyperparameters
+        )
 
     def _keeping(self, kept: Mapping[str, Tensor], hyperparameters: Mapping[str, Any]) -> PartialGaussian:
         """The pruned posterior, as in the base class."""
         fixed = {name: torch.where(kept[name], value, 0.0) for name, value in self.fixed.items()}
         random = self.random._keeping(kept, self.random.hyperparameters)
-        return PartialGaussian(random, fixed, list(self.mean), hyperparameters)
+        return PartialGaussian(random, fixed, order=list(self.mean), hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> PartialGaussian:
         """Return the same posterior on another device, or with means in another floating dtype."""
         fixed = {name: value.to(device=device, dtype=dtype) for name, value in self.fixed.items()}
-        return PartialGaussian(self.random.to(device, dtype), fixed, list(self.mean), self.hyperparameters)
+        return PartialGaussian(
+            self.random.to(device, dtype), fixed, order=list(self.mean), hyperparameters=self.hyperparameters
+        )
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"fixed/<name>": ..., "random/<kind>/<its own keys>": ...}``, the means in the order of ``mean``."""

@@ -14,7 +14,7 @@ from bayesadam.curvature.observe import without_autocast
 from bayesadam.functional.curvature import wide
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import Graph, Moments
-from bayesadam.posterior import Bernoulli, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
+from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian, NetworkDistribution, PartialGaussian, Posterior
 from bayesadam.predictive.batches import (
     Chunked,
     arguments,
@@ -45,8 +45,8 @@ def independent_weights(posterior: NetworkDistribution) -> dict[str, Moments]:
 
 
 @independent_weights.register(DiagonalGaussian)
-@independent_weights.register(Bernoulli)
-def _(posterior: DiagonalGaussian | Bernoulli) -> dict[str, Moments]:
+@independent_weights.register(BernoulliPosterior)
+def _(posterior: DiagonalGaussian | BernoulliPosterior) -> dict[str, Moments]:
     variances = posterior.variance
     return {name: Moments(mean, variances[name]) for name, mean in posterior.mean.items()}
 

@@ -201,7 +201,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
                 settle_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
-        self.posterior_ = Mixture(found, {"method": self.method})
+        self.posterior_ = Mixture(found, hyperparameters={"method": self.method})
         self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)
         return self
 

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.laplace import Laplace
-from bayesadam.laplace.badam import badam_from_moments, unbiased
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import MomentModule
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
 from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posthoc import LaplaceApproximation
+from bayesadam.posthoc.badam import badam_from_moments, unbiased
 from bayesadam.predictive import predict
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.methods import Method
@@ -113,7 +113,7 @@ def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, p
     weights = sum(p.numel() for p in network.parameters())
     rows = torch.linspace(0, len(x) - 1, min(len(x), LAPLACE_ROWS), dtype=torch.float64, device=x.device).long()
     low_rank = DENSE < weights <= LARGE and likelihood.defines("mean_and_log_variance")
-    found = Laplace(
+    found = LaplaceApproximation(
         network,
         (x[rows], y[rows]),
         likelihood=likelihood,

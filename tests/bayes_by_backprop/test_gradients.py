@@ -8,8 +8,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import noise, priors
-from bayesadam.objectives import nelbo
-from bayesadam.variational import variational
+from bayesadam.bayes_by_backprop import variational
 
 N, SEED = 40, 11
 
@@ -36,11 +35,11 @@ def data():
 
 
 PRIORS = {
-    "gaussian": lambda: priors.Gaussian(2.0, mean=0.1),
-    "mixture": lambda: priors.ScaleMixture(0.6, 1.2, 0.3),
-    "laplace": lambda: priors.Laplace(0.7),
-    "learned": lambda: priors.LearnedGaussian(0.2, 0.9).double(),
-    "posterior": lambda: priors.FromPosterior(
+    "gaussian": lambda: priors.GaussianPrior(2.0, mean=0.1),
+    "mixture": lambda: priors.ScaleMixturePrior(pi=0.6, sigma1=1.2, sigma2=0.3),
+    "laplace": lambda: priors.LaplacePrior(0.7),
+    "learned": lambda: priors.LearnedGaussianPrior(mean=0.2, std=0.9).double(),
+    "posterior": lambda: priors.PosteriorPrior(
         ba.DiagonalGaussian(
             {name: 0.5 * p.detach() for name, p in network().named_parameters()},
             {name: 0.3 + p.detach().square() for name, p in network().named_parameters()},
@@ -118,7 +117,7 @@ CASES = [case for case in CASES if case[0] != "mixture" or case[1] == "sampled"]
 def test_gradients_are_those_of_the_paper(name, kl, stick):
     net = variational(
         network(),
-        PRIORS[name](),
+        prior=PRIORS[name](),
         initial_std=lambda _, p: 0.05 + p.detach().abs(),
         kl=kl,
         sticking_the_landing=stick,
@@ -127,7 +126,7 @@ def test_gradients_are_those_of_the_paper(name, kl, stick):
     x, y = data()
     for number in range(2):
         net.zero_grad()
-        loss = nelbo(net, x, y, likelihood=LIKELIHOOD, num_data=N, kl_weight=0.8)
+        loss = net.loss(x, y, likelihood=LIKELIHOOD, num_data=N, kl_weight=0.8)
         loss.backward()
         value, means, rhos, learned = reference(
             net, name, number, closed=kl == "closed_form", stick=stick, kl_weight=0.8
@@ -141,13 +140,13 @@ def test_gradients_are_those_of_the_paper(name, kl, stick):
 
 def test_several_samples_average_the_gradients():
     x, y = data()
-    net = variational(network(), 2.0, initial_std=0.3, seed=SEED)
-    nelbo(net, x, y, likelihood=LIKELIHOOD, num_data=N, mc_samples=3).backward()
+    net = variational(network(), prior=2.0, initial_std=0.3, seed=SEED)
+    net.loss(x, y, likelihood=LIKELIHOOD, num_data=N, mc_samples=3).backward()
     parts = []
     for number in range(3):
-        single = variational(network(), 2.0, initial_std=0.3, seed=SEED)
+        single = variational(network(), prior=2.0, initial_std=0.3, seed=SEED)
         single._number = number
-        nelbo(single, x, y, likelihood=LIKELIHOOD, num_data=N).backward()
+        single.loss(x, y, likelihood=LIKELIHOOD, num_data=N).backward()
         parts.append([p.grad for p in single.parameters()])
     for parameter, *grads in zip(net.parameters(), *parts, strict=True):
         torch.testing.assert_close(parameter.grad, sum(grads) / 3, rtol=1e-12, atol=1e-14)
@@ -156,8 +155,8 @@ def test_several_samples_average_the_gradients():
 def test_sampled_and_closed_form_divergence_agree():
     torch.manual_seed(0)
     model = nn.Linear(100, 50).double()
-    sampled = variational(model, 2.0, initial_std=0.3, kl="sampled")
-    exact = variational(model, 2.0, initial_std=0.3).kl_divergence().item()
+    sampled = variational(model, prior=2.0, initial_std=0.3, kl="sampled")
+    exact = variational(model, prior=2.0, initial_std=0.3).kl_divergence().item()
     assert exact == pytest.approx(sampled.posterior().kl_divergence(2.0).item(), rel=1e-12)
     with torch.no_grad():
         values = torch.stack([sampled.kl_divergence() for _ in range(40)])
@@ -172,7 +171,7 @@ def test_sticking_the_landing_has_no_noise_at_the_optimum():
         model = nn.Linear(3, 2).double()
         nn.init.zeros_(model.weight)
         nn.init.zeros_(model.bias)
-        net = variational(model, 4.0, initial_std=0.5, kl="sampled", sticking_the_landing=stick)
+        net = variational(model, prior=4.0, initial_std=0.5, kl="sampled", sticking_the_landing=stick)
         net.kl_divergence().backward()
         worst = max(p.grad.abs().max().item() for p in net.parameters())
         assert (worst < 1e-12) == stick
@@ -182,7 +181,7 @@ def test_gradients_of_the_first_pass_are_right_when_a_pass_without_gradients_cam
     x, y = data()
     grads = []
     for before in (False, True):
-        net = variational(network(), 2.0, initial_std=0.3, seed=SEED)
+        net = variational(network(), prior=2.0, initial_std=0.3, seed=SEED)
         with net.common_draw():
             if before:
                 with torch.no_grad():

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.functional.outputs import logistic_scale, softmax_factor
-from bayesadam.laplace import Laplace, laplace
-from bayesadam.laplace import full as full_module
-from bayesadam.laplace import last_layer as last_layer_module
 from bayesadam.posterior.partial import PartialGaussian
-from laplace.models import (
+from bayesadam.posthoc import LaplaceApproximation, laplace
+from bayesadam.posthoc import full as full_module
+from bayesadam.posthoc import last_layer as last_layer_module
+from posthoc.models import (
     CASES,
     F64,
     N,
@@ -59,7 +59,7 @@ class TestCurvature:
     @BOTH
     def test_full_is_the_slow_loop(self, name, curvature, references):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="full", curvature=curvature)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full", curvature=curvature)
         torch.testing.assert_close(fitted.curvature, references(name, curvature), **EXACT)
         assert fitted.log_likelihood == pytest.approx(slow_log_likelihood(model, x, y, likelihood), rel=1e-12)
         assert fitted.num_data == (y.numel() if isinstance(likelihood, ba.Categorical) else len(x))
@@ -68,7 +68,7 @@ class TestCurvature:
     @BOTH
     def test_diagonal_is_the_slow_loop(self, name, curvature, references):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="diagonal", curvature=curvature)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="diagonal", curvature=curvature)
         assert list(fitted.curvature) == [n for n, _ in model.named_parameters()]
         for key, parameter in model.named_parameters():
             assert fitted.curvature[key].shape == parameter.shape
@@ -79,7 +79,7 @@ class TestCurvature:
     @BOTH
     def test_last_layer_is_a_block_of_the_whole(self, name, curvature, references):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer", curvature=curvature)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer", curvature=curvature)
         size = len(fitted.curvature)
         assert size == sum(fitted.mean[key].numel() for key in fitted.random)
         torch.testing.assert_close(fitted.curvature, references(name, curvature)[-size:, -size:], **EXACT)
@@ -90,7 +90,7 @@ class TestCurvature:
     def test_any_linear_layer(self, layer, start, stop, curvature, references):
         model, x, y, likelihood = case("categorical")
         options = {"structure": "last_layer", "curvature": curvature, "last_layer": layer}
-        fitted = Laplace(model, (x, y), likelihood=likelihood, **options)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, **options)
         block = references("categorical", curvature)[start:stop, start:stop]
         torch.testing.assert_close(fitted.curvature, block, **EXACT)
 
@@ -98,9 +98,12 @@ class TestCurvature:
     def test_is_a_sum_over_batches_whatever_they_are(self, structure):
         model, x, y, likelihood = case("outputs")
         options = {"likelihood": likelihood, "structure": structure}
-        whole = Laplace(model, (x, y), **options)
+        whole = LaplaceApproximation(model, (x, y), **options)
         loader = DataLoader(TensorDataset(x, y), batch_size=4)
-        for other in (Laplace(model, (x, y), batch_size=2, **options), Laplace(model, loader, **options)):
+        for other in (
+            LaplaceApproximation(model, (x, y), batch_size=2, **options),
+            LaplaceApproximation(model, loader, **options),
+        ):
             assert other.num_data == whole.num_data == N
             assert other.log_likelihood == pytest.approx(whole.log_likelihood, rel=1e-12)
             values = [f.curvature if structure != "diagonal" else flat(f.curvature) for f in (other, whole)]
@@ -109,7 +112,7 @@ class TestCurvature:
     def test_full_in_small_chunks(self, monkeypatch, references):
         monkeypatch.setattr(full_module, "CHUNK", 700)
         model, x, y, likelihood = case("categorical")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="full")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full")
         torch.testing.assert_close(fitted.curvature, references("categorical", "ggn"), **EXACT)
 
     @pytest.mark.parametrize("mapped", [True, False])
@@ -128,7 +131,7 @@ class TestCurvature:
 
         x, (_, _, y, likelihood) = draw(N, 2), case("categorical")
         data = ((x, anchors), y)
-        fitted = Laplace(Kernel(), data, likelihood=likelihood, structure="full", batch_size=batch_size)
+        fitted = LaplaceApproximation(Kernel(), data, likelihood=likelihood, structure="full", batch_size=batch_size)
         torch.testing.assert_close(fitted.curvature, slow_matrix(Kernel(), x, y, likelihood, "ggn"), **EXACT)
 
     @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
@@ -142,7 +145,7 @@ class TestCurvature:
                 return self.model(x) * self.scale
 
         _, x, y, likelihood = case("categorical")
-        fitted = Laplace(Tempered(), (x, y), likelihood=likelihood, structure=structure)
+        fitted = LaplaceApproximation(Tempered(), (x, y), likelihood=likelihood, structure=structure)
         expected = slow_matrix(Tempered(), x, y, likelihood, "ggn")
         if structure == "diagonal":
             torch.testing.assert_close(flat(fitted.curvature), expected.diagonal(), **EXACT)
@@ -162,14 +165,14 @@ class TestCurvature:
                 return self.model(x) * (1.0 if x.sum().item() > -1e9 else 0.0)
 
         _, x, y, likelihood = case("categorical")
-        fitted = Laplace(Unmapped(), (x, y), likelihood=likelihood, structure="full", curvature=curvature)
+        fitted = LaplaceApproximation(Unmapped(), (x, y), likelihood=likelihood, structure="full", curvature=curvature)
         torch.testing.assert_close(fitted.curvature, references("categorical", curvature), **EXACT)
 
     @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
     def test_num_data_scales_curvature_and_likelihood(self, structure):
         model, x, y, likelihood = case("categorical")
-        part = Laplace(model, (x, y), likelihood=likelihood, structure=structure)
-        scaled = Laplace(model, (x, y), likelihood=likelihood, structure=structure, num_data=900)
+        part = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
+        scaled = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, num_data=900)
         values = [f.curvature if structure != "diagonal" else flat(f.curvature) for f in (part, scaled)]
         torch.testing.assert_close(100 * values[0], values[1], **EXACT)
         assert scaled.num_data == 900
@@ -182,7 +185,7 @@ class TestCurvature:
         model.register_module("5", nn.Identity())
         model[5].register_parameter("unused", nn.Parameter(torch.ones(2, **F64)))
         whole = references("categorical", "ggn")[15:, 15:]
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure=structure)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         assert list(fitted.mean) == ["0.bias", "2.weight", "4.weight", "4.bias", "5.unused"]
         if structure == "diagonal":
             torch.testing.assert_close(flat(fitted.curvature)[:-2], whole.diagonal(), **EXACT)
@@ -206,7 +209,7 @@ class TestCurvature:
         _, x, y, likelihood = case("categorical")
         shift, box = draw(N, 3, seed=9), Boxed()
         options = {"likelihood": likelihood, "structure": structure}
-        plain = Laplace(mlp(), (x + shift, y), **options)
+        plain = LaplaceApproximation(mlp(), (x + shift, y), **options)
         values = {}
         loader = DataLoader(TensorDataset(x, shift, y), batch_size=4)
         forms = {
@@ -215,7 +218,7 @@ class TestCurvature:
             "loader": [[[a, b], c] for a, b, c in loader],
         }
         for form, data in forms.items():
-            fitted = Laplace(box, data, output=lambda out: out["logits"], **options)
+            fitted = LaplaceApproximation(box, data, output=lambda out: out["logits"], **options)
             values[form] = fitted.curvature if structure != "diagonal" else flat(fitted.curvature)
             expected = plain.curvature if structure != "diagonal" else flat(plain.curvature)
             torch.testing.assert_close(values[form], expected, **EXACT)
@@ -233,7 +236,7 @@ class TestCurvature:
         kept = [p.grad for p in model.parameters()]
         modes = [m.training for m in model.modules()]
         options = {"likelihood": ba.Categorical(), "structure": structure}
-        first, second = (Laplace(model, (x, y), **options) for _ in range(2))
+        first, second = (LaplaceApproximation(model, (x, y), **options) for _ in range(2))
         values = [f.curvature if structure != "diagonal" else flat(f.curvature) for f in (first, second)]
         assert torch.equal(*values)  # no dropout
         reference = slow_matrix(model, x, y, ba.Categorical(), "ggn")
@@ -243,7 +246,7 @@ class TestCurvature:
         model.train()
         model[0].eval()
         with pytest.raises(ValueError, match="target"):
-            Laplace(model, (x, y + 9), **options)
+            LaplaceApproximation(model, (x, y + 9), **options)
         assert [m.training for m in model.modules()] == modes
         for p, grad, same in zip(model.parameters(), grads, kept, strict=True):
             assert p.grad is same
@@ -266,17 +269,19 @@ class TestCurvature:
 
         x, y = draw(N, 3), classes(N)
         reference = slow_matrix(Tied(), x, y, ba.Categorical(), "ggn")
-        fitted = [Laplace(Tied(), (x, y), likelihood=ba.Categorical(), structure=s) for s in ("full", "diagonal")]
+        fitted = [
+            LaplaceApproximation(Tied(), (x, y), likelihood=ba.Categorical(), structure=s) for s in ("full", "diagonal")
+        ]
         torch.testing.assert_close(fitted[0].curvature, reference, **EXACT)
         torch.testing.assert_close(flat(fitted[1].curvature), reference.diagonal(), **EXACT)
         with pytest.raises(ValueError, match="^last_layer must have trainable parameters of its own, got 'b.weight', "):
-            Laplace(Tied(), (x, y), likelihood=ba.Categorical(), structure="last_layer")
+            LaplaceApproximation(Tied(), (x, y), likelihood=ba.Categorical(), structure="last_layer")
 
     def test_float32_is_close(self, references):
         model, x, y, likelihood = case("categorical")
         model = model.float()
         for structure in ("diagonal", "full", "last_layer"):
-            fitted = Laplace(model, (x.float(), y), likelihood=likelihood, structure=structure)
+            fitted = LaplaceApproximation(model, (x.float(), y), likelihood=likelihood, structure=structure)
             found = flat(fitted.curvature) if structure == "diagonal" else fitted.curvature.diagonal()
             expected = references("categorical", "ggn").diagonal()[-len(found) :]
             torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
@@ -326,7 +331,7 @@ class TestLinearRegression:
     @pytest.mark.parametrize("prior", [1e-3, 0.7, 100.0])
     def test_posterior_and_evidence_are_exact(self, structure, prior):
         model, x, y, likelihood, mean, covariance, evidence = linear_regression(prior)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure=structure)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         q = fitted.posterior(prior)
         assert isinstance(q, ba.DenseGaussian)
         torch.testing.assert_close(flat(q.mean), mean, **EXACT)
@@ -343,7 +348,7 @@ class TestPosterior:
     @pytest.mark.parametrize("structure", ["diagonal", "full"])
     def test_precision_has_all_parts(self, structure, references):
         model, x, y, likelihood = case("categorical")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure=structure)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         q = fitted.posterior(2.0, num_data=45, temperature=0.25)
         precision = 5 * references("categorical", "ggn") / 0.25 + 2.0 * torch.eye(69, **F64)
         if structure == "diagonal":
@@ -371,7 +376,7 @@ class TestPosterior:
     def test_is_a_value_of_its_own(self):
         model, x, y, likelihood = case("categorical")
         for structure in ("diagonal", "full", "last_layer"):
-            fitted = Laplace(model, (x, y), likelihood=likelihood, structure=structure)
+            fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
             first = fitted.posterior(1.0)
             kept = {k: v.clone() for k, v in first.mean.items()}
             for value in fitted.posterior(1.0).mean.values():
@@ -386,7 +391,7 @@ class TestPosterior:
         model, x, y, likelihood = case("categorical")
         options = {"structure": "full", "curvature": "empirical_fisher", "num_data": 90, "batch_size": 4}
         q = laplace(model, (x, y), likelihood=likelihood, prior_precision=3.0, temperature=2.0, **options)
-        r = Laplace(model, (x, y), likelihood=likelihood, **options).posterior(3.0, temperature=2.0)
+        r = LaplaceApproximation(model, (x, y), likelihood=likelihood, **options).posterior(3.0, temperature=2.0)
         assert torch.equal(q.scale_tril, r.scale_tril)
         assert q.hyperparameters == r.hyperparameters
         layer = laplace(model, (x, y), likelihood=likelihood, structure="last_layer", last_layer="0")
@@ -404,7 +409,7 @@ class TestEvidence:
     @pytest.mark.parametrize("structure", ["diagonal", "full", "last_layer"])
     def test_by_determinants(self, structure, references):
         model, x, y, likelihood = case("categorical")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure=structure)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
         whole = references("categorical", "ggn")
         matrix = {"diagonal": whole.diagonal().diag(), "full": whole, "last_layer": whole[-24:, -24:]}[structure]
         theta = flat(dict(model.named_parameters())).detach()[-len(matrix) :]
@@ -418,7 +423,7 @@ class TestEvidence:
     @pytest.mark.parametrize("num_data", [9, 1e-3, 1e7])
     def test_best_prior_precision_is_the_top_of_a_dense_grid(self, structure, num_data):
         model, x, y, likelihood = case("categorical")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure=structure, num_data=num_data)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, num_data=num_data)
         best = fitted.best_prior_precision()
         grid = torch.logspace(-8, 8, 3201, **F64).tolist()
         scores = [fitted.log_marginal_likelihood(value) for value in grid]
@@ -435,7 +440,7 @@ class TestEvidence:
 
     def test_best_prior_precision_solves_mackays_equation(self):
         model, x, y, likelihood = case("categorical")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="full")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="full")
         best = fitted.best_prior_precision()
         e = torch.linalg.eigvalsh(fitted.curvature)
         theta = flat(fitted.mean)
@@ -451,7 +456,7 @@ class TestEvidence:
             if what == "curvature":
                 model[4].bias.fill_(0.0)[0] = 2000.0
                 model[0].bias.fill_(1.0)
-        fitted = Laplace(model, (x, y * 0), likelihood=likelihood)
+        fitted = LaplaceApproximation(model, (x, y * 0), likelihood=likelihood)
         with pytest.raises(ValueError, match=f"^{what} must not be all zero for a best prior precision, got 0.0"):
             fitted.best_prior_precision()
 
@@ -482,7 +487,7 @@ class TestRefusals:
     def test_numbers(self, name):
         self.refused(f"^{name} must be a positive, finite number, got 0.0$", **{name: 0.0})
         model, x, y, likelihood = case("categorical")
-        fitted = Laplace(model, (x, y), likelihood=likelihood)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood)
         for other in {"prior_precision", name}:
             with pytest.raises(ValueError, match=f"^{other} must be a positive, finite number, got -1$"):
                 fitted.posterior(**{other: -1})
@@ -493,7 +498,7 @@ class TestRefusals:
     def test_batch_size(self, value):
         self.refused(f"^batch_size must be a whole number of at least 1, got {value}$", batch_size=value)
         model, x, y, likelihood = case("gaussian")
-        assert Laplace(model, (x, y), likelihood=likelihood, batch_size=np.int64(2)).num_data == N
+        assert LaplaceApproximation(model, (x, y), likelihood=likelihood, batch_size=np.int64(2)).num_data == N
 
     def test_likelihood(self):
         class Poisson(ba.likelihoods.Likelihood):
@@ -504,7 +509,9 @@ class TestRefusals:
 
         x, y = draw(N, 3), classes(N).double()
         model = Squeezed(mlp(3, 1))
-        fitted = Laplace(model, (x, y), likelihood=Poisson(), structure="full", curvature="empirical_fisher")
+        fitted = LaplaceApproximation(
+            model, (x, y), likelihood=Poisson(), structure="full", curvature="empirical_fisher"
+        )
         expected = slow_matrix(model, x, y, Poisson(), "empirical_fisher")
         torch.testing.assert_close(fitted.curvature, expected, **EXACT)
         message = r"^likelihood must be a bayesadam.likelihoods.Likelihood, got MSELoss\(\)$"
@@ -617,7 +624,7 @@ def test_the_last_layer_is_the_last_one_that_is_called(loader):
 
     model, (_, x, y, likelihood) = Backwards(), case("categorical")
     data = [(x[:4], y[:4]), (x[4:], y[4:])] if loader else (x, y)
-    fitted = Laplace(model, data, likelihood=likelihood, structure="last_layer")
+    fitted = LaplaceApproximation(model, data, likelihood=likelihood, structure="last_layer")
     assert fitted.random == ("head.weight", "head.bias")
     assert fitted.posterior().hyperparameters["last_layer"] == "head"
     expected = slow_matrix(model, x, y, likelihood, "ggn")[:24, :24]
@@ -629,7 +636,7 @@ def test_a_layer_without_bias(references):
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=False)).double()
     _, x, y, likelihood = case("categorical")
     reference = slow_matrix(model, x, y, likelihood, "ggn")
-    fitted = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer")
+    fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer")
     torch.testing.assert_close(fitted.curvature, reference[20:, 20:], **EXACT)
     assert fitted.random == ("2.weight",)
 
@@ -638,7 +645,7 @@ def test_a_layer_without_bias_at_positions():
     model, x, y, likelihood = case("summed")
     model.head.register_parameter("bias", None)
     reference = slow_matrix(model, x, y, likelihood, "ggn")
-    fitted = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer")
+    fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer")
     torch.testing.assert_close(fitted.curvature, reference[-12:, -12:], **EXACT)
 
 
@@ -658,11 +665,13 @@ def test_full_curvature_of_low_rank():
     """``rank=`` keeps the widest directions of the same precision; other structures have none to keep."""
     x = torch.randn(30, 2, generator=torch.Generator().manual_seed(0))
     model = nn.Linear(2, 1)
-    found = ba.Laplace(model, (x, x[:, :1]), likelihood=ba.Gaussian(4.0), structure="full")
+    found = ba.posthoc.LaplaceApproximation(model, (x, x[:, :1]), likelihood=ba.Gaussian(4.0), structure="full")
     q = found.posterior(0.5, rank=1)
     precision = found.curvature + 0.5 * torch.eye(3, dtype=torch.float64)
     expected = ba.posterior.low_rank.LowRankGaussian.from_precision(found.mean, precision, 1)
     torch.testing.assert_close(q.tensors(), expected.tensors(), rtol=0, atol=0)
     assert (q.hyperparameters["rank"], q.hyperparameters["method"]) == (1, "laplace")
     with pytest.raises(ValueError, match=r"^rank must be None for structure='kron', got 2"):
-        ba.Laplace(model, (x, x[:, :1]), likelihood=ba.Gaussian(4.0), structure="kron").posterior(rank=2)
+        ba.posthoc.LaplaceApproximation(model, (x, x[:, :1]), likelihood=ba.Gaussian(4.0), structure="kron").posterior(
+            rank=2
+        )

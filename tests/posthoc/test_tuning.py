@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.calibration import held_out
-from bayesadam.laplace import Laplace, badam, tune_laplace
+from bayesadam.posthoc import LaplaceApproximation, badam, tune_laplace
 from bayesadam.predictive.predict import Run
-from laplace.models import N, Squeezed, case, draw, gaussian, mlp
+from posthoc.models import N, Squeezed, case, draw, gaussian, mlp
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def regression():
 
 def test_table_and_choice(regression):
     model, _, train, held, likelihood = regression
-    make = Laplace(model, train, likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
     grids = {"num_data": [4, 40, 400.0], "prior_precision": (0.1, 10.0, 1000.0)}
     found = tune_laplace(make, model, held, likelihood=likelihood, mc_samples=7, seed=3, **grids)
     expected = []
@@ -68,7 +68,7 @@ def test_badam(regression):
 
 def test_default_grid_and_another_method(regression):
     model, _, train, held, likelihood = regression
-    make = Laplace(model, train, likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
     found = tune_laplace(make, model, held, likelihood=likelihood, method="mean")
     assert [row["prior_precision"] for row in found.table] == [10.0**k for k in range(-4, 5)]
     assert len({row["score"] for row in found.table}) == 1
@@ -80,7 +80,7 @@ def test_default_grid_and_another_method(regression):
 
 def test_edges(regression):
     model, _, train, held, likelihood = regression
-    make = Laplace(model, train, likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
     for grid, edges in (
         ([1.0, 1e3, 1e-4], ()),
         ([1.0, 1e3], ("prior_precision",)),
@@ -94,7 +94,7 @@ def test_edges(regression):
 
 def test_loader_that_shuffles(regression):
     model, _, train, held, likelihood = regression
-    make = Laplace(model, train, likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
     loader = DataLoader(TensorDataset(*held), batch_size=7, shuffle=True)
     options = {"likelihood": likelihood, "prior_precision": [1.0, 100.0], "mc_samples": 8}
     from_loader = tune_laplace(make, model, loader, **options)
@@ -115,7 +115,7 @@ def test_classification_with_several_inputs_and_boxed_outputs():
     _, x, y, likelihood = case("categorical")
     model, shift = Boxed(), draw(N, 3, seed=8)
     first = {"likelihood": likelihood, "output": lambda out: out[0]}
-    make = Laplace(model, ((x, shift), y), **first).posterior
+    make = LaplaceApproximation(model, ((x, shift), y), **first).posterior
     found = tune_laplace(make, model, ((x, shift), y), prior_precision=[1.0, 10.0], mc_samples=4, batch_size=2, **first)
     assert all(math.isfinite(row["score"]) for row in found.table)
 
@@ -133,7 +133,7 @@ def test_several_inputs_in_a_list():
 
     _, x, y, likelihood = case("categorical")
     model, shift = Two(), draw(N, 3, seed=8)
-    make = Laplace(model, ([x, shift], y), likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, ([x, shift], y), likelihood=likelihood).posterior
     options = {"likelihood": likelihood, "prior_precision": [1.0, 10.0], "mc_samples": 4}
     listed, paired = (tune_laplace(make, model, (kind((x, shift)), y), **options) for kind in (list, tuple))
     assert listed.table == paired.table
@@ -153,7 +153,7 @@ def test_targets_follow_the_predictions(regression, monkeypatch):
 
     run = Run("mean", lambda likelihood: Elsewhere())
     monkeypatch.setattr(held_out, "network_outputs", lambda *args, **kwargs: run)
-    make = Laplace(model, train, likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
     tune_laplace(make, model, held, likelihood=likelihood, prior_precision=[1.0, 2.0])
     assert set(seen) == {Elsewhere.device}
     assert len(seen) >= 2
@@ -163,7 +163,7 @@ def test_targets_follow_the_predictions(regression, monkeypatch):
 def test_on_a_gpu(regression):
     model, _, train, held, likelihood = regression
     model, likelihood = model.cuda(), likelihood.cuda()
-    make = Laplace(model, train, likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
     for data in (held, DataLoader(TensorDataset(*held), batch_size=7)):
         found = tune_laplace(make, model, data, likelihood=likelihood, prior_precision=[1.0], mc_samples=4)
         assert math.isfinite(found.score)
@@ -171,7 +171,7 @@ def test_on_a_gpu(regression):
 
 def test_scores_that_are_no_numbers_lose(regression):
     model, _, train, held, likelihood = regression
-    fitted = Laplace(model, train, likelihood=likelihood)
+    fitted = LaplaceApproximation(model, train, likelihood=likelihood)
 
     def make(prior_precision):
         q = fitted.posterior(prior_precision)
@@ -188,7 +188,7 @@ def test_scores_that_are_no_numbers_lose(regression):
 
 def test_refusals(regression):
     model, _, train, held, likelihood = regression
-    make = Laplace(model, train, likelihood=likelihood).posterior
+    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
     with pytest.raises(ValueError, match=r"^num_data must have at least one candidate, got \[\]$"):
         tune_laplace(make, model, held, likelihood=likelihood, num_data=[])
     with pytest.raises(ValueError, match="^data must have at least one batch, got none$"):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from bayesadam.curvature.factors import KroneckerFactors, LayerFactors
-from bayesadam.laplace.last_layer import Call, LastLayer
-from bayesadam.laplace.network import Network, columns
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.kronecker import KroneckerGaussian
+from bayesadam.posthoc.last_layer import Call, LastLayer
+from bayesadam.posthoc.network import Network, columns
 from bayesadam.predictive.batches import Rows
 
 FACTOR_BYTES = 2**28
@@ -95,7 +95,7 @@ class KroneckerCurvature:
                     if key not in self._bases:
                         self._bases[key] = basis.to(value.dtype)
                     kept[name] = self._bases[key]
-        return KroneckerGaussian(mean, variance, left, right, told)
+        return KroneckerGaussian(mean, variance, left, right, hyperparameters=told)
 
 
 class KroneckerSum:

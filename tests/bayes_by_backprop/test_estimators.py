@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn import functional
 
 from bayesadam import noise
-from bayesadam.variational import variational
-from bayesadam.variational.estimators import signs
+from bayesadam.bayes_by_backprop import variational
+from bayesadam.bayes_by_backprop.estimators import signs
 
 DRAWS = 600
 BOUND = 4.5  # standard errors, for the largest of hundreds of outputs

@@ -15,12 +15,6 @@ from bayesadam.calibration.safe import SAFE, Watched
 from bayesadam.checks import check, is_whole
 from bayesadam.curvature.ranks import unwrapped
 from bayesadam.functional.curvature import wide
-from bayesadam.laplace.diagonal import DiagonalSum
-from bayesadam.laplace.evidence import best_prior_precision, log_evidence
-from bayesadam.laplace.full import FullSum
-from bayesadam.laplace.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
-from bayesadam.laplace.last_layer import LastLayer, LastLayerSum
-from bayesadam.laplace.network import Network
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior.dense import DenseGaussian
 from bayesadam.posterior.diagonal import DiagonalGaussian
@@ -28,6 +22,12 @@ from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
+from bayesadam.posthoc.diagonal import DiagonalSum
+from bayesadam.posthoc.evidence import best_prior_precision, log_evidence
+from bayesadam.posthoc.full import FullSum
+from bayesadam.posthoc.kronecker import KroneckerCurvature, KroneckerSum, LastLayerKroneckerSum
+from bayesadam.posthoc.last_layer import LastLayer, LastLayerSum
+from bayesadam.posthoc.network import Network
 from bayesadam.predictive.batches import check_weights_are_used
 from bayesadam.predictive.pairs import Data, batches_of_rows, length
 from bayesadam.progress import progress_bar
@@ -37,7 +37,7 @@ LAST_LAYER = ("last_layer", "last_layer_kron")
 EVIDENCE = "marginal_likelihood"
 
 
-class Laplace:
+class LaplaceApproximation:
     """The curvature of the log-likelihood at a model's weights, from which posteriors for any prior precision follow.
 
     The weights ``theta`` should minimise ``sum_n -log p(y_n | x_n, theta) + lambda / 2 |theta|^2``. The model is run in
@@ -93,7 +93,7 @@ class Laplace:
 
     Attributes:
         mean: The trainable weights by name; copies in float32 or wider.
-        curvature: Tensors by name for ``"diagonal"``; :class:`bayesadam.laplace.kronecker.KroneckerCurvature` for
+        curvature: Tensors by name for ``"diagonal"``; :class:`bayesadam.posthoc.kronecker.KroneckerCurvature` for
             ``"kron"`` and ``"last_layer_kron"``; otherwise ``(D, D)`` in float64 over the weights of ``random``,
             numbered tensor by tensor.
         random: Names of the tensors that are random in the posterior.
@@ -180,7 +180,7 @@ class Laplace:
 
         Returns:
             A :class:`bayesadam.DiagonalGaussian`, a :class:`bayesadam.KroneckerGaussian` or a
-            :class:`bayesadam.DenseGaussian`; for one layer a :class:`bayesadam.PartialGaussian` of one of these.
+            :class:`bayesadam.DenseGaussian`; for one layer a :class:`bayesadam.posterior.PartialGaussian` of one of these.
             Kronecker posteriors of the same object share their bases, so each takes only the memory of its eigenvalues.
 
         Raises:
@@ -198,7 +198,7 @@ class Laplace:
         told = {"method": "laplace", **self._told, **numbers}
         if isinstance(self.curvature, dict):
             variance = {k: (scale * c + prior_precision).reciprocal_() for k, c in self.curvature.items()}
-            return DiagonalGaussian(self._copies(), variance, told)
+            return DiagonalGaussian(self._copies(), variance, hyperparameters=told)
         copies = self._copies()
         mean = {name: copies.pop(name) for name in self.random}
         random: KroneckerGaussian | DenseGaussian
@@ -208,9 +208,9 @@ class Laplace:
             precision = scale * self.curvature
             precision.diagonal().add_(prior_precision)
             if rank is not None:
-                return LowRankGaussian.from_precision(mean, precision, rank, {**told, "rank": rank})
-            random = DenseGaussian.from_precision(mean, precision, told)
-        return PartialGaussian(random, copies, list(self.mean)) if copies else random
+                return LowRankGaussian.from_precision(mean, precision, rank, hyperparameters={**told, "rank": rank})
+            random = DenseGaussian.from_precision(mean, precision, hyperparameters=told)
+        return PartialGaussian(random, copies, order=list(self.mean)) if copies else random
 
     def log_marginal_likelihood(self, prior_precision: float = 1.0) -> float:
         """Laplace approximation of the log evidence ``log p(data | lambda)`` (MacKay 1992), in nats.
@@ -308,7 +308,7 @@ def laplace(
         check("prior_precision", prior_precision, rule, _is_positive)
     check("temperature", temperature, "a positive, finite number", _is_positive)
     watched = Watched(unwrapped(model), data, likelihood, output, batch_size)
-    fitted = Laplace(
+    fitted = LaplaceApproximation(
         model,
         watched.data,
         likelihood=likelihood,

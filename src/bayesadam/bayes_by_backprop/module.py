@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.bayes_by_backprop.draws import Draw, Noise, uncompiled
+from bayesadam.bayes_by_backprop.estimators import ESTIMATORS
+from bayesadam.bayes_by_backprop.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
 from bayesadam.checks import check
 from bayesadam.functional import kl as divergences
 from bayesadam.functional.reparameterized import inverse_softplus, softplus
 from bayesadam.posterior import DiagonalGaussian
-from bayesadam.priors import Gaussian, Prior, as_prior
-from bayesadam.variational.draws import Draw, Noise, uncompiled
-from bayesadam.variational.estimators import ESTIMATORS
-from bayesadam.variational.parameters import InitialStd, as_posterior, escaped, initial, random_parameters
+from bayesadam.priors import GaussianPrior, Prior, as_prior
 
 _MASK = 2**32 - 1
 
@@ -158,7 +158,7 @@ class VariationalModule(nn.Module):
 
     def _closed_form(self, draw: Draw) -> Tensor:
         sums = draw.sums()
-        if sums is not None and isinstance(self.prior, Gaussian):
+        if sums is not None and isinstance(self.prior, GaussianPrior):
             return self.prior.kl_divergence_from(sums, sum(mean.numel() for mean in draw.means.values()))
         names = list(self._indices)
         return self.prior.kl_divergence({n: draw.mean(n) for n in names}, {n: draw.std(n) for n in names})
@@ -206,7 +206,7 @@ class VariationalModule(nn.Module):
             self._number += 1
         center: float | None = None  # where the divergence makes use of the sums that come with a sample
         if self.estimator == "shared" and not self.sticking_the_landing:
-            if type(self.prior) is Gaussian:
+            if type(self.prior) is GaussianPrior:
                 center = self.prior.mean
             elif not self.closed_form:
                 center = 0.0
@@ -271,7 +271,7 @@ def variational(
     """
     return VariationalModule(
         model,
-        prior,
+        prior=prior,
         initial_std=initial_std,
         estimator=estimator,
         kl=kl,

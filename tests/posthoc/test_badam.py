@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam.laplace import badam
+from bayesadam.posthoc import badam
 
 F64 = {"dtype": torch.float64}
 OPTIMIZERS = {

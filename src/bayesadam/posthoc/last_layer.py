@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from bayesadam.laplace.full import check_size
-from bayesadam.laplace.network import Network, columns
+from bayesadam.posthoc.full import check_size
+from bayesadam.posthoc.network import Network, columns
 from bayesadam.predictive.batches import Rows
 
 

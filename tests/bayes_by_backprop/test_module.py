@@ -13,9 +13,8 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import noise, priors
+from bayesadam.bayes_by_backprop import VariationalModule, variational
 from bayesadam.functional.reparameterized import inverse_softplus, root, sample, softplus
-from bayesadam.objectives import nelbo
-from bayesadam.variational import VariationalModule, variational
 from two_ranks import in_two_ranks
 
 
@@ -33,7 +32,7 @@ def train(net, optimizer, steps):
     x, y = data()
     for _ in range(steps):
         optimizer.zero_grad()
-        nelbo(net, x, y, likelihood=ba.Categorical(), num_data=20).backward()
+        net.loss(x, y, likelihood=ba.Categorical(), num_data=20).backward()
         optimizer.step()
 
 
@@ -111,22 +110,24 @@ def test_a_common_draw_is_one_sample_and_others_are_others():
 
 
 def test_the_sampled_divergence_uses_the_sample_of_the_pass():
-    net = variational(mlp(dtype=torch.float64), 2.0, initial_std=0.3, kl="sampled")
+    net = variational(mlp(dtype=torch.float64), prior=2.0, initial_std=0.3, kl="sampled")
     with net.common_draw():
         net(data()[0].double())
         inside = net.kl_divergence()
         theta = {name: net._draw.theta(name) for name, _ in net.model.named_parameters()}
     q = net.posterior()
-    expected = q.log_prob(theta) - priors.Gaussian(2.0).log_prob(theta)
+    expected = q.log_prob(theta) - priors.GaussianPrior(2.0).log_prob(theta)
     torch.testing.assert_close(inside, expected, rtol=1e-10, atol=1e-10)
     assert net._number == 1
     assert net.kl_divergence() != net.kl_divergence()
     assert net._number == 3
 
 
-@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixture(0.5, 1.0, 0.1), priors.LearnedGaussian()])
+@pytest.mark.parametrize(
+    "prior", [1.0, priors.ScaleMixturePrior(pi=0.5, sigma1=1.0, sigma2=0.1), priors.LearnedGaussianPrior()]
+)
 def test_a_resumed_run_is_bit_identical(prior):
-    whole = variational(mlp(), copy.deepcopy(prior), seed=2**63 + 9)
+    whole = variational(mlp(), prior=copy.deepcopy(prior), seed=2**63 + 9)
     optimizer = torch.optim.Adam(whole.parameters(), lr=1e-2)
     train(whole, optimizer, 3)
     file = io.BytesIO()
@@ -134,7 +135,7 @@ def test_a_resumed_run_is_bit_identical(prior):
     train(whole, optimizer, 3)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    resumed = variational(mlp(seed=8), copy.deepcopy(prior))
+    resumed = variational(mlp(seed=8), prior=copy.deepcopy(prior))
     again = torch.optim.Adam(resumed.parameters(), lr=1e-2)
     resumed.load_state_dict(saved["net"])
     again.load_state_dict(saved["optimizer"])
@@ -146,7 +147,7 @@ def test_a_resumed_run_is_bit_identical(prior):
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
 def test_copies_go_on_as_the_original(duplicate, estimator):
-    net = variational(mlp(), priors.LearnedGaussian(), estimator=estimator, seed=3)
+    net = variational(mlp(), prior=priors.LearnedGaussianPrior(), estimator=estimator, seed=3)
     train(net, torch.optim.SGD(net.parameters(), lr=0.1), 2)
     with net.common_draw():
         net(data()[0])
@@ -188,7 +189,7 @@ def test_batch_norm_and_dropout_keep_working(estimator):
     x, y = torch.randn(20, 1, 4, 4), torch.randint(3, (20,))
     for _ in range(3):
         optimizer.zero_grad()
-        nelbo(net, x, y, likelihood=ba.Categorical(), num_data=20).backward()
+        net.loss(x, y, likelihood=ba.Categorical(), num_data=20).backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
         optimizer.step()
     assert model[1].num_batches_tracked == 3
@@ -202,19 +203,19 @@ def test_batch_norm_and_dropout_keep_working(estimator):
 
 
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixture(), priors.Laplace()])
+@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixturePrior(), priors.LaplacePrior()])
 def test_autocast(estimator, prior):
-    net = variational(mlp(), prior, initial_std=0.5, estimator=estimator)
-    plain = variational(mlp(), prior, initial_std=0.5, estimator=estimator)
+    net = variational(mlp(), prior=prior, initial_std=0.5, estimator=estimator)
+    plain = variational(mlp(), prior=prior, initial_std=0.5, estimator=estimator)
     x, y = data()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         first, second = net(x), net(x)
         assert first.dtype == torch.bfloat16
         assert not torch.equal(first, second)
-        loss = nelbo(net, x, y, likelihood=ba.Categorical(), num_data=20, mc_samples=2)
+        loss = net.loss(x, y, likelihood=ba.Categorical(), num_data=20, mc_samples=2)
     loss.backward()
     plain(x), plain(x)
-    expected = nelbo(plain, x, y, likelihood=ba.Categorical(), num_data=20, mc_samples=2)
+    expected = plain.loss(x, y, likelihood=ba.Categorical(), num_data=20, mc_samples=2)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), rel=0.02)
     for got, reference in zip(net.parameters(), plain.parameters(), strict=True):
@@ -223,7 +224,7 @@ def test_autocast(estimator, prior):
 
 
 @pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixture()])
+@pytest.mark.parametrize("prior", [1.0, priors.ScaleMixturePrior()])
 @pytest.mark.parametrize("size", [4, 200])
 def test_inference_mode_leaves_nothing_behind(estimator, prior, size):
     """A validation pass in inference mode gives what it gives without gradients, and so does training afterwards."""
@@ -232,9 +233,11 @@ def test_inference_mode_leaves_nothing_behind(estimator, prior, size):
     found = []
     for mode in (torch.inference_mode, torch.no_grad):
         torch.manual_seed(1)
-        net = variational(nn.Sequential(nn.Linear(size, 100), nn.Tanh(), nn.Linear(100, 3)), prior, estimator=estimator)
+        net = variational(
+            nn.Sequential(nn.Linear(size, 100), nn.Tanh(), nn.Linear(100, 3)), prior=prior, estimator=estimator
+        )
         with mode():
-            outputs = [net(x), nelbo(net, x, y, likelihood=ba.Categorical(), num_data=20)]
+            outputs = [net(x), net.loss(x, y, likelihood=ba.Categorical(), num_data=20)]
             net.eval()
             outputs.append(net(x))
             with net.common_draw():
@@ -247,7 +250,7 @@ def test_inference_mode_leaves_nothing_behind(estimator, prior, size):
                 net.kl_divergence()
             outputs.append(net(x))
             (outputs[-1].square().sum() + net.kl_divergence()).backward()
-        nelbo(net, x, y, likelihood=ba.Categorical(), num_data=20).backward()
+        net.loss(x, y, likelihood=ba.Categorical(), num_data=20).backward()
         found.append([out.detach().clone() for out in outputs] + [p.grad for p in net.parameters()])
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
@@ -259,7 +262,7 @@ def test_low_precision_weights_have_spreads_in_float32():
     x, y = data()
     out = net(x.bfloat16())
     assert out.dtype == torch.bfloat16
-    loss = nelbo(net, x.bfloat16(), y, likelihood=ba.Categorical(), num_data=20)
+    loss = net.loss(x.bfloat16(), y, likelihood=ba.Categorical(), num_data=20)
     loss.backward()
     assert all(p.grad.dtype == p.dtype for p in net.parameters())
     q = net.posterior()
@@ -345,7 +348,9 @@ def test_derivatives_of_spreads():
 
 def test_the_posterior_predicts():
     model = mlp()
-    net = variational(model, priors.ScaleMixture(0.75, 1.0, 0.0025), initial_std=0.1, seed=6)
+    net = variational(
+        model, prior=priors.ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025), initial_std=0.1, seed=6
+    )
     train(net, torch.optim.Adam(net.parameters(), lr=1e-2), 2)
     q = net.posterior()
     weight = model[0].weight.detach().clone()
@@ -357,7 +362,7 @@ def test_the_posterior_predicts():
     torch.testing.assert_close(q.variance["2.weight"].sqrt(), softplus(net.rho.get_parameter("2/weight")).detach())
     assert q.hyperparameters == {
         "method": "BayesByBackprop",
-        "prior": "ScaleMixture(pi=0.75, sigma1=1.0, sigma2=0.0025)",
+        "prior": "ScaleMixturePrior(pi=0.75, sigma1=1.0, sigma2=0.0025)",
         "seed": 6,
         "estimator": "shared",
         "kl": "sampled",
@@ -370,12 +375,12 @@ def test_continual_learning_from_a_posterior(tmp_path):
     net.posterior().save(tmp_path / "q.safetensors")
     q = ba.load_posterior(tmp_path / "q.safetensors")
     std = {name: variance.sqrt() for name, variance in q.variance.items()}
-    again = variational(net.model, q, initial_std=std)
+    again = variational(net.model, prior=q, initial_std=std)
     assert again.kl_divergence().item() == pytest.approx(0.0, abs=1e-4)
     train(again, torch.optim.Adam(again.parameters(), lr=1e-2), 3)
     torch.testing.assert_close(again.kl_divergence(), again.posterior().kl_divergence(q), rtol=1e-4, atol=1e-4)
     with pytest.raises(ValueError, match=r"prior of '0.weight' must be of shape \(5, 4\), got \(6, 4\)"):
-        variational(nn.Sequential(nn.Linear(4, 5)), q)
+        variational(nn.Sequential(nn.Linear(4, 5)), prior=q)
 
 
 def linear_regression(correlated):
@@ -398,7 +403,7 @@ def fit(net, x, y, steps, lr, decay, **options):
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
     for _ in range(steps):
         optimizer.zero_grad()
-        nelbo(net, x, y, likelihood=ba.Gaussian(4.0).double(), num_data=30, **options).backward()
+        net.loss(x, y, likelihood=ba.Gaussian(4.0).double(), num_data=30, **options).backward()
         optimizer.step()
         schedule.step()
     return net.posterior()
@@ -407,7 +412,7 @@ def fit(net, x, y, steps, lr, decay, **options):
 def test_linear_regression_reaches_the_best_mean_field_posterior():
     x, y, mean, variance = linear_regression(correlated=True)
     torch.manual_seed(0)
-    net = variational(nn.Linear(3, 1, bias=False).double(), 2.0, initial_std=0.06, estimator="local")
+    net = variational(nn.Linear(3, 1, bias=False).double(), prior=2.0, initial_std=0.06, estimator="local")
     x, y = x.repeat(50, 1), y.repeat(50, 1)  # fifty independent draws for every data point
     q = fit(net, x, y, 300, 0.1, 0.985, mc_samples=2, antithetic=True)
     assert ((q.mean["weight"][0] - mean) / variance.sqrt()).abs().max() < 0.01
@@ -418,7 +423,7 @@ def test_sticking_the_landing_reaches_a_posterior_of_the_family_exactly():
     x, y, mean, variance = linear_regression(correlated=False)
     torch.manual_seed(0)
     net = variational(
-        nn.Linear(3, 1, bias=False).double(), 2.0, initial_std=0.06, kl="sampled", sticking_the_landing=True
+        nn.Linear(3, 1, bias=False).double(), prior=2.0, initial_std=0.06, kl="sampled", sticking_the_landing=True
     )
     q = fit(net, x, y, 400, 0.03, 1.0)  # a constant rate: only because the noise vanishes
     torch.testing.assert_close(q.mean["weight"], mean, rtol=0, atol=1e-6)
@@ -426,7 +431,7 @@ def test_sticking_the_landing_reaches_a_posterior_of_the_family_exactly():
 
 
 def test_the_learned_prior_is_trained_with_the_rest():
-    net = variational(mlp(), priors.LearnedGaussian(std=3.0), initial_std=0.1)
+    net = variational(mlp(), prior=priors.LearnedGaussianPrior(std=3.0), initial_std=0.1)
     assert {"prior.mean", "prior.log_std"} < dict(net.named_parameters()).keys()
     before = net.prior.log_std.item()
     train(net, torch.optim.Adam(net.parameters(), lr=0.1), 10)
@@ -434,15 +439,15 @@ def test_the_learned_prior_is_trained_with_the_rest():
 
 
 def test_two_ranks(tmp_path):
-    in_two_ranks("variational.workers", ["data_parallel"], tmp_path)
+    in_two_ranks("bayes_by_backprop.workers", ["data_parallel"], tmp_path)
 
 
 def test_what_it_is_shows():
-    net = variational(mlp(), priors.Laplace(), estimator="flipout", seed=4)
+    net = variational(mlp(), prior=priors.LaplacePrior(), estimator="flipout", seed=4)
     assert isinstance(net, VariationalModule)
     assert "estimator='flipout', kl='closed_form', random=4, seed=4" in repr(net)
     assert net.closed_form
-    assert not variational(mlp(), priors.ScaleMixture()).closed_form
+    assert not variational(mlp(), prior=priors.ScaleMixturePrior()).closed_form
 
 
 @pytest.mark.parametrize(
@@ -451,8 +456,8 @@ def test_what_it_is_shows():
         ({"estimator": "global"}, r"estimator must be one of \('shared', 'local', 'flipout'\), got 'global'"),
         ({"kl": "exact"}, "kl must be 'closed_form', 'sampled' or None, got 'exact'"),
         (
-            {"prior": priors.ScaleMixture(), "kl": "closed_form"},
-            "kl must be 'sampled' with a prior without a closed form, got 'closed_form' with ScaleMixture",
+            {"prior": priors.ScaleMixturePrior(), "kl": "closed_form"},
+            "kl must be 'sampled' with a prior without a closed form, got 'closed_form' with ScaleMixturePrior",
         ),
         ({"sticking_the_landing": True}, "sticking_the_landing must be False unless kl='sampled', got True"),
         ({"sticking_the_landing": 1}, "sticking_the_landing must be True or False, got 1"),

@@ -79,7 +79,7 @@ def as_posterior(
         if name in variance or parameter.requires_grad:
             mean[name] = parameter.detach().to(wide(parameter.dtype), copy=True)
             variances[name] = variance[name].detach() if name in variance else torch.zeros_like(mean[name])
-    return DiagonalGaussian(mean, variances, hyperparameters)
+    return DiagonalGaussian(mean, variances, hyperparameters=hyperparameters)
 
 
 def unwrapped(net: nn.Module, kind: type[Net], maker: str) -> Net:

@@ -8,8 +8,7 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam import native, priors
-from bayesadam.objectives import nelbo
-from bayesadam.variational import fused, variational
+from bayesadam.bayes_by_backprop import fused, variational
 
 pytestmark = pytest.mark.skipif(not native.has_compiler(), reason="needs a C++ compiler")
 CENTER = 0.3
@@ -82,7 +81,9 @@ def test_number_of_threads_does_not_matter():
 
 
 @pytest.mark.parametrize("options", [{}, {"antithetic": True, "mc_samples": 2}])
-@pytest.mark.parametrize("prior", [priors.Gaussian(2.0, mean=0.5), priors.Gaussian(3.0), priors.ScaleMixture()])
+@pytest.mark.parametrize(
+    "prior", [priors.GaussianPrior(2.0, mean=0.5), priors.GaussianPrior(3.0), priors.ScaleMixturePrior()]
+)
 def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options):
     x, y = torch.randn(8, 120), torch.randint(3, (8,))
     losses, gradients = [], []
@@ -90,8 +91,8 @@ def test_training_is_the_same_up_to_rounding(monkeypatch, prior, options):
         if not fits:
             monkeypatch.setattr(fused, "fits", lambda *_: False)
         torch.manual_seed(0)
-        net = variational(nn.Sequential(nn.Linear(120, 80), nn.Tanh(), nn.Linear(80, 3)), prior, seed=4)
-        loss = nelbo(net, x, y, likelihood=ba.Categorical(), num_data=100, **options)
+        net = variational(nn.Sequential(nn.Linear(120, 80), nn.Tanh(), nn.Linear(80, 3)), prior=prior, seed=4)
+        loss = net.loss(x, y, likelihood=ba.Categorical(), num_data=100, **options)
         loss.backward()
         losses.append(loss.item())
         gradients.append([p.grad for p in net.parameters()])
@@ -114,9 +115,9 @@ def test_what_fits():
     [
         ({}, True),
         ({"estimator": "local"}, False),
-        ({"prior": priors.Laplace()}, False),
+        ({"prior": priors.LaplacePrior()}, False),
         ({"kl": "sampled"}, True),
-        ({"prior": priors.ScaleMixture()}, True),
+        ({"prior": priors.ScaleMixturePrior()}, True),
         ({"kl": "sampled", "sticking_the_landing": True}, False),
     ],
 )
@@ -125,6 +126,6 @@ def test_where_it_is_used(monkeypatch, options, used):
     monkeypatch.setattr(fused, "sample", lambda *args: (calls.append(args), original(*args))[1])
     net = variational(nn.Linear(3, 2), **options)
     for _ in range(2):
-        loss = nelbo(net, torch.randn(4, 3), torch.randn(4, 2), likelihood=ba.Gaussian(), num_data=10)
+        loss = net.loss(torch.randn(4, 3), torch.randn(4, 2), likelihood=ba.Gaussian(), num_data=10)
         loss.backward()
     assert len(calls) == 2 * used

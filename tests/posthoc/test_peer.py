@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import bayesadam as ba
-from bayesadam.laplace import Laplace
-from laplace.models import classes, draw
+from bayesadam.posthoc import LaplaceApproximation
+from posthoc.models import classes, draw
 
 CODE = """
 import sys, torch, warnings
@@ -88,7 +88,7 @@ def test_same_as_laplace_torch(tmp_path):
     found = torch.load(tmp_path / "found", weights_only=False)
     for (kind, name, *key), (curvature, evidence, predicted) in found.items():
         net, x, y = problems[kind, name]
-        fitted = Laplace(net, (x, y), likelihood=likelihoods[kind], structure=STRUCTURES[tuple(key)])
+        fitted = LaplaceApproximation(net, (x, y), likelihood=likelihoods[kind], structure=STRUCTURES[tuple(key)])
         torch.testing.assert_close(matrix(fitted.curvature), curvature, rtol=1e-9, atol=1e-9)
         assert fitted.log_marginal_likelihood(2.0) == pytest.approx(evidence, rel=1e-9)
         link = {"link": "probit"} if kind == "classification" else {}

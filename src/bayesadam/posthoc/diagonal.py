@@ -7,7 +7,7 @@ from torch import Tensor
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.reentrant import RefusingReentrant
-from bayesadam.laplace.network import Network, columns
+from bayesadam.posthoc.network import Network, columns
 from bayesadam.predictive.batches import Rows
 
 

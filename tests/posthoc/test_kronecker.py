@@ -9,10 +9,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.laplace import Laplace, laplace, tune_laplace
-from bayesadam.laplace import kronecker as kronecker_module
 from bayesadam.likelihoods import fallbacks
-from laplace.models import (
+from bayesadam.posthoc import LaplaceApproximation, laplace, tune_laplace
+from bayesadam.posthoc import kronecker as kronecker_module
+from posthoc.models import (
     CASES,
     F64,
     N,
@@ -117,7 +117,7 @@ class TestFactors:
     @BOTH
     def test_are_those_of_the_slow_loop(self, name, curvature):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="kron", curvature=curvature)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron", curvature=curvature)
         same(matrices(fitted.curvature), slow_blocks(model, x, y, likelihood, curvature))
         assert fitted.log_likelihood == pytest.approx(slow_log_likelihood(model, x, y, likelihood), rel=1e-12)
         assert fitted.random == tuple(fitted.mean)
@@ -126,7 +126,9 @@ class TestFactors:
     @BOTH
     def test_of_the_last_layer_alone(self, name, curvature):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer_kron", curvature=curvature)
+        fitted = LaplaceApproximation(
+            model, (x, y), likelihood=likelihood, structure="last_layer_kron", curvature=curvature
+        )
         expected = slow_blocks(model, x, y, likelihood, curvature)
         same(matrices(fitted.curvature), {key: expected[key] for key in fitted.random})
         assert len(fitted.random) == 2
@@ -136,7 +138,7 @@ class TestFactors:
         model, x, y, likelihood = case("categorical")
         for layer, names in (("0", ("0.weight", "0.bias")), ("2", ("2.weight",))):
             options = {"structure": "last_layer_kron", "curvature": curvature, "last_layer": layer}
-            fitted = Laplace(model, (x, y), likelihood=likelihood, **options)
+            fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, **options)
             assert fitted.random == names
             expected = slow_blocks(model, x, y, likelihood, curvature)
             same(matrices(fitted.curvature), {key: expected[key] for key in names})
@@ -145,7 +147,7 @@ class TestFactors:
         """With one layer and no bias the curvature of a regression is a Kronecker product."""
         model, x, y = nn.Linear(3, 2, bias=False).double(), draw(N, 3), draw(N, 2, seed=5)
         fits = [
-            Laplace(model, (x, y), likelihood=gaussian([0.5, 3.0]), structure=structure)
+            LaplaceApproximation(model, (x, y), likelihood=gaussian([0.5, 3.0]), structure=structure)
             for structure in ("full", "kron", "last_layer_kron")
         ]
         for fitted in fits[1:]:
@@ -162,7 +164,7 @@ class TestFactors:
         x = draw(N, 2, 5, 6)
         width = nn.Sequential(*layers)(x.float()).shape[1]
         model = nn.Sequential(*layers, nn.Linear(width, 3)).double()
-        fitted = Laplace(model, (x, classes(N)), likelihood=ba.Categorical(), structure="kron")
+        fitted = LaplaceApproximation(model, (x, classes(N)), likelihood=ba.Categorical(), structure="kron")
         if options == {"padding": "same"}:
             model[0].padding = (1, 1)  # which the reference needs as numbers
         same(matrices(fitted.curvature), slow_blocks(model, x, classes(N), ba.Categorical()))
@@ -180,8 +182,8 @@ class TestFactors:
             for own, value in zip(other.parameters(), flat.parameters(), strict=True):
                 own.copy_(value.view_as(own))
         options = {"likelihood": ba.Categorical(), "structure": "kron"}
-        expected = Laplace(flat, (x, classes(N)), **options)
-        found = Laplace(other, (x.squeeze(2) if axes == 1 else x.unsqueeze(2), classes(N)), **options)
+        expected = LaplaceApproximation(flat, (x, classes(N)), **options)
+        found = LaplaceApproximation(other, (x.squeeze(2) if axes == 1 else x.unsqueeze(2), classes(N)), **options)
         same(matrices(found.curvature), matrices(expected.curvature))
 
     @BOTH
@@ -189,24 +191,27 @@ class TestFactors:
     def test_are_sums_over_batches_and_parts_of_them(self, structure, curvature, monkeypatch):
         model, x, y, likelihood = case("categorical")
         options = {"likelihood": likelihood, "structure": structure, "curvature": curvature}
-        whole = Laplace(model, (x, y), **options)
+        whole = LaplaceApproximation(model, (x, y), **options)
         for data, size in (((x, y), 2), (DataLoader(TensorDataset(x, y), batch_size=4), None)):
-            same(matrices(Laplace(model, data, batch_size=size, **options).curvature), matrices(whole.curvature))
+            same(
+                matrices(LaplaceApproximation(model, data, batch_size=size, **options).curvature),
+                matrices(whole.curvature),
+            )
         monkeypatch.setattr(kronecker_module, "FACTOR_BYTES", 100)
         monkeypatch.setattr(fallbacks, "FACTORS", 40)
-        same(matrices(Laplace(model, (x, y), **options).curvature), matrices(whole.curvature))
+        same(matrices(LaplaceApproximation(model, (x, y), **options).curvature), matrices(whole.curvature))
         if structure == "last_layer_kron":
             first = {"last_layer": "0", **options}
-            cut = Laplace(model, (x, y), **first)
+            cut = LaplaceApproximation(model, (x, y), **first)
             monkeypatch.undo()
-            same(matrices(cut.curvature), matrices(Laplace(model, (x, y), **first).curvature))
+            same(matrices(cut.curvature), matrices(LaplaceApproximation(model, (x, y), **first).curvature))
 
     def test_in_small_parts_of_a_convolution(self, monkeypatch):
         model, x, y, likelihood = case("convnet")
-        whole = Laplace(model, (x, y), likelihood=likelihood, structure="kron")
+        whole = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
         monkeypatch.setattr("bayesadam.curvature.factors.CHUNK", 5000)
         same(
-            matrices(Laplace(model, (x, y), likelihood=likelihood, structure="kron").curvature),
+            matrices(LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron").curvature),
             matrices(whole.curvature),
         )
 
@@ -214,7 +219,8 @@ class TestFactors:
     def test_num_data_scales_them(self, structure):
         model, x, y, likelihood = case("categorical")
         part, scaled = (
-            Laplace(model, (x, y), likelihood=likelihood, structure=structure, num_data=n) for n in (None, 900)
+            LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, num_data=n)
+            for n in (None, 900)
         )
         expected = {name: 100 * value for name, value in matrices(part.curvature).items()}
         same(matrices(scaled.curvature), expected)
@@ -245,7 +251,7 @@ class TestFactors:
                 return self.last(self.frozen(x).tanh())
 
         model, x, y = Odd(), draw(N, 4), classes(N)
-        fitted = Laplace(model, (x, y), likelihood=ba.Categorical(), structure="kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=ba.Categorical(), structure="kron")
         layers = [(layer.weight, layer.bias) for layer in fitted.curvature.layers]
         assert layers == [(None, "a.bias"), (None, "b.bias"), (None, "frozen.bias"), ("last.weight", None)]
         whole, start = slow_matrix(model, x, y, ba.Categorical(), "ggn").diagonal(), 0
@@ -269,9 +275,9 @@ class TestFactors:
         model(x).sum().backward()
         grads = [p.grad for p in model.parameters()]
         for structure in ("kron", "last_layer_kron"):
-            Laplace(model, (x, y), likelihood=ba.Categorical(), structure=structure)
+            LaplaceApproximation(model, (x, y), likelihood=ba.Categorical(), structure=structure)
             with pytest.raises(ValueError, match="target"):
-                Laplace(model, (x, y + 9), likelihood=ba.Categorical(), structure=structure)
+                LaplaceApproximation(model, (x, y + 9), likelihood=ba.Categorical(), structure=structure)
         assert model.training
         assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
         assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -279,7 +285,7 @@ class TestFactors:
     def test_float32_is_close(self):
         model, x, y, likelihood = case("convnet")
         expected = slow_blocks(model, x, y, likelihood)
-        fitted = Laplace(model.float(), (x.float(), y), likelihood=likelihood, structure="kron")
+        fitted = LaplaceApproximation(model.float(), (x.float(), y), likelihood=likelihood, structure="kron")
         same(matrices(fitted.curvature), expected, rtol=1e-4, atol=1e-5)
         q = fitted.posterior()
         assert {t.dtype for t in q.tensors().values()} == {torch.float32}
@@ -295,7 +301,9 @@ class TestFactors:
 
         message = r"^module 'a' \(Linear\) must be called equally often in all forward passes, got some with one call$"
         with pytest.raises(RuntimeError, match=message):
-            Laplace(Sometimes(), (draw(N, 3), classes(N)), likelihood=ba.Categorical(), structure="kron", batch_size=4)
+            LaplaceApproximation(
+                Sometimes(), (draw(N, 3), classes(N)), likelihood=ba.Categorical(), structure="kron", batch_size=4
+            )
 
 
 class TestManyClasses:
@@ -315,7 +323,7 @@ class TestManyClasses:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 300))
         x, y = draw(20, 4).float(), classes(20, count=300)
-        fitted = Laplace(model, (x, y), likelihood=ba.Categorical(), structure="last_layer_kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=ba.Categorical(), structure="last_layer_kron")
         p = model(x).detach().double().softmax(-1)
         expected = sum(row.diag() - torch.outer(row, row) for row in p)
         torch.testing.assert_close(fitted.curvature.layers[0].outputs, expected, rtol=1e-5, atol=1e-6)
@@ -340,7 +348,7 @@ class TestPosterior:
     @pytest.mark.parametrize("name", ["categorical", "convnet", "outputs"])
     def test_is_the_inverse_of_the_precision(self, name):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
         blocks = slow_blocks(model, x, y, likelihood)
         q = fitted.posterior(0.7, temperature=0.5)
         assert isinstance(q, ba.KroneckerGaussian)
@@ -361,7 +369,7 @@ class TestPosterior:
     @pytest.mark.parametrize("name", ["categorical", "convnet", "outputs"])
     def test_marginal_likelihood(self, name):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
         curvature = torch.block_diag(*slow_blocks(model, x, y, likelihood).values())
         theta = torch.cat([value.flatten() for value in fitted.mean.values()])
 
@@ -379,9 +387,9 @@ class TestPosterior:
 
     def test_of_the_last_layer(self, tmp_path):
         model, x, y, likelihood = case("convnet")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer_kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer_kron")
         q = fitted.posterior(2.0)
-        assert isinstance(q, ba.PartialGaussian)
+        assert isinstance(q, ba.posterior.PartialGaussian)
         assert isinstance(q.random, ba.KroneckerGaussian)
         assert list(q.mean) == [name for name, _ in model.named_parameters()]
         assert q.hyperparameters["last_layer"] == "5"
@@ -399,7 +407,7 @@ class TestPrediction:
     @pytest.mark.parametrize("name", ["categorical", "convnet", "outputs", "tokens", "summed"])
     def test_is_linearized_and_exact(self, name):
         model, x, y, likelihood = case(name)
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
         q, reference = fitted.posterior(2.0), dense(fitted, matrices_in_order(fitted), 2.0)
         options = {"likelihood": likelihood, "mc_samples": 3}
         found = ba.predict(model, q, x, **options)
@@ -411,7 +419,7 @@ class TestPrediction:
 
     def test_of_the_last_layer_by_samples_or_linearized(self):
         model, x, y, likelihood = case("outputs")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="last_layer_kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="last_layer_kron")
         options = {"likelihood": likelihood}
         exact = ba.predict(model, fitted.posterior(2.0), x, method="linearized", **options)
         sampled = ba.predict(model, fitted.posterior(2.0), x, mc_samples=4000, **options)
@@ -419,7 +427,7 @@ class TestPrediction:
 
     def test_samples_of_it_are_warned_of(self):
         model, x, y, likelihood = case("outputs")
-        q = Laplace(model, (x, y), likelihood=likelihood, structure="kron").posterior(2.0)
+        q = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron").posterior(2.0)
         with pytest.warns(UserWarning, match="^method='monte_carlo' puts samples of a Badam or Laplace posterior"):
             ba.predict(model, q, x, likelihood=likelihood, method="monte_carlo", mc_samples=2)
 
@@ -434,7 +442,7 @@ class TestPrediction:
 
     def test_tuning(self):
         model, x, y, likelihood = case("categorical")
-        fitted = Laplace(model, (x, y), likelihood=likelihood, structure="kron")
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure="kron")
         tuned = tune_laplace(
             fitted.posterior, model, (x, y), likelihood=likelihood, prior_precision=[0.1, 1e3], progress=False
         )
@@ -457,5 +465,5 @@ def test_layers_that_are_too_wide(structure, monkeypatch):
     )
     for _ in range(2):  # no hooks are left
         with pytest.raises(ValueError, match=message):
-            Laplace(model, (x, y), likelihood=likelihood, structure=structure)
+            LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
     assert not any(m._forward_hooks for m in model.modules())

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
+from bayesadam.bayes_by_backprop import fused
 from bayesadam.functional.reparameterized import sample, softplus
-from bayesadam.variational import fused
 
 WEIGHTS, ACTIVATIONS, SIGNS = range(3)
 """Uses of noise: the sample number in :func:`bayesadam.noise.normal`, whose step is the number of the draw."""

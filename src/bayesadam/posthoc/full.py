@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from bayesadam.curvature.reentrant import RefusingReentrant
-from bayesadam.laplace.network import Network, columns
 from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posthoc.network import Network, columns
 from bayesadam.predictive.batches import Rows, call
 
 CHUNK = 2**22

@@ -17,9 +17,9 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from bayesadam.bayes_by_backprop.draws import SIGNS, Draw, uncompiled
 from bayesadam.functional.philox import ROUNDS, philox_rounds
 from bayesadam.functional.reparameterized import root
-from bayesadam.variational.draws import SIGNS, Draw, uncompiled
 
 _CHANNELS = {
     functional.linear: -1,

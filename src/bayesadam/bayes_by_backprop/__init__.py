@@ -1,0 +1,4 @@
+"""Bayes by Backprop: any network made variational, trained by any PyTorch optimiser."""
+
+from bayesadam.bayes_by_backprop.module import VariationalModule as VariationalModule
+from bayesadam.bayes_by_backprop.module import variational as variational
