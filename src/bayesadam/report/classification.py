@@ -66,7 +66,7 @@ def reliability(held: Mapping[str, Any]) -> Chart | None:
     given = answers(held)
     if given is None:
         return None
-    curve = calibration_curve(torch.from_numpy(given.probs), torch.from_numpy(given.label), _BINS)
+    curve = calibration_curve(torch.from_numpy(given.probs), torch.from_numpy(given.label), bins=_BINS)
     confidence, correct, share = (values[curve[2] > 0].numpy() for values in curve)
     count = (share * len(given.label)).round().astype(int)
     bounds = [binomial_range(int(n), c) for n, c in zip(count, confidence, strict=True)]
