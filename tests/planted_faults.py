@@ -233,10 +233,10 @@ FAULTS = [
     ),
     Fault(
         "one conformal score too few",
-        "sklearn/calibration.py",
-        "math.ceil((len(scores) + 1) * coverage - 1e-12)",
-        "math.ceil(len(scores) * coverage - 1e-12)",
-        "estimators/test_calibration.py",
+        "conformal/quantile.py",
+        "math.ceil((rows + 1) * coverage - ROUNDING)",
+        "math.ceil(rows * coverage - ROUNDING)",
+        "conformal/test_quantile.py",
     ),
     Fault(
         "an earlier calibration forgotten with few rows",

@@ -139,7 +139,7 @@ class TestFilesOfFormatVersion1:
         mean, std = model.predict(kept["x"], return_std=True)
         np.testing.assert_allclose(mean, kept["mean"], rtol=1e-6)
         np.testing.assert_allclose(std, kept["std"], rtol=1e-6)
-        interval = model.predict_interval(kept["x"], 0.8, conformal=True)
+        interval = model.predict_interval(kept["x"], 0.8, method="adaptive")
         np.testing.assert_allclose(interval, kept["interval"], rtol=1e-6)
         assert model.standardize is True
 

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from bayesadam import bayes_by_backprop as bayes_by_backprop
     from bayesadam import black_box as black_box
     from bayesadam import calibration as calibration
+    from bayesadam import conformal as conformal
     from bayesadam import curvature as curvature
     from bayesadam import data as data
     from bayesadam import functional as functional
@@ -74,9 +75,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 MODULES = (
-    *("active", "bandits", "bayes_by_backprop", "black_box", "calibration", "curvature", "data", "functional"),
-    *("integrations", "likelihoods", "metrics", "moments", "noise", "objectives", "optim", "plots", "population"),
-    *("posterior", "posthoc", "predictive", "priors", "pruning", "sklearn", "tuning"),
+    *("active", "bandits", "bayes_by_backprop", "black_box", "calibration", "conformal", "curvature", "data"),
+    *("functional", "integrations", "likelihoods", "metrics", "moments", "noise", "objectives", "optim", "plots"),
+    *("population", "posterior", "posthoc", "predictive", "priors", "pruning", "sklearn", "tuning"),
 )
 """Public modules, each of which is imported at its first use: ``ba.population`` needs no import of its own."""
 

@@ -41,6 +41,29 @@ class TestRegression:
             widths.append(np.mean(table["upper"].to_numpy() - table["lower"].to_numpy()))
         assert 2 < widths[1] / widths[0] < 4
 
+    @pytest.mark.parametrize("method", ["bayes", "split", "adaptive", "cross"])
+    def test_intervals(self, fitted, made, tmp_path, method):
+        out, options = tmp_path / "o.parquet", ("--coverage", 0.8, "--interval", method)
+        fitted("predict", made / "price", made / "numbers.csv", "-o", out, *options)
+        table = parquet.read_table(out)
+        assert table.column_names == ["mean", "std", "lower", "upper"]
+        inputs = Preprocessing.load(made / "price" / "preprocessing.json").transform(
+            open_table(made / "numbers.csv").read()
+        )
+        expected = load_estimator(made / "price").predict_interval(inputs, 0.8, method=method)
+        found = np.stack([table["lower"].to_numpy(), table["upper"].to_numpy()], axis=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-4)
+
+    def test_intervals_that_are_not_possible(self, command, made, tmp_path):
+        arguments = ("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "o.csv", "--interval")
+        code, _, err = command(*arguments, "split", "--coverage", 0.95)
+        assert code == 2
+        assert "--interval 'split' is not possible: coverage must be at most n / (n + 1) = 0.92" in err
+        code, _, err = command(*arguments, "narrow")
+        assert code == 2
+        assert "method must be one of ('bayes', 'split', 'adaptive', 'cross'), got 'narrow'" in err
+        assert not (tmp_path / "o.csv").exists()
+
     def test_chunks_change_nothing(self, fitted, made, tmp_path, monkeypatch):
         whole, parts = tmp_path / "whole.parquet", tmp_path / "parts.parquet"
         fitted("predict", made / "price", made / "numbers.csv", "-o", whole)
@@ -107,6 +130,19 @@ class TestClassification:
         assert table["predicted"].to_pylist() == [("maybe", "no", "yes")[code] for code in probs.argmax(1)]
         assert np.allclose(table["entropy"].to_numpy(), -(probs * np.log(probs)).sum(1), rtol=1e-3)
         assert (table["mutual_information"].to_numpy() <= table["entropy"].to_numpy() + 1e-6).all()
+
+    @pytest.mark.parametrize("method", ["bayes", "split", "cross"])
+    def test_sets(self, fitted, made, tmp_path, method):
+        out, options = tmp_path / "o.parquet", ("--coverage", 0.8, "--interval", method)
+        fitted("predict", made / "answer", made / "labels.csv", "-o", out, *options)
+        table = parquet.read_table(out)
+        names = [f"in_set_{label}" for label in ("maybe", "no", "yes")]
+        assert table.column_names[-3:] == names
+        inputs = Preprocessing.load(made / "answer" / "preprocessing.json").transform(
+            open_table(made / "labels.csv").read()
+        )
+        expected = load_estimator(made / "answer").predict_set(inputs, coverage=0.8, method=method)
+        np.testing.assert_array_equal(np.stack([table[name].to_numpy() for name in names], axis=1), expected)
 
     @pytest.mark.parametrize(
         ("labels", "kind"), [((3, 12), pa.int64()), ((False, True), pa.bool_()), (("10", "9"), pa.string())]

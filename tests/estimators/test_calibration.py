@@ -9,7 +9,6 @@ import bayesadam as ba
 from bayesadam.sklearn.calibration import (
     KNOWN,
     PRIOR,
-    conformal_quantile,
     effective_rows,
     pool,
     settle_,
@@ -132,17 +131,6 @@ def test_tempered_is_normalised_and_keeps_the_order():
         torch.testing.assert_close(found.exp().sum(-1), torch.ones(3, 5, dtype=torch.float64))
         assert torch.equal(found.argmax(-1), log_probs.argmax(-1))
     assert tempered(log_probs, 1.0) is log_probs
-
-
-def test_conformal_quantile():
-    scores = np.arange(1.0, 20.0)[::-1, None]
-    assert conformal_quantile(scores, 0.95) == 19.0  # ceil(20 * 0.95)
-    assert conformal_quantile(scores, 0.9) == 18.0
-    assert conformal_quantile(scores, 0.5) == 10.0
-    with pytest.raises(ValueError, match=r"coverage must be at most n / \(n \+ 1\) = 0.95 with 19 calibration rows"):
-        conformal_quantile(scores, 0.96)
-    # 100 * 0.55 is 55.00000000000001 in floating point, of which the ceiling would be 56.
-    assert conformal_quantile(np.arange(1.0, 100.0)[:, None], 0.55) == 55.0
 
 
 def test_effective_rows():

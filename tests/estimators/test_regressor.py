@@ -261,16 +261,20 @@ def test_conformal_intervals_cover_though_the_model_is_wrong(curve):
     for _ in range(100):
         new = generator.uniform(-3.0, 3.0, (119, 2))
         target = 5_000.0 + 1_000.0 * (np.sin(new[:, 0]) + 0.3 * new[:, 1] + 0.3 * generator.standard_cauchy(119))
-        low, high = model.conformalize(new[:99], target[:99]).predict_interval(new[99:], 0.8, conformal=True).T
-        covered.append(np.mean((low <= target[99:]) & (target[99:] <= high)))
-    assert np.mean(covered) == pytest.approx(0.8, abs=0.035)  # its standard error is 0.01
+        model.conformalize(new[:99], target[:99])
+        ends = np.stack([model.predict_interval(new[99:], 0.8, method=m) for m in ("split", "adaptive")])
+        covered.append(((ends[..., 0] <= target[99:]) & (target[99:] <= ends[..., 1])).mean(1))
+    np.testing.assert_allclose(np.mean(covered, axis=0), 0.8, atol=0.035)  # the standard error is 0.01
     with pytest.raises(ValueError, match="coverage must be at most"):
-        model.predict_interval(x, 0.999, conformal=True)
+        model.predict_interval(x, 0.999, method="split")
 
 
 def test_conformal_needs_held_out_rows(fitted, curve):
-    with pytest.raises(ValueError, match="conformal must be False before conformalize"):
-        fitted.predict_interval(curve[0], conformal=True)
+    for method in ("split", "adaptive"):
+        with pytest.raises(ValueError, match=r"method must be 'bayes' or 'cross' before conformalize\(X, y\)"):
+            fitted.predict_interval(curve[0], method=method)
+    with pytest.raises(ValueError, match=r"method must be one of \('bayes', 'split', .*, got 'jackknife'"):
+        fitted.predict_interval(curve[0], method="jackknife")
     with pytest.raises(ValueError, match=r"coverage must be in \(0, 1\), got 1.0"):
         fitted.predict_interval(curve[0], 1.0)
 

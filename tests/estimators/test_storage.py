@@ -52,8 +52,9 @@ def test_several_targets_noise_and_conformal_scores(curve, tmp_path):
     read = load_estimator(tmp_path)
     assert read.noise_ == model.noise_
     np.testing.assert_allclose(read.predict(3.0 * x, True), model.predict(3.0 * x, True), rtol=1e-6)
-    intervals = [one.predict_interval(x, conformal=True) for one in (read, model)]
-    np.testing.assert_allclose(*intervals, rtol=1e-6)
+    for method in ("bayes", "split", "adaptive", "cross"):
+        intervals = [one.predict_interval(x, 0.9, method=method) for one in (read, model)]
+        np.testing.assert_allclose(*intervals, rtol=1e-6)
 
 
 def test_history_is_kept_to_six_digits(curve, tmp_path):

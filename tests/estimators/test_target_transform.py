@@ -172,7 +172,9 @@ class TestEveryTransform:
         for call in (
             lambda m: np.stack(m.predict(x, return_std=True)),
             lambda m: m.predict_interval(x, 0.9),
-            lambda m: m.predict_interval(x, 0.9, conformal=True),
+            lambda m: m.predict_interval(x, 0.9, method="adaptive"),
+            lambda m: m.predict_interval(x, 0.9, method="split"),
+            lambda m: m.predict_interval(x, 0.9, method="cross"),
             lambda m: m.predictive(x).log_prob(torch.from_numpy(y)).numpy(),
         ):
             np.testing.assert_array_equal(call(read), call(model))
@@ -191,9 +193,10 @@ def test_conformal_intervals_of_positive_targets_are_positive_and_cover(amounts)
     x, y, _ = amounts
     model = BayesianMLPRegressor(target_transform="log", **{**QUICK, "calibrate": False}).fit(x[:100], y[:100])
     model.conformalize(x[100:200], y[100:200])
-    low, high = model.predict_interval(x[200:], 0.95, conformal=True).T
-    assert (low > 0).all()
-    assert np.mean((low <= y[200:]) & (y[200:] <= high)) > 0.88
+    for method in ("split", "adaptive"):
+        low, high = model.predict_interval(x[200:], 0.95, method=method).T
+        assert (low > 0).all()
+        assert np.mean((low <= y[200:]) & (y[200:] <= high)) > 0.88
     with pytest.raises(ValueError, match="^y must be positive for target_transform='log', got 0.0$"):
         model.conformalize(x[:2], [0.0, 1.0])
 

@@ -132,8 +132,11 @@ def test_several_targets(data):
 def test_conformal_intervals_cover(fitted, data):
     x, y = data[0], data[1]["poisson"]
     model = clone(fitted("poisson", "laplace")).fit(x[:100], y[:100]).conformalize(x[100:], y[100:])
-    interval = model.predict_interval(x[100:], coverage=0.9, conformal=True)
-    assert ((interval[:, 0] <= y[100:]) & (y[100:] <= interval[:, 1])).mean() >= 0.9
+    for method in ("split", "adaptive"):
+        interval = model.predict_interval(x[100:], coverage=0.9, method=method)
+        assert ((interval[:, 0] <= y[100:]) & (y[100:] <= interval[:, 1])).mean() >= 0.9
+    with pytest.raises(ValueError, match="method must not be 'cross' where members left out no rows"):
+        model.predict_interval(x, method="cross")
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -15,6 +15,7 @@ from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writin
 from bayesadam.commands.options import with_options
 
 _COPY = "Column of the table to copy, to know the rows by; may be repeated."
+_INTERVAL = "bayes (default of numbers), split, adaptive or cross: guaranteed intervals, or sets of classes."
 _SPREADSHEET = "Put an apostrophe before text that a spreadsheet would take for a formula."
 
 
@@ -23,7 +24,10 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit has written.")],
     data: Annotated[Path, typer.Argument(help="A table with the same columns; the target may be missing.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
-    coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number.")] = 0.95,
+    coverage: Annotated[
+        float, typer.Option(help="Of the interval around a predicted number, or of --interval.")
+    ] = 0.95,
+    interval: Annotated[str | None, typer.Option(help=_INTERVAL)] = None,
     copy: Annotated[list[str] | None, typer.Option(help=_COPY)] = None,
     spreadsheet: Annotated[bool, typer.Option("--spreadsheet", help=_SPREADSHEET)] = False,
     delimiter: Annotated[str | None, typer.Option(help=DELIMITER)] = None,
@@ -34,7 +38,17 @@ def predict(
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():
-        _predict(run, data, out, coverage, copy or [], (delimiter_of(delimiter), decimal), missing or [], spreadsheet)
+        _predict(
+            run,
+            data,
+            out,
+            coverage,
+            interval,
+            copy or [],
+            (delimiter_of(delimiter), decimal),
+            missing or [],
+            spreadsheet,
+        )
 
 
 def _predict(
@@ -42,6 +56,7 @@ def _predict(
     data: Path,
     out: Path,
     coverage: float,
+    interval: str | None,
     copy: list[str],
     written: tuple[str | None, str | None],
     missing: list[str],
@@ -64,6 +79,7 @@ def _predict(
                 table,
                 out,
                 coverage=coverage,
+                interval=interval,
                 copy=copy,
                 spreadsheet=spreadsheet,
                 advance=lambda done: bar.update(task, completed=done),

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from bayesadam.report import classification
+from bayesadam.report import classification, curve
 from bayesadam.report.regression import LEVEL
 from bayesadam.report.uncertainty import Errors, errors
-from bayesadam.report.values import binomial_range, columns, number, percent, standard_error
+from bayesadam.report.values import columns, number, percent, rounded, standard_error
 
 _FEW = 20
 """Below this many rows nothing is said about where the model is wrong."""
@@ -42,32 +42,22 @@ def _rows(given: Errors) -> Markup:
 
 
 def _regression(held: Mapping[str, Any], given: Errors) -> Markup:
-    error = _fill("the typical error (root mean square) is <strong>{}</strong>", number(given.score(given.actual)))
+    error = _fill("the typical error (root mean square) is <strong>{}</strong>", given.text(given.score(given.actual)))
     y, lower, upper = columns(held, "y", "lower", "upper")
     if not len(y):
         return _fill("{} {}.", _rows(given), error)
     inside = int(((lower <= y) & (y <= upper)).sum())
-    few, many = (float(bound[0]) for bound in binomial_range(len(y), LEVEL))
-    verdict = "as they should"
-    if inside < few:
-        verdict = "less than they promise: they are too narrow"
-    elif inside > many:
-        verdict = "more than they promise: they are wider than need be"
     share = _fill("the {} intervals cover <strong>{}</strong>", percent(LEVEL), percent(inside / len(y)))
-    return _fill("{} {}, and {}{}.", _rows(given), error, share, f", {verdict}" if len(y) >= _FEW else "")
+    verdict = f", {curve.intervals(held, inside, len(y), LEVEL)}" if len(y) >= _FEW else ""
+    return _fill("{} {}, and {}{}.", _rows(given), error, share, verdict)
 
 
 def _classification(held: Mapping[str, Any], given: Errors) -> Markup:
     right = 1.0 - given.actual
     confidence = 1.0 - given.expected
-    gap = float(confidence.mean() - right.mean())
-    noise = 2.0 * math.sqrt(float((confidence * given.expected).sum())) / len(right)
-    verdict = "as sure as it should be"
-    if abs(gap) > noise:
-        verdict = "too sure of itself" if gap > 0 else "more careful than it need be"
     text = _fill("{} it is right in <strong>{}</strong>", _rows(given), percent(float(right.mean()), 1))
     sure = _fill(" and <strong>{}</strong> sure on average", percent(float(confidence.mean()), 1))
-    return _fill("{}{}{}.", text, sure, f": {verdict}" if len(right) >= _FEW else "")
+    return _fill("{}{}{}.", text, sure, f": {curve.probabilities(confidence, right)}" if len(right) >= _FEW else "")
 
 
 def _knows(given: Errors) -> Markup:
@@ -130,7 +120,7 @@ def figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
         return []
     shown = [("held-out rows", f"{len(given.actual):,d}")]
     if given.regression:
-        shown.append(("RMSE", number(given.score(given.actual))))
+        shown.append(("RMSE", rounded(given.score(given.actual))))
         y, lower, upper = columns(held, "y", "lower", "upper")
         if len(y):
             shown.append((f"{LEVEL:.0%} intervals cover", percent(float(((lower <= y) & (y <= upper)).mean()), 1)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -16,7 +16,7 @@ from bokeh.resources import Resources
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from bayesadam.report import classification, confusion, network, regression, target, uncertainty
+from bayesadam.report import classification, confusion, inputs, network, regression, slices, target, uncertainty
 from bayesadam.report.chart import Chart
 from bayesadam.report.headline import OURS, figures, headline
 from bayesadam.report.palette import PALETTE, custom_properties
@@ -82,6 +82,7 @@ def _sections(data: Mapping[str, Any]) -> list[Section]:
         calibration = _drawn(
             lambda: regression.pit(held), lambda: regression.coverage(held), lambda: regression.sharpness(held, goal)
         )
+        names: list[str] = []
     else:
         answers = classification.answers(held)
         names = data.get("classes") or [str(code) for code in range(answers.classes if answers else 0)]
@@ -103,6 +104,7 @@ def _sections(data: Mapping[str, Any]) -> list[Section]:
         Section("predictions", "Predictions", charts=results),
         Section("calibration", "Can its uncertainty be believed?", charts=calibration),
         Section("knows", "Does it know when it is wrong?", charts=knows),
+        *_inputs(data.get("drivers") or {}, task, goal, names),
         _surprises(data.get("surprises") or [], goal),
         _data(data.get("data") or {}, goal),
         Section("network", "The network", charts=[*about_weights, *trained]),
@@ -123,6 +125,25 @@ def _scores(metrics: Mapping[str, Any]) -> Section:
         block="scores" if models else "",
         values={"columns": scores({model: metrics[model] for model in models}), "models": models, "ours": OURS},
     )
+
+
+def _inputs(drivers: Mapping[str, Any], task: str, goal: str, classes: Sequence[str]) -> list[Section]:
+    """What the predictions depend on, and where their uncertainty fails."""
+    charts = inputs.importance(drivers.get("importance") or [], task)
+    charts += inputs.dependence(drivers.get("dependence") or [], task, goal, classes)
+    found = slices.slices(drivers.get("slices") or [])
+    return [
+        Section("inputs", "What it depends on", charts=charts),
+        Section(
+            "slices",
+            "Where it fails",
+            "Intervals may hold on average and fail for some of the rows."
+            if task == "regression"
+            else "Probabilities may be right on average and wrong for some of the rows.",
+            block="slices" if found else "",
+            values=slices.table(found, task) if found else {},
+        ),
+    ]
 
 
 def _surprises(rows: list[Mapping[str, Any]], goal: str) -> Section:

@@ -12,7 +12,7 @@ from bokeh.models import ColumnDataSource, NumeralTickFormatter
 from bayesadam.report import classification
 from bayesadam.report.chart import Chart, Key, blank, hover, span, units
 from bayesadam.report.palette import LIGHT
-from bayesadam.report.values import Array, columns, equal_counts, number, percent, standard_error
+from bayesadam.report.values import Array, columns, equal_counts, number, percent, rounded, standard_error
 
 _PER_GROUP = 10
 
@@ -41,7 +41,7 @@ class Errors:
 
     def text(self, score: float) -> str:
         """A score, to read."""
-        return number(score) if self.regression else percent(score, 1)
+        return rounded(score) if self.regression else percent(score, 1)
 
 
 def errors(held: Mapping[str, Any], task: str) -> Errors | None:

@@ -79,6 +79,13 @@ def number(value: Any, digits: int = 3) -> str:
     return text.replace("-", "−")  # noqa: RUF001
 
 
+def rounded(value: float, digits: int = 3) -> str:
+    """As :func:`number`, with zeros in place of the digits that a large number has before the point and needs not."""
+    if not (math.isfinite(value) and value):
+        return number(value, digits)
+    return number(round(value, digits - 1 - math.floor(math.log10(abs(value)))), digits)
+
+
 def digits(*values: Array) -> int:
     """Significant digits with which values can be told apart: many where they are large and lie close together."""
     together = np.concatenate([array for array in values if len(array)] or [np.zeros(1)])

@@ -17,14 +17,15 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
 
     The page has a section for everything in ``data`` and leaves out what is missing, empty, or too little to be drawn:
     the result in words, the data, scores beside other models, predictions, calibration, the relation of error and
-    uncertainty, the rows that surprise most, the weights, training, and how to make it again.
+    uncertainty, which inputs matter, groups of rows with wrong uncertainty, the rows that surprise most, the weights,
+    training, and how to make it again.
 
     Args:
         path: Of the file; one that is there is replaced.
         data: JSON values: ``version`` (1), ``task`` (``"regression"`` or ``"classification"``) and any of ``title``,
-            ``target``, ``classes``, ``created``, ``data``, ``metrics``, ``margins``, ``held_out``, ``surprises``,
-            ``training``, ``weights`` and ``reproduce``. Numbers that are missing are ``None``. In ``held_out`` all
-            lists are as long as the first and an optional ``row`` has the rows' numbers in the file;
+            ``target``, ``classes``, ``created``, ``data``, ``metrics``, ``margins``, ``held_out``, ``drivers``,
+            ``surprises``, ``training``, ``weights`` and ``reproduce``. Numbers that are missing are ``None``. In
+            ``held_out`` all lists are as long as the first and an optional ``row`` has the rows' numbers in the file;
             ``weights["signal_to_noise"]`` has quantiles of the logarithm to base 10 from the least to the largest, at
             evenly spaced probabilities; ``margins`` has, by model, by how much its NLL is above ours and the standard
             error of that.

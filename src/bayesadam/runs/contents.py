@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from bayesadam.runs.drivers import drivers
 from bayesadam.runs.held_out import Arrays
 from bayesadam.runs.prepare import Prepared
 from bayesadam.runs.scores import Scores
@@ -55,7 +56,7 @@ def contents(
         out: Where the run will be.
     """
     target = prepared.preprocessing.target
-    shown = _subset(len(inputs), MAX_POINTS, settings.seed)
+    shown = subset(len(inputs), MAX_POINTS, settings.seed)
     return {
         "version": VERSION,
         "title": target.name,
@@ -77,6 +78,9 @@ def contents(
         "metrics": {name: dict(values) for name, values in metrics.items()},
         "margins": dict(margins),
         "held_out": _held_out(prepared, held_out, shown),
+        "drivers": _plain(
+            drivers(estimator, prepared.preprocessing, prepared.held_out, inputs, held_out, settings.seed)
+        ),
         "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
         "surprises": _surprises(prepared, held_out),
         "training": {name: _thinned(values[:, : estimator.epochs_]) for name, values in estimator.history_.items()},
@@ -130,11 +134,12 @@ def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
 
 
 def _with_error(mean: float, std: float) -> str:
-    """A mean with all the digits that its standard deviation leaves it, and four at least."""
-    if mean == 0 or std == 0 or not 1e-4 <= abs(mean) < 1e15:
+    """A mean and its standard deviation, both to the second digit of the deviation: 700,000 ± 190,000."""
+    largest = max(abs(mean), std)
+    if not std > 0 or not 1e-4 <= largest < 1e15:
         return f"{mean:.4g} ± {std:.2g}"
-    first, last = math.floor(math.log10(abs(mean))), math.floor(math.log10(std)) - 1
-    return f"{mean:.{max(0, -min(last, first - 3))}f} ± {std:.2g}"
+    last = math.floor(math.log10(float(f"{std:.1e}"))) - 1
+    return " ± ".join(f"{round(value, -last):,.{max(0, -last)}f}" for value in (mean, std))
 
 
 def _histogram(prepared: Prepared) -> dict[str, Any]:
@@ -146,7 +151,8 @@ def _histogram(prepared: Prepared) -> dict[str, Any]:
     return {"edges": edges.tolist(), "counts": counts.tolist()}
 
 
-def _subset(rows: int, most: int, seed: int) -> NDArray[np.int64]:
+def subset(rows: int, most: int, seed: int) -> NDArray[np.int64]:
+    """Numbers of so many of the rows at most, drawn at random, in order."""
     if rows <= most:
         return np.arange(rows)
     return np.sort(np.random.default_rng(seed).permutation(rows)[:most])

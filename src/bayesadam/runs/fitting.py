@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bayesadam.files import write_json
 from bayesadam.report import write_report
 from bayesadam.runs import folder as names
 from bayesadam.runs.baselines import MAX_ROWS, baselines
-from bayesadam.runs.contents import contents
+from bayesadam.runs.contents import MAX_POINTS, contents, subset
 from bayesadam.runs.errors import RunError
 from bayesadam.runs.folder import check_place, new_run, read_fingerprint, settle
 from bayesadam.runs.held_out import predict_held_out
@@ -94,6 +94,9 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         inputs = prepared.preprocessing.transform(prepared.held_out)
         with _timed(seconds, "predictions"):
             held_out = predict_held_out(estimator, inputs, truth, target)
+            known = subset(len(inputs), MAX_POINTS, settings.seed)
+            with suppress(ValueError):  # a target that the transform of the training targets does not allow
+                estimator.conformalize(inputs[known], truth[known])
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             others = baselines(

@@ -24,6 +24,7 @@ def predict(
     out: Path,
     *,
     coverage: float = 0.95,
+    interval: str | None = None,
     copy: Sequence[str] = (),
     spreadsheet: bool = False,
     advance: Callable[[int], None] | None = None,
@@ -31,13 +32,18 @@ def predict(
     """Write one row of predictions for every row of a table.
 
     A regression has the columns "mean", "std", "lower" and "upper"; a classification "predicted", "probability_LABEL"
-    for every class, "entropy" and "mutual_information" (nats). Columns that are copied stand before them.
+    for every class, "entropy" and "mutual_information" (nats), and if ``interval`` is given "in_set_LABEL", true for
+    the classes of a set that has the actual one with the probability ``coverage``. Columns that are copied stand
+    before them.
 
     Args:
         run: What was fitted.
         file: The table.
         out: Parquet if its name says so, else CSV.
-        coverage: Of the interval from "lower" to "upper".
+        coverage: Of the interval from "lower" to "upper", or of the set of classes.
+        interval: How intervals or sets are made: "bayes" (the default of a regression), "split", "adaptive" or
+            "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; the held-out rows of the fit
+            calibrate "split" and "adaptive".
         copy: Columns of the table to copy, by which to know the rows again.
         spreadsheet: Put an apostrophe before text that a spreadsheet would take for a formula.
         advance: Is told the number of rows that are done.
@@ -46,8 +52,9 @@ def predict(
         Number of rows, and notes about what the training data had not.
 
     Raises:
-        RunError: The run is damaged, ``coverage`` is not in (0, 1), or ``copy`` has a column that is not there or is
-            called like one of the predictions, or ``spreadsheet`` is asked for in a Parquet file.
+        RunError: The run is damaged, ``coverage`` is not in (0, 1), ``interval`` is unknown or not possible, or
+            ``copy`` has a column that is not there or is called like one of the predictions, or ``spreadsheet`` is
+            asked for in a Parquet file.
         TableError: Columns are missing, values are of another kind or too large, or there are no rows.
         OSError: ``out`` cannot be written; a file that was there is left as it was.
     """
@@ -72,6 +79,7 @@ def predict(
         for first, table in file.chunks(copied | preprocessing.types):
             inputs = _inputs(preprocessing, table, file, first, findings)
             found = _predictions(estimator.predictive(inputs), preprocessing.target, coverage)
+            found = _conformal(found, estimator, inputs, preprocessing.target, coverage, interval)
             _require_finite(found, file, first)
             rows = _beside(table.select(list(copied)), found)
             write(_without_formulas(rows) if spreadsheet else rows)
@@ -98,6 +106,24 @@ def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
     shares = {f"probability_{_name(label)}": probs[:, code] for code, label in enumerate(target.classes)}
     doubts = {"entropy": _numbers(found.entropy), "mutual_information": _numbers(found.mutual_information)}
     return pa.table({"predicted": predicted, **shares, **doubts})
+
+
+def _conformal(
+    found: pa.Table, estimator: Any, inputs: Any, target: Target, coverage: float, interval: str | None
+) -> pa.Table:
+    """Predictions with the ends of another interval, or with sets of classes."""
+    if interval is None or (interval == "bayes" and target.task == "regression"):
+        return found
+    try:
+        if target.task == "regression":
+            ends = estimator.predict_interval(inputs, coverage, method=interval)
+            columns = {"lower": ends[:, 0], "upper": ends[:, 1]}
+        else:
+            sets = estimator.predict_set(inputs, coverage=coverage, method=interval)
+            columns = {f"in_set_{_name(label)}": sets[:, code] for code, label in enumerate(target.classes)}
+    except ValueError as error:
+        raise RunError(f"`interval` {interval!r} is not possible: {error}") from None
+    return pa.table({**dict(zip(found.column_names, found.columns, strict=True)), **columns})
 
 
 def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:

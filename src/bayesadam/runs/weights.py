@@ -54,6 +54,7 @@ def weights(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], 
     for fraction in FRACTIONS:
         parts = [member.prune(fraction) if fraction else member for member in members]
         pruned.posterior_ = Mixture(parts) if isinstance(posterior, Mixture) else parts[0]
+        pruned._likelihoods = estimator._likelihoods[: len(parts)]
         result = scores(predict_held_out(pruned, inputs[:MAX_ROWS], targets[:MAX_ROWS], target), 0.0)
         curve["nll"].append(result["NLL"])
         curve[score.lower()].append(result[score])

@@ -23,6 +23,7 @@ from bayesadam.posterior import Mixture
 from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
+from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.members import ROWS, posteriors, predictions
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_objective import MomentObjective
@@ -61,6 +62,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     inputs_: Any
     calibration_: dict[str, Any]
     _likelihoods: list[Likelihood]
+    _left_out: LeftOutScores | None
+    """Of the rows that members left out, for cross-conformal predictions."""
 
     def fit(
         self,
@@ -93,7 +96,6 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self._check()
         X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups = weighed(X, y, sample_weight, groups)
-        self._forget()
         self._learn_scales(X, y, weight, groups)
         return self._train(X, y, weight, groups, checkpoint, on_epoch)
 
@@ -139,7 +141,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None
 
     def _forget(self) -> None:
-        """What an earlier fit left that this one does not set."""
+        """What was known of an earlier model's predictions."""
         if hasattr(self, "conformal_scores_"):
             del self.conformal_scores_
 
@@ -154,6 +156,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         priors: Mixture | None = None,
     ) -> Any:
         """Members on standardised data; with the posteriors before as priors, if there are any."""
+        self._forget()
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)

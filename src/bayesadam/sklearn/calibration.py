@@ -1,4 +1,4 @@
-"""What held-out rows say about predictions: scales of variances, a temperature, weights, conformal scores."""
+"""What held-out rows say about predictions: scales of variances, a temperature, and weights."""
 
 from __future__ import annotations
 
@@ -219,19 +219,3 @@ def tempered(log_probs: Tensor, value: float | Tensor, beside: Tensor | None = N
     if beside is None:
         return log_probs if isinstance(value, float) and value == 1.0 else (log_probs / value).log_softmax(-1)
     return (log_probs / value + beside).log_softmax(-1)
-
-
-def conformal_quantile(scores: Floats, coverage: float) -> Floats:
-    """The ``ceil((n + 1) coverage)``-th smallest score of every output (Lei et al. 2018), ``(n, K)`` to ``(K,)``.
-
-    Raises:
-        ValueError: Too few scores for the coverage.
-    """
-    rank = math.ceil((len(scores) + 1) * coverage - 1e-12)
-    if rank > len(scores):
-        raise ValueError(
-            f"coverage must be at most n / (n + 1) = {len(scores) / (len(scores) + 1):.4g} with {len(scores)} "
-            f"calibration rows, got {coverage!r}"
-        )
-    result: Floats = np.sort(scores, axis=0)[rank - 1]
-    return result

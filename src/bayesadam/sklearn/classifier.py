@@ -9,15 +9,20 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
+from sklearn.utils import check_random_state
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from bayesadam.conformal import conformal_quantile
+from bayesadam.conformal.sets import scores, sets_of_scores, uniforms
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
+from bayesadam.sklearn.conformal import SETS, LeftOutScores, check_method
 from bayesadam.sklearn.linear import LinearPart, linear_parts
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_single, weighed
@@ -134,6 +139,88 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
+    def predict_set(
+        self,
+        X: ArrayLike,
+        *,
+        coverage: float = 0.95,
+        method: str = "bayes",
+        randomized: bool = False,
+        random_state: Any = 0,
+    ) -> Array:
+        """Sets of labels that contain the actual one with a given probability, ``(N, C)`` bool, as ``classes_``.
+
+        A set holds the most probable labels, up to the first with which the sum of their probabilities reaches ``tau``.
+        ``"bayes"`` takes ``coverage`` for ``tau``, and trusts the probabilities. The other methods are conformal
+        (adaptive prediction sets, Romano et al. 2020): they are right for exchangeable rows even where the
+        probabilities are wrong, on average over the rows.
+
+        Args:
+            X: ``(N, D)``.
+            coverage: Probability that the actual label is in the set, in (0, 1).
+            method: ``"bayes"``; nothing is guaranteed.
+
+                ``"split"``: by the rows given to :meth:`conformalize`. At least ``coverage`` is guaranteed.
+
+                ``"cross"``: by the rows that members left out in training, which costs no rows (CV+). The theorem
+                guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``, if a fold has no influence at
+                all on its model. Here folds share the scales, the temperature and the number of epochs, the model of a
+                row is the mean of the two members that left it out, and the regressions of a new row are those by all
+                rows, so that it holds approximately. Needs ``calibrate=True``.
+            randomized: Leave out the last label of a set at random, with the probability that makes the coverage of
+                conformal sets exact, and not larger than asked for. Sets may then be empty.
+            random_state: Of these random numbers.
+
+        Raises:
+            ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
+                are too few for.
+        """
+        if not 0 < coverage < 1:
+            raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
+        check_is_fitted(self, "posterior_")
+        known = getattr(self, "conformal_scores_", {})
+        check_method(method, SETS, known, self._left_out)
+        seed = int(check_random_state(random_state).randint(2**31 - 1))
+        kept = self._left_out
+        rows = known["split"] if method == "split" else kept.scores if method == "cross" and kept else np.zeros((0, 2))
+        if method != "cross":
+            probs = self.predictive(X).probs.cpu()
+        else:
+            assert kept is not None
+            probs = torch.cat([kept.models(self._member_probs(part)) for part in self._in_parts(X)], dim=1)
+        draws = uniforms(len(rows) + probs.shape[-2], seed, probs.device) if randomized else None
+        own = torch.from_numpy(rows[:, 0])
+        if draws is not None:
+            own = own + (1.0 - draws[: len(rows)]) * torch.from_numpy(rows[:, 1])
+        new = scores(probs, None if draws is None else draws[len(rows) :])
+        if method == "cross":
+            assert kept is not None
+            return sets_of_scores(own, torch.from_numpy(kept.folds), new, coverage).numpy()
+        if method == "split":
+            return (new <= conformal_quantile(own, coverage)).numpy()
+        return (new < coverage).numpy()
+
+    def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPClassifier:
+        """Keep what held-out rows say, for sets of labels with guaranteed coverage.
+
+        Args:
+            X: Rows that ``fit`` has not seen, ``(n, D)``.
+            y: Their labels, ``(n,)``.
+
+        Raises:
+            ValueError: A label that is not among ``classes_``, or not one for every row.
+        """
+        probs = self.predictive(X).probs.cpu()
+        labels = np.asarray(y)
+        if labels.shape != (len(probs),):
+            raise ValueError(f"y must be of shape {(len(probs),)}, got {labels.shape}")
+        if not np.isin(labels, self.classes_).all():
+            unknown = labels[~np.isin(labels, self.classes_)]
+            raise ValueError(f"y must have labels of classes_ only, got {np.unique(unknown).tolist()!r}")
+        codes = torch.from_numpy(np.searchsorted(self.classes_, labels))
+        self.conformal_scores_ = {"split": _of_labels(probs, codes).numpy()}
+        return self
+
     def predictive(self, X: ArrayLike) -> ClassificationPredictive:
         """The whole predictive distribution in float64, with ``entropy`` and ``mutual_information``.
 
@@ -169,7 +256,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             checked = self._validated(X, y, classes=classes, sample_weight=sample_weight)
             rows = weighed(*checked, sample_weight, groups)
             self._learn_scales(*rows)
-            self._linear, self._networks_only = [], True
+            self._networks_only = True
             return self._train(*rows, None, on_epoch)
         if classes is not None and not np.array_equal(np.unique(np.asarray(classes)), self.classes_):
             raise ValueError(f"classes must be those of the first call, {self.classes_!r}, got {classes!r}")
@@ -180,10 +267,6 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     _linear: list[LinearPart]
     _networks_only: bool
     """Whether there are networks only, as what goes on learning has."""
-
-    def _forget(self) -> None:
-        super()._forget()
-        self._linear, self._networks_only = [], False
 
     def _validated(
         self,
@@ -212,6 +295,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
+        self._linear, self._networks_only = [], False
 
     def _targets(self, y: Array) -> Tensor:
         return torch.from_numpy(y).to(self.device)
@@ -237,6 +321,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         known = None if before is None or not self.calibrate else float(before["temperature"])
         self.calibration_ = {"temperature": known or 1.0, "linear": [] if before is None else before["linear"]}
         rows = divided.rows
+        self._left_out = None
         if not self.calibrate or len(rows) < 2:
             return
         place = np.zeros(len(inputs), dtype=np.int64)
@@ -257,17 +342,21 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         whole = (filled[rows] == several).nonzero()[0]  # all, but where partitions are uneven
         log_probs = found[0].flatten(0, 1)[:, whole]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
+        parts = []
         if before is None and not self._networks_only:
             parts = linear_parts(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
-            if parts:
-                self._linear = [part for part, _ in parts]
-                linear = torch.from_numpy(np.stack([unseen[rows][whole] for _, unseen in parts]))
-                alone = temperature(log_probs, labels, own_weight)
-                share, weights = pool(tempered(log_probs, alone), linear, labels, own_weight)
-                self.calibration_ = {"temperature": alone / share, "linear": weights}
-                return
-        beside = self._beside(inputs[torch.from_numpy(rows[whole]).to(inputs.device)])
-        self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, known, beside)
+        if parts:
+            self._linear = [part for part, _ in parts]
+            unseen = torch.from_numpy(np.stack([log_probs[rows][whole] for _, log_probs in parts]))
+            alone = temperature(log_probs, labels, own_weight)
+            share, weights = pool(tempered(log_probs, alone), unseen, labels, own_weight)
+            self.calibration_ = {"temperature": alone / share, "linear": weights}
+            beside = torch.tensordot(torch.tensor(weights, dtype=unseen.dtype), unseen, 1)
+        else:
+            beside = self._beside(inputs[torch.from_numpy(rows[whole]).to(inputs.device)])
+            self.calibration_["temperature"] = temperature(log_probs, labels, own_weight, known, beside)
+        probs = tempered(log_probs, self.calibration_["temperature"], beside).exp().mean(0)
+        self._left_out = LeftOutScores.of(divided.left_out[:, rows[whole]], _of_labels(probs, labels).numpy())
 
     def _beside(self, X: Tensor) -> Tensor | None:
         """Weighted sum of the regressions' log probabilities, ``(N, C)``; ``None`` without regressions."""
@@ -277,9 +366,20 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         pairs = zip(self.calibration_["linear"], self._linear, strict=True)
         return torch.from_numpy(sum(weight * part.log_probs(inputs) for weight, part in pairs))
 
+    def _member_probs(self, X: Tensor) -> Tensor:
+        """Calibrated probabilities by every member, each in a pool with the regressions, ``(M, N, C)``."""
+        at, beside = self.calibration_["temperature"], self._beside(X)
+        found = [tempered(_log_probs(pred), at, beside).exp().mean(0) for pred in self._all_predictions(X)]
+        return torch.stack(found)
+
     def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
         """Of posterior samples of a member, ``(S, N, C)`` float64, before the calibration."""
         return _log_probs(self._predictions(X, member))
+
+
+def _of_labels(probs: Tensor, codes: Tensor) -> Tensor:
+    """The sum of the probabilities above that of the actual label, and its own, ``(N, 2)``."""
+    return torch.stack([values.gather(1, codes[:, None])[:, 0] for values in (scores(probs), probs)], dim=1)
 
 
 def _log_probs(pred: Predictive) -> Tensor:

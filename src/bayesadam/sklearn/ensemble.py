@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -10,25 +11,30 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from bayesadam.conformal.cross import intervals_of_errors
+from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, Likelihood
 from bayesadam.predictive import MixturePredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn import likelihoods
+from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP
 from bayesadam.sklearn.calibration import Scales
+from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.reach import Reach
+from bayesadam.sklearn.training import weighted_mean
 
 
 class RegressionEnsemble(BayesianMLP):
-    """The ensemble of a regression: its variances, calibrated by the rows that the members leave out."""
+    """The ensemble of a regression: variances and cross-conformal intervals by the rows that members leave out."""
 
     noise: str | float
 
     likelihood_: Any
     _several: bool
     _template: Likelihood
+    _functions: list[Monotone]
     _y_mean: Array
     _y_std: Array
     _patterns: list[NoisePattern | None]
@@ -79,6 +85,7 @@ class RegressionEnsemble(BayesianMLP):
             known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
             scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
         rows = divided.rows
+        self._left_out = None
         if self.calibrate and self._gaussian and len(rows) >= 2:
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
             for member in np.flatnonzero(divided.left_out.any(1)).tolist():
@@ -86,6 +93,7 @@ class RegressionEnsemble(BayesianMLP):
                 found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
             residual = as_array(targets)[rows] - mean
+            self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual))
             own_inputs = as_array(inputs)[rows]
             described = self.noise if self._known_noise or self._learned_noise else "constant"
             for output in range(width):
@@ -123,7 +131,7 @@ class RegressionEnsemble(BayesianMLP):
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
         """Mean, epistemic and aleatoric variance of the ensemble, calibrated, each ``(N, K)``."""
-        found = np.stack([_parts(pred) for pred in self._all_predictions(X)], axis=1)
+        found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
         mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
         aleatoric = self.calibration_["aleatoric"] * aleatoric
@@ -135,9 +143,23 @@ class RegressionEnsemble(BayesianMLP):
             epistemic = epistemic + self._reach.leverage(inputs)[:, None] * aleatoric
         return mean, epistemic, aleatoric
 
+    def _cross_interval(self, X: ArrayLike, coverage: float) -> Array:
+        """By the rows that members left out; on the scale of the training, and then transformed back."""
+        kept = self._left_out
+        assert kept is not None
+        errors, folds = torch.from_numpy(kept.scores), torch.from_numpy(kept.folds)
+        parts = []
+        for part in self._in_parts(X):
+            means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
+            ends = intervals_of_errors(errors, folds, kept.models(means), coverage)
+            values = [self._y_mean + self._y_std * as_array(end) for end in ends]
+            parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
+        found = np.concatenate(parts)
+        return found if self._several else found[:, 0]
+
     def _member(self, X: Tensor, member: int) -> Array:
         """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
-        return _parts(self._predictions(X, member))
+        return _member_moments(self._predictions(X, member))
 
     def _moments(self, parts: Array, there: Array) -> tuple[Array, Array, Array]:
         """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
@@ -148,8 +170,22 @@ class RegressionEnsemble(BayesianMLP):
             spread = spread + ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
         return center, spread, noise
 
+    def _center(self, pred: Predictive) -> Tensor:
+        return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
 
-def _parts(pred: Predictive) -> Array:
+    def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
+        """Log mean squared error, summed over the outputs: what a Gaussian with that variance has as NLL, twice.
+
+        Of other likelihoods the negative log density, with the parameters that the training starts with.
+        """
+        if not self._gaussian:
+            likelihood = copy.deepcopy(self._template).to(center.device)
+            with torch.no_grad():
+                return -float(weighted_mean(likelihood.log_density(center, targets).double(), weight))
+        return float(weighted_mean((center - targets).double().square(), weight).log().sum())
+
+
+def _member_moments(pred: Predictive) -> Array:
     """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
     assert isinstance(pred, RegressionPredictive)
     return as_array(torch.stack([pred.mean, pred.epistemic, pred.aleatoric]))

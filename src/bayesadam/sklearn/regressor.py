@@ -15,20 +15,21 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from bayesadam import conformal
+from bayesadam.conformal.split import absolute_errors, around, deviations, scaled_errors
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
 from bayesadam.predictive import GaussianPredictive, MixturePredictive
-from bayesadam.predictive.result import Predictive
 from bayesadam.predictive.transformed import TransformedPredictive
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, continues
-from bayesadam.sklearn.calibration import conformal_quantile
 from bayesadam.sklearn.choice import choose
+from bayesadam.sklearn.conformal import INTERVALS, check_method
 from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
-from bayesadam.sklearn.training import TrainingStatus, weighted_mean
+from bayesadam.sklearn.training import TrainingStatus
 
 
 class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[misc]
@@ -198,43 +199,51 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         pred = GaussianPredictive(*(torch.from_numpy(rows if self._several else rows[:, 0]) for rows in values))
         return target_transform.in_units(pred, self._functions)
 
-    def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, conformal: bool = False) -> Array:
-        """Central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
+    def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
+        """Intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
 
-        Conformal intervals are central around the mean, or with a transform of the targets around the median.
+        ``"bayes"`` trusts the predictive distribution. The other methods are conformal (:mod:`bayesadam.conformal`):
+        they are right for exchangeable rows even where the distribution is wrong, on average over the rows. With a
+        transform of the targets, their errors are those of the transformed targets.
 
         Args:
             X: ``(N, D)``.
             coverage: Probability that a target is inside, in (0, 1).
-            conformal: Widen or narrow the intervals such that they cover at least so many of the rows given to
-                :meth:`conformalize`; exchangeable new rows are then covered with at least this probability (Lei et
-                al. 2018), whatever is wrong with the model.
+            method: ``"bayes"``: central intervals of the predictive distribution; nothing is guaranteed.
+
+                ``"split"``: the mean plus and minus one width for all rows. At least ``coverage`` is guaranteed (Lei et
+                al. 2018, Theorem 2.2). It needs :meth:`conformalize`.
+
+                ``"adaptive"``: the mean plus and minus a multiple of the predicted standard deviation, with the same
+                guarantee (Lei et al. 2018, section 5.2). It needs :meth:`conformalize`.
+
+                ``"cross"``: by the errors on the rows that members left out in training, which costs no rows (CV+,
+                Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 -
+                coverage``, if a fold has no influence at all on its model. Here folds share the scales, the transform
+                of the targets and the number of epochs, and the model of a row is the mean of the two members that
+                left it out, so that it holds approximately. Needs a Gaussian likelihood and ``calibrate=True``.
 
         Raises:
-            ValueError: A coverage out of range, or one that the rows are too few for.
+            ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
+                are too few for.
         """
         if not 0 < coverage < 1:
             raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
-        if conformal and not hasattr(self, "conformal_scores_"):
-            raise ValueError("conformal must be False before conformalize(X, y) with held-out rows, got True")
+        check_is_fitted(self, "posterior_")
+        known = getattr(self, "conformal_scores_", {})
+        check_method(method, INTERVALS, known, self._left_out)
+        if method == "cross":
+            return self._cross_interval(X, coverage)
         pred = self.predictive(X)
-        if not conformal and not isinstance(pred, GaussianPredictive):
+        if method == "bayes":
             return as_array(pred.quantile([0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage]).movedim(0, -1))
-        width: Any = torch.special.ndtri(torch.tensor(0.5 + 0.5 * coverage, dtype=torch.float64)).item()
-        if conformal:
-            width = conformal_quantile(self.conformal_scores_, coverage)
-            width = width if self._several else width[0]
-        base = pred.base if isinstance(pred, TransformedPredictive) else pred
-        mean, half = as_array(base.mean), width * as_array(base.variance.sqrt())
-        ends = [mean - half, mean + half]
-        if isinstance(pred, TransformedPredictive):
-            ends = [as_array(pred.inverse(torch.from_numpy(end))) for end in ends]
-        return np.stack(ends, axis=-1)
+        width = conformal.conformal_quantile(torch.from_numpy(known[method]), coverage)
+        width = width if self._several else width[0]
+        ends = around(pred, width * deviations(pred) if method == "adaptive" else width)
+        return np.stack([as_array(end) for end in ends], axis=-1)
 
     def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
-        """Keep the errors of held-out rows, in predicted standard deviations, for intervals with guaranteed coverage.
-
-        With a transform of the targets they are errors of the transformed targets.
+        """Keep the errors of held-out rows, for the intervals ``"split"`` and ``"adaptive"`` with guaranteed coverage.
 
         Args:
             X: Rows that ``fit`` has not seen, ``(n, D)``.
@@ -247,11 +256,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
         if target.shape != pred.mean.shape:
             raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
-        if isinstance(pred, TransformedPredictive):
-            self._require_allowed(target.reshape(len(target), -1))
-            target, pred = as_array(pred.transform(torch.tensor(target))), pred.base
-        scores = np.abs(target - as_array(pred.mean)) / as_array(pred.variance.sqrt())
-        self.conformal_scores_ = scores.reshape(len(scores), -1)
+        self._require_allowed(target.reshape(len(target), -1))
+        values = torch.tensor(target, device=pred.device)
+        found = {"split": absolute_errors(pred, values), "adaptive": scaled_errors(pred, values)}
+        self.conformal_scores_ = {name: as_array(scores).reshape(len(target), -1) for name, scores in found.items()}
         return self
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
@@ -392,17 +400,3 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         if self.likelihood_ == "gaussian":
             return Gaussian(torch.full((outputs,), 10.0), learned=True).float()
         return likelihoods.made(self.likelihood_, outputs).float()
-
-    def _center(self, pred: Predictive) -> Tensor:
-        return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
-
-    def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
-        """Log mean squared error, summed over the outputs: what a Gaussian with that variance has as NLL, twice.
-
-        Of other likelihoods the negative log density, with the parameters that the training starts with.
-        """
-        if not self._gaussian:
-            likelihood = copy.deepcopy(self._template).to(center.device)
-            with torch.no_grad():
-                return -float(weighted_mean(likelihood.log_density(center, targets).double(), weight))
-        return float(weighted_mean((center - targets).double().square(), weight).log().sum())

@@ -21,6 +21,7 @@ from bayesadam.sklearn import likelihoods as likelihood_names
 from bayesadam.sklearn import target_transform
 from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
+from bayesadam.sklearn.conformal import INTERVALS, SETS, LeftOutScores
 from bayesadam.sklearn.linear import LinearPart
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.network import perceptron
@@ -31,7 +32,8 @@ from bayesadam.sklearn.regressor import BayesianMLPRegressor
 VERSION = 4
 """Since version 2 there are digests, and ``model.json`` tells that of its posterior. Since version 3 a regression tells
 its likelihood, the transforms of its targets and how the noise depends on the inputs, and the variance between members
-counts. Since version 4 a classification tells its regressions beside the networks."""
+counts. Since version 4 a classification tells its regressions beside the networks, and ``left_out`` what members said
+of the rows that they left out, for conformal predictions, which files without it cannot make by "cross"."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
 """What ``model.json`` will be once the posterior that it belongs to is there."""
@@ -90,8 +92,10 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
                 {name: value.tolist() for name, value in likelihood.state_dict().items()}
                 for likelihood in estimator._likelihoods
             ]
-        if hasattr(estimator, "conformal_scores_"):
-            told["conformal_scores"] = estimator.conformal_scores_.tolist()
+    if estimator._left_out is not None:
+        told["left_out"] = estimator._left_out.record()
+    if hasattr(estimator, "conformal_scores_"):
+        told["conformal_scores"] = {name: found.tolist() for name, found in estimator.conformal_scores_.items()}
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     with files.whole_file(path / POSTERIOR) as temporary:
@@ -202,16 +206,13 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         for name, values in estimator.calibration_.items():
             if values.shape != shape or (values < 0).any():
                 raise ValueError(f"{name} must be numbers of at least 0, got {values.tolist()!r}")
-        if "conformal_scores" in told:
-            estimator.conformal_scores_ = _finite("conformal_scores", told["conformal_scores"])
-            if estimator.conformal_scores_.shape[1:] != shape:
-                raise ValueError(f"conformal_scores must be of shape (N, {len(estimator._y_mean)})")
         estimator._template = estimator._likelihood_of(len(estimator._y_mean))
         likelihoods = _likelihoods(estimator, told, members)
         _read_noise(estimator, told)
     if len(likelihoods) != members:
         raise ValueError(f"likelihoods must be {members}, got {len(likelihoods)}")
     _check_sizes(estimator, posterior)
+    _read_conformal(estimator, told, members)
     estimator._likelihoods = [likelihood.to(estimator.device) for likelihood in likelihoods]
     estimator.network_ = estimator._network(len(estimator._x_mean))
     estimator.posterior_ = posterior
@@ -278,6 +279,22 @@ def _read_linear(estimator: Any, told: dict[str, Any]) -> None:
     estimator.calibration_["linear"] = weights.tolist()
     sizes = (len(estimator._x_mean), len(estimator.classes_))
     estimator._linear = [LinearPart.read(record, *sizes) for record in records]
+
+
+def _read_conformal(estimator: Any, told: dict[str, Any], members: int) -> None:
+    """What is known of rows that members left out, and of held-out rows; at first there was one list of the latter."""
+    regression = isinstance(estimator, BayesianMLPRegressor)
+    width = len(estimator._y_mean) if regression else 2
+    kept = told.get("left_out")
+    estimator._left_out = None if kept is None else LeftOutScores.read(kept, members, width)
+    if "conformal_scores" not in told:
+        return
+    record = told["conformal_scores"]
+    record = {"adaptive": record} if isinstance(record, list) else dict(record)
+    estimator.conformal_scores_ = {name: _finite("conformal_scores", values) for name, values in record.items()}
+    for name, values in estimator.conformal_scores_.items():
+        if name not in (INTERVALS if regression else SETS) or values.ndim != 2 or values.shape[1] != width:
+            raise ValueError(f"conformal_scores must be of shape (N, {width}), got {name!r} of {values.shape}")
 
 
 def _check_sizes(estimator: Any, posterior: Mixture) -> None:

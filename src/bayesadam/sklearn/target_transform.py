@@ -105,6 +105,13 @@ def transformed(functions: Sequence[Monotone], target: Floats) -> Floats:
     return np.stack(columns, axis=1)
 
 
+def inverted(functions: Sequence[Monotone], values: Floats) -> Floats:
+    """Every column of transformed targets, ``(N, K)``, transformed back; at least the least value of its target."""
+    pairs = zip(functions, values.T, strict=True)
+    columns = [np.maximum(function.inverse(torch.tensor(own)).numpy(), function.least) for function, own in pairs]
+    return np.stack(columns, axis=1)
+
+
 def mean_log_slope(functions: Sequence[Monotone], target: Floats) -> float:
     """Mean over the rows of the log slopes, summed over the targets ``(N, K)``."""
     pairs = zip(functions, target.T, strict=True)

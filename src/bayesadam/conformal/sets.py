@@ -1,0 +1,147 @@
+"""Sets of classes that contain the actual class with a guaranteed probability: adaptive prediction sets (APS)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bayesadam.conformal.cross import check_folds
+from bayesadam.conformal.quantile import conformal_quantile, conformal_rank
+from bayesadam.predictive.result import ClassificationPredictive
+
+
+def prediction_set(
+    calibration: ClassificationPredictive | Tensor,
+    labels: Tensor,
+    prediction: ClassificationPredictive | Tensor,
+    *,
+    coverage: float = 0.95,
+    randomized: bool = False,
+    seed: int = 0,
+) -> Tensor:
+    """Return adaptive prediction sets (Romano et al. 2020): few classes where the model is sure.
+
+    A set holds the most probable classes, up to the first with which their probabilities sum to ``tau`` or more. With
+    calibrated probabilities ``tau`` would be ``coverage``; here it is the :func:`conformal_quantile` of the sums that
+    the actual classes of calibration rows would have needed. The actual class of a new row is in the set with a
+    probability of at least ``coverage``, whatever the probabilities are worth (Romano et al. 2020, Theorem 1).
+
+    Args:
+        calibration: Predictions of ``n`` rows that the model was not trained on: a predictive distribution, or
+            probabilities ``(n, C)``.
+        labels: Numbers of their classes, ``(n,)``.
+        prediction: Predictions of the new rows, likewise.
+        coverage: In (0, 1).
+        randomized: Leave out the last class of a set at random, with the probability that makes the coverage exact: it
+            is then at most ``coverage + 1 / (n + 1)``. Sets are smaller, may be empty, and depend on the seed. Without
+            it, every set has the most probable class.
+        seed: Seed of these random numbers.
+
+    Returns:
+        Whether a class is in the set, ``(N, C)`` bool.
+
+    Raises:
+        ValueError: Shapes that do not fit together, labels out of range, probabilities that are nan, or fewer rows than
+            the coverage needs.
+    """
+    known, new = _probs(calibration), _probs(prediction)
+    draws = uniforms(len(known) + len(new), seed, known.device) if randomized else None
+    own = _own(scores(known, None if draws is None else draws[: len(known)]), labels)
+    tau = conformal_quantile(own, coverage)
+    return scores(new, None if draws is None else draws[len(known) :]) <= tau
+
+
+def cross_prediction_set(
+    left_out: Tensor,
+    labels: Tensor,
+    folds: Tensor,
+    predictions: Tensor,
+    *,
+    coverage: float = 0.95,
+    randomized: bool = False,
+    seed: int = 0,
+) -> Tensor:
+    """Return adaptive prediction sets by CV+: every training row calibrates, by a model that has not seen it.
+
+    Model ``k`` was trained without the rows of fold ``k``. A class is in the set unless too many training rows needed a
+    smaller sum of probabilities than it would, both by the models of these rows (Romano et al. 2020). The
+    guarantee is that of :func:`cross_interval`: at least ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``
+    (Theorem 2).
+
+    Args:
+        left_out: Probabilities of the ``n`` training rows, each by the model that has not seen it, ``(n, C)``.
+        labels: Numbers of their classes, ``(n,)``.
+        folds: Number of the fold of each row, from 0 to ``F - 1``, ``(n,)``.
+        predictions: Probabilities of the new rows by all models, ``(F, N, C)``.
+        coverage: In [0.5, 1); below that nothing is guaranteed.
+        randomized: As of :func:`prediction_set`.
+        seed: As of :func:`prediction_set`.
+
+    Returns:
+        Whether a class is in the set, ``(N, C)`` bool.
+
+    Raises:
+        ValueError: Shapes that do not fit together, a fold without predictions, labels out of range, probabilities that
+            are nan, a coverage out of range, or fewer rows than it needs.
+    """
+    known, new = _probs(left_out), predictions.double()
+    if new.ndim != 3 or new.shape[2] != known.shape[1]:
+        raise ValueError(f"predictions must be of shape (F, N, {known.shape[1]}), got {tuple(new.shape)}")
+    draws = uniforms(len(known) + new.shape[1], seed, known.device) if randomized else None
+    own = _own(scores(known, None if draws is None else draws[: len(known)]), labels)
+    return sets_of_scores(own, folds, scores(new, None if draws is None else draws[len(known) :]), coverage)
+
+
+def sets_of_scores(own: Tensor, folds: Tensor, new: Tensor, coverage: float) -> Tensor:
+    """Return the sets of :func:`cross_prediction_set` from scores of training rows, ``(n,)``, and of new ones."""
+    check_folds(folds, len(own), len(new))
+    if not coverage >= 0.5:
+        raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal sets, got {coverage!r}")
+    rank = conformal_rank(len(own), coverage)
+    smaller = torch.zeros(new.shape[1:], dtype=torch.int64, device=new.device)
+    for fold, values in enumerate(new):
+        smaller += torch.searchsorted(own[folds == fold].sort().values, values.contiguous())
+    return smaller < rank
+
+
+def scores(probs: Tensor, draws: Tensor | None = None) -> Tensor:
+    """Return the least ``tau`` for which each class is in the set, of the shape of ``probs``.
+
+    That is the sum of all larger probabilities, and with random numbers ``u`` in ``draws`` also ``(1 - u)`` times its
+    own, which leaves the last class of a set out where ``u`` is large.
+
+    Args:
+        probs: ``(..., N, C)``.
+        draws: ``(N,)``, uniform in [0, 1); ``None``: not randomised, which is ``u = 1``.
+    """
+    if probs.isnan().any():
+        raise ValueError("probabilities must be numbers, got nan")
+    sorted_, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+    before = sorted_.cumsum(-1) - sorted_
+    before[..., 0] = 0.0
+    if draws is not None:
+        before = before + (1.0 - draws).unsqueeze(-1) * sorted_
+    return torch.empty_like(before).scatter_(-1, order, before)
+
+
+def uniforms(count: int, seed: int, device: torch.device) -> Tensor:
+    """Return random numbers in [0, 1), ``(count,)`` float64, the same on every device."""
+    return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(device)
+
+
+def _probs(prediction: ClassificationPredictive | Tensor) -> Tensor:
+    probs = prediction.double() if isinstance(prediction, Tensor) else prediction.class_probs.double()
+    if probs.ndim != 2 or probs.shape[1] < 2:
+        raise ValueError(f"probabilities must be of shape (N, C) with at least 2 classes, got {tuple(probs.shape)}")
+    return probs
+
+
+def _own(values: Tensor, labels: Tensor) -> Tensor:
+    """Values of the actual classes, ``(n,)``."""
+    if labels.shape != values.shape[:1] or labels.is_floating_point():
+        raise ValueError(
+            f"labels must be whole numbers of shape {tuple(values.shape[:1])}, got {labels.dtype} {tuple(labels.shape)}"
+        )
+    if len(labels) and not (0 <= labels.min() and labels.max() < values.shape[1]):
+        raise ValueError(f"labels must be in [0, {values.shape[1]}), got {int(labels.min())} to {int(labels.max())}")
+    return values.gather(1, labels.long().unsqueeze(1))[:, 0]

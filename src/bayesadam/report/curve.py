@@ -1,0 +1,81 @@
+"""The verdict on uncertainty: the whole calibration curve, and what so many rows can tell about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bayesadam.report.chance import LEVEL, binomial_p, chi_squared_p, share_range, uniform_p
+from bayesadam.report.values import Array, columns, equal_counts, percent
+
+NARROW = 0.12
+"""Width of a confidence interval from which on nothing is said about a share."""
+
+MANY = 200
+"""Rows with which a curve that is 0.1 off anywhere would be noticed."""
+
+_PER_GROUP = 10
+
+
+def intervals(held: Mapping[str, Any], inside: int, rows: int, nominal: float) -> str:
+    """What the held-out rows say about intervals, as the end of a sentence on how many are covered.
+
+    The curve of all levels is tested beside the one level that is printed, each at half of 5%.
+
+    Args:
+        held: Columns of the held-out rows; of "pit" the levels are taken, if it is there.
+        inside: Rows inside of their intervals.
+        rows: All of them.
+        nominal: What the intervals promise.
+    """
+    (pit,) = columns(held, "pit")
+    tests = 2.0 if len(pit) else 1.0
+    if binomial_p(inside, rows, nominal) < LEVEL / tests:
+        too_few = inside < nominal * rows
+        return (
+            "less than they promise: they are too narrow"
+            if too_few
+            else ("more than they promise: they are wider than need be")
+        )
+    if len(pit):
+        chance, level, reached = uniform_p(2.0 * np.abs(pit - 0.5))
+        if chance < LEVEL / tests:
+            kind = "narrow" if reached < level else "wide"
+            return f"but those of other levels are too {kind}: {percent(level)} intervals cover {percent(reached)}"
+    low, high = share_range(inside, rows)
+    if high - low > NARROW:
+        return f"which says little: of all rows they may cover anything from {percent(low)} to {percent(high)}"
+    return "as they should, at this level and all others" if len(pit) >= MANY else "as they should"
+
+
+def probabilities(confidence: Array, right: Array) -> str:
+    """What the held-out rows say about the probabilities of predicted classes, as the end of a sentence.
+
+    The difference on average is tested, and then those of ten groups by confidence together (Hosmer and Lemeshow 1980),
+    each at half of 5%.
+    """
+    gap = float(confidence.mean() - right.mean())
+    noise = float(np.sqrt((confidence * (1.0 - confidence)).sum())) / len(right)
+    if abs(gap) > 2.2414 * noise:
+        return "too sure of itself" if gap > 0 else "more careful than it need be"
+    groups = equal_counts(confidence, 10, _PER_GROUP)
+    expected = np.array([confidence[group].mean() for group in groups])
+    actual = np.array([right[group].mean() for group in groups])
+    variance = [
+        max(float((confidence[group] * (1.0 - confidence[group])).mean()), 1e-4) / len(group) for group in groups
+    ]
+    terms = (actual - expected) ** 2 / np.array(variance)
+    if len(groups) > 2 and chi_squared_p(float(terms.sum()), len(groups)) < 0.5 * LEVEL:
+        worst = int(terms.argmax())
+        kind = "too sure" if actual[worst] < expected[worst] else "too careful"
+        return (
+            "as sure as it should be on average, but not everywhere: of the "
+            f"{len(groups[worst])} rows called with about {percent(expected[worst])} confidence "
+            f"{percent(actual[worst])} are right, where it is {kind}"
+        )
+    low, high = share_range(round(float(right.sum())), len(right))
+    if high - low > NARROW:
+        return f"which may be as it should: of all rows anything from {percent(low)} to {percent(high)} may be right"
+    return "as sure as it should be"

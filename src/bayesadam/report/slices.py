@@ -1,0 +1,104 @@
+"""Where uncertainty fails: coverage by values of the inputs, tested with the number of groups in mind."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bayesadam.report.chance import LEVEL, binomial_p, holm, normal_p
+from bayesadam.report.regression import LEVEL as NOMINAL
+from bayesadam.report.values import binomial_range, percent
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Rows with similar values of one input.
+
+    Attributes:
+        name: Of the input.
+        values: In words.
+        rows: How many.
+        right: How many are inside of their intervals, or in the predicted class.
+        expected: How many should be.
+        p: Of this difference, or a larger one, by chance.
+        chance: The range of ``right`` that chance allows, as shares.
+    """
+
+    name: str
+    values: str
+    rows: int
+    right: int
+    expected: float
+    p: float
+    chance: tuple[float, float]
+
+
+def slices(parts: Sequence[Mapping[str, Any]]) -> list[Slice]:
+    """Of what the run keeps: "expected" and "variance" are there for classes only."""
+    found = []
+    for part in parts:
+        rows, right = int(part["rows"]), int(part["right"])
+        if part.get("expected") is None:
+            low, high = (float(bound[0]) / rows for bound in binomial_range(rows, NOMINAL))
+            test = (NOMINAL * rows, binomial_p(right, rows, NOMINAL), (low, high))
+        else:
+            expected, std = float(part["expected"]), math.sqrt(max(float(part["variance"]), 1e-4 * rows))
+            ends = [(expected + side * 1.96 * std) / rows for side in (-1, 1)]
+            test = (expected, normal_p((right - expected) / std), (max(0.0, ends[0]), min(1.0, ends[1])))
+        found.append(Slice(str(part["name"]), str(part["values"]), rows, right, *test))
+    return found
+
+
+def table(found: Sequence[Slice], task: str) -> dict[str, Any]:
+    """The sentence and the rows of the page's table, worst first."""
+    failed = holm([part.p for part in found])
+    order = sorted(range(len(found)), key=lambda i: (not failed[i], found[i].p))
+    return {
+        "sentence": sentence(found, failed, task),
+        "rows": [
+            (
+                found[i].name,
+                found[i].values,
+                f"{found[i].rows:,d}",
+                percent(found[i].right / found[i].rows),
+                percent(found[i].expected / found[i].rows),
+                " to ".join(percent(share) for share in found[i].chance),
+                failed[i],
+            )
+            for i in order
+        ],
+        "what": "inside" if task == "regression" else "right",
+    }
+
+
+def sentence(found: Sequence[Slice], failed: Sequence[bool], task: str) -> str:
+    """Which groups differ by more than chance; or that none does, and how much would have been noticed."""
+    what = f"the {NOMINAL:.0%} intervals cover" if task == "regression" else "the predicted class is right in"
+    worst = [part for part, out in sorted(zip(found, failed, strict=True), key=lambda pair: pair[0].p) if out]
+    looked = f"{len(found)} groups of rows were compared with what the model promises"
+    allowing = f"by more than chance, allowing for the number of comparisons (Holm's test at {LEVEL:.0%})"
+    if worst:
+        named = [
+            f"{percent(part.right / part.rows)} of the {part.rows:,d} rows with {part.name} {part.values} "
+            f"(promised: {percent(part.expected / part.rows)})"
+            for part in worst[:3]
+        ]
+        more = f", and {len(worst) - 3} more" if len(worst) > 3 else ""
+        return f"{looked}; {len(worst)} of them differ {allowing}: {what} {', '.join(named)}{more}."
+    return f"{looked}; none of them differs {allowing}{_noticed(found, task)}."
+
+
+def _noticed(found: Sequence[Slice], task: str) -> str:
+    """The coverage below which the smallest group would have been noticed."""
+    if task != "regression":
+        return ""
+    rows = min(part.rows for part in found)
+    level = LEVEL / len(found)
+    most = max(
+        (k for k in range(rows + 1) if k < NOMINAL * rows and binomial_p(k, rows, NOMINAL) <= level), default=None
+    )
+    if most is None:
+        return ""
+    return f". In a group of {rows:,d} rows, coverage of {percent(most / rows)} or less would have been noticed"

@@ -1,0 +1,249 @@
+"""Which inputs the predictions and their uncertainty depend on, and where intervals fail, by held-out rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from bayesadam.runs.held_out import Arrays
+from bayesadam.tabular import Preprocessing
+from bayesadam.tabular.columns import Column, Number
+from bayesadam.tabular.dates import Date
+from bayesadam.tabular.errors import row_place
+from bayesadam.tabular.findings import Findings
+from bayesadam.tabular.numbers import as_numbers
+
+ROWS, FEWEST, PREDICTIONS = 300, 40, 6_000
+"""Rows whose inputs are permuted: at most, at least, and times the number of inputs."""
+
+SHOWN, GRID, BACKGROUND, CLASSES = 3, 12, 50, 4
+"""Inputs whose effect is shown, values of each, rows that each value is tried in, and classes that are shown."""
+
+SLICED, PARTS, LEVELS, LEAST = 5, 4, 8, 10
+"""Inputs that coverage is split by, parts of a number, levels of a category, and rows of a part at least."""
+
+LEVEL = 0.9
+"""Of the band of a classification's effects."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A column of the table in the held-out rows.
+
+    Attributes:
+        name: Of the column.
+        features: Its columns of the matrix.
+        order: Numbers that sort the rows, NaN where the value is missing; of levels, their codes by frequency.
+        texts: The values, to read.
+        level: Whether values have no order.
+    """
+
+    name: str
+    features: slice
+    order: NDArray[np.float64]
+    texts: list[str]
+    level: bool
+
+    @property
+    def donors(self) -> list[int]:
+        """Rows with values that stand for all: quantiles, or the most frequent levels."""
+        known = np.flatnonzero(~np.isnan(self.order))
+        if self.level:
+            found = [int(known[self.order[known] == code][0]) for code in np.unique(self.order[known])]
+            return found[:LEVELS]
+        ranked = known[np.argsort(self.order[known], kind="stable")]
+        at = np.linspace(0.02, 0.98, GRID) * (len(ranked) - 1)
+        chosen = ranked[at.round().astype(int)] if len(ranked) else ranked
+        return [int(chosen[i]) for i in np.unique(self.order[chosen], return_index=True)[1]]
+
+
+def drivers(
+    estimator: Any,
+    preprocessing: Preprocessing,
+    table: pa.Table,
+    inputs: NDArray[np.float32],
+    held_out: Arrays,
+    seed: int,
+) -> dict[str, Any]:
+    """What the report shows of inputs; the work is bounded, whatever the table.
+
+    Args:
+        estimator: Fitted.
+        preprocessing: How columns became ``inputs``.
+        table: The held-out rows.
+        inputs: Their matrix, ``(N, D)``.
+        held_out: Their predictions.
+        seed: Of the rows drawn and of the permutation.
+
+    Returns:
+        "importance": by input, the NLL that is lost when its values are those of other rows ("nll", with the standard
+        error "error", in nats), and the change of the logarithm of the standard deviation, or of the entropy
+        ("spread"). "dependence": for the most important inputs, mean predictions if all rows had one value. "slices":
+        how many of the intervals, or predicted classes, are right by values of the most important inputs. Empty for
+        fewer than ``FEWEST`` rows.
+    """
+    if len(inputs) < FEWEST:
+        return {}
+    generator = np.random.default_rng(seed)
+    found = _inputs(preprocessing, table)
+    found = _most_related(found, inputs, held_out, PREDICTIONS // FEWEST)
+    importance = _importance(estimator, found, inputs, held_out, generator)
+    ranked = sorted(range(len(found)), key=lambda i: -_weight(importance[i]))
+    background = np.sort(generator.permutation(len(inputs))[:BACKGROUND])
+    return {
+        "rows": len(inputs),
+        "importance": [importance[i] for i in ranked],
+        "dependence": [_dependence(estimator, found[i], inputs, background, held_out) for i in ranked[:SHOWN]],
+        "slices": [part for i in ranked[:SLICED] for part in _slices(found[i], held_out)],
+    }
+
+
+def _weight(entry: dict[str, Any]) -> float:
+    """By what is known for sure of an input: two standard errors less, and its part in the uncertainty."""
+    return float(entry["nll"] - 2.0 * entry["error"]) + 0.1 * float(entry["spread"])
+
+
+def _inputs(preprocessing: Preprocessing, table: pa.Table) -> list[Input]:
+    found, start = [], 0
+    for column in preprocessing.inputs.columns:
+        own = slice(start, start + len(column.features))
+        found.append(_input(column, own, table.column(column.name)))
+        start = own.stop
+    return found
+
+
+def _input(column: Column, features: slice, values: pa.ChunkedArray) -> Input:
+    texts = ["missing" if value is None else str(value) for value in values.to_pylist()]
+    if isinstance(column, Number):
+        order = as_numbers(values, column.name, row_place, column.decimal, column.unit)
+        return Input(column.name, features, order, [f"{value:.6g}" for value in order], False)
+    if isinstance(column, Date):
+        days = np.asarray(column.encode(values, row_place, Findings())[:, 0], dtype=np.float64)
+        return Input(column.name, features, np.where(values.is_null().to_numpy(), np.nan, days), texts, False)
+    names, codes, counts = np.unique(np.array(texts, dtype=str), return_inverse=True, return_counts=True)
+    rank = np.empty(len(names))
+    rank[np.argsort(-counts, kind="stable")] = np.arange(len(names))
+    return Input(column.name, features, rank[codes.reshape(-1)], texts, True)
+
+
+def _most_related(found: list[Input], inputs: NDArray[np.float32], held_out: Arrays, most: int) -> list[Input]:
+    """Of very many inputs those whose values go with the predictions most, linearly."""
+    if len(found) <= most:
+        return found
+    predicted = held_out["mean"][:, None] if "mean" in held_out else held_out["probs"]
+    white = predicted - predicted.mean(0)
+    centered = inputs - inputs.mean(0)
+    size = np.maximum(np.sqrt((centered**2).sum(0)), 1e-12)
+    related = np.abs((white / np.maximum(np.linalg.norm(white, axis=0), 1e-12)).T @ (centered / size)).max(0)
+    order = np.argsort([-related[own.features].max() for own in found], kind="stable")[:most]
+    return [found[i] for i in sorted(order.tolist())]
+
+
+def _importance(
+    estimator: Any, found: list[Input], inputs: NDArray[np.float32], held_out: Arrays, generator: np.random.Generator
+) -> list[dict[str, Any]]:
+    """Each input in turn takes the values of other rows, by one cyclic permutation of rows in random order."""
+    count = min(len(inputs), ROWS, max(FEWEST, PREDICTIONS // len(found)))
+    rows = generator.permutation(len(inputs))[:count]
+    x, target = inputs[rows], held_out["y" if "y" in held_out else "label"][rows]
+    copies = np.repeat(x[None], len(found), axis=0)
+    for own, copy in zip(found, copies, strict=True):
+        copy[:, own.features] = np.roll(x[:, own.features], 1, axis=0)
+    nll, spread = _scores(estimator.predictive(copies.reshape(-1, x.shape[1])), np.tile(target, len(found)))
+    before = held_out["nll"][rows], _spread(held_out, rows)
+    entries = []
+    for own, more, change in zip(found, nll.reshape(-1, count), spread.reshape(-1, count), strict=True):
+        gain, change = more - before[0], np.abs(change - before[1])
+        gain = gain[np.isfinite(gain)]
+        error = float(gain.std(ddof=1) / np.sqrt(len(gain))) if len(gain) > 1 else 0.0
+        mean = float(gain.mean()) if len(gain) else 0.0
+        entries.append({"name": own.name, "nll": mean, "error": error, "spread": float(change.mean())})
+    return entries
+
+
+def _scores(pred: Any, target: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """NLL, and the logarithm of the standard deviation or the entropy, of every row."""
+    if hasattr(pred, "probs"):
+        values = -pred.log_prob(torch.as_tensor(target.astype(np.int64), device=pred.device)), pred.entropy
+    else:
+        y = torch.as_tensor(target, dtype=pred.mean.dtype, device=pred.device)
+        values = -pred.log_prob(y), 0.5 * pred.variance.log()
+    nll, spread = (value.double().cpu().numpy() for value in values)
+    return nll, spread
+
+
+def _spread(held_out: Arrays, rows: NDArray[Any]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = held_out["entropy"][rows] if "probs" in held_out else np.log(held_out["std"][rows])
+    return found
+
+
+def _dependence(
+    estimator: Any, own: Input, inputs: NDArray[np.float32], rows: NDArray[np.int64], held_out: Arrays
+) -> dict[str, Any]:
+    """Predictions of the same rows with one value after another of an input, averaged over the rows."""
+    donors = own.donors
+    copies = np.repeat(inputs[rows][None], len(donors), axis=0)
+    copies[:, :, own.features] = inputs[donors][:, None, own.features]
+    pred = estimator.predictive(copies.reshape(-1, inputs.shape[1]))
+    shape = (len(donors), len(rows))
+    shown: dict[str, Any] = {"name": own.name, "at": [own.texts[donor] for donor in donors]}
+    shown["order"] = None if own.level else [float(own.order[donor]) for donor in donors]
+    if not hasattr(pred, "probs"):
+        mean, epistemic, total = (
+            values.double().cpu().reshape(shape).mean(1) for values in (pred.mean, pred.epistemic, pred.variance)
+        )
+        return shown | {"mean": mean.tolist(), "epistemic": epistemic.sqrt().tolist(), "std": total.sqrt().tolist()}
+    draws = pred.log_probs.double().cpu().exp()
+    draws = draws.reshape(len(draws), *shape, -1).mean(2)  # (samples, values, classes)
+    ends = torch.quantile(draws, torch.tensor([0.5 - 0.5 * LEVEL, 0.5 + 0.5 * LEVEL], dtype=torch.float64), dim=0)
+    frequent = np.argsort(-held_out["probs"].mean(0), kind="stable")[:CLASSES].tolist()
+    if draws.shape[2] == 2:
+        frequent = [1]
+    curves = [
+        {
+            "label": c,
+            "mean": draws.mean(0)[:, c].tolist(),
+            "low": ends[0, :, c].tolist(),
+            "high": ends[1, :, c].tolist(),
+        }
+        for c in frequent
+    ]
+    return shown | {"classes": curves}
+
+
+def _slices(own: Input, held_out: Arrays) -> list[dict[str, Any]]:
+    """Rows in parts of equal size of a number, or by level; and how many were right, beside what was expected."""
+    missing = np.isnan(own.order)
+    parts = {"missing": missing}
+    if own.level:
+        parts |= {own.texts[donor]: own.order == own.order[donor] for donor in own.donors}
+    else:
+        known = own.order[~missing]
+        edges = np.unique(np.quantile(known, np.linspace(0, 1, PARTS + 1))) if len(known) else np.zeros(0)
+        for i in range(len(edges) - 1):
+            last = i + 2 == len(edges)
+            inside = (own.order >= edges[i]) & ((own.order <= edges[i + 1]) if last else (own.order < edges[i + 1]))
+            if inside.any():
+                rows = np.flatnonzero(inside)
+                ends = (rows[np.argmin(own.order[rows])], rows[np.argmax(own.order[rows])])
+                parts[" to ".join(own.texts[row] for row in ends)] = inside
+    found = []
+    for text, rows in parts.items():
+        if rows.sum() < LEAST:
+            continue
+        entry: dict[str, Any] = {"name": own.name, "values": text, "rows": int(rows.sum())}
+        if "probs" in held_out:
+            sure = held_out["probs"][rows].max(1)
+            right = held_out["probs"][rows].argmax(1) == held_out["label"][rows]
+            entry |= {"right": int(right.sum()), "expected": float(sure.sum())}
+            entry["variance"] = float((sure * (1.0 - sure)).sum())
+        else:
+            y = held_out["y"][rows]
+            entry["right"] = int(((held_out["lower"][rows] <= y) & (y <= held_out["upper"][rows])).sum())
+        found.append(entry)
+    return found

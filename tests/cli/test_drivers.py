@@ -1,0 +1,142 @@
+"""What the run keeps of its inputs: importance, effects and groups of rows, with an estimator that is a formula."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive
+from bayesadam.runs import drivers
+from bayesadam.runs.held_out import predict_held_out
+from bayesadam.runs.weights import weights
+from bayesadam.sklearn import BayesianMLPRegressor
+from bayesadam.tabular import Preprocessing, Target
+
+ROWS = 240
+
+
+class Formula:
+    """The mean is the number's standardised value, the standard deviation is 3 for Rome and 1 elsewhere."""
+
+    def __init__(self, features, classes=False):
+        self.number, self.rome, self.classes = features.index("size"), features.index("city = Rome"), classes
+
+    def predictive(self, x):
+        x = torch.from_numpy(np.asarray(x, dtype=np.float64))
+        if self.classes:
+            logits = torch.stack([x[:, self.number], -x[:, self.number]], dim=1)
+            return ClassificationPredictive(torch.stack([2.0 * logits, 3.0 * logits]).log_softmax(-1))
+        std = torch.where(x[:, self.rome] > x[:, self.rome].mean(), 3.0, 1.0)
+        return GaussianPredictive(x[:, self.number], 0.25 * std.square(), 0.75 * std.square())
+
+
+@pytest.fixture(scope="module")
+def table():
+    generator = np.random.default_rng(0)
+    size = generator.normal(50, 20, ROWS).round(1)
+    size[:20] = np.nan
+    columns = {
+        "size": size,
+        "city": np.array(["Rome", "Oslo", "Rome", "Bern"])[np.arange(ROWS) % 4],
+        "sold": pd.Timestamp("2024-01-01") + pd.to_timedelta(generator.integers(0, 90, ROWS), "D"),
+        "price": generator.normal(size=ROWS),
+    }
+    return pa.Table.from_pandas(pd.DataFrame(columns), preserve_index=False)
+
+
+def made(table, classes=False, wrong=False):
+    """The report's part on inputs, of targets that are drawn from what the formula says."""
+    task = "classification" if classes else "regression"
+    labels = (False, True) if classes else ()
+    target = Target("price", task, "as it is given", labels)
+    preprocessing = Preprocessing.fit(table, target)
+    inputs = preprocessing.transform(table)
+    formula = Formula(preprocessing.inputs.features, classes)
+    pred = formula.predictive(inputs)
+    generator = np.random.default_rng(1)
+    if classes:
+        y = (generator.random(ROWS) < pred.probs[:, 1].numpy()).astype(np.int64)
+    else:
+        y = pred.mean.numpy() + pred.variance.sqrt().numpy() * generator.standard_normal(ROWS)
+        if wrong:
+            y[np.arange(ROWS) % 4 == 1] += 8.0  # of Oslo
+    held_out = predict_held_out(formula, inputs, y, target)
+    return drivers.drivers(formula, preprocessing, table, inputs, held_out, 0), held_out
+
+
+class TestRegression:
+    def test_the_inputs_that_matter_come_first(self, table):
+        found, held_out = made(table)
+        by_name = {entry["name"]: entry for entry in found["importance"]}
+        assert set(by_name) == {"size", "city", "sold"}
+        for name, what in (("sold", "nll"), ("sold", "error"), ("sold", "spread"), ("size", "spread")):
+            assert by_name[name][what] == pytest.approx(0.0, abs=1e-6)
+        # Half of the rows get the other of two deviations, whose logarithms are log 3 apart.
+        assert by_name["city"]["spread"] == pytest.approx(0.5 * np.log(3.0), abs=0.1)
+        assert by_name["size"]["nll"] > 2 * by_name["size"]["error"] > 0.0
+        assert by_name["city"]["nll"] > 2 * by_name["city"]["error"] > 0.0
+        assert held_out["nll"].shape == (ROWS,)
+
+    def test_effects_are_those_of_the_formula(self, table):
+        found, _ = made(table)
+        effects = {entry["name"]: entry for entry in found["dependence"]}
+        size = effects["size"]
+        assert len(size["at"]) == drivers.GRID
+        slope = np.diff(size["mean"]) / np.diff(size["order"])
+        np.testing.assert_allclose(slope, slope[0], rtol=1e-3)  # a line
+        np.testing.assert_allclose(np.array(size["std"]) / size["epistemic"], 2.0)
+        city = effects["city"]
+        assert city["order"] is None
+        assert city["at"][0] == "Rome"  # the most frequent one
+        np.testing.assert_allclose(city["std"][0] / np.array(city["std"][1:]), 3.0, rtol=1e-6)
+        assert effects["sold"]["at"][0].startswith("2024-01-0")
+
+    def test_groups_of_rows_are_counted(self, table):
+        found, held_out = made(table, wrong=True)
+        inside = (held_out["lower"] <= held_out["y"]) & (held_out["y"] <= held_out["upper"])
+        parts = {(part["name"], part["values"]): part for part in found["slices"]}
+        oslo = parts["city", "Oslo"]
+        assert oslo["rows"] == 60
+        assert oslo["right"] == inside[np.arange(ROWS) % 4 == 1].sum() < 5
+        assert parts["size", "missing"]["rows"] == 20
+        numbers = [part for (name, values), part in parts.items() if name == "size" and values != "missing"]
+        assert len(numbers) == drivers.PARTS
+        assert sum(part["rows"] for part in numbers) == ROWS - 20
+        assert sum(part["right"] for part in numbers) + parts["size", "missing"]["right"] == inside.sum()
+
+    def test_few_rows_say_nothing(self, table):
+        assert made(table)[0]
+        preprocessing = Preprocessing.fit(table, Target("price", "regression", "as it is given"))
+        inputs = preprocessing.transform(table)[:30]
+        assert drivers.drivers(None, preprocessing, table[:30], inputs, {}, 0) == {}
+
+
+def test_classes(table):
+    found, held_out = made(table, classes=True)
+    assert found["importance"][0]["name"] == "size"
+    effect = next(entry for entry in found["dependence"] if entry["name"] == "size")
+    (curve,) = effect["classes"]
+    assert curve["label"] == 1
+    assert curve["mean"][0] > 0.9 > 0.1 > curve["mean"][-1]
+    assert all(low <= mean <= high for low, mean, high in zip(curve["low"], curve["mean"], curve["high"], strict=True))
+    rome = next(part for part in found["slices"] if part["values"] == "Rome")
+    rows = np.arange(ROWS) % 2 == 0
+    assert rome["expected"] == pytest.approx(held_out["probs"][rows].max(1).sum())
+    assert rome["right"] == (held_out["probs"][rows].argmax(1) == held_out["label"][rows]).sum()
+
+
+def test_the_work_is_bounded(table, monkeypatch):
+    monkeypatch.setattr(drivers, "PREDICTIONS", 80)
+    monkeypatch.setattr(drivers, "FEWEST", 40)
+    found, _ = made(table)
+    assert len(found["importance"]) == 2  # of three inputs those that go with the mean
+
+
+def test_pruning_takes_a_few_of_many_members():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(60, 3))
+    y = x[:, 0] + 0.1 * generator.normal(size=60)
+    model = BayesianMLPRegressor(members=6, epochs=2, random_state=0, target_transform="none").fit(x, y)
+    found = weights(model, x.astype(np.float32), y, Target("y", "regression", "as it is given"))
+    assert np.isfinite(found["pruning"]["nll"]).all()
