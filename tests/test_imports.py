@@ -47,7 +47,8 @@ def test_the_table_of_layers_has_all_modules():
 @pytest.mark.parametrize(("package", "text"), SECTIONS)
 def test_files_that_contributing_names_exist(package, text):
     for name in re.findall(r"`([\w/]+\.(?:py|h|cpp))`", text):
-        assert any((root / name).exists() for root in (PACKAGE / package, PACKAGE, ROOT / package)), f"{package}: {name}"
+        places = (PACKAGE / package, PACKAGE, ROOT / package)
+        assert any((root / name).exists() for root in places), f"{package}: {name}"
 
 
 @pytest.mark.parametrize("layer", LAYERS)

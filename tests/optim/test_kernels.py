@@ -174,8 +174,9 @@ def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(name for name, kind in OPTIMIZERS.items() if kind.elementwise))
 def test_every_rule_has_its_kernels(name):
-    """What is compiled is the rule's own code; none of the library's falls back. EVON has IVON's rule, and bases of which
-    rounding decides directions without curvature.
+    """What is compiled is the rule's own code; none of the library's falls back.
+
+    EVON has IVON's rule, and bases in which rounding decides directions without curvature.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error")
