@@ -203,8 +203,8 @@ def test_figures_are_those_of_their_scripts(script, tmp_path, monkeypatch):
     assert abs(first - second).mean() < 0.01
 
 
-def public_names():
-    """Of every public module, what it defines or re-exports: the path where it is defined."""
+def public():
+    """Path and value of every public class and function: what a public module defines or re-exports."""
     for module_name in PUBLIC:
         module = importlib.import_module(module_name)
         for name, value in vars(module).items():
@@ -212,7 +212,7 @@ def public_names():
                 continue
             home = value.__module__
             if home == module_name or (home.startswith("bayesadam") and module.__file__.endswith("__init__.py")):
-                yield f"{home}.{value.__qualname__}"
+                yield f"{home}.{value.__qualname__}", value
 
 
 def test_the_public_modules_are_all_there_are():
@@ -250,7 +250,7 @@ def test_the_site_has_every_page(site):
 def test_every_public_name_is_in_the_reference(site):
     packed = (site / "objects.inv").read_bytes().split(b"\n", 4)[4]
     documented = {line.split()[0] for line in zlib.decompress(packed).decode().splitlines()}
-    names = set(public_names())
+    names = {path for path, _ in public()}
     assert len(names) > 150
     assert names <= documented, sorted(names - documented)
 

@@ -1,6 +1,5 @@
 """Public names: which there are, that none hides another, and that all arguments after the data are keyword-only."""
 
-import importlib
 import inspect
 import pkgutil
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import torch
 
 import bayesadam as ba
-from test_docs import PUBLIC
+from test_docs import PUBLIC, public
 
 FILES = Path(__file__).parent / "files" / "names"
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
@@ -44,18 +43,6 @@ OTHERS = {
 """
 LOW_LEVEL = ("bayesadam.noise", "bayesadam.functional", "bayesadam.engine", "bayesadam.native")
 """Modules of tensor functions, which are called with all arguments in order."""
-
-
-def public():
-    """Path and value of every public class and function."""
-    for module_name in PUBLIC:
-        module = importlib.import_module(module_name)
-        for name, value in vars(module).items():
-            if name.startswith("_") or not (inspect.isclass(value) or inspect.isfunction(value)):
-                continue
-            home = value.__module__
-            if home == module_name or (home.startswith("bayesadam") and module.__file__.endswith("__init__.py")):
-                yield f"{home}.{value.__qualname__}", value
 
 
 def callables():

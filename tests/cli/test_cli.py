@@ -34,20 +34,6 @@ def process(*arguments, folder):
 
 
 @pytest.fixture
-def command(capsys, monkeypatch):
-    """Runs a command in this process: exit code, stdout, stderr."""
-    monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setenv("TERM", "dumb")
-
-    def run(*arguments):
-        with pytest.raises(SystemExit) as stopped:
-            commands.app([str(argument) for argument in arguments])
-        return stopped.value.code, *capsys.readouterr()
-
-    return run
-
-
-@pytest.fixture
 def no_training(monkeypatch):
     monkeypatch.delattr(demo, "run")
 

@@ -34,10 +34,15 @@ def conformal_quantile(scores: Tensor, coverage: float) -> Tensor:
     return scores.sort(0).values[rank - 1]
 
 
-def conformal_rank(rows: int, coverage: float) -> int:
-    """Return ``ceil((n + 1) coverage)``, or raise ``ValueError`` if that is more than the ``n`` rows."""
+def check_coverage(coverage: float) -> None:
+    """Raise ``ValueError`` for a probability that is not in (0, 1)."""
     if not 0 < coverage < 1:
         raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
+
+
+def conformal_rank(rows: int, coverage: float) -> int:
+    """Return ``ceil((n + 1) coverage)``, or raise ``ValueError`` if that is more than the ``n`` rows."""
+    check_coverage(coverage)
     rank = math.ceil((rows + 1) * coverage - ROUNDING)
     if rank > rows:
         raise ValueError(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -198,8 +198,19 @@ def measurable(store: Store, slots: Sequence[Slot]) -> list[Slot]:
     return [slot for slot in slots if slot.group["perturb"] or not store.rule.needs_noise]
 
 
+def tensors_of_slot(work: Pass, slot: Slot, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:
+    """The tensors that a pass works on, if the parameter is in the coordinates of its weights."""
+    return tensors_of(work, slot.parameter, state, **others)
+
+
 def add_curvature(
-    weights: Weights, samples: Sequence[tuple[Slot, Tensor, Tensor]], number: int, share: float, *, signed: bool
+    weights: Weights,
+    samples: Sequence[tuple[Slot, Tensor, Tensor]],
+    number: int,
+    share: float,
+    *,
+    signed: bool,
+    tensors: Callable[..., dict[str, Tensor]] = tensors_of_slot,
 ) -> None:
     """Average the rule's curvature of one sample into running means.
 
@@ -209,6 +220,7 @@ def add_curvature(
         number: Number of the sample in this step.
         share: Weight of the sample.
         signed: Whether gradients of a loss that is maximised are negated.
+        tensors: Function with the arguments of :func:`tensors_of_slot` that returns the tensors of a pass.
     """
     store, jobs = weights.store, []
     rule, numbers = store.rule, NumbersCache(store.rule)
@@ -218,8 +230,8 @@ def add_curvature(
         work = Pass(rule, "collect", statics_of(rule, group), noisy=noisy, per_weight=per_weight, kept=True)
         sign = -1.0 if signed and group["maximize"] else 1.0
         told = numbers.scaled(numbers.of(group, state)[0], sign, share=share)
-        tensors = tensors_of(work, slot.parameter, state, grad=grad, kept=kept)
-        jobs.append(Job(work, slot.index, slot.parameter, state, tensors, told))
+        found = tensors(work, slot, state, grad=grad, kept=kept)
+        jobs.append(Job(work, slot.index, slot.parameter, state, found, told))
     plan = Plan()
     Walk(jobs, weights.runner, compiles=store.first["compile"]).add(plan, {"eps": weights.draw(number)})
     plan.run()

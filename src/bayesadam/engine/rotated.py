@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bayesadam.engine import bases
 from bayesadam.engine.bases import COORDINATES, PRIOR
+from bayesadam.engine.collection import add_curvature, measurable, tensors_of_slot
 from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import Pass, follow_, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk, tensors_of
@@ -195,26 +196,15 @@ class RotatedGradients(Gradients):
 
     def _keep(self, trained: Sequence[Slot], share: float) -> None:
         """Average a sample's curvature into the one that is kept, as in the base class."""
-        rule, numbers, jobs = self.store.rule, NumbersCache(self.store.rule), []
         fresh: dict[Tensor, Tensor] = {}
-        for slot in trained:
-            group, parameter, state = slot.group, slot.parameter, self.store.state_of(slot)
-            if not group["perturb"]:
-                continue
-            kept = self._curvature.get(parameter)
-            if kept is None:
-                kept = fresh[parameter] = torch.zeros_like(state["hessian"])
-            work = Pass(
-                rule, "collect", statics_of(rule, group), noisy=True, per_weight=per_weight_of(state), kept=True
-            )
-            plain, _ = numbers.of(group, state)
-            told = numbers.scaled(plain, -1.0 if group["maximize"] else 1.0, share=share)
-            tensors = self._tensors(work, slot, state, grad=self._turned(slot, state), kept=kept)
-            jobs.append(Job(work, slot.index, parameter, state, tensors, told))
-        plan = Plan()
-        walk = Walk(jobs, self.weights.runner, compiles=self.store.first["compile"])
-        walk.add(plan, {"eps": self.weights.draw(self.collected)})
-        plan.run()
+        samples = []
+        for slot in measurable(self.store, trained):
+            parameter, state = slot.parameter, self.store.state_of(slot)
+            if parameter not in self._curvature:
+                fresh[parameter] = torch.zeros_like(state["hessian"])
+            kept = fresh[parameter] if parameter in fresh else self._curvature[parameter]
+            samples.append((slot, self._turned(slot, state), kept))
+        add_curvature(self.weights, samples, self.collected, share, signed=True, tensors=self._tensors)
         self._curvature.update(fresh)
 
     def _turned(self, slot: Slot, state: Mapping[str, Any]) -> Tensor:
@@ -226,7 +216,7 @@ class RotatedGradients(Gradients):
 
     def _tensors(self, work: Pass, slot: Slot, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:
         """The tensors that a pass works on."""
-        found = tensors_of(work, slot.parameter, state, **others)
+        found = tensors_of_slot(work, slot, state, **others)
         return {**found, **bases.rotated(state, work)} if bases.is_rotated(state) else found
 
     def _add_updates(

@@ -60,9 +60,10 @@ class BatchSize:
         rows = None if self._inputs is None else self._inputs.take_rows()
         if not rows:
             return
+        examples = rows / samples * rank_and_size()[1]
         for group in self._store().owner.param_groups:
             if "batch_size" in group:
-                _follow(group, rows / samples * rank_and_size()[1])
+                _follow(group, examples)
 
 
 class _Sampled:

@@ -42,6 +42,7 @@ class TrainingInputs:
         self._is_training = is_training or (lambda: False)
         self._rows: float | None = 0.0
         self._kept: deque[tuple[int, int, Batch]] = deque()
+        self._layers: list[_BatchNorm] = []
         self._handle: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -52,6 +53,7 @@ class TrainingInputs:
         if self._handle is not None:
             self._handle.remove()
         self._handle = model.register_forward_hook(self, with_kwargs=True)
+        self._layers = normalized(model)
         *_, inner = unwrapping(model)
         _KNOWN[inner] = self
 
@@ -80,8 +82,7 @@ class TrainingInputs:
             self._rows = None
         elif self._rows is not None:
             self._rows += len(first)
-        layers = normalized(module)
-        if layers and all(layer.training for layer in layers):
+        if self._layers and all(layer.training for layer in self._layers):
             self._keep((args, kwargs))
 
     def _keep(self, batch: Batch) -> None:

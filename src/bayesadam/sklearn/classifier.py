@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from bayesadam.conformal import conformal_quantile
+from bayesadam.conformal.quantile import check_coverage
 from bayesadam.conformal.sets import scores, sets_of_scores, uniforms
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
@@ -175,8 +176,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
                 are too few for.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
+        check_coverage(coverage)
         check_is_fitted(self, "posterior_")
         known = getattr(self, "conformal_scores_", {})
         check_method(method, SETS, known, self._left_out)

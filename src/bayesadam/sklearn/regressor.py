@@ -16,6 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from bayesadam import conformal
+from bayesadam.conformal.quantile import check_coverage
 from bayesadam.conformal.split import absolute_errors, around, deviations, scaled_errors
 from bayesadam.functional.monotone import Monotone
 from bayesadam.likelihoods import Gaussian, HeteroscedasticGaussian, Likelihood
@@ -227,8 +228,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
                 are too few for.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
+        check_coverage(coverage)
         check_is_fitted(self, "posterior_")
         known = getattr(self, "conformal_scores_", {})
         check_method(method, INTERVALS, known, self._left_out)

@@ -11,6 +11,8 @@ from scipy.special import ndtr
 from sklearn.compose import TransformedTargetRegressor as Base
 from sklearn.utils.metadata_routing import MetadataRouter
 
+from bayesadam.conformal.quantile import check_coverage
+
 Array = NDArray[Any]
 
 NODES = 16
@@ -58,8 +60,7 @@ class TransformedTargetRegressor(Base):  # type: ignore[misc]
         Raises:
             ValueError: A coverage out of range.
         """
-        if not 0 < coverage < 1:
-            raise ValueError(f"coverage must be in (0, 1), got {coverage!r}")
+        check_coverage(coverage)
         return self._quantiles(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
 
     def get_metadata_routing(self) -> MetadataRouter:
