@@ -61,7 +61,7 @@ class NewtonRate:
 
     If a step moves the mean by the fraction ``a`` of a Newton step, the noise of minibatches of ``M`` examples keeps
     the training loss about ``a P / (4 M)`` nats above its minimum, where ``P`` is the number of weights that the data
-    determine. It is not known before the training, but but hardly exceeds the number of weights or the number ``N`` of
+    determine. It is not known before the training, but hardly exceeds the number of weights or the number ``N`` of
     examples, whichever is smaller. So ``a`` is ``min(0.03, 0.8 M / min(weights, N))``: in a network with more weights
     than examples, at most 0.8 Newton steps per epoch.
 
