@@ -36,7 +36,7 @@ class Epochs:
     def __init__(self) -> None:
         self._found: Epoch | None = None
         self._last: Epoch | None = None
-        self._start(0)
+        self._size, self._full, self._short, self._ends = 0, 0, 0, 0
 
     def see(self, rows: int | None) -> None:
         """Take the number of rows of the next training pass; None if it is not known."""
