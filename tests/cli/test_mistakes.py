@@ -292,7 +292,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         ("name", "rule"),
-        [("nobody", "a column of the table"), ("mean", "called like a column of the predictions")],
+        [("nobody", "a column of the table"), ("mean", "have the name of a column of the predictions")],
     )
     def test_copy(self, refused, made, numbers, tmp_path, name, rule):
         lines = numbers.read_text().splitlines()
@@ -327,7 +327,7 @@ class TestPlaces:
         (tmp_path / ".run.partial" / "checkpoint").mkdir(parents=True)
         (tmp_path / ".run.partial" / "checkpoint" / "chunk-0000.safetensors").write_text("state")
         message = refused("fit", numbers, "--target", "price", "--out", tmp_path / "run", *FAST)
-        assert message.endswith("go on with it by --resume, or start again by --force")
+        assert message.endswith("continue it by --resume, or start again by --force")
 
     def test_predictions_into_a_folder_or_the_table_itself(self, refused, made, numbers, tmp_path):
         assert refused("predict", made / "price", numbers, "-o", tmp_path).startswith(

@@ -107,7 +107,7 @@ class TestElsewhere:
         assert not (tmp_path / "run").exists()
         code, _, err = command(*arguments(numbers, tmp_path / "run"))
         assert code == 2
-        assert "go on with it by --resume, or start again by --force" in err
+        assert "continue it by --resume, or start again by --force" in err
         monkeypatch.setattr(fitting, "baselines", baselines.baselines)
         fitted("fit", "--out", tmp_path / "run", "--resume")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers.csv", "run"]
@@ -147,7 +147,7 @@ class TestKilled:
         fitted("predict", run, numbers, "-o", tmp_path / "o.csv")
         run.rename(partial)
         code, _, err = command(*arguments(numbers, run))
-        assert (code, err.endswith("which holds a run: replace it by --force\n")) == (2, True)
+        assert (code, err.endswith("which contains a run: replace it by --force\n")) == (2, True)
         assert not partial.exists()
 
     def test_before_the_first_checkpoint(self, fitted, numbers, tmp_path):
