@@ -62,7 +62,7 @@ class NGVIRule:
         add_scaled_(mean, grad.mul_(num_data).div_(precision), -rate)
 
     def rate(self, hp: Hyper) -> Any:
-        """How far one step moves the precision towards its target, as a fraction."""
+        """Return the fraction of the distance to its target by which one step moves the precision."""
         return hp["lr"]
 
     def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:

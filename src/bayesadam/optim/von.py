@@ -62,7 +62,7 @@ class VONRule:
         add_scaled_(mean, step, -hp["lr"])
 
     def rate(self, hp: Hyper) -> Any:
-        """How far one step moves the precision towards its target, as a fraction."""
+        """Return the fraction of the distance to its target by which one step moves the precision."""
         return 1.0 - hp["betas"][1]
 
     def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
