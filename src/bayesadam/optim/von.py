@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_
+from bayesadam.optim.arguments import Tempered
 from bayesadam.optim.newton import (
     CLIP_RADIUS,
     HESSIAN_OPTIONS,
@@ -20,6 +21,9 @@ from bayesadam.optim.newton import (
     reparameterized_hessian,
 )
 from bayesadam.optim.second_order import SecondOrderOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VONRule:
@@ -131,7 +135,7 @@ class VON(SecondOrderOptimizer):
         probes: int = 1,
         correction: str | None = "default",
         clip_radius: float = math.inf,
-        **options: Any,
+        **options: Unpack[Tempered],
     ) -> None:
         super().__init__(
             params,
