@@ -70,26 +70,23 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             networks are fitted to the errors on the rows left out. ``"auto"`` chooses ``"input"`` if it improves the
             log density of these rows by more than the standard error of the improvement. A positive number is the known
             standard deviation in the units of the targets: training uses it, and calibration scales the epistemic
-            variance only. With a ``likelihood`` other than ``"gaussian"``, which defines the noise itself, this must be
-            ``"auto"``.
+            variance only. With a ``likelihood`` other than ``"gaussian"`` this must be ``"auto"``.
         likelihood: Distribution of the targets: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or
-            ``"negative_binomial"`` for counts; ``"log_normal"`` or ``"gamma"`` for positive targets. Their parameters
-            are learned, one per target. A :class:`bayesadam.likelihoods.Likelihood`, for example your own, is for the
-            targets in their units. ``"auto"`` chooses the name that describes left-out rows best, as explained for
-            ``target_transform``.
+            ``"negative_binomial"`` for counts; ``"log_normal"`` or ``"gamma"`` for positive targets; or a
+            :class:`bayesadam.likelihoods.Likelihood` of the targets in their units. Parameters of named ones are
+            learned, one per target. ``"auto"`` chooses the name as explained for ``target_transform``.
         target_transform: Transform of Gaussian targets, which is fitted to the training targets, one for each target:
             ``"log"`` (for positive targets), ``"log1p"`` and ``"sqrt"`` (for targets that are not negative),
             ``"yeo-johnson"`` (Yeo and Johnson 2000), ``"quantile"`` (piecewise linear, to normal scores), ``"none"`` or
             ``None``. ``"auto"`` chooses the transform that describes left-out rows best. For this choice, and for
             ``likelihood="auto"``, up to 2,000 rows are modelled by regressions on random hidden units in five folds,
             and their negative log densities in the units of the targets are compared. A Gaussian without transform is
-            kept unless another choice is better by more than two standard errors of the difference. The comparison
-            takes less than a second; with fewer than 50 rows there is no transform.
+            kept unless another choice is better by more than two standard errors, and if there are fewer than 50 rows.
         mc_samples: Number of posterior samples per member, for methods that predict by sampling.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
-            out best, and to stop the training when there was no improvement for long. The predictions are scored about
-            twenty times in a training. Without it the weights of the last epoch are kept. It has no effect on FAWN.
+            out best, and to stop the training when there was no improvement for long. Otherwise the weights of the last
+            epoch are kept. It has no effect on FAWN.
         calibrate: Whether to fit the scales of the variances on the rows left out. Otherwise both scales are 1, and the
             noise is constant.
         time_budget: Duration of the training in seconds, which determines the number of epochs.
@@ -104,15 +101,14 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
         likelihood_: The likelihood's name, or the likelihood that was given.
         calibration_: ``{"epistemic": a, "aleatoric": b, "error": e}`` with one number per output: the factors of both
-            variances, and the standard deviation of the logarithm of ``a``, given the rows left out. Above about 0.5
-            these rows hardly distinguish epistemic from aleatoric variance. It is 0 without calibration.
+            variances, and the standard deviation of the logarithm of ``a`` (0 without calibration). If this is above
+            about 0.5, the rows left out hardly distinguish epistemic from aleatoric variance.
         noise_: Model of the noise for each output: ``"constant"``, ``"input"``, ``"known"``, or ``"likelihood"`` if the
             likelihood describes the noise.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
             it was not computed.
         epochs_: Number of epochs for which the members were trained.
-        stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
-            (the time budget) or ``"interrupted"`` (Ctrl-C).
+        stopped_: Reason for the end of training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"``.
         interrupted_: Whether Ctrl-C ended the training.
         inputs_: How the columns of a data frame are interpreted: a ``bayesadam.tabular.Inputs`` with ``columns``,
             ``left_out`` and ``features``. It is ``None`` if ``X`` consisted of numbers without missing values.
@@ -169,9 +165,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         Args:
             X: ``(N, D)``.
             return_std: Whether to return a pair of means and standard deviations.
-            quantiles: Probabilities in (0, 1). If given, return the quantiles at them, ``(N, Q)`` or ``(N, K, Q)``. A
-                ``Pipeline`` passes this argument on, and so does ``bayesadam.sklearn.TransformedTargetRegressor``,
-                which transforms the quantiles back.
+            quantiles: Probabilities in (0, 1). If given, return the quantiles at them, ``(N, Q)`` or ``(N, K, Q)``.
+                ``Pipeline`` and ``bayesadam.sklearn.TransformedTargetRegressor`` pass this argument on.
 
         Raises:
             ValueError: Both quantiles and standard deviations were requested, or a probability is not in (0, 1).
@@ -222,10 +217,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
 
                 ``"cross"``: intervals from the errors on the rows that members left out in training, so that no rows
                 are lost (CV+, Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha
-                = 1 - coverage``, if a fold has no influence at all on its model. Here the guarantee is approximate,
-                because the folds share the scales, the transform of the targets and the number of epochs, and the model
-                of a row is the mean of the two members that left it out. It needs a Gaussian likelihood and
-                ``calibrate=True``.
+                = 1 - coverage``, if a fold has no influence at all on its model. Here the guarantee is approximate: the
+                folds share the scales, the transform and the number of epochs, and the model of a row is the mean of
+                the two members that left it out. It needs a Gaussian likelihood and ``calibrate=True``.
 
         Raises:
             ValueError: The coverage is out of range, the method is unknown or not available, or there are too few rows
