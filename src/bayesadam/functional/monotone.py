@@ -150,7 +150,7 @@ class YeoJohnson(Monotone):
 
     Args:
         power: Power; 1 does not change ``u``, smaller powers compress large values, and larger powers compress small
-        values.
+            values.
         center: Centre, in the units of the variable.
         scale: Scale, positive, in the units of the variable.
         ends: Arguments of :class:`Monotone`.
