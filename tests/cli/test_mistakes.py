@@ -292,7 +292,7 @@ class TestOptions:
 
     @pytest.mark.parametrize(
         ("name", "rule"),
-        [("nobody", "be a column of the table"), ("mean", "have the name of a column of the predictions")],
+        [("nobody", "be a column of the table"), ("mean", "not have the name of a column of the predictions")],
     )
     def test_copy(self, refused, made, numbers, tmp_path, name, rule):
         lines = numbers.read_text().splitlines()
