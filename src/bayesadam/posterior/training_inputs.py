@@ -1,4 +1,4 @@
-"""What a model sees in training: the number of examples per step, and some inputs for batch norm statistics."""
+"""The inputs of a model in training: the number of examples per step, and inputs for batch norm statistics."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ def normalized(model: nn.Module) -> list[_BatchNorm]:
 
 
 def _form(batch: Batch) -> list[Any]:
-    """What batches must have in common to be joined."""
+    """Return the properties that batches must share if they are to be joined."""
     args, kwargs = batch
     return [(name, v.shape[1:], v.dtype, v.device) for name, v in [*enumerate(args), *kwargs.items()]]
 
 
 def _tensors(value: Any, at_least: int = 0) -> Iterator[Tensor]:
-    """The tensors in nested collections, in order, of at least so many axes."""
+    """Yield the tensors of nested collections in order, if they have at least ``at_least`` axes."""
     if isinstance(value, Tensor):
         if value.ndim >= at_least:
             yield value
