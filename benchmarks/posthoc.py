@@ -2,6 +2,7 @@
 
     python benchmarks/posthoc.py                       # prints tables, writes runs/benchmarks/posthoc.json
     python benchmarks/posthoc.py --task digits         # one network
+    python benchmarks/posthoc.py --method badam laplace "temperature scaling" "the network"
 
 Every network and seed has its own split into training, held-out and test rows; what is measured is kept, and a run that
 was stopped goes on. Test NLL in nats, accuracy, ECE; differences are paired by seed, with standard errors over seeds.
@@ -255,6 +256,7 @@ METHODS: dict[str, Callable[[Trained], Found]] = {
     "mean of SWAG, temperature scaling": swag_mean,
     "SWAG, tuned": tuned_swag,
 }
+REFERENCES = ("the network", "temperature scaling")
 MEASURES = ("NLL", "accuracy", "ECE", "seconds")
 
 
@@ -283,32 +285,34 @@ def difference(seeds: list[dict[str, Any]], method: str, other: str) -> list[flo
 
 
 def summarized(results: dict[str, Any]) -> dict[str, Any]:
-    """Means over the seeds for which all methods are measured, and differences to the network and its temperature."""
+    """Means over the seeds for which a method is measured, and differences to the network and its temperature."""
     summary: dict[str, Any] = {}
     for name, rows in results.items():
-        seeds = [scores for scores in rows.values() if METHODS.keys() <= scores.keys()]
-        for method in METHODS if seeds else ():
-            mean = {key: round(statistics.mean(scores[method][key] for scores in seeds), 4) for key in MEASURES}
-            pairs = {f"- {other}": difference(seeds, method, other) for other in ("the network", "temperature scaling")}
-            summary.setdefault(name, {"seeds": len(seeds)})[method] = mean | pairs
+        for method in METHODS:
+            seeds = [scores for scores in rows.values() if {method, *REFERENCES} <= scores.keys()]
+            if seeds:
+                mean = {key: round(statistics.mean(scores[method][key] for scores in seeds), 4) for key in MEASURES}
+                pairs = {f"- {other}": difference(seeds, method, other) for other in REFERENCES}
+                summary.setdefault(name, {})[method] = {"seeds": len(seeds), **mean, **pairs}
     return summary
 
 
 def show(summary: dict[str, Any]) -> None:
     for name, methods in summary.items():
-        print(f"\n{name}, {methods['seeds']} seeds\n{'':36}{'NLL':>8}{'accuracy':>10}{'ECE':>8}", end="")
+        print(f"\n{name:36}{'seeds':>6}{'NLL':>8}{'accuracy':>10}{'ECE':>8}", end="")
         print(f"{'seconds':>9}{'- network':>20}{'- temperature':>20}")
-        for method in METHODS:
-            row = methods[method]
+        for method, row in methods.items():
             pairs = "".join(
                 f"{mean:+11.4f} ± {error:.4f}" for mean, error in (v for v in row.values() if type(v) is list)
             )
-            print(f"{method:36}{row['NLL']:8.4f}{row['accuracy']:10.4f}{row['ECE']:8.4f}{row['seconds']:9.1f}{pairs}")
+            print(f"{method:36}{row['seeds']:6}{row['NLL']:8.4f}{row['accuracy']:10.4f}{row['ECE']:8.4f}", end="")
+            print(f"{row['seconds']:9.1f}{pairs}")
 
 
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--task", default="", help="measure networks whose name contains this only")
+    parser.add_argument("--method", nargs="+", choices=METHODS, default=METHODS, metavar="NAME", help="default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS, help="default: %(default)s")
     options = parser.parse_args()
     path = options.output / "posthoc.json"
@@ -318,7 +322,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for seed, name in itertools.product(options.seeds, TASKS):
         scores = results.setdefault(name, {}).setdefault(str(seed), {})
-        missing = [method for method in METHODS if method not in scores]
+        missing = [method for method in options.method if method not in scores]
         if not missing or options.task.lower() not in name.lower():
             continue
         trained = Trained.new(TASKS[name], seed)

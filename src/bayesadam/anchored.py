@@ -23,13 +23,13 @@ from bayesadam.predictive.pairs import batches
 Pair = tuple[Tensor, Tensor]
 
 NEWTON_STEPS = 50
-"""For the weights of a last layer, at most; two where the noise is Gaussian."""
+"""Maximum number of Newton steps for the weights of a last layer; with Gaussian noise there are two."""
 
 CLOSE = 1e-6
-"""Squared distance to the mode of a last layer, in posterior standard deviations, at which it is reached."""
+"""Squared distance to the mode of a last layer, in posterior standard deviations, below which the search ends."""
 
 _TARGETS, _WEIGHTS = 2, 3
-"""What draws are for, beside the anchors: coordinates of the noise."""
+"""Purposes of draws besides the anchors, which are coordinates of the noise."""
 
 
 def anchored_ensemble(
@@ -65,33 +65,34 @@ def anchored_ensemble(
     features, they have their own posterior, from the data as they are. It is exact for Gaussian noise, and a Laplace
     approximation otherwise. The variance within a member is then not estimated from a few draws.
 
-    All members are trained at once (:func:`bayesadam.population.train`) by Adam, each from the first weights that
-    ``make_model`` gives a network of its own, with a learning rate that falls to zero by half a cosine.
+    All members are trained at once (:func:`bayesadam.population.train`) by Adam. Each starts from the initial weights
+    of its own network from ``make_model``, and the learning rate falls to zero along half a cosine.
 
     Args:
-        make_model: Makes a network that takes and returns one tensor, with its first weights from torch's generator.
-            All that is not trainable must be the same in every network.
+        make_model: Function that returns a network, which takes and returns one tensor, with initial weights from
+            torch's generator. Everything that is not trainable must be the same in every network.
         data: Training inputs and targets ``(x, y)``.
-        likelihood: What the outputs mean; all numbers in it are known.
-        members: How many.
-        prior_precision: ``lambda`` of the prior ``N(0, 1 / lambda)`` of every weight. Or ``"init"``: each parameter has
-            a prior of its own, with ten times the variance of its values in a new network (rounded to a power of two;
-            equal values count as of variance 1).
-        last_layer: Whether the last linear layer that the network calls is integrated; else members are points.
-        steps: Of Adam, at least.
-        batch_size: Data points per minibatch.
-        lr: Learning rate at the start.
-        seed: Of first weights, anchors, perturbations and the order of the data.
+        likelihood: Likelihood of the targets given the outputs, without learned parameters.
+        members: Number of members.
+        prior_precision: ``lambda`` of the prior ``N(0, 1 / lambda)`` of every weight. With ``"init"``, each parameter
+            has its own prior, with ten times the variance of its values in a new network (rounded to a power of two; if
+            the values are equal, their variance is taken as 1).
+        last_layer: Whether the last linear layer that the network calls is integrated out. Otherwise members are point
+            masses.
+        steps: Minimum number of steps of Adam.
+        batch_size: Number of data points per minibatch.
+        lr: Initial learning rate.
+        seed: Seed of initial weights, anchors, perturbations and the order of the data.
         checkpoint: Folder for checkpoints, from which a training that was killed continues.
-        progress: Show a progress bar; default in a terminal.
+        progress: Whether to show a progress bar; by default it is shown in a terminal.
 
     Returns:
         An equal mixture of one posterior per member: a Gaussian over the weights of the last layer
         (:class:`bayesadam.posterior.PartialGaussian`), or a point mass.
 
     Raises:
-        ValueError: A number out of range, something that is no likelihood, or one with learned parameters, data that
-            are no pair or do not fit, networks with other constants, or without such a last layer.
+        ValueError: A number is out of range; ``likelihood`` is not a likelihood or has learned parameters; the data are
+            not a pair or do not match; or the networks have different constants or no such last layer.
         FloatingPointError: A gradient is not finite.
     """
     for name, value in {"members": members, "steps": steps, "batch_size": batch_size}.items():
@@ -141,7 +142,7 @@ def anchored_ensemble(
 
 
 def _made(make_model: Callable[[], nn.Module], seeds: range) -> list[nn.Module]:
-    """Networks, if all that is not trained is the same in each of them."""
+    """Create the networks, and check that everything that is not trained is the same in all of them."""
     models = initialize(make_model, seeds=seeds)
     kept = _constants(models[0])
     for model in models:
@@ -167,9 +168,9 @@ def _prior(model: nn.Module, prior_precision: float | str) -> DiagonalGaussian:
 
 
 def _perturbed(data: Pair, likelihood: Likelihood, members: int, seed: int) -> tuple[list[Pair], list[Tensor] | None]:
-    """The data of every member, and the weights of their data points if these are what differs."""
+    """Return the data of every member, and the weights of the data points if members differ in these."""
     x, y = data
-    if likelihood.defines("rescaled") and likelihood.defines("mean_and_log_variance"):  # y is output and noise
+    if likelihood.defines("rescaled") and likelihood.defines("mean_and_log_variance"):  # y is output plus noise
         scale = (0.5 * likelihood.mean_and_log_variance(y)[1]).exp()
         return [(x, y + scale * _normal(y, member, _TARGETS, seed)) for member in range(members)], None
     rows = torch.empty(len(y), dtype=torch.float64, device=y.device)
@@ -190,7 +191,7 @@ def _posteriors(
     prior: DiagonalGaussian,
     last_layer: bool,
 ) -> list[GaussianPosterior]:
-    """Of every member, whose weights are put into the model."""
+    """Return the posterior of every member, whose weights are put into the model."""
     if not last_layer:
         return [DiagonalGaussian.point_mass(q.mean) for q in nets.posteriors]
     dtype = next(iter(prior.mean.values())).dtype
@@ -206,10 +207,10 @@ def _posteriors(
 
 
 def _integrated(model: nn.Module, data: Pair, likelihood: Likelihood, prior: DiagonalGaussian) -> GaussianPosterior:
-    """The Laplace approximation over the last layer, at its mode given the features, which Newton's method finds.
+    """Return the Laplace approximation over the last layer at its mode, which Newton's method finds.
 
-    Of a Gaussian likelihood the first step is exact, and the second one finds nothing left to do. The curvature is the
-    Fisher information, so that steps go downhill; one that goes too far is halved.
+    For a Gaussian likelihood the first step is exact. The curvature is the Fisher information, so that steps go
+    downhill; a step that is too long is halved.
 
     Raises:
         RuntimeError: The mode is not found.
@@ -252,7 +253,7 @@ def _around(fitted: LaplaceApproximation, precision: Tensor) -> GaussianPosterio
 
 
 def _score(model: nn.Module, layer: list[nn.Parameter], data: Pair, likelihood: Likelihood) -> Tensor:
-    """Gradient of the log-likelihood in the weights of a layer."""
+    """Return the gradient of the log-likelihood with respect to the weights of a layer."""
     total = torch.zeros(())
     model.eval()
     for inputs, target in batches(data, layer[0].device):

@@ -1,4 +1,4 @@
-"""``bayesadam``: the way into the command line, which says what is missing if it is not installed."""
+"""The entry point of the command line, with a message if its packages are not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def main() -> None:
         print('bayesadam: the command line needs an extra: pip install "bayesadam[cli]"', file=sys.stderr)
         raise SystemExit(2)
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a column's name may be in no alphabet that the terminal has
+        if isinstance(stream, io.TextIOWrapper):  # the terminal may not have all characters of a column's name
             stream.reconfigure(errors="backslashreplace")
     from bayesadam.commands import app
 

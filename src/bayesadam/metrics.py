@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from bayesadam.predictive.transformed import TransformedPredictive
 
 LEVELS = 200
-"""Probabilities at which quantiles make a CRPS."""
+"""Probabilities of the quantiles from which a CRPS is computed."""
 DRAWS = 1024
-"""Draws that make the CRPS of a mixture, whose quantiles take long."""
+"""Number of draws for the CRPS of a mixture, whose quantiles would take long."""
 
 
 def rmse(mean: Tensor, target: Tensor) -> float:
@@ -102,18 +102,18 @@ def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
 def predictive_crps(
     prediction: RegressionPredictive | MixturePredictive | TransformedPredictive, target: Tensor
 ) -> Tensor:
-    """Continuous ranked probability score of any predictive of numbers, of every element, in the units of the target.
+    """Continuous ranked probability score of every element, in the units of the target, for any predictive of numbers.
 
-    In closed form of Gaussians. Of mixtures of other distributions it is estimated from 1,024 draws, without bias. Of
-    others it is twice the mean quantile score at 200 evenly spaced probabilities (Laio and Tamea 2007, eq. 6), which is
-    within 0.2% for a Gaussian.
+    For Gaussians it has a closed form. For mixtures of other distributions it is estimated from 1,024 draws, without
+    bias. Otherwise it is twice the mean quantile score at 200 evenly spaced probabilities (Laio and Tamea 2007, eq. 6),
+    which is within 0.2% for a Gaussian.
 
     Args:
-        prediction: With a mean ``(N,)`` or ``(N, D)``.
-        target: Of the same shape.
+        prediction: Predictive distribution with a mean ``(N,)`` or ``(N, D)``.
+        target: Targets of the same shape.
 
     Returns:
-        Of that shape.
+        Scores of the same shape.
     """
     _same_shape("target", target, prediction.mean, "prediction")
     if isinstance(prediction, GaussianPredictive):

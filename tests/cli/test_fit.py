@@ -29,7 +29,7 @@ class TestScreen:
             "predict   price: regression, its values are numbers with decimals",
             "from      2 numbers (size, block), 1 category (city), 1 true or false (new)",
             "left out  id: it numbers the rows",
-            "left out  day: it decides what is held out",
+            "left out  day: it determines the held-out rows",
             "held out  12 rows: the rows from day = 2020-02-24 on; 108 are trained on",
             f"the run is in {tmp_path / 'run'}/: open {tmp_path / 'run' / 'report.html'}",
             f"bayesadam predict {tmp_path / 'run'} new.csv -o predictions.csv",
@@ -44,7 +44,7 @@ class TestScreen:
         keep = ("--keep", "id", "--time", "block", "--keep", "block", "--drop", "day")
         out = fitted("fit", numbers, "--target", "price", "--out", tmp_path / "run", *keep, *FAST)
         assert "3 numbers (id, size, block)" in out or "numbers (size, block, id)" in out
-        assert "left out  day: --drop says so\n" in out
+        assert "left out  day: it is in --drop\n" in out
         assert out.count("left out") == 1
 
     def test_notes_are_said_once(self, fitted, tmp_path):
@@ -142,7 +142,7 @@ class TestRunFolder:
         data = report["data"]
         assert (data["rows"], data["train_rows"], data["held_out_rows"]) == (120, 108, 12)
         assert [column["name"] for column in data["columns"]] == ["size", "city", "new", "block"]
-        assert data["left_out"] == {"day": "--drop says so", "id": "it numbers the rows (if it is an input: --keep)"}
+        assert data["left_out"] == {"day": "it is in --drop", "id": "it numbers the rows (if it is an input: --keep)"}
         assert sum(data["target_histogram"]["counts"]) == 120
         worst = report["surprises"][0]
         assert worst["nll"] == max(report["held_out"]["nll"])
@@ -225,7 +225,7 @@ class TestAgain:
         before = (tmp_path / "run" / "posterior.safetensors").read_bytes()
         code, _, err = command(*arguments)
         assert (code, err.count("\n")) == (2, 1)
-        assert "which holds a run: replace it by --force" in err
+        assert "which contains a run: replace it by --force" in err
         fitted(*arguments, "--force", "--seed", 5)
         assert (tmp_path / "run" / "posterior.safetensors").read_bytes() != before
         assert files(tmp_path) == ["run"]

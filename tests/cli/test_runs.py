@@ -46,7 +46,7 @@ class TestFolder:
             (made / "checkpoint" / "chunk").write_text("state")
             raise KeyboardInterrupt
         assert resumable(out) == partial_path(out)
-        with pytest.raises(RunError, match="go on with it by `resume`, or start again by `force`$"):
+        with pytest.raises(RunError, match="continue it by `resume`, or start again by `force`$"):
             check_place(out, force=False)
         with new_run(out, resume=resumable(out)) as made:
             assert (made / "checkpoint" / "chunk").read_text() == "state"
@@ -78,7 +78,7 @@ class TestFolder:
         out.mkdir()
         check_place(out, force=False)  # empty
         (out / "config.json").write_text("{}")
-        with pytest.raises(RunError, match="which holds a run: replace it by `force`$"):
+        with pytest.raises(RunError, match="which contains a run: replace it by `force`$"):
             check_place(out, force=False)
         check_place(out, force=True)
         (out / "notes.txt").write_text("mine")
@@ -330,7 +330,7 @@ class TestSettling:
             (place / ".bayesadam-0123456789abcdef.safetensors").write_text("half")
             (place / f".posterior.safetensors.{'0' * 32}.tmp").write_text("half")
         check_place(out, force=True)
-        with pytest.raises(RunError, match="go on with it by `resume`, or start again by `force`$"):
+        with pytest.raises(RunError, match="continue it by `resume`, or start again by `force`$"):
             check_place(out, force=False)
         folder.settle(out)
         assert [path for path in partial_path(out).rglob(".bayesadam-*")] == []
@@ -369,9 +369,9 @@ class TestSettling:
             (made / "x").rmdir()
             assert folder.settle(out) is False
             for force in (False, True):
-                with pytest.raises(RunError, match="into which a fit is running$"):
+                with pytest.raises(RunError, match="in which a fit is running$"):
                     check_place(out, force=force)
-            with pytest.raises(RunError, match="into which a fit is running$"), new_run(out):
+            with pytest.raises(RunError, match="in which a fit is running$"), new_run(out):
                 pass
         assert (out / "model.json").read_text() == "new"
 

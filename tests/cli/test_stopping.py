@@ -85,9 +85,7 @@ class TestOnce:
         numbers.write_text(numbers.read_text().replace("Oslo", "Rome"))
         code, _, err = command("fit", "--out", run, "--resume")
         assert (code, err.count("\n")) == (2, 1)
-        assert err.startswith(
-            "bayesadam: --resume needs the table to be what it was when the fit began, got another in "
-        )
+        assert err.startswith("bayesadam: --resume needs the table of the stopped fit, got another table in ")
         assert before == {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
         assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
@@ -107,7 +105,7 @@ class TestElsewhere:
         assert not (tmp_path / "run").exists()
         code, _, err = command(*arguments(numbers, tmp_path / "run"))
         assert code == 2
-        assert "go on with it by --resume, or start again by --force" in err
+        assert "continue it by --resume, or start again by --force" in err
         monkeypatch.setattr(fitting, "baselines", baselines.baselines)
         fitted("fit", "--out", tmp_path / "run", "--resume")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["numbers.csv", "run"]
@@ -147,7 +145,7 @@ class TestKilled:
         fitted("predict", run, numbers, "-o", tmp_path / "o.csv")
         run.rename(partial)
         code, _, err = command(*arguments(numbers, run))
-        assert (code, err.endswith("which holds a run: replace it by --force\n")) == (2, True)
+        assert (code, err.endswith("which contains a run: replace it by --force\n")) == (2, True)
         assert not partial.exists()
 
     def test_before_the_first_checkpoint(self, fitted, numbers, tmp_path):

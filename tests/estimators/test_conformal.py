@@ -138,7 +138,7 @@ def test_errors(classifier, blobs, curve):
         classifier.predict_set(x, coverage=0.999, method="cross")
     blind = BayesianMLPRegressor("ensemble", calibrate=False, **{**TINY, "epochs": 2}).fit(*curve)
     with pytest.raises(
-        ValueError, match="method must not be 'cross' where members left out no rows, or these were not"
+        ValueError, match="method must not be 'cross' if members left out no rows, or if these rows were not"
     ):
         blind.predict_interval(curve[0], method="cross")
 

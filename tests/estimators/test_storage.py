@@ -115,7 +115,7 @@ def test_numbers_that_single_precision_does_not_have(large, curve, blobs):
             with pytest.raises(ValueError, match=r"^X must be finite \(below 1e\+38\), got .* at \(4, 1\)$"):
                 call()
         x[4, 1] = np.sign(large) * 9e37  # and so does a deviation of this size
-        with pytest.raises(ValueError, match=r"^X must be near what it was in training, got .* in row 4, column 1$"):
+        with pytest.raises(ValueError, match=r"^X must be near the training inputs, got .* in row 4, column 1$"):
             kind("ensemble", **TINY).fit(x[5:] * 1e-3, y[5:]).predict(x)
     y = np.array(curve[1])
     y[3] = large
@@ -234,8 +234,11 @@ def test_a_classifier_of_version_3(tmp_path):
     ("change", "message"),
     [
         (lambda part: {"coefficient": [[1.0]]}, "coefficient of the linear part must be finite numbers in order"),
-        (lambda part: {"column": [4 + column for column in part["column"]]}, "pieces of the linear part must be of"),
-        (lambda part: {"low": part["high"]}, "pieces of the linear part must be of the inputs"),
+        (
+            lambda part: {"column": [4 + column for column in part["column"]]},
+            "pieces of the linear part must belong to inputs",
+        ),
+        (lambda part: {"low": part["high"]}, "pieces of the linear part must belong to inputs and have low < high"),
     ],
 )
 def test_regressions_that_are_none(change, message, blobs, tmp_path):

@@ -1,4 +1,4 @@
-"""Targets as they are: transforms, what chooses them, and what predictions say in the targets' own units."""
+"""Transforms of skewed targets, how they are chosen, and predictions in the units of the targets."""
 
 import json
 

@@ -135,7 +135,7 @@ def test_conformal_intervals_cover(fitted, data):
     for method in ("split", "adaptive"):
         interval = model.predict_interval(x[100:], coverage=0.9, method=method)
         assert ((interval[:, 0] <= y[100:]) & (y[100:] <= interval[:, 1])).mean() >= 0.9
-    with pytest.raises(ValueError, match="method must not be 'cross' where members left out no rows"):
+    with pytest.raises(ValueError, match="method must not be 'cross' if members left out no rows"):
         model.predict_interval(x, method="cross")
 
 

@@ -1,4 +1,4 @@
-"""The options that say how a CSV file is written."""
+"""The options for the format of a CSV file."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ MISSING = "Text that means a missing value in any column; may be repeated."
 
 
 def delimiter_of(given: str | None) -> str | None:
-    """The character that is meant; a tab is hard to type."""
+    """Return the delimiter for an option; ``tab`` stands for a tab, which is hard to type."""
     return "\t" if given in ("\\t", "tab") else given

@@ -28,7 +28,7 @@ def demo(
     require("sklearn", "scikit-learn", "sklearn")
     require("PIL", "pillow", "plot")
     require("matplotlib", "matplotlib", "plot")
-    with writing_to("--out", out):  # tried before training, which takes a while
+    with writing_to("--out", out):  # checked before the training, which takes a while
         if out.exists() and not out.is_dir():
             fail(f"--out must be a folder, got the file {str(out)!r}")
         out.mkdir(parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def _table(title: str, first: str, columns: Iterable[str]) -> Table:
 
 
 def _plus_minus(difference: Mapping[str, float], digits: str) -> str:
-    """The mean difference and its standard error; in bold where it is more than chance."""
+    """Format a mean difference with its standard error, in bold if it is significant."""
     text = f"{difference['mean']:+{digits}}", f"± {difference['standard error']:{digits}}"
     return "\n".join(f"[bold]{part}[/]" if abs(difference["t"]) > 1 else part for part in text)
 

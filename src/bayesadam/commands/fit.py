@@ -98,7 +98,7 @@ def fit(
 def fit_table(
     given: dict[str, Any], out: Path, config: Path | None = None, *, resume: bool = False, force: bool = False
 ) -> None:
-    """What the command does with its options: fit, write the run folder, print the scores and what comes next."""
+    """Run the command: fit, write the run folder, and print the scores and the next commands."""
     from bayesadam import runs
     from bayesadam.commands.screen import Screen
 
@@ -134,7 +134,7 @@ def fit_table(
 
 
 def _settings(given: dict[str, Any], out: Path, config: Path | None, *, resume: bool) -> tuple[Any, Path | None]:
-    """Of the options, on top of those of a config; or those of a stopped fit, and where it is."""
+    """Return the settings from the options and a config, or those of a stopped fit with its folder."""
     from bayesadam import runs
     from bayesadam.runs.folder import CONFIG
 

@@ -19,7 +19,7 @@ STOPPED = 130
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """Say what is wrong and end."""
+    """Print an error message and end."""
     typer.echo(f"bayesadam: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
 
@@ -32,7 +32,7 @@ def require(module: str, package: str, extra: str) -> None:
 
 @contextmanager
 def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None]:
-    """Where a file cannot be written, the message names the option that says where."""
+    """Context in which the message for a file that cannot be written names the option with its path."""
     try:
         yield
     except OSError as error:
@@ -43,7 +43,7 @@ def writing_to(option: str, path: Path, kind: str = "a folder") -> Iterator[None
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """What the library refuses, and memory that runs out, in one line."""
+    """Context in which errors of the library and a lack of memory are reported in one line."""
     from bayesadam.files import NoDigestWarning
     from bayesadam.runs import RunError
     from bayesadam.tabular import NotEnoughMemory, TableError

@@ -12,35 +12,35 @@ if TYPE_CHECKING:
     from bayesadam.runs import Settings
 
 _PARAMETER = re.compile(r"(?<!['\"`])`([a-z_]+)`(?!`)")
-"""A parameter in a message; what is also in quotation marks is a name or a value of the user's."""
+"""A parameter in a message; names and values of the user are in quotation marks as well."""
 
 
 def option(name: str) -> str:
-    """The option for a parameter: ``held_out`` is ``--held-out``."""
+    """Return the option for a parameter: ``held_out`` is ``--held-out``."""
     return "--" + name.replace("_", "-")
 
 
 def with_options(message: str) -> str:
-    """A message of the library, in which parameters are in backquotes, with the options in their place."""
+    """Replace the parameters in a message of the library, which are in backquotes, by options."""
     return _PARAMETER.sub(lambda found: option(found[1]), message)
 
 
 def parse_hidden(text: str) -> tuple[int, ...]:
-    """Units of hidden layers from "100,50".
+    """Return the numbers of units of hidden layers from a text such as "100,50".
 
     Raises:
-        RunError: It is something else.
+        RunError: The text has another form.
     """
     from bayesadam.runs import RunError
 
     try:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:  # of numbers with thousands of digits, too
+    except ValueError:  # also for numbers with thousands of digits
         raise RunError(f"`hidden` must be positive whole numbers, such as 50 or 100,50, got {text!r}") from None
 
 
 def fit_command(settings: Settings, out: Path) -> str:
-    """The command line that fits with these settings."""
+    """Return the command line that fits with these settings."""
     words = ["bayesadam", "fit", settings.data]
     for field in fields(settings)[1:]:
         value = getattr(settings, field.name)

@@ -1,4 +1,4 @@
-"""What a fit shows: what was found in the table, a bar while it trains, and plain lines where nobody looks."""
+"""The output of a fit: a summary of the table, and a progress bar, or plain lines if stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from bayesadam.runs import Prepared, Settings, Watcher
 from bayesadam.tabular.columns import Column
 
 _LINES = 10
-"""Where stderr is no terminal, this many lines tell of the training."""
+"""Number of lines about the training if stderr is not a terminal."""
 
 
 class Screen(Watcher):
-    """Watches a fit; as a context, the bar is gone after it.
+    """The user interface of a fit in a terminal. As a context manager, it removes the progress bar at the end.
 
     Args:
-        out: For what was found.
-        err: For the progress.
+        out: Console for the summary of the table.
+        err: Console for the progress.
     """
 
     def __init__(self, out: Console, err: Console) -> None:
@@ -52,7 +52,7 @@ class Screen(Watcher):
         self._bar.stop()
 
     def prepared(self, prepared: Prepared) -> None:
-        """Say what was found."""
+        """Print a summary of the table."""
         target, split = prepared.preprocessing.target, prepared.split
         columns = len(prepared.preprocessing.inputs.columns) + len(prepared.preprocessing.inputs.left_out) + 1
         self._say(f"{prepared.file.path.name}: {len(prepared.targets):,} rows, {columns} columns")
@@ -86,25 +86,25 @@ class Screen(Watcher):
             )
 
     def stage(self, what: str) -> None:
-        """Training is over; nobody knows how long this takes."""
+        """Show a stage after the training, whose duration is unknown."""
         self._bar.remove_task(self._task)
         self._task = self._bar.add_task(what, total=None, note="")
         if not self._live:
             self._err.print(what, soft_wrap=True, highlight=False, markup=False)
 
     def words(self, text: str) -> str:
-        """A note with options in place of parameters."""
+        """Replace parameters in a note by options."""
         return with_options(text)
 
     def command(self, settings: Settings, out: Path) -> str:
-        """The command line that fits with these settings."""
+        """Return the command line that fits with these settings."""
         return fit_command(settings, out)
 
     def _row(self, head: str, text: str) -> None:
         self._say(f"  {head:<10}{text}")
 
     def _say(self, text: str) -> None:
-        plain = "".join(c if c.isprintable() else " " for c in text)  # column names are the user's
+        plain = "".join(c if c.isprintable() else " " for c in text)  # names of columns may contain control characters
         self._out.print(plain, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -13,11 +13,11 @@ _LOWER_IS_BETTER = ("RMSE", "NLL", "ECE", "CRPS", "Brier")
 
 
 def score_table(title: str, rows: Mapping[str, Mapping[str, float | None]], *, digits: str = ".3f") -> Table:
-    """Scores by name of the method; the best of each column is bold.
+    """Return a table of scores by method, in which the best score of each column is bold.
 
     Args:
-        title: Above the table.
-        rows: Scores by name; ``None`` is a dash.
+        title: Title above the table.
+        rows: Scores by name; ``None`` is shown as a dash.
         digits: Format of the numbers.
     """
     table = Table(title=escape(title), title_justify="left")

@@ -1,4 +1,4 @@
-"""Cross-conformal intervals: every training row calibrates, by a model that has not seen it."""
+"""Cross-conformal intervals: every training row is used for calibration, with a model that has not seen it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from bayesadam.conformal.quantile import conformal_rank
 
 AT_ONCE = 2**22
-"""Numbers of an intermediate result, to which the rows that are evaluated together are limited."""
+"""Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 
 def cross_interval(
@@ -18,12 +18,12 @@ def cross_interval(
 
     Model ``k`` was trained without the rows of fold ``k``. With the errors ``R_i`` of the models on the rows they have
     not seen, the upper end is the ``ceil((n + 1) coverage)``-th smallest of the ``n`` numbers ``prediction_{k(i)}(x) +
-    R_i``, and the lower end is the same from below with ``- R_i``. No rows have to be kept back, and the models'
-    disagreement about a new row widens its interval.
+    R_i``, and the lower end is the corresponding largest number with ``- R_i``. No rows have to be held out, and
+    disagreement between the models about a new row widens its interval.
 
     If all rows are exchangeable, and a fold has no influence on its model, a new target is covered with a probability
-    of at least ``1 - 2 alpha`` for the jackknife+ (Theorem 1; ``alpha = 1 - coverage``), and of at least
-    ``1 - 2 alpha - sqrt(2 / n)`` for folds of equal size (Theorem 4). In practice it is about ``coverage``.
+    of at least ``1 - 2 alpha`` for the jackknife+ (Theorem 1; ``alpha = 1 - coverage``), and of at least ``1 - 2 alpha
+    - sqrt(2 / n)`` for folds of equal size (Theorem 4). In practice the probability is about ``coverage``.
 
     Args:
         left_out: Predictions of the ``n`` training rows, each by the model that has not seen it, ``(n,)`` or ``(n,
@@ -31,14 +31,14 @@ def cross_interval(
         target: Targets of these rows, of the same shape.
         folds: Number of the fold of each row, from 0 to ``F - 1``, ``(n,)``.
         predictions: Predictions of the new rows by all models, ``(F, N)`` or ``(F, N, K)``.
-        coverage: In [0.5, 1); below that nothing is guaranteed.
+        coverage: Probability in [0.5, 1); below 0.5 nothing is guaranteed.
 
     Returns:
         Lower and upper ends, ``(N,)`` or ``(N, K)`` each, in float64.
 
     Raises:
-        ValueError: Shapes that do not fit together, a fold without predictions, a coverage out of range, or fewer rows
-            than it needs.
+        ValueError: Shapes do not match, a fold has no predictions, the coverage is out of range, or there are too few
+            rows for it.
     """
     if target.shape != left_out.shape:
         raise ValueError(f"target must be of shape {tuple(left_out.shape)}, got {tuple(target.shape)}")

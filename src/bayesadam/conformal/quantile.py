@@ -1,4 +1,4 @@
-"""The quantile of scores that conformal prediction is made of."""
+"""The quantile of scores on which conformal prediction is based."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 ROUNDING = 1e-12
-"""``100 * 0.55`` is a little more than 55 in floating point; its ceiling must be 55."""
+"""Tolerance of the ceiling: ``100 * 0.55`` is slightly more than 55 in floating point, and its ceiling must be 55."""
 
 
 def conformal_quantile(scores: Tensor, coverage: float) -> Tensor:
@@ -18,15 +18,15 @@ def conformal_quantile(scores: Tensor, coverage: float) -> Tensor:
     quantile of the ``n`` scores would cover too little.
 
     Args:
-        scores: ``(n,)``, or ``(n, ...)`` for several scores of every row; infinite ones are allowed.
-        coverage: In (0, 1).
+        scores: ``(n,)``, or ``(n, ...)`` for several scores of every row; infinite scores are allowed.
+        coverage: Probability in (0, 1).
 
     Returns:
         The quantile, without the first axis.
 
     Raises:
-        ValueError: A coverage out of range or a score that is not a number. Also a coverage above ``n / (n + 1)``, for
-            which no finite number is large enough.
+        ValueError: The coverage is out of range, a score is nan, or the coverage is above ``n / (n + 1)``, for which no
+            finite number is large enough.
     """
     rank = conformal_rank(len(scores), coverage)
     if scores.isnan().any():

@@ -19,30 +19,31 @@ def prediction_set(
     randomized: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """Return adaptive prediction sets (Romano et al. 2020): few classes where the model is sure.
+    """Return adaptive prediction sets (Romano et al. 2020), which are small where the model is certain.
 
-    A set holds the most probable classes, up to the first with which their probabilities sum to ``tau`` or more. With
-    calibrated probabilities ``tau`` would be ``coverage``; here it is the :func:`conformal_quantile` of the sums that
-    the actual classes of calibration rows would have needed. The actual class of a new row is in the set with a
-    probability of at least ``coverage``, whatever the probabilities are worth (Romano et al. 2020, Theorem 1).
+    A set contains the most probable classes, up to the first with which their probabilities sum to ``tau`` or more.
+    With calibrated probabilities ``tau`` would be ``coverage``; here it is the :func:`conformal_quantile` of the sums
+    with which the sets of the calibration rows would just contain their actual classes. The actual class of a new row
+    is in the set with a probability of at least ``coverage``, even if the probabilities are wrong (Romano et al. 2020,
+    Theorem 1).
 
     Args:
         calibration: Predictions of ``n`` rows that the model was not trained on: a predictive distribution, or
             probabilities ``(n, C)``.
-        labels: Numbers of their classes, ``(n,)``.
-        prediction: Predictions of the new rows, likewise.
-        coverage: In (0, 1).
-        randomized: Leave out the last class of a set at random, with the probability that makes the coverage exact: it
-            is then at most ``coverage + 1 / (n + 1)``. Sets are smaller, may be empty, and depend on the seed. Without
-            it, every set has the most probable class.
+        labels: Indices of the actual classes of these rows, ``(n,)``.
+        prediction: Predictions of the new rows, of the same kind.
+        coverage: Probability in (0, 1).
+        randomized: Whether to omit the last class of a set at random, with the probability that makes the coverage
+            exact: it is then at most ``coverage + 1 / (n + 1)``. The sets are smaller, may be empty, and depend on the
+            seed. Without this option, every set contains the most probable class.
         seed: Seed of these random numbers.
 
     Returns:
         Whether a class is in the set, ``(N, C)`` bool.
 
     Raises:
-        ValueError: Shapes that do not fit together, labels out of range, probabilities that are nan, or fewer rows than
-            the coverage needs.
+        ValueError: Shapes do not match, labels are out of range, probabilities are nan, or there are too few rows for
+            the coverage.
     """
     known, new = _probs(calibration), _probs(prediction)
     draws = uniforms(len(known) + len(new), seed, known.device) if randomized else None
@@ -61,28 +62,28 @@ def cross_prediction_set(
     randomized: bool = False,
     seed: int = 0,
 ) -> Tensor:
-    """Return adaptive prediction sets by CV+: every training row calibrates, by a model that has not seen it.
+    """Return adaptive prediction sets by CV+, which uses every training row, with a model that has not seen it.
 
-    Model ``k`` was trained without the rows of fold ``k``. A class is in the set unless too many training rows needed a
-    smaller sum of probabilities than it would, both by the models of these rows (Romano et al. 2020). The
-    guarantee is that of :func:`cross_interval`: at least ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``
-    (Theorem 2).
+    Model ``k`` was trained without the rows of fold ``k``. For every training row, its model gives a score
+    (:func:`scores`) to the actual class of this row, and to each class of a new row. A class is in the set unless its
+    score is above that of the training row for too many training rows (Romano et al. 2020). The guarantee is that of
+    :func:`cross_interval`: at least ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage`` (Theorem 2).
 
     Args:
         left_out: Probabilities of the ``n`` training rows, each by the model that has not seen it, ``(n, C)``.
-        labels: Numbers of their classes, ``(n,)``.
+        labels: Indices of the actual classes of these rows, ``(n,)``.
         folds: Number of the fold of each row, from 0 to ``F - 1``, ``(n,)``.
         predictions: Probabilities of the new rows by all models, ``(F, N, C)``.
-        coverage: In [0.5, 1); below that nothing is guaranteed.
-        randomized: As of :func:`prediction_set`.
-        seed: As of :func:`prediction_set`.
+        coverage: Probability in [0.5, 1); below 0.5 nothing is guaranteed.
+        randomized: Whether to randomise the sets, as for :func:`prediction_set`.
+        seed: Seed of the random numbers.
 
     Returns:
         Whether a class is in the set, ``(N, C)`` bool.
 
     Raises:
-        ValueError: Shapes that do not fit together, a fold without predictions, labels out of range, probabilities that
-            are nan, a coverage out of range, or fewer rows than it needs.
+        ValueError: Shapes do not match, a fold has no predictions, labels are out of range, probabilities are nan, the
+            coverage is out of range, or there are too few rows for it.
     """
     known, new = _probs(left_out), predictions.double()
     if new.ndim != 3 or new.shape[2] != known.shape[1]:
@@ -93,7 +94,7 @@ def cross_prediction_set(
 
 
 def sets_of_scores(own: Tensor, folds: Tensor, new: Tensor, coverage: float) -> Tensor:
-    """Return the sets of :func:`cross_prediction_set` from scores of training rows, ``(n,)``, and of new ones."""
+    """Return the sets of :func:`cross_prediction_set` from scores of training rows, ``(n,)``, and of new rows."""
     check_folds(folds, len(own), len(new))
     if not coverage >= 0.5:
         raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal sets, got {coverage!r}")
@@ -105,14 +106,14 @@ def sets_of_scores(own: Tensor, folds: Tensor, new: Tensor, coverage: float) -> 
 
 
 def scores(probs: Tensor, draws: Tensor | None = None) -> Tensor:
-    """Return the least ``tau`` for which each class is in the set, of the shape of ``probs``.
+    """Return the smallest ``tau`` for which each class is in the set, in the shape of ``probs``.
 
-    That is the sum of all larger probabilities, and with random numbers ``u`` in ``draws`` also ``(1 - u)`` times its
-    own, which leaves the last class of a set out where ``u`` is large.
+    This is the sum of all larger probabilities. With random numbers ``u`` in ``draws``, ``(1 - u)`` times the
+    probability of the class is added, so that the last class of a set is omitted if ``u`` is small.
 
     Args:
-        probs: ``(..., N, C)``.
-        draws: ``(N,)``, uniform in [0, 1); ``None``: not randomised, which is ``u = 1``.
+        probs: Probabilities ``(..., N, C)``.
+        draws: Random numbers ``(N,)``, uniform in [0, 1). ``None`` means ``u = 1``, without randomisation.
     """
     if probs.isnan().any():
         raise ValueError("probabilities must be numbers, got nan")
@@ -137,7 +138,7 @@ def _probs(prediction: ClassificationPredictive | Tensor) -> Tensor:
 
 
 def _own(values: Tensor, labels: Tensor) -> Tensor:
-    """Values of the actual classes, ``(n,)``."""
+    """Return the values of the actual classes, ``(n,)``."""
     if labels.shape != values.shape[:1] or labels.is_floating_point():
         raise ValueError(
             f"labels must be whole numbers of shape {tuple(values.shape[:1])}, got {labels.dtype} {tuple(labels.shape)}"

@@ -1,4 +1,4 @@
-"""Split conformal intervals: errors on rows that the model was not trained on decide how wide intervals are."""
+"""Split conformal intervals, whose width follows from the errors on rows that the model was not trained on."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def split_interval(
 
     Args:
         calibration: Predictions of ``n`` rows that the model was not trained on: a predictive distribution, or means
-            ``(n,)`` or ``(n, K)``. With a :class:`bayesadam.predictive.TransformedPredictive` errors are those of the
-            transformed targets, and intervals are transformed back.
+            ``(n,)`` or ``(n, K)``. With a :class:`bayesadam.predictive.TransformedPredictive`, the errors are those of
+            the transformed targets, and the intervals are transformed back.
         target: Targets of these rows, of the same shape.
         prediction: Predictions of the new rows, of the same kind.
-        coverage: In (0, 1).
+        coverage: Probability in (0, 1).
 
     Returns:
         Lower and upper ends, ``(N,)`` or ``(N, K)`` each, in the units of the targets and float64.
 
     Raises:
-        ValueError: Targets of another shape, a number that is nan, or fewer rows than the coverage needs.
+        ValueError: The targets have another shape, a number is nan, or there are too few rows for the coverage.
     """
     width = conformal_quantile(absolute_errors(calibration, target), coverage)
     return around(prediction, width)
@@ -44,31 +44,32 @@ def split_interval(
 def adaptive_interval(
     calibration: Distribution, target: Tensor, prediction: Distribution, *, coverage: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Return intervals that are wide where the model is unsure: a quantile of errors in predicted standard deviations.
+    """Return intervals whose width is proportional to the predicted standard deviation of each row.
 
     The :func:`conformal_quantile` of ``|y - mean| / std`` replaces the factor 1.96 of a Gaussian's 95% interval (Lei et
     al. 2018, section 5.2, with the predictive standard deviation). The guarantee is that of :func:`split_interval`,
-    however wrong the standard deviations are; the better they are, the more equally are groups of rows covered.
+    even if the standard deviations are wrong. The better they are, the more similar is the coverage of different groups
+    of rows.
 
     Args:
         calibration: Predictive distribution of ``n`` rows that the model was not trained on.
         target: Targets of these rows, ``(n,)`` or ``(n, K)``.
         prediction: Predictive distribution of the new rows.
-        coverage: In (0, 1).
+        coverage: Probability in (0, 1).
 
     Returns:
         Lower and upper ends, ``(N,)`` or ``(N, K)`` each, in the units of the targets and float64.
 
     Raises:
-        ValueError: Targets of another shape, a number that is nan, a standard deviation of 0, or fewer rows than the
-            coverage needs.
+        ValueError: The targets have another shape, a number is nan, a standard deviation is 0, or there are too few
+            rows for the coverage.
     """
     width = conformal_quantile(scaled_errors(calibration, target), coverage)
     return around(prediction, width * deviations(prediction))
 
 
 def absolute_errors(prediction: Distribution | Tensor, target: Tensor) -> Tensor:
-    """Return ``|y - mean|`` in float64, of transformed targets if they are transformed."""
+    """Return ``|y - mean|`` in float64, for transformed targets if there is a transform."""
     mean = prediction if isinstance(prediction, Tensor) else prediction.mean
     if target.shape != mean.shape:
         raise ValueError(f"target must be of shape {tuple(mean.shape)}, got {tuple(target.shape)}")
@@ -78,12 +79,12 @@ def absolute_errors(prediction: Distribution | Tensor, target: Tensor) -> Tensor
 
 
 def scaled_errors(prediction: Distribution, target: Tensor) -> Tensor:
-    """Return ``|y - mean| / std`` in float64, of transformed targets if they are transformed."""
+    """Return ``|y - mean| / std`` in float64, for transformed targets if there is a transform."""
     return absolute_errors(prediction, target) / deviations(prediction)
 
 
 def deviations(prediction: Distribution) -> Tensor:
-    """Return predicted standard deviations in float64, of transformed targets if they are transformed."""
+    """Return predicted standard deviations in float64, for transformed targets if there is a transform."""
     base: Any = prediction.base if isinstance(prediction, TransformedPredictive) else prediction
     std: Tensor = base.variance.double().sqrt()
     if not (std > 0).all():
@@ -92,7 +93,7 @@ def deviations(prediction: Distribution) -> Tensor:
 
 
 def around(prediction: Distribution | Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the ends of ``mean - width`` to ``mean + width``, transformed back if targets are transformed."""
+    """Return the ends ``mean - width`` and ``mean + width``, transformed back if there is a transform."""
     if isinstance(prediction, TransformedPredictive):
         mean = prediction.base.mean.double()
         return prediction.inverse(mean - width), prediction.inverse(mean + width)

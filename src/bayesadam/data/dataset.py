@@ -1,4 +1,4 @@
-"""What ``load`` returns: tensors with their names, licence and scalers."""
+"""The class of data sets: tensors with their names, licence and scalers."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ class Standardizer:
 
     @classmethod
     def fit(cls, x: Tensor) -> Standardizer:
-        """From the rows of ``x``, ``(n, d)``: divisor ``n - 1``, and a standard deviation of 1 for constant columns.
+        """Fit to the rows of ``x``, ``(n, d)``, with the divisor ``n - 1``; constant columns get a standard deviation
+        of 1.
 
         Raises:
-            ValueError: Without rows there are no statistics.
+            ValueError: There are no rows.
         """
         if len(x) == 0:
             raise ValueError(f"x must have at least one row, got shape {tuple(x.shape)}")
@@ -44,33 +45,36 @@ class Standardizer:
         return cls(x.mean(0), std.masked_fill(constant, 1.0))
 
     def transform(self, x: Tensor) -> Tensor:
-        """From original to standardised units; ``(..., d)``, dtype and device kept."""
+        """Convert ``(..., d)`` from original to standardised units, with the same dtype and device."""
         return (x - self.mean.to(x)) / self.std.to(x)
 
     def inverse(self, x: Tensor) -> Tensor:
-        """From standardised to original units; ``(..., d)``, dtype and device kept. A deviation needs ``std`` only."""
+        """Convert ``(..., d)`` from standardised to original units, with the same dtype and device.
+
+        For a standard deviation, multiply by ``std`` only.
+        """
         return x * self.std.to(x) + self.mean.to(x)
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set with a training and a test part; what is not divided is all in the training part.
+    """A data set with a training and a test part. Without a division, all rows are in the training part.
 
     Attributes:
-        name: As ``names()`` gives it.
+        name: Name in ``names()``.
         task: "regression", "binary", "classification", "bandit" or "text".
         x_train: Features, ``(n, d)`` float32; the codes of the characters, ``(n,)`` int64, for text.
         y_train: Targets, ``(n, k)`` float32, or labels, ``(n,)`` int64 from 0. Bandits whose rewards the experiment
             makes have ``k = 0``. For text, the next character.
-        x_test: As ``x_train``; no rows where nothing is held out.
-        y_test: As ``y_train``; no rows where nothing is held out.
-        feature_names: One a feature, or none if they are not known (pixels).
-        target_names: One a target; for labels one a class; for text the alphabet.
-        x_scaler: Statistics of the training part that the features were standardised with, else the identity.
-        y_scaler: The same for regression targets: ``y_scaler.inverse(prediction)`` is in original units.
-        split: Which split was asked for.
-        licence: Licence, or what is known of the terms.
-        source: Where the data come from.
+        x_test: Features of the test part, in the form of ``x_train``; without rows if nothing is held out.
+        y_test: Targets of the test part, in the form of ``y_train``; without rows if nothing is held out.
+        feature_names: Names of the features; empty if they are not known (pixels).
+        target_names: Names of the targets, or of the classes; for text the alphabet.
+        x_scaler: Standardiser of the features, from the training part; the identity if they were not standardised.
+        y_scaler: Standardiser of regression targets: ``y_scaler.inverse(prediction)`` is in original units.
+        split: The split that was loaded.
+        licence: Licence, or the known terms.
+        source: Origin of the data.
     """
 
     name: str

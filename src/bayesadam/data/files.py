@@ -1,4 +1,4 @@
-"""Where the bytes come from: a folder of the user's, or the publisher by way of a local cache, always checksummed."""
+"""Reading of files from a folder of the user, or from the publisher with a local cache, always with a checksum."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "BAYESADAM_DATA"
-"""Environment variable that names a folder with the files. Where it is set, nothing is ever downloaded."""
+"""Environment variable with the path of a folder that has the files. If it is set, nothing is downloaded."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class File:
 
     Attributes:
         path: Relative to the data folder (and to the cache).
-        sha256: Accepted digests. A download must give the first; a file already there may also have another: the same
-            content, packed anew.
+        sha256: Accepted digests. A download must have the first one. An existing file may have another one, for the
+            same content in another compression.
         url: Public address that serves the first digest.
     """
 
@@ -30,16 +30,16 @@ class File:
 
 
 def read(file: File, root: str | os.PathLike[str] | None = None) -> bytes:
-    """Bytes of a file, which is downloaded into the cache if it is not there yet.
+    """Return the bytes of a file, which is downloaded into the cache if necessary.
 
     Args:
-        file: What to read.
-        root: Folder to look in; default the environment variable ``BAYESADAM_DATA``; without that, a cache in the
-            user's cache folder, filled on demand.
+        file: The file.
+        root: Folder with the files. The default is that of the environment variable ``BAYESADAM_DATA``, or if it is not
+            set, a cache in the user's cache folder.
 
     Raises:
         FileNotFoundError: The given folder is missing, or lacks the file.
-        ValueError: Wrong checksum.
+        ValueError: The checksum is wrong.
         ModuleNotFoundError: A download is needed and pooch is not installed.
         OSError: The download failed.
     """
@@ -78,7 +78,7 @@ def _pooch() -> Any:
 
 
 def _download(file: File, path: Path) -> None:
-    """Fetch a file; the cache gets it whole and checked, or not at all."""
+    """Download a file into the cache, completely and with a checked digest, or not at all."""
     advice = f"download it yourself and put it at {path}"
     try:
         _pooch().retrieve(file.url, f"sha256:{file.sha256[0]}", fname=path.name, path=path.parent)

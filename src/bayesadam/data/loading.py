@@ -1,4 +1,4 @@
-"""``load``, ``names`` and ``describe``: the front door to the registry."""
+"""``load``, ``names`` and ``describe``, the public functions of this package."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def names() -> list[str]:
 
 
 def describe(name: str) -> str:
-    """Task, licence, origin, splits and files of a data set, as a few lines of text.
+    """Return task, licence, origin, splits and files of a data set as a few lines of text.
 
     Raises:
-        ValueError: Unknown name.
+        ValueError: The name is unknown.
     """
     entry = _find(name)
     return "\n".join(
@@ -50,13 +50,14 @@ def load(
             LIBSVM sets it is the seed of a random division in halves (the odd row is tested on), for "sarcos-test" of
             90% and 10%. None: the published training and test parts if there are any, else all rows in the training
             part.
-        standardize: Features and regression targets to mean 0 and standard deviation 1 by the statistics of the
-            training part (divisor ``n - 1``, constant columns only centred). The scalers are in the result.
+        standardize: Whether to standardise features and regression targets to mean 0 and standard deviation 1, by the
+            statistics of the training part (divisor ``n - 1``, constant columns are only centred). The scalers are in
+            the result.
         root: Folder with the files; default the environment variable ``BAYESADAM_DATA``; without it, files are
             downloaded once to the user's cache (needs ``bayesadam[data]``).
 
     Raises:
-        ValueError: Unknown name, split out of range, text to be standardised, or a wrong checksum.
+        ValueError: The name is unknown, the split is out of range, text should be standardised, or a checksum is wrong.
         FileNotFoundError: The folder lacks a file.
         ModuleNotFoundError: A download is needed and pooch is not installed.
         OSError: The download failed.
@@ -116,6 +117,6 @@ def _scaler(x: NDArray[Any], wanted: bool) -> Standardizer:
 
 
 def _tensor(x: NDArray[Any], scaler: Standardizer) -> Tensor:
-    """Floats are scaled in their own precision and then become float32; labels stay int64."""
+    """Scale numbers in their own precision and convert them to float32; labels remain int64."""
     tensor = torch.from_numpy(x)
     return scaler.transform(tensor).float() if tensor.is_floating_point() else tensor

@@ -18,13 +18,13 @@ from bayesadam.data.tables import Table
 
 @dataclass(frozen=True)
 class Splits:
-    """Random divisions of the rows by NumPy's legacy generator, whose stream is frozen for good.
+    """Random divisions of the rows by NumPy's legacy generator, whose stream does not change between versions.
 
     Attributes:
         fraction: Share of the rows that is trained on, rounded; a half is rounded down.
         count: ``split`` is in ``[0, count)``.
-        chained: Split ``k`` is permutation ``k`` of one generator with seed 1: the rule by which the published UCI
-            splits were made. Else it is the first permutation of a generator with seed ``k``.
+        chained: Whether split ``k`` is permutation ``k`` of one generator with seed 1, as for the published UCI splits.
+            Otherwise it is the first permutation of a generator with seed ``k``.
     """
 
     fraction: float
@@ -32,7 +32,7 @@ class Splits:
     chained: bool = False
 
     def rows(self, n: int, split: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Row numbers of the training and of the test part."""
+        """Return the indices of the training and of the test rows."""
         generator = np.random.RandomState(1 if self.chained else split)
         for _ in range(split if self.chained else 0):
             generator.permutation(n)
@@ -46,12 +46,12 @@ class Entry:
     """One data set.
 
     Attributes:
-        task: As in ``Dataset``.
-        parse: From the contents of the files to a table.
-        files: Their contents are the arguments of ``parse``.
-        licence: Licence, or what is known of the terms.
-        source: Where the data come from and what to know about them.
-        splits: Random splits; None where the division is published or there is none.
+        task: Task, as in ``Dataset``.
+        parse: Function that makes a table of the contents of the files.
+        files: The files, whose contents are the arguments of ``parse``.
+        licence: Licence, or the known terms.
+        source: Origin of the data, and remarks about them.
+        splits: Random splits; None if the division is published or there is none.
     """
 
     task: Task

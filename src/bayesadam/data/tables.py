@@ -1,4 +1,4 @@
-"""From the files of each data set to one table: what the columns mean and how targets are coded."""
+"""Conversion of the files of each data set to a table, with names of columns and codes of targets."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The demo: what a posterior adds, in a minute, on data that ship with scikit-learn or are generated.
+"""The demo shows in a minute what a posterior adds, on data from scikit-learn and on generated data.
 
-Prices whose noise grows (``prices.py``), images of digits (``digits.py``) and a curve with a gap in its data
-(``curve.py``), each beside what one would use otherwise. The settings of the library's own methods are their defaults.
+The examples are prices whose noise grows (``prices.py``), images of digits (``digits.py``) and a curve with a gap in
+its data (``curve.py``), each in comparison with the usual methods. The library's methods have their default settings.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ __all__ = ["FULL", "QUICK", "Advance", "Effort", "run"]
 
 
 def run(folder: Path, *, seed: int, advance: Advance, effort: Effort = FULL) -> dict[str, Any]:
-    """Train everything; write ``metrics.json``, ``report.txt``, the figures and what was trained into ``folder``.
+    """Train everything; write ``metrics.json``, ``report.txt``, the figures and the trained networks into ``folder``.
 
     Args:
-        folder: Made if it is not there.
-        seed: Of data, networks and noise. The same seed gives the same numbers.
-        advance: Called while it trains.
-        effort: How much is trained.
+        folder: Folder of the results, which is created if it does not exist.
+        seed: Seed of data, networks and noise. The same seed gives the same numbers.
+        advance: Function that is called during the training.
+        effort: Amount of training.
 
     Returns:
-        What ``metrics.json`` has: the sentences of the first screen, and the numbers that they are computed from.
+        The contents of ``metrics.json``: the sentences of the first screen, and the numbers from which they are
+        computed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = {

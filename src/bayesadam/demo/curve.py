@@ -1,4 +1,4 @@
-"""A curve whose data have a gap: how wide the band is there, and whether the true curve is inside."""
+"""A curve with a gap in its data: the width of the band there, and its coverage of the true curve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bayesadam.predictive import predict
 
 NOISE = 0.1
 POINTS = 40
-"""On each side of the gap."""
+"""Number of data points on each side of the gap."""
 BATCH_SIZE = 16
 LEFT, RIGHT = (-2.0, -0.5), (0.8, 2.0)
 GRID = torch.linspace(-3.0, 3.0, 301)
@@ -28,12 +28,12 @@ ESTIMATOR, OPTIMIZER = "BayesianMLPRegressor", "IVON"
 
 
 def true_curve(x: Tensor) -> Tensor:
-    """What the data are noisy values of."""
+    """Return the true curve, of which the data are noisy values."""
     return torch.sin(2.5 * x)
 
 
 def compare_bands(effort: Effort, *, seed: int, advance: Advance) -> Part:
-    """The same data to the estimator, an ensemble of full covariances, and to IVON, one network's diagonal."""
+    """Fit the same data by the estimator, an ensemble with full covariances, and by one network, trained by IVON."""
     generator = torch.Generator().manual_seed(seed_of(seed, 3))
     x = torch.cat([low + (high - low) * torch.rand(POINTS, generator=generator) for low, high in (LEFT, RIGHT)])
     y = true_curve(x) + NOISE * torch.randn(len(x), generator=generator)

@@ -1,4 +1,4 @@
-"""Images of digits, and images of none: IVON with its defaults beside Adam at its best rate."""
+"""Images of digits and other images: IVON with its defaults, and Adam at its best learning rate."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from bayesadam.predictive import predict
 from bayesadam.pruning import pruning_curve
 
 RATES = (1e-3, 3e-3, 1e-2)
-"""Adam's learning rates, of which the one with the best validation loss counts."""
+"""Adam's learning rates, of which the one with the best validation loss is used."""
 BATCH_SIZE = 32
 VALIDATION = 200
-"""Images by which Adam's rate and temperature are chosen; IVON does not see them."""
+"""Number of images by which Adam's learning rate and temperature are chosen; IVON does not use them."""
 MC_SAMPLES = 64
 PRUNED = (0.5, 0.8, 0.9, 0.95, 0.98)
 ADAM, SCALED, OURS = "Adam", "Adam, scaled", "IVON"
@@ -31,11 +31,11 @@ SIGNAL_TO_NOISE, MAGNITUDE = "by signal-to-noise", "by magnitude"
 DIGITS, PHOTOGRAPHS, SHUFFLED = "digits", "photographs", "shuffled"
 
 Predict = Callable[[Tensor], Tensor]
-"""Inputs to class probabilities."""
+"""A function from inputs to class probabilities."""
 
 
 def compare_digits(effort: Effort, *, seed: int, advance: Advance) -> Part:
-    """Several splits of the digits: scores, pruning, and what the posterior of the first one knows."""
+    """Compare scores and pruning on several splits of the digits, with a report on the posterior of the first one."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)
@@ -90,7 +90,7 @@ def compare_digits(effort: Effort, *, seed: int, advance: Advance) -> Part:
 
 
 def photographs() -> Tensor:
-    """Parts of the two photographs that ship with scikit-learn, in grey, as 8 by 8 images of the digits' contrast."""
+    """Return grey 8 by 8 parts of scikit-learn's two photographs, with the contrast of the digits."""
     from sklearn.datasets import load_sample_images
 
     parts = []
@@ -114,7 +114,7 @@ def _steps(rows: int, epochs: int) -> int:
 
 
 def _train(network: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, step: Callable[[], Any]) -> None:
-    """Call ``step`` with the gradients of every minibatch; they are the same for all optimisers."""
+    """Call ``step`` after computing the gradients of every minibatch; minibatches are the same for all optimisers."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         for rows in torch.split(torch.randperm(len(x), generator=generator), BATCH_SIZE):
@@ -124,7 +124,7 @@ def _train(network: nn.Module, x: Tensor, y: Tensor, *, epochs: int, seed: int, 
 
 
 def train_ivon(x: Tensor, y: Tensor, *, epochs: int, seed: int) -> tuple[nn.Sequential, IVON, DiagonalGaussian]:
-    """Train a network by IVON with its defaults; also the posterior from before the first step."""
+    """Train a network by IVON with its defaults; also return the posterior from before the first step."""
     network = _network(seed)
     optimizer = IVON(
         network.named_parameters(),
@@ -143,7 +143,7 @@ def train_ivon(x: Tensor, y: Tensor, *, epochs: int, seed: int) -> tuple[nn.Sequ
 def _best_adam(
     x: Tensor, y: Tensor, x_held: Tensor, y_held: Tensor, epochs: int, seed: int, done: Callable[[int], None]
 ) -> tuple[Predict, Predict]:
-    """Adam at its best rate, which falls by a cosine as IVON's does; as it is, and with its logits' temperature."""
+    """Train by Adam at its best rate, with IVON's cosine schedule; predict without and with a tuned temperature."""
     candidates = []
     for number, rate in enumerate(RATES, start=1):
         network = _network(seed)
@@ -161,7 +161,7 @@ def _best_adam(
         done(number)
     best = min(candidates)[-1]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a network that has hardly been trained
+        warnings.simplefilter("ignore")  # about a network that has hardly been trained
         temperature = float(calibrate(best, (x_held, y_held), likelihood=Categorical()).temperature)  # type: ignore[arg-type]
     return _softmax(best, 1.0), _softmax(best, temperature)
 
@@ -201,7 +201,7 @@ def _scores(probs: Tensor, target: Tensor, entropy: dict[str, Tensor]) -> dict[s
 
 
 def _pruned(network: nn.Module, posterior: DiagonalGaussian, x: Tensor, y: Tensor) -> dict[str, Rows]:
-    """Accuracy of the mean network without so many of its weights, by what they are chosen."""
+    """Return the accuracy of the pruned mean network, by the share of pruned weights and by the criterion."""
     found: dict[str, Rows] = {f"{level:.0%}": {} for level in PRUNED}
     for name, by in ((SIGNAL_TO_NOISE, "signal_to_noise"), (MAGNITUDE, "magnitude")):
         curve = pruning_curve(

@@ -1,4 +1,4 @@
-"""How much the demo trains, what its parts give back, and means with their standard errors."""
+"""The amount of training in the demo, the results of its parts, and means with standard errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 Advance = Callable[[str, int, int], None]
-"""Called with what is being done, the steps done and the steps in all."""
+"""A function of the current work, the number of steps done, and the number of all steps."""
 
 Rows = dict[str, dict[str, float]]
 """Scores by method."""
@@ -18,16 +18,16 @@ Rows = dict[str, dict[str, float]]
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is trained.
+    """The amount of training.
 
     Attributes:
-        tables: Tables of prices.
-        price_rows: Rows of each that are trained on.
-        repetitions: Splits of the digits, at least 2.
-        digit_rows: Images that are trained on.
-        epochs: Of the networks for digits.
-        curve_steps: Of IVON on the curve.
-        estimator: What keeps the estimator's training short; nothing, and it has its defaults.
+        tables: Number of tables of prices.
+        price_rows: Number of training rows of each table.
+        repetitions: Number of splits of the digits, at least 2.
+        digit_rows: Number of training images.
+        epochs: Number of epochs of the networks for digits.
+        curve_steps: Number of steps of IVON on the curve.
+        estimator: Arguments that shorten the estimator's training; if empty, it has its defaults.
     """
 
     tables: int = 3
@@ -49,24 +49,24 @@ QUICK = Effort(
     curve_steps=100,
     estimator={"members": 4, "epochs": 100},
 )
-"""A few seconds, to see that it runs: what it says is of networks that have hardly been trained."""
+"""A few seconds of training, to see that the demo runs; its networks have hardly been trained."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of the demo: numbers for the screen and the file, and what the figures need."""
+    """The results of a part of the demo: numbers for the screen and the file, and data for the figures."""
 
     numbers: dict[str, Any]
     shown: dict[str, Any]
 
 
 def seed_of(seed: int, *place: int) -> int:
-    """A seed for every place in the demo."""
+    """Return a seed for a place in the demo."""
     return int(np.random.SeedSequence([seed, *place]).generate_state(1)[0] >> 1)
 
 
 def mean_rows(repetitions: Sequence[Rows]) -> Rows:
-    """The mean of every score over the repetitions."""
+    """Return the mean of every score over the repetitions."""
     return {
         method: {name: sum(rows[method][name] for rows in repetitions) / len(repetitions) for name in row}
         for method, row in repetitions[0].items()
@@ -74,11 +74,12 @@ def mean_rows(repetitions: Sequence[Rows]) -> Rows:
 
 
 def differences(repetitions: Sequence[Rows], ours: str, other: str) -> dict[str, dict[str, float]]:
-    """Ours minus the other's in every score, paired by repetition.
+    """Return the difference between our scores and those of another method, paired by repetition.
 
     Returns:
-        By score the mean, its standard error, and ``"t"``: the mean in standard errors, over the 97.5% quantile of
-        Student's t for so many repetitions, so that beyond -1 and 1 is more than chance at the 5% level.
+        For every score the mean, its standard error, and ``"t"``: the mean in standard errors, divided by the 97.5%
+        quantile of Student's t for this number of repetitions. It is significant at the 5% level if it is below -1 or
+        above 1.
     """
     found = {}
     for name in repetitions[0][ours]:

@@ -39,7 +39,7 @@ def draw(folder: Path, found: Mapping[str, Part]) -> None:
 
 
 def _prices(shown: Mapping[str, Any]) -> Any:
-    """Intervals of new flats by size, as differences from the price that is expected of the flat."""
+    """Draw the intervals of new flats by size, as differences from the expected price of the flat."""
     from matplotlib import pyplot
 
     from bayesadam.plots import COLOURS
@@ -68,7 +68,7 @@ def _prices(shown: Mapping[str, Any]) -> Any:
 
 
 def _digits(shown: Mapping[str, Any]) -> Any:
-    """Entropies of digits and of images that are none."""
+    """Draw entropies of digits and of other images."""
     from matplotlib import pyplot
 
     from bayesadam import plots
@@ -99,7 +99,7 @@ def _curve(shown: Mapping[str, Any]) -> Any:
 
 
 def _weights(part: Part) -> Any:
-    """Widths of all weights before and after training, and accuracy without the weakest weights."""
+    """Draw widths of all weights before and after training, and the accuracy without the weakest weights."""
     from matplotlib import pyplot
 
     from bayesadam import plots

@@ -1,4 +1,4 @@
-"""Prices whose noise grows: intervals of three models, and of the truth that made the prices."""
+"""Prices whose noise grows: intervals of three models, and of the true distribution."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ NEW_ROWS = 2000
 COLUMNS = ("area", "rooms", "year", "km_to_centre", "floor")
 OURS, LINEAR, QUANTILES, TRUTH = "BayesianMLPRegressor", "linear model", "quantile boosting", "the truth"
 SIZES = {"max_iter": [50, 100], "max_leaf_nodes": [6, 31]}
-"""Of quantile boosting, chosen by cross-validation."""
+"""Sizes of quantile boosting, from which cross-validation chooses."""
 SMALL, LARGE = 60.0, 170.0
-"""Square metres: below and above are the smallest and the largest fifth of the flats."""
+"""Areas, in square metres, below and above which are the smallest and the largest fifth of the flats."""
 
 
 def generate(rows: int, generator: np.random.Generator) -> dict[str, Array]:
-    """Flats and their prices, which are made up: a price's noise grows with the square of the area.
+    """Generate flats and their prices, whose noise grows with the square of the area.
 
     Returns:
         ``"inputs"`` ``(rows, 5)`` in the order of ``COLUMNS``; ``"price"`` in thousands, its ``"mean"`` and its
@@ -53,13 +53,16 @@ def write_table(path: Path, data: dict[str, Array]) -> None:
 
 
 def interval_score(lower: Array, upper: Array, target: Array) -> float:
-    """Width plus ``2 / (1 - coverage)`` times what is outside; lower is better (Gneiting and Raftery 2007, eq. 43)."""
+    """Return the interval score: width plus ``2 / (1 - coverage)`` times the distance of a target outside.
+
+    Lower is better (Gneiting and Raftery 2007, eq. 43).
+    """
     outside = np.maximum(lower - target, 0.0) + np.maximum(target - upper, 0.0)
     return float(np.mean(upper - lower + 2.0 / (1.0 - COVERAGE) * outside))
 
 
 def compare_prices(effort: Effort, *, seed: int, advance: Advance) -> Part:
-    """Intervals for new flats, from several tables of training rows."""
+    """Compare intervals for new flats, from several tables of training rows."""
     repetitions: list[Rows] = []
     first: dict[str, Any] = {}
     for table in range(effort.tables):
@@ -99,7 +102,7 @@ def _scores(lower: Array, upper: Array, new: dict[str, Array]) -> dict[str, floa
 
 
 def _linear(inputs: Array, price: Array, new: Array) -> Interval:
-    """Least squares, and a normal error of one deviation for all rows."""
+    """Fit by least squares, with a normal error of one standard deviation for all rows."""
     from sklearn.linear_model import LinearRegression
 
     model = LinearRegression().fit(inputs, price)
@@ -110,7 +113,7 @@ def _linear(inputs: Array, price: Array, new: Array) -> Interval:
 
 
 def _boosting(inputs: Array, price: Array, new: Array) -> Interval:
-    """Gradient boosting of two quantiles, its size by cross-validation."""
+    """Fit two quantiles by gradient boosting, whose size is chosen by cross-validation."""
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.metrics import make_scorer, mean_pinball_loss
     from sklearn.model_selection import GridSearchCV

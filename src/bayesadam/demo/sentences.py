@@ -1,4 +1,4 @@
-"""What was shown, in three sentences that are computed from the numbers."""
+"""Three sentences on the results, which are computed from the numbers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 from bayesadam.demo import curve, digits, prices
 
 PRUNED = "95%"
-"""The level of pruning that is spoken of."""
+"""The level of pruning in the sentences."""
 
 
 def summary(record: Mapping[str, Any]) -> list[str]:
-    """Prices, digits, and what the posterior knows; a difference that may be chance is said to be none."""
+    """Return sentences on prices, digits and the posterior, in which only significant differences count."""
     return [_prices(record["prices"]), _digits(record["digits"]), _knows(record["curve"], record["digits"])]
 
 
 def compared(difference: Mapping[str, float], *, lower_is_better: bool = False) -> str:
-    """``"better than"`` or ``"worse than"`` beyond chance (``"t"`` beyond -1 and 1), or ``"level with"``."""
+    """Return ``"better than"`` or ``"worse than"`` if the difference is significant, else ``"level with"``."""
     t = -difference["t"] if lower_is_better else difference["t"]
     return "better than" if t > 1 else "worse than" if t < -1 else "level with"
 

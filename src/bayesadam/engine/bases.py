@@ -1,4 +1,4 @@
-"""Bases in which the posterior of a weight matrix is a product: when they are refreshed, and from what.
+"""The bases in which the posterior of a weight matrix is a product, and their computation from gradients.
 
 The factors are running averages of ``D D'`` and ``D' D``, where ``D`` is the gradient of a minibatch less its running
 average, as a matrix. Their eigenvectors are the bases of Shampoo and SOAP (Gupta et al. 2018; Vyas et al. 2024). They
@@ -32,7 +32,7 @@ def sides(parameter: Tensor) -> tuple[int, int]:
 
 
 def rotated_sides(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, int]:
-    """The sides that get a basis, with their sizes."""
+    """Return the sides that have a basis, with their sizes."""
     if not group["perturb"]:
         return {}
     found = dict(zip(SIDES, sides(parameter), strict=True))
@@ -40,7 +40,7 @@ def rotated_sides(parameter: Tensor, group: Mapping[str, Any]) -> dict[str, int]
 
 
 def rank_of(size: int, group: Mapping[str, Any]) -> int:
-    """How many vectors of a basis of a side are eigenvectors."""
+    """Return the number of eigenvectors in the basis of a side."""
     return min(size, int(group["rank"]))
 
 
@@ -60,7 +60,7 @@ def of(state: Mapping[str, Any]) -> tuple[Tensor | None, Tensor | None]:
 
 
 def rotated(state: Mapping[str, Any], work: Pass) -> dict[str, Tensor]:
-    """The tensors of a state that a pass on the coordinates takes in place of those of the weights."""
+    """Return the tensors of a state in the coordinates of the bases, on which a pass works."""
     found = {"mean": state[COORDINATES]}
     return {**found, "prior_precision": state[PRIOR]} if work.per_weight else found
 
@@ -83,7 +83,7 @@ def into(value: Tensor, state: Mapping[str, Any]) -> Tensor:
 
 
 def out(value: Tensor, state: Mapping[str, Any]) -> Tensor:
-    """The tensor that has these coordinates."""
+    """Return the tensor with these coordinates."""
     left, right = of(state)
     return eigenbasis.out(matrix(value), left, right).view(value.shape)
 
@@ -137,7 +137,7 @@ def refreshed(state: Mapping[str, Any], group: Mapping[str, Any]) -> dict[str, T
     turns: dict[str, Tensor] = {}
     for side, name in factors(state):
         factor, old = state[name], eigenbasis.dense(state[side])
-        if not factor.any():  # no gradient yet: any basis is as good
+        if not factor.any():  # without gradients, any basis is equally good
             continue
         basis = eigenbasis.from_vectors(_eigenvectors(factor, old), rank_of(len(factor), group), factor.dtype)
         turn = turns[side] = eigenbasis.into(old, eigenbasis.dense(basis), None).mT
@@ -158,4 +158,6 @@ def _eigenvectors(factor: Tensor, basis: Tensor) -> Tensor:
     """
     with torch.autocast(factor.device.type, enabled=False):
         vectors: Tensor = basis @ torch.linalg.eigh(torch.lerp(factor, factor.mT, 0.5)).eigenvectors.flip(-1)
-        return 1.5 * vectors - 0.5 * vectors @ (vectors.mT @ vectors)  # orthogonal to rounding, also after many
+        return 1.5 * vectors - 0.5 * vectors @ (
+            vectors.mT @ vectors
+        )  # remains orthogonal up to rounding after many steps

@@ -63,7 +63,7 @@ class Collection:
         return [(slot, slot.parameter.grad) for slot in self.store.slots()]
 
     def hide(self, present: Sequence[Hidden]) -> None:
-        """Take gradients away."""
+        """Set the gradients to ``None``."""
         for slot, _ in present:
             slot.parameter.grad = None
 
@@ -117,7 +117,7 @@ class Collection:
         """Keep the curvature of the one sample at a step of drop-in training."""
         if not self.keeps_curvature:
             return
-        self._curvature = {}  # of a step that was refused
+        self._curvature = {}  # remains of a step that was refused
         self._factor = 1.0 if self.source is None else self.source.gradient_factor()
         trained = self.store.trained()
         unknown = [s.parameter for s in trained if self.source is None or s.parameter not in self._norms]
@@ -145,7 +145,7 @@ class Collection:
         assert self.source is not None
         group, parameter = slot.group, slot.parameter
         if not group["perturb"] and not self.source.covers(parameter):
-            return  # a learned noise level, say
+            return  # for example a learned noise level
         whole = self.source.curvature(parameter)
         if whole is None:
             raise RuntimeError(
@@ -194,7 +194,7 @@ class Collection:
 
 
 def measurable(store: Store, slots: Sequence[Slot]) -> list[Slot]:
-    """Those of which the rule can compute the curvature; one that needs noise cannot without."""
+    """Return the slots whose curvature the rule can compute; without noise, a rule that needs it cannot."""
     return [slot for slot in slots if slot.group["perturb"] or not store.rule.needs_noise]
 
 

@@ -189,7 +189,9 @@ class DenseWeights(Weights):
 
         def write(mark: int) -> None:
             self._solve(draw)
-            moved = [self._displacements.get(p) for p in parameters]  # none if it was frozen since: held at its mean
+            moved = [
+                self._displacements.get(p) for p in parameters
+            ]  # none if it was frozen since, and held at its mean
             thetas = [
                 mean if part is None else mean + part.view(mean.shape).to(mean.dtype)
                 for mean, part in zip(means, moved, strict=True)
@@ -202,7 +204,7 @@ class DenseWeights(Weights):
 
 
 class DenseHessianSource(HessianSource):
-    """The whole Hessian of losses that the user hands over."""
+    """The whole Hessian of losses that the user passes to the optimiser."""
 
     store: DenseStore
 
@@ -302,7 +304,7 @@ class DenseGradients(Gradients):
         scale = torch.cat([self._matrix.new_full((s.parameter.numel(),), rescaled[s.parameter]) for s in slots]).sqrt()
         current = self.store.hessian(slots)
         error = tau * current - scale[:, None] * self._matrix[wanted[:, None], wanted] * scale
-        if first["hessian"] == "reparameterized":  # nothing is known of weights without noise
+        if first["hessian"] == "reparameterized":  # there is no estimate for weights without noise
             known = torch.cat([scale.new_full((s.parameter.numel(),), float(s.group["perturb"])) for s in slots])
             error = known[:, None] * error * known
         prior = self.store.prior(slots) / first["num_data"]
@@ -318,7 +320,7 @@ class DenseGradients(Gradients):
         return True
 
     def _limit_rates(self) -> bool:
-        """Nothing, since :meth:`ready` checks the matrix instead."""
+        """Do nothing, since :meth:`ready` checks the matrix instead."""
         return True
 
     def _keep_others(self, precision: Tensor, change: Tensor) -> None:

@@ -100,7 +100,7 @@ class Engine:
                 stage = COLLECTED
             finally:
                 self._close(before, stage)
-        except BaseException:  # an interrupt in the lines above leaves nothing undone, and the sample does not count
+        except BaseException:  # after an interrupt above the block is closed as well, and the sample does not count
             self._close(before, COLLECTING if stage == COLLECTED else stage)
             raise
 
@@ -164,7 +164,7 @@ class Engine:
             return
         try:
             self.weights.perturb(0, TRAIN)
-            if self.source is not None:  # what it has collected goes with gradients that have not been stepped with
+            if self.source is not None:  # its data belong to gradients that no step has used
                 pending = any(slot.parameter.grad is not None for slot in self.store.slots())
                 begin = self.source.resume if pending else self.source.start
                 begin(self.gradients.after_backward)
@@ -241,7 +241,7 @@ class Engine:
         if self.weights.held == TRAIN:
             return self._call(closure)
         count = self.store.first["mc_samples"]
-        differentiates = self.source is not None and self.source.differentiates  # and makes all gradients itself
+        differentiates = self.source is not None and self.source.differentiates  # it then computes all gradients itself
         slots = [] if differentiates else [slot for slot in self.store.slots() if slot.parameter.grad is not None]
         earlier: list[Hidden] = [(slot, slot.parameter.grad) for slot in slots]
         losses = []

@@ -44,7 +44,7 @@ def _compiled() -> Callable[[Sequence[Tensor]], int | None] | None:
     """The compiled function, or ``None`` if there is none."""
     try:
         function = native.load(native.read("finite.cpp")).first_bad
-    except native.CompilationError:  # the kernels say so where it is asked for
+    except native.CompilationError:  # the kernels report this if compilation was requested
         return None
     function.restype = ctypes.c_int64
 

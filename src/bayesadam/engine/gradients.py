@@ -69,7 +69,7 @@ class Gradients(Collection):
             rates = sorted({float(group["lr"]) for group in self.store.owner.param_groups})
             return self._refuse(
                 f"the gradient of parameter {self.store.name_of(bad)} must be finite",
-                f" (a training that diverges wants a smaller lr than {rates[-1]:g}, or less noise at its start: a "
+                f" (if the training diverges, use a smaller lr than {rates[-1]:g}, or less noise at the start by a "
                 "larger initial_precision)",
             )
         return self._curvature_is_finite() and self._limit_rates()
@@ -90,7 +90,7 @@ class Gradients(Collection):
         return True
 
     def _refuse(self, why: str, hint: str = "") -> bool:
-        """Skip the step, or raise an error, as ``nonfinite`` says."""
+        """Skip the step or raise an error, depending on ``nonfinite``."""
         if self.store.first["nonfinite"] == "skip":
             return False
         raise FloatingPointError(f"{why}, got inf or nan; nothing was changed{hint}")

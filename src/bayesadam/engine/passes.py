@@ -106,7 +106,7 @@ class Pass:
             return ("mean",)
         if self.kind == "restore":
             return ("weights",)
-        if self.kind == "update" and self.recovers:  # the mean is where the next sample will be
+        if self.kind == "update" and self.recovers:  # the mean is in the place of the next sample
             return (*self.rule.state, "weights")
         if self.kind == "sample":
             return ("mean", "weights") if self.holds_mean else ("weights",)
@@ -195,7 +195,7 @@ def numbers_of(
     start = group["initial_precision"]
     if "prior_precision" in group:
         own = group["prior_precision"] if prior_precision is None else prior_precision
-        # a word, where the weights have priors of their own from a posterior, which the views bring
+        # a word if the weights have priors from a posterior, which the views supply
         numbers["prior_precision"] = 0.0 if isinstance(own, str) else float(own)
         start = start_precision(group, numbers["prior_precision"]) if start is None else start
     numbers["initial_precision"] = float(start)

@@ -167,7 +167,9 @@ def _call(name: str) -> Callable[..., str]:
 
 
 def _scaled(symbol: str) -> Callable[..., str]:
-    return lambda kind, a, b, alpha=None: f"{a} {symbol} {b}" if alpha is None else f"{a} {symbol} {alpha} * {b}"
+    return lambda kind, a, b, alpha=None: (
+        f"{a} {symbol} {b}" if alpha is None else f"fused<{kind}>({symbol}{alpha}, {b}, {a})"
+    )
 
 
 def _power(kind: str, a: str, b: str) -> str:
@@ -216,10 +218,11 @@ _EXPRESSIONS: dict[str, Callable[..., str]] = {
         f"{a} * {beta} > {threshold} ? {a} : std::log1p(std::exp({a} * {beta})) / {beta}"
     ),
     "lerp": lambda kind, a, b, w: (
-        f"std::abs({w}) < static_cast<{kind}>(0.5) ? {a} + {w} * ({b} - {a}) : {b} - ({b} - {a}) * (1 - {w})"
+        f"std::abs({w}) < static_cast<{kind}>(0.5) ? fused<{kind}>({w}, {b} - {a}, {a}) "
+        f": fused<{kind}>({w} - 1, {b} - {a}, {b})"
     ),
-    "addcmul": lambda kind, a, b, c, value: f"{a} + {value} * {b} * {c}",
-    "addcdiv": lambda kind, a, b, c, value: f"{a} + {value} * {b} / {c}",
+    "addcmul": lambda kind, a, b, c, value: f"fused<{kind}>({value} * {b}, {c}, {a})",
+    "addcdiv": lambda kind, a, b, c, value: f"fused<{kind}>({value}, {b} / {c}, {a})",
     "clamp": _clamp,
     "clamp_min": lambda kind, a, low: _clamp(kind, a, low),
     "clamp_max": lambda kind, a, high: _clamp(kind, a, "none", high),

@@ -188,7 +188,7 @@ class RotatedWeights(Weights):
 
 
 class RotatedGradients(Gradients):
-    """Steps in the coordinates of the bases, and new bases now and then."""
+    """Steps in the coordinates of the bases, and the computation of new bases."""
 
     resamples = False
     store: RotatedStore

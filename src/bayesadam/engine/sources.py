@@ -165,7 +165,7 @@ class HessianSource:
         """Called only after drop-in training, which does not use this source."""
 
     def resume(self, after_backward: Callable[[], None]) -> None:
-        """See :meth:`pause`."""
+        """Called only after drop-in training, which does not use this source."""
 
     def discard(self) -> None:
         """Part of the :class:`CurvatureSource` protocol."""

@@ -127,7 +127,7 @@ class Store:
             raise ValueError(f"parameter {self.name_of(parameter)} must be real, got dtype {parameter.dtype}")
         dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
         if slot.group["low_memory"] and dtype == parameter.dtype:
-            mean = parameter.detach()  # which hold the mean, as they were never given a sample
+            mean = parameter.detach()  # the weights hold the mean, since they never got a sample
         else:
             mean = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)
             local(mean).copy_(local(parameter))
@@ -191,7 +191,7 @@ class NumbersCache:
         self.rule = rule
         self._known: dict[tuple[Any, ...], tuple[dict[str, float], dict[str, Any]]] = {}
         self._scaled: dict[tuple[Any, ...], dict[str, float]] = {}
-        self._alive: list[Mapping[str, Any]] = []  # groups, so that no two have one id
+        self._alive: list[Mapping[str, Any]] = []  # keeps the groups alive, so that their ids are unique
 
     def of(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         """The numbers, without the scales of gradients; and the counters after one more step."""

@@ -77,7 +77,7 @@ class Weights:
             sample = sample * size + rank
         return Draw(first["seed"], first["noise_step"] + ahead, sample, first["antithetic"])
 
-    @torch.inference_mode(False)  # what is made here and kept must be of use in training
+    @torch.inference_mode(False)  # tensors that are made here must be usable in training
     @torch.no_grad()
     def perturb(self, sample: int, then: str) -> None:
         """Put a sample into the weights, and set their state to ``then``; if this fails, they hold the mean again."""
@@ -186,7 +186,7 @@ class Weights:
             self.restore()
             if loaded == TRAIN:
                 self.perturb(0, TRAIN)
-            else:  # the model may yet be loaded, with the block's sample
+            else:  # the model may be loaded later, with the block's sample
                 self._written = written
             self.store.set_all("weights", loaded)
 
@@ -223,7 +223,7 @@ class Weights:
         """
         for slot, found in self._overwritten(sample, among):
             weights, mean = local(slot.parameter), local(self._states[slot.parameter]["mean"])
-            if slot.parameter in self.lean.held and (allow_mean or adopt):  # what it was is not known any more
+            if slot.parameter in self.lean.held and (allow_mean or adopt):  # its mean is no longer known
                 self._written.pop(slot.parameter)
                 self.plan([slot], sample, adopt=True).run()
                 self._written[slot.parameter] = None

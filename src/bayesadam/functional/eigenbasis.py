@@ -33,7 +33,7 @@ def from_vectors(vectors: Tensor, rank: int, dtype: torch.dtype) -> Tensor:
     Args:
         vectors: ``(n, n)``, orthogonal; the most important vector is the first column.
         rank: Number of vectors that are kept, unless the basis is complete.
-        dtype: Of the result. The computation is in float64.
+        dtype: Dtype of the result. The computation is in float64.
     """
     if is_complete(len(vectors), rank):
         return vectors.to(dtype)

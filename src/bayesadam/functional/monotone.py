@@ -1,4 +1,4 @@
-"""Strictly increasing functions of a number, with what the density of a transformed variable needs of them.
+"""Strictly increasing functions of a number, with inverses and slopes for the density of a transformed variable.
 
 If ``f(y)`` has the density ``p``, then ``y`` has the density ``p(f(y)) f'(y)``. Every function is defined by a formula
 between two ends, ``low`` and ``high``, and continues beyond them along its tangents. Inverses therefore grow linearly
@@ -17,14 +17,14 @@ from torch import Tensor
 
 
 class Monotone:
-    """A strictly increasing function, element by element; computed in float64.
+    """A strictly increasing function that is applied element by element in float64.
 
     A subclass defines the formula by ``_value``, ``_inverse`` and ``_log_slope``.
 
     Args:
-        low: Where the formula begins; the function is its tangent below.
-        high: Where the formula ends; the function is its tangent above.
-        least: The smallest value that the variable may take: 0 of one that is never negative.
+        low: Lower end of the formula; below it the function is its tangent.
+        high: Upper end of the formula; above it the function is its tangent.
+        least: The smallest value of the variable, for example 0 if it is never negative.
 
     Raises:
         ValueError: ``high`` is not above ``low``.
@@ -48,7 +48,7 @@ class Monotone:
         return torch.where(value == inside, self._value(inside), self._value(inside) + tail)
 
     def inverse(self, value: Tensor) -> Tensor:
-        """Where the function has this value."""
+        """Return the point at which the function has this value."""
         value = value.double()
         ends = torch.tensor([self.low, self.high], dtype=torch.float64, device=value.device)
         inside = torch.clamp(value, *self._value(ends))
@@ -61,7 +61,7 @@ class Monotone:
         return self._log_slope(value.double().clamp(self.low, self.high))
 
     def numbers(self) -> dict[str, Any]:
-        """What the function is made from, finite numbers only: arguments of the constructor."""
+        """Return the arguments of the constructor that are finite numbers."""
         ends = {"low": self.low, "high": self.high, "least": self.least}
         return {name: value for name, value in ends.items() if math.isfinite(value)}
 
@@ -149,13 +149,14 @@ class YeoJohnson(Monotone):
     logarithms where an exponent is 0.
 
     Args:
-        power: 1 leaves ``u`` as it is; smaller ones pull in large values, larger ones small values.
-        center: In the units of the variable.
-        scale: Positive, likewise.
-        ends: See :class:`Monotone`.
+        power: Power; 1 does not change ``u``, smaller powers compress large values, and larger powers compress small
+            values.
+        center: Centre, in the units of the variable.
+        scale: Scale, positive, in the units of the variable.
+        ends: Arguments of :class:`Monotone`.
 
     Raises:
-        ValueError: A scale that is not positive.
+        ValueError: The scale is not positive.
     """
 
     name = "yeo-johnson"
@@ -167,7 +168,7 @@ class YeoJohnson(Monotone):
         self.power, self.center, self.scale = float(power), float(center), float(scale)
 
     def numbers(self) -> dict[str, Any]:
-        """See the base class."""
+        """As in the base class."""
         return {"power": self.power, "center": self.center, "scale": self.scale, **super().numbers()}
 
     def _value(self, value: Tensor) -> Tensor:
@@ -188,12 +189,12 @@ class PiecewiseLinear(Monotone):
     """Linear between knots, and beyond them as in the first and the last piece.
 
     Args:
-        knots: Values of the variable, strictly increasing, two at least.
-        values: Of the function there, strictly increasing.
-        ends: See :class:`Monotone`.
+        knots: At least two values of the variable, strictly increasing.
+        values: Values of the function at the knots, strictly increasing.
+        ends: Arguments of :class:`Monotone`.
 
     Raises:
-        ValueError: Knots or values that are not as they must be.
+        ValueError: Knots or values do not increase, or differ in number.
     """
 
     name = "quantile"
@@ -209,7 +210,7 @@ class PiecewiseLinear(Monotone):
             raise ValueError(f"values must be as many as the knots, {len(self.knots)}, got {len(self.values)}")
 
     def numbers(self) -> dict[str, Any]:
-        """See the base class."""
+        """As in the base class."""
         return {"knots": self.knots.tolist(), "values": self.values.tolist(), **super().numbers()}
 
     def _value(self, value: Tensor) -> Tensor:
@@ -229,10 +230,10 @@ _KINDS: dict[str, type[Monotone]] = {
 
 
 def monotone(name: str, numbers: Mapping[str, Any]) -> Monotone:
-    """The function of a name with these :meth:`Monotone.numbers`.
+    """Create the function with a name and :meth:`Monotone.numbers`.
 
     Raises:
-        ValueError: There is no such function, or it cannot have such numbers.
+        ValueError: There is no such function, or the numbers are invalid.
     """
     if name not in _KINDS:
         raise ValueError(f"name must be one of {tuple(_KINDS)}, got {name!r}")

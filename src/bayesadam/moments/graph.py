@@ -15,14 +15,14 @@ from bayesadam.posterior.sharded import kind_of
 
 
 class Graph:
-    """What a network computes, found by tracing it once with no data.
+    """The computation of a network, found by tracing it once without data.
 
     Args:
-        model: Its layers and functions must have rules. It may be built of other modules in any way that does not
-            depend on the values of data; parameters are kept by name, not by value.
+        model: The network. Its layers and functions must have rules. It may be composed of other modules in any way
+            that does not depend on the values of data. Parameters are stored by name, not by value.
 
     Raises:
-        ValueError: A layer or function without a rule, the first one is named; a network with hooks; or one whose
+        ValueError: A layer or function has no rule (the message names the first one), the network has hooks, or its
             control flow depends on data.
     """
 
@@ -32,7 +32,7 @@ class Graph:
         step = self._steps[last]
         linear = step.op == "call_module" and type(model.get_submodule(step.target)) is nn.Linear
         self._linear_output = last if linear else None
-        # A parameter that several modules share has one name among the weights, and may be asked for by another.
+        # A parameter that several modules share has one name among the weights, but may be looked up by another one.
         first: dict[Tensor, str] = {}
         named = model.named_parameters(remove_duplicate=False)
         self._names = {name: first.setdefault(parameter, name) for name, parameter in named}
@@ -51,19 +51,20 @@ class Graph:
         *,
         covariance: bool = False,
     ) -> Moments:
-        """The output's moments.
+        """Return the moments of the output.
 
         Args:
-            model: The one that was traced, or a copy of it.
-            weights: Moments of its parameters by name; parameters that are missing are what they are.
+            model: The model that was traced, or a copy of it.
+            weights: Moments of its parameters by name; parameters that are missing are constants.
             args: Inputs: tensors, or :class:`Moments` of them.
             kwargs: Inputs by name.
-            covariance: Also that of the outputs of a data point, if the last layer is linear and its inputs uncertain.
+            covariance: Whether to compute the covariance of the outputs of a data point, which is possible if the last
+                layer is linear and its inputs are uncertain.
 
         Raises:
-            TypeError: Inputs that are not the model's, or a division by what has a variance.
-            ValueError: What is random is added to or multiplied by itself, or a function of itself.
-            RuntimeError: Batch normalisation in training mode.
+            TypeError: The inputs are not those of the model, or a divisor is random.
+            ValueError: A random value is added to or multiplied by itself, or a function of itself.
+            RuntimeError: Batch normalisation is in training mode.
         """
         values: dict[int, Any] = {}
         units: dict[int, Units] = {}
@@ -113,7 +114,7 @@ class Graph:
 
 
 def _call(step: Step, values: Mapping[int, Any]) -> Any:
-    """A function or method: by its rule, or plainly if no moments are among its arguments."""
+    """Call a function or method by its rule, or directly if no argument has moments."""
     args, kwargs = _filled(step.args, values), _filled(step.kwargs, values)
     if step.op == "shape":
         args = (args[0].mean if isinstance(args[0], Moments) else args[0], *args[1:])
@@ -125,7 +126,7 @@ def _call(step: Step, values: Mapping[int, Any]) -> Any:
 
 
 def _input(step: Step, given: list[Any], named: dict[str, Any]) -> Any:
-    """The value of an input, which is taken out of those that were given."""
+    """Remove an input from those that were given, and return it."""
     if given:
         value = given.pop(0)
     elif step.target in named:
@@ -138,7 +139,7 @@ def _input(step: Step, given: list[Any], named: dict[str, Any]) -> Any:
 
 
 def _filled(value: Any, values: Mapping[int, Any]) -> Any:
-    """With the values themselves, wherever they are."""
+    """Replace references to steps by their values."""
     if isinstance(value, Value):
         return values[value.number]
     if isinstance(value, tuple | list):

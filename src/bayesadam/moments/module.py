@@ -1,4 +1,4 @@
-"""``fawn``: a network that gives the mean and the variance of its outputs in one pass, without sampling."""
+"""``fawn``: networks that compute the mean and the variance of their outputs in one pass, without sampling."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ WEIGHTS = ("gaussian", "bernoulli")
 class MomentModule(nn.Module):
     """A network whose random weights are integrated out in closed form; :func:`fawn` makes one.
 
-    ``parameters()`` has what describes the random weights, those that are trained without noise, and what the prior
-    learns, for any optimiser. Training and evaluation mode differ in dropout only, whose noise is propagated too.
+    ``parameters()`` contains the parameters of the random weights, the weights that are trained without noise, and the
+    parameters of the prior, for any optimiser. Training and evaluation mode differ in dropout only, whose noise is
+    propagated as well.
 
     Attributes:
-        weights: Of the network; it has the ``model``.
-        covariance: Whether outputs of a data point have a full covariance.
+        weights: Weights of the network, with the network itself as ``model``.
+        covariance: Whether the outputs of a data point have a full covariance.
     """
 
     def __init__(self, weights: GaussianWeights | BernoulliWeights, *, covariance: bool = False) -> None:
@@ -41,18 +42,18 @@ class MomentModule(nn.Module):
         self.covariance = covariance
 
     def extra_repr(self) -> str:
-        """Whether outputs have a covariance."""
+        """Text for ``repr``."""
         return f"covariance={self.covariance}"
 
     def forward(self, *args: Any, **kwargs: Any) -> Moments:
-        """Moments of the model's output: its mean and variance, and its covariance if that was asked for.
+        """Return the moments of the model's output: mean and variance, and the covariance if it was requested.
 
-        The inputs are certain, or :class:`Moments` themselves, in the dtype of the weights: autocast is left out. With
-        one hidden layer the moments are exact, as far as those of its activation are; with more, units are taken as
-        independent and as Gaussian.
+        The inputs are tensors or :class:`Moments`, in the dtype of the weights; autocast is disabled. With one hidden
+        layer the moments are exact, if those of its activation are. With more layers, units are treated as independent
+        and Gaussian.
 
         Raises:
-            ValueError: The model adds or multiplies what is random and itself, or a function of itself.
+            ValueError: The model adds or multiplies a random value and itself, or a function of itself.
         """
         if self._graph is None:
             self._graph = Graph(self.weights.model)
@@ -61,12 +62,12 @@ class MomentModule(nn.Module):
             return self._graph.run(model, weights, args, kwargs, covariance=self.covariance)
 
     def train(self, mode: bool = True) -> MomentModule:
-        """Training or evaluation mode; the model may compute something else in each."""
+        """Set training or evaluation mode; the computation of the model may depend on it."""
         self._graph = None
         return super().train(mode)
 
     def kl_divergence(self) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
+        """``KL(q || prior)`` in nats, summed over the random weights, not averaged: 0-d float64, differentiable."""
         return self.weights.kl_divergence()
 
     def loss(
@@ -81,9 +82,11 @@ class MomentModule(nn.Module):
         temperature: float = 1.0,
         wrapper: nn.Module | None = None,
     ) -> Tensor:
-        """Training loss per data point, 0-d: the mean of ``-fit``, plus ``kl_weight * temperature * KL / num_data``.
+        """Return the training loss per data point, 0-d.
 
-        ``torch.compile`` takes this method, or the network, as a whole, since the loss has many small operations.
+        It is the mean of ``-fit`` plus ``kl_weight * temperature * KL / num_data``.
+
+        Compile this method or the network as a whole (``torch.compile``), since the loss has many small operations.
 
         Args:
             inputs: A tensor; a tuple (``net(*inputs)``); or a dict (``net(**inputs)``).
@@ -113,9 +116,9 @@ class MomentModule(nn.Module):
         return -fit.mean() + (scale * self.kl_divergence()).to(fit) if scale else -fit.mean()
 
     def posterior(self) -> DiagonalGaussian | BernoulliPosterior:
-        """The posterior as it stands, by the model's names: copies, in float32 or wider.
+        """Return the current posterior by the model's names, with copies in float32 or wider.
 
-        Weights that are trained without noise have no variance.
+        The variance of weights that are trained without noise is 0.
         """
         return self.weights.posterior({"method": "FAWN"})
 
@@ -133,35 +136,36 @@ def fawn(
     select: Callable[[str], bool] | None = None,
     scales: str = "outputs",
 ) -> MomentModule:
-    """Fast adaptive weight noise (Bayer et al. 2015): give weights a distribution, and train it without sampling.
+    """Return a network with random weights that are trained without sampling (FAWN: Bayer et al. 2015).
 
     Train ``net = fawn(model)`` with any optimiser over ``net.parameters()`` and the loss :meth:`MomentModule.loss`;
-    ``net.posterior()`` then goes with ``model`` into :func:`bayesadam.predict`.
+    then pass ``model`` and ``net.posterior()`` to :func:`bayesadam.predict`.
 
     Args:
         model: Linear and convolution layers, embeddings, element-wise functions, average and max pooling, dropout,
-            batch normalisation in eval mode, sums and products (of what counts as independent, as in a residual
-            network; not of a value and a function of itself), put together in any fixed way. It becomes a part of the
-            result and is not copied.
-            Parameters that are frozen at this moment never become random.
-        prior: ``None``: one Gaussian for all weights, always the best one for them
-            (:class:`bayesadam.priors.EmpiricalGaussianPrior`). Another of :mod:`bayesadam.priors` that has a divergence
-            in closed form; a number, the precision of a Gaussian prior; or a posterior to continue from. With Bernoulli
-            weights the probability of a weight being there; ``None``: the best one.
-        weights: ``"gaussian"``: an independent Gaussian around every weight. ``"bernoulli"``: every weight is there or
-            not, and when it is it has a value that it shares with others; half as many parameters, see
+            batch normalisation in eval mode, and sums and products (of values that are treated as independent, as in a
+            residual network, but not of a value and a function of itself), combined in any fixed way. The model becomes
+            a part of the result and is not copied. Parameters that are frozen at this moment do not become random.
+        prior: Prior of the weights. With ``None`` it is one Gaussian for all weights, which maximises the ELBO
+            (:class:`bayesadam.priors.EmpiricalGaussianPrior`). It may be another prior of :mod:`bayesadam.priors` whose
+            divergence has a closed form; a number, the precision of a Gaussian prior; or a posterior to continue from.
+            For Bernoulli weights it is the probability that a weight is not 0; with ``None`` it is the one that
+            maximises the ELBO.
+        weights: ``"gaussian"``: every weight has an independent Gaussian distribution. ``"bernoulli"``: every weight is
+            either 0 or a value that it shares with other weights, which takes half as many parameters; see
             :class:`bayesadam.moments.BernoulliWeights`.
         initial_std: Standard deviation of Gaussian weights at the start: a number, numbers or tensors by name, or a
             function of a parameter's name and the parameter.
-        covariance: Give the outputs of a data point their full covariance ("Co-FAWN"), by which several targets that
-            go together are predicted together. The last layer must be ``nn.Linear``.
-        select: Which parameters are random, by name; the others are trained without noise.
-        scales: What the values of Bernoulli weights belong to: ``"outputs"`` or ``"inputs"`` of a layer. With
-            ``"outputs"`` the mean of a network with one hidden layer and one output can only be convex or concave.
+        covariance: Whether to compute the full covariance of the outputs of a data point ("Co-FAWN"), for several
+            correlated targets. The last layer must be ``nn.Linear``.
+        select: Function that selects the random parameters by name; the other parameters are trained without noise.
+        scales: Whether Bernoulli weights have a value per output (``"outputs"``) or per input (``"inputs"``) of a
+            layer. With ``"outputs"`` the mean of a network with one hidden layer and one output can only be convex or
+            concave.
 
     Raises:
-        ValueError: An option out of its range, no parameter that is random, or a layer or function that moments cannot
-            be propagated through, the first of which is named.
+        ValueError: An option is out of its range, no parameter is random, or moments cannot be propagated through a
+            layer or function (the message names the first one).
     """
     if weights not in WEIGHTS:
         raise ValueError(f"weights must be one of {WEIGHTS}, got {weights!r}")

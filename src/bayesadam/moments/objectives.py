@@ -1,4 +1,4 @@
-"""The objectives of FAWN: what a network's output moments say about targets."""
+"""The objectives of FAWN: densities of targets, given the moments of a network's outputs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ OBJECTIVES = ("ropd", "vi")
 
 
 def log_fit(objective: str, likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
-    """What an objective says of every data point: :func:`log_predictive` or :func:`expected_log_likelihood`."""
+    """Return an objective for every data point: :func:`log_predictive` or :func:`expected_log_likelihood`."""
     return (log_predictive if objective == "ropd" else expected_log_likelihood)(likelihood, output, target)
 
 
 def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
-    """``E log p(y | output)`` over Gaussian outputs, of every data point, in nats and summed over its outputs.
+    """Return ``E log p(y | output)`` over Gaussian outputs for every data point, in nats, summed over its outputs.
 
     Gaussian noise of variance ``s2``: ``log N(y | mean, s2) - variance / (2 s2)`` (Bayer et al. 2015, section 3.3); if
-    the network gives the log variance of the noise, too, that is integrated out as well. Two classes: by a mixture of
-    probits, see :func:`bayesadam.functional.moments.expected_log_sigmoid`. More classes: a lower bound, see
+    the network also predicts the log variance of the noise, this is integrated out as well. Two classes: by a mixture
+    of probits, see :func:`bayesadam.functional.moments.expected_log_sigmoid`. More classes: a lower bound, see
     :func:`bayesadam.functional.moments.expected_log_softmax`. Other likelihoods: their ``expected_log_density``, by
     default quadrature over each output.
 
     Raises:
-        ValueError: A target that does not fit the output, or a likelihood that has no such expectation.
+        ValueError: A target does not match the output, or the likelihood has no such expectation.
     """
     check_likelihood(likelihood)
     likelihood.check(output.mean, target)
@@ -33,16 +33,17 @@ def expected_log_likelihood(likelihood: Likelihood, output: Moments, target: Ten
 
 
 def log_predictive(likelihood: Likelihood, output: Moments, target: Tensor) -> Tensor:
-    """``log E p(y | output)`` over Gaussian outputs, of every data point, in nats and of its outputs together.
+    """Return ``log E p(y | output)`` over Gaussian outputs for every data point, in nats, jointly for its outputs.
 
     Gaussian noise of variance ``s2``: ``log N(y | mean, variance + s2)`` (Bayer et al. 2015, section 3.4), with the
-    outputs' full covariance if it is known (section 3.1); the noise is the expected one if the network gives it. Two
+    outputs' full covariance if it is known (section 3.1); if the network predicts the noise, its expectation is used.
+    Two
     classes: by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`. More classes: see
     :func:`bayesadam.functional.moments.log_expected_softmax`. Other likelihoods: their ``log_expected_density``, by
     default quadrature over each output.
 
     Raises:
-        ValueError: A target that does not fit the output, or a likelihood that has no such expectation.
+        ValueError: A target does not match the output, or the likelihood has no such expectation.
     """
     check_likelihood(likelihood)
     likelihood.check(output.mean, target)

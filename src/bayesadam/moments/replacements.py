@@ -1,4 +1,4 @@
-"""What to use in place of layers that moments cannot be propagated through."""
+"""Replacements for layers through which moments cannot be propagated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _REPLACEMENTS: dict[tuple[type[nn.Module], ...], str] = {
 
 
 def replacement(kind: type[nn.Module]) -> str:
-    """What to use in place of a layer of this type."""
+    """Return the replacement for a layer of this type, for messages."""
     for types, instead in _REPLACEMENTS.items():
         if issubclass(kind, types):
             return instead

@@ -1,9 +1,9 @@
-"""How each layer and function takes mean and variance on: adding one is an entry here.
+"""The rules by which mean and variance pass through layers and functions; a new rule is a new entry here.
 
-A layer's rule is found by its exact type, since a subclass may compute something else. Units are taken as independent
-of each other throughout, and what is added or multiplied as independent too: the branch of a residual network and what
-it is added to are not, and positions that share the weights of a convolution are not either. A unit that is added to or
-multiplied by itself, or by a function of itself alone, is refused (see :func:`bayesadam.moments.trace.steps_of`).
+A layer's rule is found by its exact type, since a subclass may compute something else. Units are always treated as
+independent of each other, and so are values that are added or multiplied. This is an approximation for the branches of
+a residual network, and for positions that share the weights of a convolution. A unit that is added to or multiplied by
+itself, or by a function of itself alone, is refused (see :func:`bayesadam.moments.trace.steps_of`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from bayesadam.functional import moments as maps
 from bayesadam.moments.values import Moments
 
 Weights = Callable[[str], Moments | None]
-"""Moments of a module's parameter by the name that the module has for it; ``None`` where it has none."""
+"""Function that returns the moments of a module's parameter by its local name; ``None`` if there is no such one."""
 ModuleRule = Callable[[Any, Moments, Weights], Moments]
 
 MODULES: dict[type[nn.Module], ModuleRule] = {}
 ELEMENTWISE: set[type[nn.Module]] = set()
-"""Layers that give every unit a function of itself, or move units only."""
+"""Layers whose outputs are functions of a single unit each, or units in another place."""
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 METHODS: dict[str, Callable[..., Any]] = {}
 SHAPES = ("size", "dim", "numel", "shape", "ndim", "dtype", "device")
-"""What may be asked of a value that has no moments of its own."""
+"""Attributes and methods of a random value that are not random themselves."""
 
 Rule = TypeVar("Rule", bound=ModuleRule)
 
@@ -41,9 +41,9 @@ def register(*types: type[nn.Module], elementwise: bool = False) -> Callable[[Ru
     ``weights("weight")`` are the :class:`Moments` of the module's parameter ``weight``, or ``None`` if it has none.
 
     Args:
-        types: Of the layers.
-        elementwise: Every unit of the output is a function of one unit of the input. Then the two are not taken as
-            independent where they are added or multiplied, but refused.
+        types: Types of the layers.
+        elementwise: Whether every unit of the output is a function of one unit of the input. Their sum or product is
+            then refused, since the two are not independent.
     """
 
     def decorate(rule: Rule) -> Rule:
@@ -96,7 +96,7 @@ def _max_pool(module: nn.MaxPool2d, x: Moments, weights: Weights) -> Moments:
 
 @register(nn.Embedding)
 def _embedding(module: nn.Embedding, x: Moments, weights: Weights) -> Moments:
-    """Means and variances of rows; rows that are looked up several times are taken as independent of each other."""
+    """Look up means and variances of rows; rows that are looked up several times are treated as independent."""
     weight = weights("weight")
     assert weight is not None
     if module.max_norm is not None:
@@ -180,29 +180,29 @@ def linear(x: Moments, weight: Moments | None, bias: Moments | None = None) -> M
 
 
 def add(a: Any, b: Any) -> Moments:
-    """``a + b``, independent of each other."""
+    """``a + b``, for independent values."""
     a, b = _moments(a), _moments(b)
     mean, variance = maps.add(a.mean, a.variance, b.mean, b.variance)
     return Moments(mean, None if variance is None else variance.expand(mean.shape))
 
 
 def subtract(a: Any, b: Any) -> Moments:
-    """``a - b``, independent of each other."""
+    """``a - b``, for independent values."""
     b = _moments(b)
     return add(a, Moments(-b.mean, b.variance))
 
 
 def multiply(a: Any, b: Any) -> Moments:
-    """``a * b``, independent of each other."""
+    """``a * b``, for independent values."""
     a, b = _moments(a), _moments(b)
     return Moments(*maps.multiply(a.mean, a.variance, b.mean, b.variance))
 
 
 def divide(a: Any, b: Any) -> Moments:
-    """``a / b`` for a ``b`` without variance.
+    """``a / b`` for a constant ``b``.
 
     Raises:
-        TypeError: It has one.
+        TypeError: ``b`` is random.
     """
     a, b = _moments(a), _moments(b)
     if b.variance is not None:
@@ -211,7 +211,7 @@ def divide(a: Any, b: Any) -> Moments:
 
 
 def elementwise(x: Moments, plain: Callable[[Tensor], Tensor], rule: Callable[[Tensor, Tensor], Any]) -> Moments:
-    """A function of every unit: the function itself where there is no variance."""
+    """Apply a function to every unit, by its rule, or directly if there is no variance."""
     if x.variance is None:
         return Moments(plain(x.mean))
     return Moments(*rule(x.mean, x.variance))
@@ -299,7 +299,7 @@ def _cat(values: Any, dim: int = 0) -> Moments:
 
 _MOVES = ("flatten", "view", "reshape", "permute", "transpose", "squeeze", "unsqueeze", "movedim", "contiguous")
 METHODS.update({name: _mover(name) for name in _MOVES})
-METHODS["view"] = METHODS["reshape"]  # a variance may be spread out without memory where the mean is not
+METHODS["view"] = METHODS["reshape"]  # a variance may be an expanded tensor where the mean is not
 METHODS.update({"relu": relu, "sigmoid": sigmoid, "tanh": tanh, "add": add, "mul": multiply, "sub": subtract})
 METHODS.update({"div": divide})
 FUNCTIONS.update({getattr(torch, name): METHODS[name] for name in _MOVES if hasattr(torch, name)})
@@ -316,6 +316,6 @@ FUNCTIONS.update({functional.leaky_relu: leaky_relu, functional.gelu: gelu, func
 _POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 FUNCTIONS.update({plain: _max_pooling(axes, plain) for axes, plain in enumerate(_POOLS, start=1)})
 MIXING = (linear, *(FUNCTIONS[plain] for plain in _POOLS))
-"""Rules of functions whose units are other ones than those of their inputs."""
+"""Rules of functions whose units differ from those of their inputs."""
 COMBINING = (add, subtract, multiply)
-"""Rules of two values that must be independent of each other."""
+"""Rules of two values that must be for independent values."""

@@ -1,4 +1,4 @@
-"""From a network to the steps that it computes, found by tracing it once with no data."""
+"""The steps of a network's computation, found by tracing it once without data."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from bayesadam.posterior.sharded import has_hooks, kind_of
 
 @dataclass(frozen=True)
 class Value:
-    """What a step computes, among the arguments of a later one."""
+    """A reference to the value of a step, among the arguments of a later step."""
 
     number: int
 
 
 Units = tuple[tuple[Any, ...], ...]
-"""Each by the number of the step that it comes from, and the indices by which parts were taken since."""
+"""Units, each given by the number of the step that computes it and the indices by which parts were selected since."""
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class Step:
     """One layer, function, method, parameter or input.
 
     Attributes:
-        op: What ``torch.fx`` calls it; ``"shape"`` is a function or method that asks for a shape.
+        op: Name of the operation in ``torch.fx``; ``"shape"`` is a function or method that returns a shape.
         target: A path, a name or a function.
-        rule: How moments pass a function or method.
-        args: With a :class:`Value` for what other steps compute.
-        kwargs: Likewise.
-        inputs: Numbers of the steps whose values it takes.
-        last: Those of them that no later step takes.
+        rule: Rule by which moments pass a function or method.
+        args: Arguments, with a :class:`Value` for the value of another step.
+        kwargs: Keyword arguments, in the same form.
+        inputs: Numbers of the steps whose values it uses.
+        last: Numbers of those inputs that no later step uses.
         combined: Numbers of the two steps whose values it adds or multiplies, if it does.
-        mixing: Whether its units are other ones than those of its inputs: a linear layer's, say.
-        index: Which units of its input it takes, if only some.
+        mixing: Whether its units differ from those of its inputs, as in a linear layer.
+        index: The units of its input that it selects, if not all.
     """
 
     op: str
@@ -55,14 +55,14 @@ class Step:
     index: str | None
 
     def units(self, number: int, before: Mapping[int, Units]) -> Units:
-        """The random units that every element of its value is a function of, alone.
+        """Return the random units of which every element of its value is a function.
 
         Args:
-            number: Of this step.
-            before: Those of its inputs; none of what is certain.
+            number: Number of this step.
+            before: Units of its inputs; constants have none.
 
         Raises:
-            ValueError: It adds or multiplies what is not independent by any means: all units of one are the other's.
+            ValueError: It adds or multiplies values that are clearly dependent: all units of one belong to the other.
         """
         parts = [before[used] for used in self.combined]
         if all(parts) and any(all(_within(unit, b) for unit in a) for a, b in permutations(parts, 2)):
@@ -75,15 +75,15 @@ class Step:
 
 
 def _within(unit: tuple[Any, ...], units: Units) -> bool:
-    """Whether a unit, or one that it is a part of, or a part of it, is among these."""
+    """Whether a unit, a part of it, or a unit of which it is a part is among these units."""
     return any(all(a == b for a, b in zip(unit, other, strict=False)) for other in units)
 
 
 def steps_of(model: nn.Module) -> list[Step]:
-    """The steps, the output last.
+    """Return the steps; the last one is the output.
 
     Raises:
-        ValueError: See :class:`bayesadam.moments.Graph`.
+        ValueError: As for :class:`bayesadam.moments.graph.Graph`.
     """
     nodes = _traced(model)
     modules, plain = dict(model.named_modules(remove_duplicate=False)), set[fx.Node]()
@@ -116,7 +116,7 @@ def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, n
 
 
 class _Tracer(fx.Tracer):
-    """Stops at modules that have a rule, and at those of PyTorch."""
+    """A tracer that does not look into modules that have a rule, nor into those of PyTorch."""
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         return kind_of(module) in MODULES or super().is_leaf_module(module, path)
@@ -136,7 +136,7 @@ def _traced(model: nn.Module) -> list[fx.Node]:
 
 
 def _check(node: fx.Node, modules: Mapping[str, nn.Module], plain: set[fx.Node]) -> None:
-    """Refuse what has no rule; what is computed of shapes and other plain values needs none."""
+    """Refuse operations without a rule, except for those on shapes and other plain values."""
     if node.op == "call_module":
         kind = kind_of(modules[str(node.target)])
         if kind not in MODULES:

@@ -1,4 +1,4 @@
-"""What goes from layer to layer: the mean and the variance of every unit."""
+"""Moments: the mean and the variance of every unit, which pass from layer to layer."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Independent units.
+    """Mean and variance of independent units.
 
     Attributes:
-        mean: Of any shape.
-        variance: Of the same shape, not negative; ``None``: exactly zero.
-        covariance: Of the outputs of a data point, ``(N, K, K)`` for a mean ``(N, K)``, where it was asked for; its
-            diagonal is ``variance``.
+        mean: Means, of any shape.
+        variance: Variances of the same shape, not negative; ``None`` stands for zeros.
+        covariance: Covariance of the outputs of a data point, ``(N, K, K)`` for a mean ``(N, K)``, if it was requested;
+            its diagonal is ``variance``.
     """
 
     mean: Tensor
@@ -25,9 +25,9 @@ class Moments:
     covariance: Tensor | None = None
 
     def spread(self) -> Tensor:
-        """The variance; a tensor even where it is zero."""
+        """Return the variance as a tensor, even if it is zero."""
         return torch.zeros_like(self.mean) if self.variance is None else self.variance
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> Moments:
-        """Elements put elsewhere, by the same function of mean and variance."""
+        """Move elements to other places, by the same function of mean and variance."""
         return Moments(move(self.mean), None if self.variance is None else move(self.variance))

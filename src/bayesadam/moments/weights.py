@@ -1,4 +1,4 @@
-"""Random weights whose means and variances are trained: Gaussian ones, or ones that are there or not."""
+"""Random weights whose distributions are trained: Gaussian and Bernoulli weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bayesadam.posterior import BernoulliPosterior, DiagonalGaussian
 from bayesadam.priors import EmpiricalGaussianPrior, Prior, as_prior
 
 SCALES = ("outputs", "inputs")
-"""What the scales of Bernoulli weights belong to, by the axis of a weight."""
+"""Names of the two kinds of scales of Bernoulli weights, by the axis of a weight."""
 
 
 class GaussianWeights(nn.Module):
-    """``w ~ N(mean, exp(log_variance))``, the means being the network's own parameters.
+    """``w ~ N(mean, exp(log_variance))``, where the means are the parameters of the network.
 
     The exponential costs a tenth of the softplus of Bayes by Backprop, and the divergence needs no logarithm.
 
     Raises:
-        ValueError: As :func:`bayesadam.fawn`.
+        ValueError: As for :func:`bayesadam.fawn`.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class GaussianWeights(nn.Module):
         self._names = list(start)
 
     def extra_repr(self) -> str:
-        """How many tensors are random."""
+        """Text for ``repr``."""
         return f"random={len(self._names)}"
 
     def moments(self) -> dict[str, Moments]:
-        """Of the random weights, by the model's names."""
+        """Return the moments of the random weights, by the model's names."""
         means = self._means()
         return {name: Moments(means[name], log_variance.exp()) for name, log_variance in self._log_variances().items()}
 
     def kl_divergence(self) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
+        """``KL(q || prior)`` in nats, summed over the random weights, not averaged: 0-d float64, differentiable."""
         means, log_variances = self._means(), self._log_variances()
         if isinstance(self.prior, EmpiricalGaussianPrior):
             return empirical.gaussian(list(means.values()), list(log_variances.values()))
@@ -75,7 +75,7 @@ class GaussianWeights(nn.Module):
         )
 
     def posterior(self, hyperparameters: dict[str, Any]) -> DiagonalGaussian:
-        """The posterior as it stands: copies, in float32 or wider."""
+        """Return the current posterior, with copies in float32 or wider."""
         variances = {name: log_variance.detach().exp() for name, log_variance in self._log_variances().items()}
         prior = f"{type(self.prior).__name__}({self.prior.extra_repr()})"
         return as_posterior(self.model, variances, {**hyperparameters, "prior": prior})
@@ -92,18 +92,18 @@ class BernoulliWeights(nn.Module):
 
     There is one scale per output unit of a layer (``scales="outputs"``, a row of the weight) or one per input unit
     (``"inputs"``, a column), so that there are about as many parameters as in the network without noise; the paper does
-    not say what the scale is shared by. All weights of a scale have its sign. So with a scale per output unit, the mean
-    of a network with one hidden layer of ReLU and one output is a convex or a concave function of its inputs, whatever
-    is trained: every hidden unit's mean is convex, and the last layer adds them up with one sign. With a scale per
-    input unit, hidden units are added with signs of their own.
+    not state which weights share a scale. All weights of a scale have its sign. With a scale per output unit, the mean
+    of a network with one hidden layer of ReLU units and one output is therefore always a convex or a concave function
+    of its inputs: the mean of every hidden unit is convex, and the last layer adds them with the same sign. With a
+    scale per input unit, each hidden unit is added with its own sign.
 
-    Vectors (biases) are trained without noise. The prior is ``Bernoulli(p0)`` for all weights; without a given one,
-    ``p0`` is the mean of all probabilities, where the divergence is smallest.
+    Vectors (biases) are trained without noise. The prior is ``Bernoulli(p0)`` for all weights; by default, ``p0`` is
+    the mean of all probabilities, for which the divergence is smallest.
 
-    The network's own random parameters are frozen: other ones take their place.
+    The random parameters of the network itself are frozen, and replaced by the parameters of this module.
 
     Raises:
-        ValueError: As :func:`bayesadam.fawn`.
+        ValueError: As for :func:`bayesadam.fawn`.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class BernoulliWeights(nn.Module):
         self._names = list(tensors)
 
     def extra_repr(self) -> str:
-        """The prior, and how many tensors are random."""
+        """Text for ``repr``."""
         return f"prior={self.prior}, random={len(self._names)}"
 
     def moments(self) -> dict[str, Moments]:
-        """Of the random weights, by the model's names."""
+        """Return the moments of the random weights, by the model's names."""
         found = {}
         for name in self._names:
             scale, logit = self._of(name)
@@ -148,7 +148,7 @@ class BernoulliWeights(nn.Module):
         return found
 
     def kl_divergence(self) -> Tensor:
-        """``KL(q || prior)`` in nats, summed over the random weights, never a mean: 0-d float64, differentiable."""
+        """``KL(q || prior)`` in nats, summed over the random weights, not averaged: 0-d float64, differentiable."""
         logits = [self._of(name)[1] for name in self._names]
         if self.prior is None:
             return empirical.bernoulli(logits)
@@ -156,7 +156,7 @@ class BernoulliWeights(nn.Module):
         return torch.stack([kl.bernoulli(logit, prior.to(logit)) for logit in logits]).sum()
 
     def posterior(self, hyperparameters: dict[str, Any]) -> BernoulliPosterior:
-        """The posterior as it stands: copies, in float32 or wider."""
+        """Return the current posterior, with copies in float32 or wider."""
         probability, scale = {}, {}
         for name, parameter in self.model.named_parameters():
             if name in self._names:
@@ -172,10 +172,10 @@ class BernoulliWeights(nn.Module):
 
 
 def _matched(weight: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """Scales, ``(out, 1, ...)`` or ``(1, in, ...)`` by their axis, and logits at the start.
+    """Return initial scales, ``(out, 1, ...)`` or ``(1, in, ...)`` by their axis, and initial logits.
 
-    Means are in the order and of about the size of the weights. All weights of a scale have its sign, which is that of
-    the larger part of them.
+    The means have the order and about the size of the weights. The sign of a scale is that of the majority of its
+    weights.
     """
     moved = weight.movedim(axis, 0)
     rows = moved.flatten(1)

@@ -43,6 +43,23 @@ struct Share {
     }
 };
 
+// a * b + c, with one rounding where the processor can. The compiler does not contract on its own, so that a formula
+// gives the same number in every kernel.
+template <typename T>
+inline T fused(T a, T b, T c) {
+    return a * b + c;
+}
+#if defined(__FMA__) || defined(__AVX512F__) || defined(__ARM_FEATURE_FMA)
+template <>
+inline float fused<float>(float a, float b, float c) {
+    return __builtin_fmaf(a, b, c);
+}
+template <>
+inline double fused<double>(double a, double b, double c) {
+    return __builtin_fma(a, b, c);
+}
+#endif
+
 inline float natural_log(float u) {  // of normal numbers; the polynomial is that of Cephes
     uint32_t bits;
     std::memcpy(&bits, &u, 4);
@@ -53,37 +70,36 @@ inline float natural_log(float u) {  // of normal numbers; the polynomial is tha
     x -= 1.0f;
     const float e = static_cast<float>(exponent), z = x * x;
     float p = 7.0376836292e-2f;
-    p = p * x - 1.1514610310e-1f;
-    p = p * x + 1.1676998740e-1f;
-    p = p * x - 1.2420140846e-1f;
-    p = p * x + 1.4249322787e-1f;
-    p = p * x - 1.6668057665e-1f;
-    p = p * x + 2.0000714765e-1f;
-    p = p * x - 2.4999993993e-1f;
-    p = p * x + 3.3333331174e-1f;
-    float y = x * z * p;
-    y += e * -2.12194440e-4f;
-    y -= 0.5f * z;
-    return x + y + e * 0.693359375f;
+    p = fused(p, x, -1.1514610310e-1f);
+    p = fused(p, x, 1.1676998740e-1f);
+    p = fused(p, x, -1.2420140846e-1f);
+    p = fused(p, x, 1.4249322787e-1f);
+    p = fused(p, x, -1.6668057665e-1f);
+    p = fused(p, x, 2.0000714765e-1f);
+    p = fused(p, x, -2.4999993993e-1f);
+    p = fused(p, x, 3.3333331174e-1f);
+    float y = fused(e, -2.12194440e-4f, x * z * p);
+    y = fused(-0.5f, z, y);
+    return fused(e, 0.693359375f, x + y);
 }
 
 inline void sine_and_cosine(float x, float& sine, float& cosine) {  // for 0 <= x <= 2 pi
     const float turns = std::rint(x * 0.63661977236758134f);
     const int32_t quadrant = static_cast<int32_t>(turns);
-    float r = x - turns * 1.5703125f;
-    r -= turns * 4.837512969970703125e-4f;
-    r -= turns * 7.54978995489188216e-8f;
+    float r = fused(turns, -1.5703125f, x);
+    r = fused(turns, -4.837512969970703125e-4f, r);
+    r = fused(turns, -7.54978995489188216e-8f, r);
     const float z = r * r;
-    const float s = ((-1.9515295891e-4f * z + 8.3321608736e-3f) * z - 1.6666654611e-1f) * z * r + r;
-    const float c =
-        ((2.443315711809948e-5f * z - 1.388731625493765e-3f) * z + 4.166664568298827e-2f) * z * z - 0.5f * z + 1.0f;
+    const float p = fused(fused(-1.9515295891e-4f, z, 8.3321608736e-3f), z, -1.6666654611e-1f);
+    const float q = fused(fused(2.443315711809948e-5f, z, -1.388731625493765e-3f), z, 4.166664568298827e-2f);
+    const float s = fused(p * z, r, r), c = fused(q * z, z, fused(-0.5f, z, 1.0f));
     const bool odd = quadrant & 1;
     const float first = odd ? c : s, second = odd ? s : c;
     sine = quadrant & 2 ? -first : first;
     cosine = (quadrant + 1) & 2 ? -second : second;
 }
 
-inline float uniform(uint32_t word) { return static_cast<float>(word) * 0x1p-32f + 0x1p-33f; }
+inline float uniform(uint32_t word) { return fused(static_cast<float>(word), 0x1p-32f, 0x1p-33f); }
 
 inline float angle(uint32_t word) { return static_cast<float>(word) * static_cast<float>(2.0 * M_PI * 0x1p-32); }
 

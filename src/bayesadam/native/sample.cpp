@@ -11,15 +11,14 @@ constexpr float SMALL = -15.0f;  // below it the logarithm of softplus(rho) is r
 
 inline float exponential(float x) {  // for x <= 0; the polynomial is that of Cephes
     const float bounded = x > -87.0f ? x : -87.0f, n = std::rint(bounded * 1.44269504088896341f);
-    float r = bounded - n * 0.693359375f;
-    r += n * 2.12194440e-4f;
+    const float r = fused(n, 2.12194440e-4f, fused(n, -0.693359375f, bounded));
     float p = 1.9875691500e-4f;
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    const float y = p * r * r + r + 1.0f;
+    p = fused(p, r, 1.3981999507e-3f);
+    p = fused(p, r, 8.3334519073e-3f);
+    p = fused(p, r, 4.1665795894e-2f);
+    p = fused(p, r, 1.6666665459e-1f);
+    p = fused(p, r, 5.0000001201e-1f);
+    const float y = fused(p * r, r, r) + 1.0f;
     const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n) + 127) << 23;
     float power;
     std::memcpy(&power, &bits, 4);
@@ -58,9 +57,9 @@ extern "C" void sample(int64_t count, const int64_t* rows, float center, double*
                 for (int64_t j = start; j < stop; j++) {
                     const float s = softplus(rho[j]), shift = mean[j] - center;
                     std[j] = s;
-                    theta[j] = mean[j] + s * eps[j];
-                    squares += shift * shift;
-                    variances += s * s;
+                    theta[j] = fused(s, eps[j], mean[j]);
+                    squares = fused(shift, shift, squares);
+                    variances = fused(s, s, variances);
                     logs += rho[j] < SMALL ? rho[j] : natural_log(s);
                 }
                 float* part = parts.data() + 3 * (before + c);
@@ -94,9 +93,9 @@ extern "C" void sample_backward(int64_t count, const int64_t* rows, float center
             for (int64_t j = start; j < stop; j++) {
                 const float e = exponential(rho[j] > 0.0f ? -rho[j] : rho[j]);
                 const float slope = (rho[j] > 0.0f ? 1.0f : e) / (1.0f + e);
-                const float of_std = grad[j] * eps[j] + of_variance * std[j];
-                of_mean[j] = grad[j] + of_square * (mean[j] - center);
-                of_rho[j] = slope * of_std + of_log * (rho[j] < SMALL ? 1.0f : slope / std[j]);
+                const float of_std = fused(grad[j], eps[j], of_variance * std[j]);
+                of_mean[j] = fused(of_square, mean[j] - center, grad[j]);
+                of_rho[j] = fused(slope, of_std, of_log * (rho[j] < SMALL ? 1.0f : slope / std[j]));
             }
         }
     }

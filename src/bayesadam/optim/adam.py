@@ -17,8 +17,8 @@ class AdamRule:
         m  <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2
         mu <- mu - lr m_hat / (sqrt(v_hat) + eps)
 
-    It has no noise and no precision. Where it is told a prior ``N(mu0, 1 / lambda)``, whose numbers may differ from
-    weight to weight, ``lambda / N (mu - mu0)`` is added to ``g``: the point that it finds is then a posterior mode.
+    It has no noise and no precision. If a prior ``N(mu0, 1 / lambda)`` is given, whose numbers may differ from weight
+    to weight, ``lambda / N (mu - mu0)`` is added to ``g``, so that the optimum is a posterior mode.
     """
 
     state = ("exp_avg", "exp_avg_sq")

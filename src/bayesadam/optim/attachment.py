@@ -14,7 +14,7 @@ from bayesadam.posterior.wrappers import unwrapping
 
 
 class Attached(Protocol):
-    """What the hooks ask of an optimiser."""
+    """The interface of an optimiser for the hooks."""
 
     param_groups: list[dict[str, Any]]
     state: Any

@@ -1,8 +1,7 @@
 """The base class of all weight-perturbed optimisers, with the three ways to train, the posterior and checkpoints.
 
 A subclass adds a rule (:mod:`bayesadam.engine.rule`) and the checks of its own arguments. Everything that must survive
-a copy or a checkpoint is in ``param_groups`` or ``state``: the hyper-parameters, the number of the next noise draw,
-whether the weights hold the mean or a sample, and the mean itself. The engine holds the data of an unfinished step.
+a copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the data of an unfinished step.
 """
 
 from __future__ import annotations
@@ -14,28 +13,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from bayesadam.checks import check
 from bayesadam.engine.graph_breaks import uncompiled
 from bayesadam.engine.rule import options_of
-from bayesadam.optim import attachment
+from bayesadam.optim import attachment, hyperparameters
 from bayesadam.optim.continuation import continued
-from bayesadam.optim.correlated_prior import CORRELATED
-from bayesadam.optim.hyperparameters import (
-    DEFAULTS,
-    SHARED,
-    Continued,
-    check_common,
-    check_options,
-    check_ordered,
-    check_parameters,
-    check_prior,
-    count_weights,
-    listed,
-    prior_of,
-    settled,
-)
+from bayesadam.optim.correlated_prior import correlated
+from bayesadam.optim.hyperparameters import SHARED, Continued
 from bayesadam.optim.readable import Readable
-from bayesadam.optim.recipes import PAPER, Recipes, Sizes, longer_training, recipe_of
+from bayesadam.optim.recipes import PAPER, Recipes, Sizes, recipe_of
 from bayesadam.optim.signatures import show_signature
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DiagonalGaussian
@@ -123,8 +108,7 @@ class PerturbedOptimizer(Readable):
         ValueError: A hyper-parameter is out of its range, the method does not have the recipe, both ``prior`` and
             ``prior_precision`` are given, a trainable parameter is complex, or the parameters are a set, which has no
             order.
-        TypeError: The method does not have an option. For names from other libraries the message says what to use
-            here.
+        TypeError: The method does not have an option; for other libraries' names the message says what to use here.
     """
 
     recipes: ClassVar[Recipes] = {"paper": PAPER}
@@ -157,33 +141,20 @@ class PerturbedOptimizer(Readable):
         recipe: str | None = None,
         **options: Any,
     ) -> None:
-        params = listed(params)
-        check_options(type(self).__name__, self.rule, options)
-        own = recipe_of(self.recipes, recipe, Sizes(count_weights(params), num_data, options.get("batch_size")))
-        prior, own["prior_precision"] = prior_of(prior, prior_precision, own["prior_precision"])
-        chosen: dict[str, Any] = {"lr": lr, "betas": betas, "temperature": temperature}
-        own |= {name: value for name, value in chosen.items() if value is not None}
+        params = hyperparameters.listed(params)
+        hyperparameters.check_options(type(self).__name__, self.rule, options)
+        prior, prior_precision = hyperparameters.prior_of(prior, prior_precision)
+        from_recipe = {"lr": lr, "betas": betas, "prior_precision": prior_precision, "temperature": temperature}
         given: dict[str, Any] = {"num_data": num_data, "initial_precision": initial_precision, "mc_samples": mc_samples}
-        given |= {
-            "antithetic": antithetic,
-            "rank_samples": rank_samples,
-            "low_memory": low_memory,
-            "seed": seed,
-            "maximize": maximize,
-            "nonfinite": nonfinite,
-        }
-        declared = {option.name: option.default for option in options_of(self.rule)}
-        given |= {"compile": compile, **DEFAULTS, "method": type(self).__name__}
-        self.defaults = settled({**given, **declared, **own, **options})
-        if temperature is None:
-            self.defaults |= longer_training(self.defaults)
+        given |= {"antithetic": antithetic, "rank_samples": rank_samples, "low_memory": low_memory, "seed": seed}
+        given |= {"maximize": maximize, "nonfinite": nonfinite, "compile": compile, "method": type(self).__name__}
+        sizes = Sizes(hyperparameters.count_weights(params), num_data, options.get("batch_size"))
+        own = recipe_of(self.recipes, recipe, sizes)
+        self.defaults = hyperparameters.defaults_of(self.rule, own, from_recipe, given, options)
         if not self.has_prior:
             del self.defaults["prior_precision"]
         if not isinstance(prior, DiagonalGaussian | None):
-            check(
-                "covariance", options.get("covariance"), "diagonal with such a prior", lambda v: v != "full", words=True
-            )
-            self.defaults[CORRELATED] = True
+            self.defaults |= correlated(options)
         self._reset()
         super().__init__(params, self.defaults)
         if prior is not None:
@@ -191,9 +162,9 @@ class PerturbedOptimizer(Readable):
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
-        check_common(group)
+        hyperparameters.check_common(group)
         if self.has_prior:
-            check_prior(group, start_wider=self.may_start_wider)
+            hyperparameters.check_prior(group, start_wider=self.may_start_wider)
         for option in options_of(self.rule):
             option.check(group[option.name])
 
@@ -209,17 +180,16 @@ class PerturbedOptimizer(Readable):
             RuntimeError: The method was called inside a sampling block.
         """
         self._engine.refuse_inside("add_param_group")
-        check_ordered(param_group["params"])
+        hyperparameters.check_ordered(param_group["params"])
         check_foreign(param_group, self.defaults)
-        param_group = {**param_group, **settled({k: v for k, v in param_group.items() if k in self.defaults})}
+        known = {name: value for name, value in param_group.items() if name in self.defaults}
+        param_group = {**param_group, **hyperparameters.settled(known)}
         group = {**self.defaults, **param_group}
         self.check_group(group)
-        for name in self._shared:
-            if self.param_groups and group[name] != self.param_groups[0][name]:
-                raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
+        hyperparameters.check_shared(group, self.param_groups, self._shared)
         super().add_param_group(param_group)
         try:
-            check_parameters(self.param_groups[-1])
+            hyperparameters.check_parameters(self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise
@@ -262,8 +232,7 @@ class PerturbedOptimizer(Readable):
             RuntimeError: The method was called inside a sampling block.
 
         Warns:
-            UserWarning: Weights were modified externally while they held a sample; their present values become the
-                mean.
+            UserWarning: Weights that held a sample were modified externally; their present values become the mean.
         """
         others = self._engine.eval()
         if others:

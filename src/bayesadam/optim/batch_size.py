@@ -10,6 +10,7 @@ from torch import nn
 
 from bayesadam.engine.store import Store
 from bayesadam.engine.weights import MEAN, TRAIN
+from bayesadam.optim.epochs import Epochs
 from bayesadam.posterior.training_inputs import TrainingInputs
 from bayesadam.sharding import rank_and_size
 
@@ -29,16 +30,20 @@ class BatchSize:
 
     Args:
         store: Groups of the optimiser.
+
+    Attributes:
+        epochs: What the sizes of the passes say about the number of examples.
     """
 
     def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
         self._inputs: TrainingInputs | None = None
+        self.epochs = Epochs()
 
     def watch(self, model: nn.Module) -> None:
         """Count the examples of this model's training passes."""
         if self._inputs is None:
-            self._inputs = TrainingInputs(_Sampled(self._store()))
+            self._inputs = TrainingInputs(_Sampled(self._store()), self.epochs.see)
         self._inputs.watch(model)
 
     def take_step(self) -> None:

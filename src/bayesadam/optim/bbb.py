@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,11 @@ from bayesadam.engine.rule import Hyper, Option, Scalar, State, add_prior_gradie
 from bayesadam.engine.store import Slot
 from bayesadam.functional.reparameterized import inverse_softplus
 from bayesadam.optim.adam import adam_
+from bayesadam.optim.arguments import General
 from bayesadam.optim.base import PerturbedOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class BayesByBackpropRule:
@@ -80,7 +84,7 @@ class BayesByBackprop(PerturbedOptimizer):
     may_start_wider = True
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Any
+        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Unpack[General]
     ) -> None:
         super().__init__(params, lr, num_data=num_data, eps=eps, **options)
 

@@ -47,7 +47,7 @@ class Checkpointed(Optimizer):
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True  # the step of a weight depends on its own gradient only, as in a population
-    may_start_wider: ClassVar[bool] = False  # than the prior: where the widths are trained like the means
+    may_start_wider: ClassVar[bool] = False  # whether the posterior may start wider than the prior
     _engine: Engine
     _attached: bool
     _source: CurvatureSource | None = None
@@ -195,7 +195,7 @@ class Checkpointed(Optimizer):
         try:
             handle = self.register_load_state_dict_pre_hook(look)
             super().load_state_dict(state_dict)
-            self._engine.store.set_all("low_memory", low_memory)  # a matter of this machine, and not of the run
+            self._engine.store.set_all("low_memory", low_memory)  # depends on this machine and not on the run
             take_tensors(self._engine.store, seen)
             self._engine.store.check_loaded()
             self._engine.weights.rebuild()
@@ -204,7 +204,7 @@ class Checkpointed(Optimizer):
             if planned is not None and found != planned:
                 attachment.warn_of_other_plan(planned, found)
         except BaseException:
-            if seen:  # else nothing has changed
+            if seen:  # otherwise nothing has changed
                 vars(self).update(before)
                 put_back()
                 self._engine.start_source()
@@ -251,7 +251,7 @@ def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapp
     """
     method = defaults["method"]
     for group in state_dict["param_groups"]:
-        group = {"method": method, "rank_samples": False, **with_current_names(group)}  # some do not say
+        group = {"method": method, "rank_samples": False, **with_current_names(group)}  # some files lack these entries
         for name in ("method", "hessian", "covariance", "rank_samples", CORRELATED):
             own = defaults.get(name)
             if group.get(name) != own:

@@ -1,4 +1,4 @@
-"""Continuing from a posterior: yesterday's posterior is today's prior."""
+"""Continuing from a posterior, which becomes the prior of further training."""
 
 from __future__ import annotations
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bayesadam.checks import check
 from bayesadam.engine.store import Slot, Store
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
 from bayesadam.posterior.precision import precision_diagonal, precision_product
@@ -15,6 +16,12 @@ from bayesadam.sharding import like, local
 
 CORRELATED = "correlated_prior"
 """Entry of the groups of an optimiser whose prior has correlations; a checkpoint does not hold the prior."""
+
+
+def correlated(options: Mapping[str, Any]) -> dict[str, bool]:
+    """The entry of groups whose prior has correlations, after a check that the posterior's covariance is diagonal."""
+    check("covariance", options.get("covariance"), "diagonal with such a prior", lambda v: v != "full", words=True)
+    return {CORRELATED: True}
 
 
 class CorrelatedPrior:

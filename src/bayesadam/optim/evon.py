@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -15,10 +15,14 @@ from bayesadam.engine.rule import Option
 from bayesadam.engine.run import Runner
 from bayesadam.engine.store import Slot
 from bayesadam.functional import eigenbasis
+from bayesadam.optim.arguments import OfEVON
 from bayesadam.optim.ivon import IVON, IVONRule
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.sharding import is_sharded
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class EVONRule(IVONRule):
@@ -81,6 +85,12 @@ class EVON(IVON):
 
     rule = EVONRule()
     elementwise = False
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, params: Any, lr: float | Tensor | None = None, *, num_data: float, **options: Unpack[OfEVON]
+        ) -> None: ...
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also refuse what needs a mean for every element of the weights."""

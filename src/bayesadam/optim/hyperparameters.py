@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -12,6 +12,7 @@ from bayesadam.checks import check, check_nonfinite, check_temperature, is_whole
 from bayesadam.engine.rule import Rule, options_of
 from bayesadam.engine.store import INIT
 from bayesadam.engine.weights import MEAN
+from bayesadam.optim.recipes import longer_training
 from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
 from bayesadam.sharding import is_sharded
@@ -31,8 +32,30 @@ Continued = DiagonalGaussian | DenseGaussian | KroneckerGaussian
 """Kinds of posteriors that can be continued from."""
 
 
-def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[Continued | None, Any]:
-    """Split the arguments into a posterior to continue from, if ``prior`` is one, and a prior precision.
+def defaults_of(
+    rule: Rule,
+    recipe: Mapping[str, Any],
+    from_recipe: Mapping[str, Any],
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The default values of parameter groups.
+
+    Args:
+        rule: Rule of the method, which declares options.
+        recipe: Settings of the recipe.
+        from_recipe: Arguments that are the recipe's where they are ``None``.
+        given: Other arguments.
+        options: Options of the rule that were given.
+    """
+    chosen = {name: value for name, value in from_recipe.items() if value is not None}
+    declared = {option.name: option.default for option in options_of(rule)}
+    found = settled({**DEFAULTS, **given, **declared, **recipe, **chosen, **options})
+    return found if "temperature" in chosen else found | longer_training(found)
+
+
+def prior_of(prior: Any, prior_precision: Any) -> tuple[Continued | None, Any]:
+    """Split the arguments into a posterior to continue from, if ``prior`` is one, and a prior precision or ``None``.
 
     Raises:
         ValueError: Both arguments were given, or the prior is neither a number nor a posterior.
@@ -49,7 +72,7 @@ def prior_of(prior: Any, prior_precision: Any, default: Any) -> tuple[Continued 
             "prior must be a number, a DiagonalGaussian (a marginal() is one), a KroneckerGaussian or a DenseGaussian, "
             f"got {prior!r}"
         )
-    return prior, default if prior_precision is None else plain("prior_precision", prior_precision)
+    return prior, None if prior_precision is None else plain("prior_precision", prior_precision)
 
 
 def check_ordered(params: Any) -> None:
@@ -116,6 +139,13 @@ def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
     check("prior_precision", prior, f"a positive, finite number or {INIT!r}", _is_positive)
     if start is not None and not start_wider:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
+
+
+def check_shared(group: Mapping[str, Any], others: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Refuse a group that differs from the others in a hyper-parameter that must be the same in all groups."""
+    for name in names:
+        if others and group[name] != others[0][name]:
+            raise ValueError(f"{name} must be the same in all groups, got {group[name]!r}")
 
 
 def check_parameters(group: Mapping[str, Any]) -> None:

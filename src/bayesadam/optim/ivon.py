@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from bayesadam.engine.rule import (
     start_precision,
 )
 from bayesadam.engine.store import INIT
+from bayesadam.optim.arguments import OfIVON
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import (
     CLIP_RADIUS,
@@ -32,6 +33,9 @@ from bayesadam.optim.newton import (
     reparameterized_hessian,
 )
 from bayesadam.optim.recipes import LEARNED, PAPER, NewtonRate, Recipes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 SQUARES = 0.9
 """Weight of the estimate from squared mean gradients in the curvature, used where the batch size is known."""
@@ -141,6 +145,12 @@ class IVON(PerturbedOptimizer):
         "learned": {**LEARNED, "lr": NewtonRate(0.1), "betas": (0.9, 0.99999)},
         "paper": {**PAPER, "lr": 0.1, "betas": (0.9, 0.99999)},
     }
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, params: Any, lr: float | Tensor | None = None, *, num_data: float, **options: Unpack[OfIVON]
+        ) -> None: ...
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that the initial Hessian is positive, since it scales the learning rate."""

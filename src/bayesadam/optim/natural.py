@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor, tempered_decay_
+from bayesadam.optim.arguments import General, OfNaturalVON
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import HESSIAN_OPTIONS, damped, follow_curvature_, initial_hessian, posterior_precision
 from bayesadam.optim.second_order import SecondOrderOptimizer
 from bayesadam.optim.von import VONRule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class NaturalVONRule(VONRule):
@@ -105,7 +109,7 @@ class NaturalVON(SecondOrderOptimizer):
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        **options: Any,
+        **options: Unpack[OfNaturalVON],
     ) -> None:
         super().__init__(
             params, lr, num_data=num_data, betas=betas, hessian=hessian, probes=probes, correction=correction, **options
@@ -121,3 +125,9 @@ class NaturalVadam(PerturbedOptimizer):
     """
 
     rule = NaturalVadamRule()
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, params: Any, lr: float | Tensor | None = None, *, num_data: float, **options: Unpack[General]
+        ) -> None: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -10,8 +10,12 @@ from torch import Tensor
 from bayesadam.checks import check
 from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor
 from bayesadam.engine.store import Slot
+from bayesadam.optim.arguments import OfNGVI
 from bayesadam.optim.newton import HESSIAN_OPTIONS, largest_rate
 from bayesadam.optim.second_order import SecondOrderOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class NGVIRule:
@@ -62,7 +66,7 @@ class NGVIRule:
         add_scaled_(mean, grad.mul_(num_data).div_(precision), -rate)
 
     def rate(self, hp: Hyper) -> Any:
-        """How far one step moves the precision towards its target, as a fraction."""
+        """Return the fraction of the distance to its target by which one step moves the precision."""
         return hp["lr"]
 
     def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
@@ -98,7 +102,7 @@ class NGVI(SecondOrderOptimizer):
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        **options: Any,
+        **options: Unpack[OfNGVI],
     ) -> None:
         super().__init__(
             params, lr, num_data=num_data, hessian=hessian, probes=probes, correction=correction, **options

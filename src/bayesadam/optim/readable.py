@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam.engine.store import Slot
 from bayesadam.engine.weights import MEAN
-from bayesadam.optim import attachment, start
+from bayesadam.optim import attachment, epochs, start
 from bayesadam.optim.checkpoints import Checkpointed
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.report import PER_TENSOR, PosteriorReport, overall_share
@@ -41,31 +42,49 @@ class Readable(Checkpointed):
             ValueError: A perturbed parameter does not belong to the model.
 
         Warns:
-            UserWarning: After 100 steps or more, more than half of the precision still comes from the initial
-                precision, or the width depends on a ``batch_size`` that was not given. It is issued once for every
-                optimiser; :meth:`report` has the numbers.
+            UserWarning: ``num_data`` is far too small, as far as the minibatches tell (at most the number of
+                minibatches of an epoch, or less than a quarter of ``batch_size``). Or after 100 steps or more, more
+                than half of the precision still comes from the initial precision, or the width depends on a
+                ``batch_size`` that was not given. It is issued once for every optimiser; :meth:`report` has the
+                numbers.
         """
         q, share, steps = self._posterior(model)
-        if steps >= start.ENOUGH and not self._warned:
-            self._warned = True
-            if share is not None and share > start.DOMINATES:
-                start.warn_of_start(share, self.param_groups[0], steps, stacklevel=4)
-            elif any(start.lacks_batch_size(self.rule, group) for group in self.param_groups):
-                start.warn_of_batch_size(stacklevel=4)
-            else:
-                self._warned = False
+        if not self._warned and steps:
+            self._warned = self._warn(share, steps)
         return q
+
+    def _warn(self, share: float | None, steps: int) -> bool:
+        """Issue the most important warning about the widths, and tell whether there was one."""
+        doubt = self._doubt()
+        if doubt is not None:
+            warnings.warn(doubt, UserWarning, stacklevel=4)
+        elif steps < start.ENOUGH:
+            return False
+        elif share is not None and share > start.DOMINATES:
+            start.warn_of_start(share, self.param_groups[0], steps, stacklevel=5)
+        elif any(start.lacks_batch_size(self.rule, group) for group in self.param_groups):
+            start.warn_of_batch_size(stacklevel=5)
+        else:
+            return False
+        return True
+
+    def _doubt(self) -> str | None:
+        """Why ``num_data`` is far too small; None if there is no certain reason."""
+        epoch = None if self._counted is None else self._counted.epochs.latest()
+        return epochs.doubt(self.param_groups[0], epoch)
 
     @torch.no_grad()
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor.
 
         The report has the widths, the share of the precision that still comes from the start, and the number of weights
-        that the data determined. It is ``posterior(model).report()`` with the number of steps made so far; arguments
-        and errors are those of :meth:`posterior`.
+        that the data determined. It is ``posterior(model).report()`` with the number of steps made so far, the number
+        of passes through the data that these are according to ``batch_size`` and ``num_data``, and a sentence if
+        ``num_data`` is far too small; arguments and errors are those of :meth:`posterior`.
         """
         q, _, steps = self._posterior(model)
-        return replace(q.report(), steps=steps)
+        passes = epochs.passes(self.param_groups[0], steps)
+        return replace(q.report(), steps=steps, passes=passes, doubt=self._doubt() if steps else None)
 
     def _posterior(self, model: nn.Module | None) -> tuple[DiagonalGaussian, float | None, int]:
         """The posterior, the share of its precision that comes from the start (None if unknown), and the steps made."""

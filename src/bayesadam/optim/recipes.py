@@ -39,7 +39,7 @@ Recipes = Mapping[str, Mapping[str, Any]]
 
 
 class Sizes(NamedTuple):
-    """What the learning rate of :class:`NewtonRate` depends on, not checked yet; None stands for unknown.
+    """The sizes on which the learning rate of :class:`NewtonRate` depends, before their check; None means unknown.
 
     Attributes:
         weights: Number of weights that are trained.
@@ -61,7 +61,7 @@ class NewtonRate:
 
     If a step moves the mean by the fraction ``a`` of a Newton step, the noise of minibatches of ``M`` examples keeps
     the training loss about ``a P / (4 M)`` nats above its minimum, where ``P`` is the number of weights that the data
-    determine. It is not known before the training, but but hardly exceeds the number of weights or the number ``N`` of
+    determine. It is not known before the training, but it hardly exceeds the number of weights or the number ``N`` of
     examples, whichever is smaller. So ``a`` is ``min(0.03, 0.8 M / min(weights, N))``: in a network with more weights
     than examples, at most 0.8 Newton steps per epoch.
 
@@ -86,7 +86,7 @@ def recipe_of(recipes: Recipes, name: str | None, sizes: Sizes = UNKNOWN) -> dic
     Args:
         recipes: The recipes of an optimiser.
         name: Name of a recipe.
-        sizes: Of the training, which a learning rate may depend on.
+        sizes: Sizes of the training, on which a learning rate may depend.
 
     Raises:
         ValueError: There is no recipe of that name.

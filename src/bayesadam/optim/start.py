@@ -1,4 +1,4 @@
-"""How much of a posterior's precision still comes from the initial precision, and warnings about it."""
+"""The share of a posterior's precision that still comes from the initial precision, and warnings about it."""
 
 from __future__ import annotations
 

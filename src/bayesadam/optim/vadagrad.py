@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayesadam.checks import check
 from bayesadam.engine.rule import Hyper, State, add_scaled_, factor
+from bayesadam.optim.arguments import WithoutPrior
 from bayesadam.optim.base import PerturbedOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VadaGradRule:
@@ -73,11 +78,12 @@ class VadaGrad(PerturbedOptimizer):
         *,
         num_data: float = 1.0,
         initial_precision: float,
-        **options: Any,
+        **options: Unpack[WithoutPrior],
     ) -> None:
+        given: Mapping[str, object] = {**options}
         for name in ("prior_precision", "prior", "temperature"):
-            if name in options:
-                raise TypeError(f"VadaGrad has no prior, so {name} must not be given, got {options[name]!r}")
+            if name in given:
+                raise TypeError(f"VadaGrad has no prior, so {name} must not be given, got {given[name]!r}")
         super().__init__(params, lr, num_data=num_data, initial_precision=initial_precision, temperature=0.0, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +22,12 @@ from bayesadam.engine.rule import (
     maximum,
     tempered_decay_,
 )
+from bayesadam.optim.arguments import Learned
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VadamRule:
@@ -113,3 +117,9 @@ class Vadam(PerturbedOptimizer):
 
     rule = VadamRule()
     recipes: ClassVar[Recipes] = {"learned": {**LEARNED, "lr": 5e-3, "temperature": 0.01}, "paper": PAPER}
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, params: Any, lr: float | Tensor | None = None, *, num_data: float, **options: Unpack[Learned]
+        ) -> None: ...

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from bayesadam.optim.arguments import OfVAN
 from bayesadam.optim.von import VON
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VAN(VON):
@@ -22,6 +26,12 @@ class VAN(VON):
     """
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 1e-2, *, num_data: float, temperature: float = 0.0, **options: Any
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-2,
+        *,
+        num_data: float,
+        temperature: float = 0.0,
+        **options: Unpack[OfVAN],
     ) -> None:
         super().__init__(params, lr, num_data=num_data, temperature=temperature, **options)

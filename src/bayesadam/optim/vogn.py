@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,11 +10,15 @@ from torch import Tensor
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.engine.rule import BATCH_SIZE, LEARNING, Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
 from bayesadam.engine.sources import ExampleSource
+from bayesadam.optim.arguments import OfVOGN
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.hyperparameters import check_ordered
 from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
 from bayesadam.optim.recipes import LEARNED, PAPER, NewtonRate, Recipes
 from bayesadam.optim.von import VONRule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VOGNRule(VONRule):
@@ -102,7 +106,7 @@ class VOGN(PerturbedOptimizer):
         *,
         num_data: float,
         curvature: PerExampleSquares,
-        **options: Any,
+        **options: Unpack[OfVOGN],
     ) -> None:
         if not isinstance(curvature, PerExampleSquares):
             raise ValueError(f"curvature must be a PerExampleSquares of the model, got {curvature!r}")

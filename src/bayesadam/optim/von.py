@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_
+from bayesadam.optim.arguments import Tempered
 from bayesadam.optim.newton import (
     CLIP_RADIUS,
     HESSIAN_OPTIONS,
@@ -20,6 +21,9 @@ from bayesadam.optim.newton import (
     reparameterized_hessian,
 )
 from bayesadam.optim.second_order import SecondOrderOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VONRule:
@@ -62,7 +66,7 @@ class VONRule:
         add_scaled_(mean, step, -hp["lr"])
 
     def rate(self, hp: Hyper) -> Any:
-        """How far one step moves the precision towards its target, as a fraction."""
+        """Return the fraction of the distance to its target by which one step moves the precision."""
         return 1.0 - hp["betas"][1]
 
     def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
@@ -131,7 +135,7 @@ class VON(SecondOrderOptimizer):
         probes: int = 1,
         correction: str | None = "default",
         clip_radius: float = math.inf,
-        **options: Any,
+        **options: Unpack[Tempered],
     ) -> None:
         super().__init__(
             params,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -15,9 +15,13 @@ from bayesadam.engine.rule import (
     add_scaled_,
     factor,
 )
+from bayesadam.optim.arguments import Learned
 from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.recipes import LEARNED, PAPER, Recipes
 from bayesadam.optim.vadam import VadamRule
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class VpropRule(VadamRule):
@@ -59,3 +63,9 @@ class Vprop(PerturbedOptimizer):
 
     rule = VpropRule()
     recipes: ClassVar[Recipes] = {"learned": {**LEARNED, "lr": 5e-3, "temperature": 0.01}, "paper": PAPER}
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, params: Any, lr: float | Tensor | None = None, *, num_data: float, **options: Unpack[Learned]
+        ) -> None: ...

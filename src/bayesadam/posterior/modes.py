@@ -29,7 +29,7 @@ class FollowedTrain:
         self.module = module
         self.followers: list[weakref.ref[Any]] = []
         self.quiet = False
-        self.__func__ = type(module).train  # as a bound method has it: what the module itself does with its mode
+        self.__func__ = type(module).train  # as in a bound method: the original function of the class
 
     def __call__(self, mode: bool = True) -> nn.Module:
         """Change the mode, so that a module merges weights for evaluation at the mean, and gets a sample after it split

@@ -15,7 +15,7 @@ from bayesadam.sharding import is_sharded, local, own_part
 
 Write = Callable[[Mapping[str, Tensor], int | None], None]
 _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-"""Modules whose weights are whole, inside such a block."""
+"""Modules whose weights are whole at the moment, inside an ``unsharded`` block."""
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def unsharded(model: nn.Module) -> Iterator[None]:
     try:
         _WHOLE.update(modules)
         for module in modules:
-            module.reshard()  # what is whole since an earlier forward pass may be out of date
+            module.reshard()  # weights gathered by an earlier forward pass may be outdated
             module.unshard()
             module.set_reshard_after_forward(False, recurse=False)
             module.set_reshard_after_backward(False, recurse=False)

@@ -1,4 +1,4 @@
-"""What a model sees in training: the number of examples per step, and some inputs for batch norm statistics."""
+"""The inputs of a model in training: the number of examples per step, and inputs for batch norm statistics."""
 
 from __future__ import annotations
 
@@ -36,10 +36,14 @@ class TrainingInputs:
 
     Args:
         is_training: Function without arguments that tells whether the optimiser's weights hold a sample.
+        see: Function that is called with the number of examples of every training pass, or None if it is not known.
     """
 
-    def __init__(self, is_training: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self, is_training: Callable[[], bool] | None = None, see: Callable[[int | None], None] | None = None
+    ) -> None:
         self._is_training = is_training or (lambda: False)
+        self._see = see or (lambda rows: None)
         self._rows: float | None = 0.0
         self._kept: deque[tuple[int, int, Batch]] = deque()
         self._layers: list[_BatchNorm] = []
@@ -79,9 +83,11 @@ class TrainingInputs:
         first = next(_tensors((args, kwargs)), None)
         result = next(_tensors(output, at_least=1), None)
         if first is None or result is None or first.ndim == 0 or len(first) != len(result) or result.ndim > 2:
-            self._rows = None
-        elif self._rows is not None:
-            self._rows += len(first)
+            rows = self._rows = None
+        else:
+            rows = len(first)
+            self._rows = None if self._rows is None else self._rows + rows
+        self._see(rows)
         if self._layers and all(layer.training for layer in self._layers):
             self._keep((args, kwargs))
 
@@ -122,13 +128,13 @@ def normalized(model: nn.Module) -> list[_BatchNorm]:
 
 
 def _form(batch: Batch) -> list[Any]:
-    """What batches must have in common to be joined."""
+    """Return the properties that batches must share if they are to be joined."""
     args, kwargs = batch
     return [(name, v.shape[1:], v.dtype, v.device) for name, v in [*enumerate(args), *kwargs.items()]]
 
 
 def _tensors(value: Any, at_least: int = 0) -> Iterator[Tensor]:
-    """The tensors in nested collections, in order, of at least so many axes."""
+    """Yield the tensors of nested collections in order, if they have at least ``at_least`` axes."""
     if isinstance(value, Tensor):
         if value.ndim >= at_least:
             yield value

@@ -102,9 +102,9 @@ class LaplaceApproximation:
         num_data: Number of data points, as given or counted.
 
     Raises:
-        ValueError: The structure or curvature is unknown; the likelihood is none, or has no second derivatives for
-            ``"ggn"``; the model is too large for a matrix or a factor, has no such layer, or merges its weights in
-            evaluation mode; the data are empty, not pairs, or do not fit; or outputs are not finite.
+        ValueError: The structure or curvature is unknown; ``likelihood`` is not a likelihood, or has no second
+            derivatives for ``"ggn"``; the model is too large for a matrix or a factor, has no such layer, or merges its
+            weights in evaluation mode; the data are empty, not pairs, or do not fit; or outputs are not finite.
         TypeError: The model does not return a tensor and ``output`` is not given.
     """
 
@@ -345,7 +345,7 @@ Sum: TypeAlias = DiagonalSum | KroneckerSum | FullSum | LastLayerSum | LastLayer
 
 
 def _sum(network: Network, structure: str, last_layer: str | None) -> Sum:
-    """The object that sums the curvature for a structure."""
+    """Return the object that sums the curvature for a structure."""
     if structure == "diagonal":
         return DiagonalSum(network)
     if structure == "kron":
@@ -356,7 +356,7 @@ def _sum(network: Network, structure: str, last_layer: str | None) -> Sum:
 
 
 def _tensors(curvature: Tensor | dict[str, Tensor] | KroneckerCurvature) -> list[Tensor]:
-    """The tensors of a curvature, which is linear in them."""
+    """Return the tensors of a curvature, which is linear in them."""
     return [curvature] if isinstance(curvature, Tensor) else list(curvature.values())
 
 

@@ -187,7 +187,7 @@ def _adagrad(state: State, group: State) -> Tensor:
 
 
 FORMULAE: dict[type[Optimizer], Callable[[State, State], Tensor]] = {
-    Adam: _adam,  # and AdamW, which is one
+    Adam: _adam,  # AdamW is a subclass
     NAdam: _adam,
     RAdam: _adam,
     RMSprop: _rmsprop,
@@ -207,7 +207,7 @@ def _formula(optimizer: object) -> Callable[[State, State], Tensor]:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """A copy in float32 or wider."""
+    """Return a copy in float32 or wider."""
     return tensor.to(wide(tensor.dtype), copy=True)
 
 

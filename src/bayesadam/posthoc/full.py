@@ -57,9 +57,9 @@ class FullSum:
         """``J_n' v`` for the vectors ``(N, R, ...)`` of every example: ``(N, R, D)``."""
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of operations that are mapped one by one
+                warnings.simplefilter("ignore")  # about operations that vmap runs in a loop
                 return self._by_map(rows, vectors)
-        except (RuntimeError, ValueError):  # some modules cannot be mapped: recurrent ones, say
+        except (RuntimeError, ValueError):  # some modules, such as recurrent ones, do not support vmap
             return self._by_loop(rows, vectors)
 
     def _by_map(self, rows: Rows, vectors: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ class FullSum:
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
 
         def pulled(vectors: Tensor, row: list[Tensor]) -> Tensor:
-            """Of one example."""
+            """Return the products for one example."""
             batch_of_one = example(row)
 
             def output(weights: dict[str, Tensor]) -> Tensor:

@@ -128,7 +128,7 @@ class LastLayer(abc.ABC):
     def _capture(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         """Cut the graph behind the layer, so that only the layers after it are differentiated."""
         leaf = output.detach().requires_grad_()
-        returned = leaf.clone()  # which may be changed in place, as a leaf may not
+        returned = leaf.clone()  # unlike a leaf, the clone may be changed in place
         self._calls.append(Call(args[0].detach(), leaf, returned))
         return returned
 
@@ -156,7 +156,7 @@ class LastLayerSum(LastLayer):
 
     def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
         factor = self.network.factor(output, target)
-        if output is call.returned and factor.shape[2] == output.shape[-1]:  # a block per position: none meet
+        if output is call.returned and factor.shape[2] == output.shape[-1]:  # positions are separate blocks
             self._add_products(call.features.flatten(0, -2).double(), factor.flatten(0, 1).double())
             return
         factor = self._pulled(call, factor, output)

@@ -32,8 +32,8 @@ def check_prior(
     """Check that a posterior can be the prior of these weights.
 
     Raises:
-        ValueError: It is of a kind that the structure does not allow, has other weights or variances of 0, or there is
-            a prior precision or a rank beside it.
+        ValueError: The structure does not support this kind of posterior, its weights are others, a variance is 0, or a
+            prior precision or a rank was also given.
     """
     if prior_precision != 1.0:
         raise ValueError(f"prior must not be given together with prior_precision, got {prior_precision!r}")
@@ -58,11 +58,11 @@ def continued(
     prior: Prior,
     told: Mapping[str, Any],
 ) -> Prior:
-    """The Gaussian with the precision ``scale curvature + P``, with ``P`` the precision of the prior.
+    """Return the Gaussian with precision ``scale curvature + P``, where ``P`` is the precision of the prior.
 
     Args:
-        curvature: Curvature, as :class:`bayesadam.posthoc.LaplaceApproximation` has it.
-        scale: Its factor.
+        curvature: Curvature of a :class:`bayesadam.posthoc.LaplaceApproximation`.
+        scale: Factor of the curvature.
         mean: The weights.
         prior: The prior; see :func:`check_prior`.
         told: Hyper-parameters of the posterior.
@@ -91,11 +91,11 @@ def _dense(
 def _kronecker(
     curvature: KroneckerCurvature, scale: float, mean: Mapping[str, Tensor], prior: Prior, told: Mapping[str, Any]
 ) -> KroneckerGaussian:
-    """A Gaussian with about the precision ``scale curvature + P``, which is not a Kronecker product.
+    """Return a Gaussian whose precision approximates ``Q = scale curvature + P``, which is not a Kronecker product.
 
-    The sum ``Q`` is taken over by its diagonal in a basis ``L kron R``. ``L`` and ``R`` are the eigenvectors of the
-    partial traces of ``Q`` over the columns and over the rows of a tensor, so that for a ``Q`` that is diagonal in a
-    basis of this form nothing is lost.
+    Only the diagonal of ``Q`` in a basis ``L kron R`` is kept. ``L`` and ``R`` are the eigenvectors of the partial
+    traces of ``Q`` over the columns and over the rows of a tensor. The approximation is exact if ``Q`` is diagonal in a
+    basis of this form.
     """
     known = prior if isinstance(prior, KroneckerGaussian) else KroneckerGaussian(prior.mean, prior.variance, {}, {})
     variance: dict[str, Tensor] = {}
@@ -121,7 +121,7 @@ def _kronecker(
 
 
 def _common_basis(terms: list[tuple[Tensor, tuple[Tensor | None, Tensor | None]]], axis: int) -> Tensor:
-    """Eigenvectors of the partial trace of the sum over the other axis."""
+    """Return the eigenvectors of the partial trace of the sum over the other axis."""
     size = terms[0][0].shape[axis]
     total = terms[0][0].new_zeros(size, size)
     for values, sides in terms:

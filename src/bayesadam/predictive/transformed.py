@@ -15,23 +15,23 @@ from bayesadam.likelihoods.base import seeded
 from bayesadam.predictive.gaussian import GaussianPredictive, RowByRow
 
 NODES = 64
-"""Of the quadrature for means and variances. Where ``f`` has kinks, or values are collected at the least one, errors of
-means are up to 1% of the standard deviation, and those of variances up to 5%."""
+"""Number of nodes of the quadrature for means and variances. If ``f`` has kinks, or the target is censored, means have
+errors of up to 1% of the standard deviation, and variances of up to 5%."""
 
 
 class TransformedPredictive(RowByRow):
     """``f(y)`` is Gaussian for every data point, with an increasing function ``f`` for each of its targets.
 
-    A target that has a least value (``f.least``) is censored there: the probability below is that of the least value
-    itself, so that no quantile is below and intervals contain the least value where it is likely. Rows and outputs are
+    A target with a least value (``f.least``) is censored there: the probability below it is assigned to the least value
+    itself, so that no quantile is smaller, and intervals contain the least value if it is likely. Rows and outputs are
     independent.
 
     Args:
-        base: Of ``f(y)``, with epistemic variances that are no covariances.
-        functions: One for each of the outputs of a data point: a single one for a mean ``(N,)``.
+        base: Distribution of ``f(y)``, with epistemic variances instead of covariances.
+        functions: One function for each output of a data point, which is a single one for a mean ``(N,)``.
 
     Raises:
-        ValueError: Another number of functions, or a base with covariances.
+        ValueError: The number of functions is wrong, or the base has covariances.
     """
 
     def __init__(self, base: GaussianPredictive, functions: Sequence[Monotone]) -> None:
@@ -53,7 +53,7 @@ class TransformedPredictive(RowByRow):
 
     @property
     def device(self) -> torch.device:
-        """Where the prediction is, and targets must be."""
+        """Device of the prediction, on which targets must be."""
         return self.base.device
 
     def transform(self, target: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class TransformedPredictive(RowByRow):
         return self._each("__call__", target)
 
     def inverse(self, value: Tensor) -> Tensor:
-        """Where ``f`` has this value, of its shape, in float64; at least the target's least value."""
+        """Return the targets at which ``f`` has this value, in its shape and float64, and not below the least value."""
         return torch.maximum(self._each("inverse", value), self._least)
 
     @cached_property
@@ -71,19 +71,19 @@ class TransformedPredictive(RowByRow):
 
     @cached_property
     def variance(self) -> Tensor:
-        """Total variance, likewise."""
+        """Total variance of each target, by Gauss-Hermite quadrature."""
         return self._moments[1]
 
     @cached_property
     def median(self) -> Tensor:
-        """Median, of the mean's shape: where ``f`` is the mean of the Gaussian."""
+        """Median, in the shape of the mean: the point at which ``f`` is the mean of the Gaussian."""
         return self.at(torch.zeros_like(self._mean))
 
     @cached_property
     def epistemic(self) -> Tensor:
-        """The part of the variance that more data would remove: its share is that in the variance of ``f(y)``.
+        """The part of the variance that more data would remove. Its share is taken from the variance of ``f(y)``.
 
-        That share is right to first order, as long as ``f`` is about linear over the width of the Gaussian.
+        This is right to first order, if ``f`` is nearly linear over the width of the Gaussian.
         """
         return self.variance * (self.base.epistemic / self.base.variance).nan_to_num()
 
@@ -93,11 +93,12 @@ class TransformedPredictive(RowByRow):
         return self.variance - self.epistemic
 
     def log_prob(self, target: Tensor) -> Tensor:
-        """Log density of every data point, of its targets together, ``(N,)``, in nats, in the units of the targets.
+        """Return the joint log density of the targets of every data point, ``(N,)``, in nats, for targets in their
+        units.
 
-        It is that of the transformed Gaussian, with the slope of ``f``, also at the least value of a target: the
-        probability that is collected there is not counted, so that scores stay comparable with those of other
-        densities. Below the least value it is minus infinity.
+        It is that of the transformed Gaussian, with the slope of ``f``. This also holds at the least value of a target:
+        the point mass there is not counted, so that scores are comparable with those of other densities. Below the
+        least value it is minus infinity.
         """
         self._check(target)
         value = self.transform(target)
@@ -118,7 +119,7 @@ class TransformedPredictive(RowByRow):
         """Quantiles, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 
         Raises:
-            ValueError: A probability outside (0, 1).
+            ValueError: A probability is not in (0, 1).
         """
         levels = torch.as_tensor(probabilities, dtype=torch.float64, device=self.device)
         if not ((levels > 0) & (levels < 1)).all():
@@ -127,11 +128,11 @@ class TransformedPredictive(RowByRow):
         return self.at(scores.view(*levels.shape, *[1] * self._mean.ndim).expand(*levels.shape, *self._mean.shape))
 
     def sample(self, count: int = 1, *, seed: int = 0) -> Tensor:
-        """Draws of the targets, ``(count, N)`` or ``(count, N, D)``, independent over rows.
+        """Draw targets, ``(count, N)`` or ``(count, N, D)``, independently for all rows.
 
         Args:
             count: Number of draws.
-            seed: Of torch's generators, which are what they were afterwards.
+            seed: Seed of torch's generators, whose states are restored afterwards.
         """
         with seeded(seed, self.device):
             return self.at(torch.randn(count, *self._mean.shape, dtype=torch.float64, device=self.device))
@@ -145,7 +146,7 @@ class TransformedPredictive(RowByRow):
         return gauss_hermite(self.at, torch.zeros_like(self._mean), torch.ones_like(self._mean), NODES)
 
     def _each(self, method: str, values: Tensor) -> Tensor:
-        """A method of every function at its own output."""
+        """Apply a method of every function to its own output."""
         if self._mean.ndim == 1:
             found: Tensor = getattr(self.functions[0], method)(values)
             return found

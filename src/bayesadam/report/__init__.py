@@ -1,3 +1,3 @@
-"""One self-contained HTML page about a model: how good it is, how honest, and how to make it again."""
+"""A self-contained HTML page about a model: its scores, its calibration, and how to reproduce it."""
 
 from bayesadam.report.write import write_report as write_report

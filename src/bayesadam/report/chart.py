@@ -1,4 +1,4 @@
-"""A chart and what belongs to it: how to read it, what it shows in words, its legend, and its numbers as a table."""
+"""A chart with its explanation, its description in words, its legend, and a table of its numbers."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Key:
     Attributes:
         mark: ``"line"``, ``"dashed"``, ``"dotted"``, ``"band"``, ``"bar"``, ``"hatched"``, ``"circle"``,
             ``"triangle"``.
-        colour: Name in the palette.
-        text: What it stands for.
+        colour: Name of the colour in the palette.
+        text: Meaning of the mark.
     """
 
     mark: str
@@ -47,15 +47,15 @@ class Chart:
     """One chart of the page.
 
     Attributes:
-        name: Unique on the page.
+        name: Name, unique on the page.
         title: Heading.
-        reading: One sentence on how to read it.
-        label: What it shows, for who cannot see it.
-        plot: The drawing.
-        header: Of the table of its numbers.
-        rows: Of that table.
-        legend: Drawn by the page, where it wraps on small screens and is read aloud.
-        wide: Whether it takes the page's full width.
+        reading: A sentence that explains how to read the chart.
+        label: Description of what it shows, for screen readers.
+        plot: The Bokeh figure.
+        header: Header of the table of its numbers.
+        rows: Rows of this table.
+        legend: Entries of the legend, which is part of the page, so that it wraps on small screens and is read aloud.
+        wide: Whether the chart has the full width of the page.
         thinned: Whether the table has only some of the rows.
     """
 
@@ -80,18 +80,18 @@ def blank(
     height: int = 300,
     **options: Any,
 ) -> figure:
-    """An empty figure in the page's style: as wide as its place, no toolbar, quiet axes.
+    """Return an empty figure in the style of the page, without a toolbar.
 
-    Nothing in it pans or zooms, so that a finger on it scrolls the page. The paper shows
-    through: painted, it would leave a seam of the other theme at the edges when the theme changes.
+    It cannot be panned or zoomed, so that a finger on it scrolls the page. The background is transparent, because a
+    painted one would leave a seam at the edges when the theme changes.
 
     Args:
-        x: Label of the axis.
-        y: Label of the axis.
-        x_range: Limits; default from the data.
-        y_range: Limits; default from the data.
-        height: In pixels.
-        options: Of Bokeh's figure.
+        x: Label of the x-axis.
+        y: Label of the y-axis.
+        x_range: Limits of the x-axis; by default from the data.
+        y_range: Limits of the y-axis; by default from the data.
+        height: Height in pixels.
+        options: Options of Bokeh's figure.
     """
     for name, limits in (("x_range", x_range), ("y_range", y_range)):
         if limits is not None:
@@ -119,14 +119,14 @@ def blank(
         axis.minor_tick_line_color = None
         axis.major_tick_in = 0
         if isinstance(axis.ticker, BasicTicker) and not isinstance(axis.ticker, LogTicker):
-            axis.ticker.desired_num_ticks = 5  # more would run into each other on a phone
+            axis.ticker.desired_num_ticks = 5  # more labels would overlap on a phone
     for grid in (plot.xgrid[0], plot.ygrid[0]):
         grid.grid_line_color = LIGHT["grid"]
     return plot
 
 
 def histogram(plot: figure, edges: Array, counts: Array) -> None:
-    """Bars that count rows, with their numbers under the pointer."""
+    """Draw bars that count rows, and show their numbers under the pointer."""
     plot.xgrid[0].visible = False
     source = ColumnDataSource({"left": edges[:-1], "right": edges[1:], "count": counts.astype(np.float64)})
     bars = plot.quad(
@@ -148,9 +148,9 @@ def hover(plot: figure, renderers: Sequence[Any], entries: Mapping[str, str], mo
 
     Args:
         plot: The figure.
-        renderers: What reacts to the pointer.
-        entries: Label to Bokeh's template, such as ``"@y{%.5g}"``; the templates are the library's, never the user's.
-        mode: ``"mouse"``, or ``"vline"`` for whatever is at the same horizontal place.
+        renderers: Renderers that react to the pointer.
+        entries: Bokeh's templates, such as ``"@y{%.5g}"``, by label. Templates must never contain text of the user.
+        mode: ``"mouse"``, or ``"vline"`` for all points at the same horizontal position.
     """
     fields = {part.split("{")[0]: "printf" for part in entries.values() if "{%" in part}
     options: Any = {"formatters": fields, "mode": mode, "show_arrow": False}
@@ -158,7 +158,7 @@ def hover(plot: figure, renderers: Sequence[Any], entries: Mapping[str, str], mo
 
 
 def units(axis: Any, *values: Array) -> None:
-    """Tick labels as 250k and 1.5m rather than 2.500e+5 where the values are large, and whole where they are close."""
+    """Write large tick labels as 250k and 1.5m instead of 2.500e+5, and in full if the values are close together."""
     largest = max((float(np.abs(array).max()) for array in values if len(array)), default=0.0)
     if not 1e4 <= largest < 1e12:
         axis.formatter = BasicTickFormatter(precision="auto")
@@ -169,7 +169,7 @@ def units(axis: Any, *values: Array) -> None:
 
 
 def span(*values: Array, margin: float = 0.04) -> tuple[float, float]:
-    """Limits of an axis that shows all values and a little more."""
+    """Return limits of an axis that contain all values and a small margin."""
     together = np.concatenate([array for array in values if len(array)] or [np.zeros(1)])
     low, high = float(together.min()), float(together.max())
     room = margin * (high - low) or 0.5 * (abs(high) or 1.0)
@@ -177,7 +177,7 @@ def span(*values: Array, margin: float = 0.04) -> tuple[float, float]:
 
 
 def table(*series: Sequence[str]) -> tuple[list[tuple[str, ...]], bool]:
-    """Columns of text as rows of a table, thinned where they are many, and whether they were."""
+    """Return columns of text as rows of a table, and whether rows were omitted because there are many."""
     rows = list(zip(*series, strict=True))
     thin = every(rows)
     return thin, len(thin) < len(rows)

@@ -1,4 +1,4 @@
-"""Charts of a classification: whether its probabilities can be believed, and how sure it is."""
+"""Charts of a classification: the calibration of its probabilities, and its confidence."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _BINS = 10
 
 @dataclass(frozen=True)
 class Answers:
-    """What was held out and what was said, rows with gaps left out.
+    """Labels and predictions of the held-out rows, without rows with missing values.
 
     Attributes:
-        label: Codes, ``(N,)``.
-        predicted: Codes, ``(N,)``.
+        label: Indices of the actual classes, ``(N,)``.
+        predicted: Indices of the predicted classes, ``(N,)``.
         confidence: Probability of the predicted class, ``(N,)``.
-        rows: Places of these rows in the lists of the report, ``(N,)``.
+        rows: Indices of these rows in the lists of the report, ``(N,)``.
         probs: Probabilities of all classes, ``(N, C)``.
     """
 
@@ -39,17 +39,17 @@ class Answers:
 
     @property
     def classes(self) -> int:
-        """How many."""
+        """Number of classes."""
         return int(self.probs.shape[1])
 
     @property
     def right(self) -> NDArray[np.bool_]:
-        """Where the predicted class is the actual one."""
+        """Mask of the rows whose predicted class is the actual one."""
         return np.equal(self.label, self.predicted)
 
 
 def answers(held: Mapping[str, Any]) -> Answers | None:
-    """Labels, predicted classes and their probabilities; ``None`` without any."""
+    """Return labels, predicted classes and their probabilities; ``None`` if there are none."""
     label = vector(held.get("label"))
     if not len(label) or not held.get("probs"):
         return None
@@ -62,7 +62,7 @@ def answers(held: Mapping[str, Any]) -> Answers | None:
 
 
 def reliability(held: Mapping[str, Any]) -> Chart | None:
-    """Accuracy against confidence in equal bins, larger marks for more rows, with the range that chance allows."""
+    """Return a chart of accuracy against confidence in bins of equal width, with the range that chance allows."""
     given = answers(held)
     if given is None:
         return None
@@ -102,10 +102,11 @@ def reliability(held: Mapping[str, Any]) -> Chart | None:
     return Chart(
         "reliability",
         "Reliability",
-        "On the dashed line, of the rows that are called with 80% confidence 80% are right; marks below it are too "
-        "sure, above it too cautious; larger marks hold more rows, the grey bars are what chance allows.",
-        f"Accuracy against confidence of {len(given.label)} held-out rows in {len(count)} bins; on average it is "
-        f"{sure} sure and {true} right.",
+        "On the dashed line, 80% of the rows that are predicted with 80% confidence are right. Below it the model is "
+        "overconfident, above it underconfident. Larger marks have more rows, and the grey bars show the range that "
+        "chance allows.",
+        f"Accuracy against confidence of {len(given.label)} held-out rows in {len(count)} bins; the mean "
+        f"confidence is {sure}, and {true} are right.",
         plot,
         ("confidence", "right", "rows", "by chance"),
         [
@@ -121,7 +122,7 @@ def reliability(held: Mapping[str, Any]) -> Chart | None:
 
 
 def sharpness(held: Mapping[str, Any]) -> Chart | None:
-    """How sure it is: a histogram of the confidence, those that are right and those that are wrong apart."""
+    """Return a histogram of the confidence, with right and wrong predictions in different colours."""
     given = answers(held)
     if given is None:
         return None
@@ -162,10 +163,10 @@ def sharpness(held: Mapping[str, Any]) -> Chart | None:
     return Chart(
         "sharpness",
         "Sharpness",
-        "Of two calibrated models the one with more rows far to the right says more; the hatched part is wrong, and "
-        "should be rare where the confidence is high.",
-        f"Histogram of the confidence of {len(given.label)} held-out rows; {percent(sure.mean())} are called with at "
-        f"least 90%, and of these {percent(given.right[sure].mean() if sure.any() else None)} are right.",
+        "Of two calibrated models, the one with more rows far to the right is more useful. The hatched part is wrong, "
+        "and should be small where the confidence is high.",
+        f"Histogram of the confidence of {len(given.label)} held-out rows; {percent(sure.mean())} are predicted with "
+        f"at least 90%, and of these {percent(given.right[sure].mean() if sure.any() else None)} are right.",
         plot,
         ("from", "to", "right", "wrong"),
         [

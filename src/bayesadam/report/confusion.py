@@ -1,4 +1,4 @@
-"""The confusion matrix: which classes are mistaken for which."""
+"""The confusion matrix, which shows the classes that are mistaken for each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LISTED = 60
 
 
 def confusion(held: Mapping[str, Any], classes: Sequence[str]) -> Chart | None:
-    """Counts of actual against predicted class; of many classes those that are most often mistaken."""
+    """Return a chart of the counts of actual and predicted classes, at most of those that are mistaken most often."""
     given = answers(held)
     if given is None:
         return None
@@ -75,7 +75,7 @@ def confusion(held: Mapping[str, Any], classes: Sequence[str]) -> Chart | None:
         text_font_size="13px" if size <= 12 else "10px",
     )
     short = [printable(name, 14) for name in names]
-    # Side by side they have to fit on a phone.
+    # Side by side, the labels must fit on a phone.
     upright = size * (7 * max(map(len, short)) + 8) <= 300
     for axis, angle in ((plot.xaxis[0], 0.0 if upright else 0.9), (plot.yaxis[0], 0.0)):
         axis.ticker = FixedTicker(ticks=list(range(size)))

@@ -1,4 +1,4 @@
-"""The verdict on uncertainty: the whole calibration curve, and what so many rows can tell about it."""
+"""The verdict on uncertainty: tests of the whole calibration curve, given the number of rows."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from bayesadam.report.chance import LEVEL, binomial_p, chi_squared_p, share_rang
 from bayesadam.report.values import Array, columns, equal_counts, percent
 
 NARROW = 0.12
-"""Width of a confidence interval from which on nothing is said about a share."""
+"""Width of a confidence interval of a share above which there is no verdict."""
 
 MANY = 200
-"""Rows with which a curve that is 0.1 off anywhere would be noticed."""
+"""Number of rows with which an error of 0.1 anywhere in the curve would be noticed."""
 
 _PER_GROUP = 10
 
 
 def intervals(held: Mapping[str, Any], inside: int, rows: int, nominal: float) -> str:
-    """What the held-out rows say about intervals, as the end of a sentence on how many are covered.
+    """Return the verdict on intervals, as the end of a sentence on their coverage.
 
-    The curve of all levels is tested beside the one level that is printed, each at half of 5%.
+    The coverage that the sentence states and the curve of all levels are tested, each at half of 5%.
 
     Args:
-        held: Columns of the held-out rows; of "pit" the levels are taken, if it is there.
-        inside: Rows inside of their intervals.
-        rows: All of them.
-        nominal: What the intervals promise.
+        held: Columns of the held-out rows; the curve is computed from "pit" if it is given.
+        inside: Number of rows inside their intervals.
+        rows: Number of rows.
+        nominal: Nominal coverage of the intervals.
     """
     (pit,) = columns(held, "pit")
     tests = 2.0 if len(pit) else 1.0
@@ -51,10 +51,10 @@ def intervals(held: Mapping[str, Any], inside: int, rows: int, nominal: float) -
 
 
 def probabilities(confidence: Array, right: Array) -> str:
-    """What the held-out rows say about the probabilities of predicted classes, as the end of a sentence.
+    """Return the verdict on the probabilities of predicted classes, as the end of a sentence.
 
-    The difference on average is tested, and then those of ten groups by confidence together (Hosmer and Lemeshow 1980),
-    each at half of 5%.
+    The mean difference between confidence and accuracy is tested, and the differences in ten groups by confidence
+    together (Hosmer and Lemeshow 1980), each at half of 5%.
     """
     gap = float(confidence.mean() - right.mean())
     noise = float(np.sqrt((confidence * (1.0 - confidence)).sum())) / len(right)

@@ -1,4 +1,4 @@
-"""The result in words: how large the error is, whether the intervals hold, and whether it knows when it is wrong."""
+"""The result in words: the size of the error, the coverage, and whether uncertainty and error are related."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from bayesadam.report.uncertainty import Errors, errors
 from bayesadam.report.values import columns, number, percent, rounded, standard_error
 
 _FEW = 20
-"""Below this many rows nothing is said about where the model is wrong."""
+"""Minimum number of rows for a statement on the relation of uncertainty and error."""
 OURS = "bayesadam"
 
 
 def headline(data: Mapping[str, Any]) -> list[Markup]:
-    """Sentences for the top of the page; values are escaped and in ``<strong>``."""
+    """Return the sentences for the top of the page, with escaped values in ``<strong>``."""
     held = data.get("held_out") or {}
     given = errors(held, data["task"])
     if given is None:
@@ -61,7 +61,7 @@ def _classification(held: Mapping[str, Any], given: Errors) -> Markup:
 
 
 def _knows(given: Errors) -> Markup:
-    """Compares the half it is surest of with the other half, and says so only if it is more than chance."""
+    """Compare the errors of the more certain half of the rows with those of the other half, and test the difference."""
     if len(given.actual) < _FEW:
         return Markup("")
     order = np.argsort(given.expected, kind="stable")
@@ -80,9 +80,9 @@ def _knows(given: Errors) -> Markup:
 
 
 def _comparison(metrics: Mapping[str, Any], margins: Mapping[str, Any]) -> Markup:
-    """Beside the other models by the one score that takes the uncertainty into account.
+    """Compare the NLL, the score that takes uncertainty into account, with those of the other models.
 
-    Where the difference is within two of its standard errors, neither is called the better one.
+    If the difference is within two of its standard errors, neither model is called better.
     """
     scores = {model: (values or {}).get("NLL") for model, values in metrics.items()}
     known = {
@@ -113,7 +113,7 @@ def _fill(text: str, *values: Any) -> Markup:
 
 
 def figures(data: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The few numbers that are shown large: name and value."""
+    """Return names and values of the numbers that are shown in large type."""
     held = data.get("held_out") or {}
     given = errors(held, data["task"])
     if given is None:

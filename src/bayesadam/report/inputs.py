@@ -1,4 +1,4 @@
-"""Charts of the inputs: which of them the predictions and their uncertainty depend on, and how."""
+"""Charts of the inputs: their importance for predictions and uncertainty, and their effects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ERROR = 2.0
 
 
 def importance(entries: Sequence[Mapping[str, Any]], task: str) -> list[Chart]:
-    """Bars of what is lost without each input: in NLL, and in how much the uncertainty differs between rows."""
+    """Return bar charts of the increase of the NLL and of the change of the uncertainty if an input is permuted."""
     if not entries:
         return []
     spread = "the standard deviation" if task == "regression" else "the entropy"
@@ -37,8 +37,8 @@ def importance(entries: Sequence[Mapping[str, Any]], task: str) -> list[Chart]:
         _bars(
             "importance",
             "Inputs that the predictions depend on",
-            "How much worse the negative log-likelihood of held-out rows is if an input has the values of other rows; "
-            "lines are two standard errors. Of inputs that say the same, each one alone may matter little.",
+            "The increase of the negative log-likelihood of held-out rows if an input has the values of other rows; "
+            "the lines are two standard errors. If inputs carry the same information, each of them may matter little.",
             f"Bars for {len(names)} inputs; the largest is {names[first]}, {number(gain[first])} nats per row.",
             names,
             gain,
@@ -117,7 +117,7 @@ def _bars(
 
 
 def dependence(entries: Sequence[Mapping[str, Any]], task: str, target: str, classes: Sequence[str]) -> list[Chart]:
-    """For each of a few inputs, the mean prediction if all rows had one value of it, with bands."""
+    """Return a chart for some inputs: the mean prediction, with bands, if all rows had the same value of the input."""
     made = []
     for place, entry in enumerate(entries):
         if len(entry.get("at") or ()) < 2:
@@ -205,7 +205,7 @@ def _classification(entry: Mapping[str, Any], place: int, target: str, classes: 
 
 
 def name_of(entry: Mapping[str, Any]) -> str:
-    """What the pointer shows before a value: the library's word, as an input may be called anything."""
+    """Return the label of a value under the pointer, which must not be the user's name of the input."""
     return "level" if entry.get("order") is None else "value"
 
 
@@ -215,7 +215,7 @@ def _axis_values(entry: Mapping[str, Any]) -> Array:
 
 
 def _axes(entry: Mapping[str, Any], y: str, reach: tuple[float, float]) -> Any:
-    """Axes for numbers, or with a tick for each level; dates are counted in days and labelled by their texts."""
+    """Return axes for numbers, or with a tick for each level. Dates are counted in days and labelled by their texts."""
     x, at = _axis_values(entry), [str(value) for value in entry["at"]]
     levels = entry.get("order") is None
     limits = (-0.6, len(x) - 0.4) if levels else span(x)

@@ -1,4 +1,4 @@
-"""Charts of the network: what its weights know, how many it could do without, and how it was trained."""
+"""Charts of the network: signal-to-noise ratios of its weights, pruning, and the training."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POINTS = 300
 
 
 def signal_to_noise(weights: Mapping[str, Any]) -> Chart | None:
-    """Distribution of the weights' signal-to-noise ratios from their quantiles, evenly spaced from least to largest."""
+    """Return a chart of the distribution of the weights' signal-to-noise ratios, given evenly spaced quantiles."""
     quantiles = vector(weights.get("signal_to_noise"))
     levels = np.linspace(0.0, 1.0, len(quantiles)) if len(quantiles) > 1 else np.zeros(len(quantiles))
     whole = np.isfinite(quantiles)  # a mean of exactly zero has a logarithm of minus infinity
@@ -49,10 +49,10 @@ def signal_to_noise(weights: Mapping[str, Any]) -> Chart | None:
 
 
 def pruning(weights: Mapping[str, Any], score: str) -> Chart | None:
-    """A score against the share of weights removed, the noisiest first.
+    """Return a chart of a score against the share of pruned weights, where the noisiest are pruned first.
 
-    The share that is left is on a logarithmic axis, so that 90% and 99.9% are far apart. A level that leaves no weight
-    has no place on it.
+    The share that remains is on a logarithmic axis, so that 90% and 99.9% are far apart. A level that leaves no weight
+    cannot be shown.
     """
     curve = weights.get("pruning") or {}
     fraction, value = vector(curve.get("fraction")), vector(curve.get(score))
@@ -93,7 +93,7 @@ def pruning(weights: Mapping[str, Any], score: str) -> Chart | None:
 
 
 def history(training: Mapping[str, Any], what: str) -> Chart | None:
-    """Loss, or held-out negative log-likelihood, of every member over the epochs."""
+    """Return a chart of the loss, or of the held-out negative log-likelihood, of every member over the epochs."""
     members = [vector(member) for member in training.get(what) or []]
     drawn = [(i, m) for i, m in enumerate(members) if np.isfinite(m).any()]
     longest = max((len(m) for _, m in drawn), default=0)
@@ -104,7 +104,7 @@ def history(training: Mapping[str, Any], what: str) -> Chart | None:
     shown = every(drawn, _MEMBERS)
     values = np.concatenate([m[np.isfinite(m)] for _, m in shown])
     steep = bool(values.min() > 0 and values.max() > 30.0 * values.min())
-    # The first epochs are often so much worse that nothing else could be seen.
+    # The first epochs are often so much worse that the others could not be distinguished.
     limits = None if steep else span(np.array([values.min(), np.quantile(values, 0.99)]))
     plot = blank("epoch", y, y_range=limits, y_axis_type="log" if steep else "linear")
     lines = []

@@ -1,4 +1,4 @@
-"""The page: its sections, put into the template."""
+"""The page: its sections, and the template that is filled with them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from bayesadam.report.scores import scores
 from bayesadam.report.values import aligned, number, percent, plain, whole
 
 _COLUMNS = 200
-"""At most so many columns of the data are listed."""
+"""Maximum number of columns of the data that are listed."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page under a heading of its own.
+    """A section of the page.
 
     Attributes:
-        name: Unique on the page.
+        name: Name, unique on the page.
         title: Heading.
         about: One sentence, or nothing.
-        charts: In order.
-        block: Name of the template's block with tables, if it has any.
-        values: For that block.
+        charts: The charts in order.
+        block: Name of the template's block with tables, if there is one.
+        values: Values for that block.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Section:
 
 
 def render(data: Mapping[str, Any]) -> str:
-    """The whole page as text."""
+    """Return the whole page as text."""
     sections = [section for section in _sections(data) if section.charts or section.block]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"number": number, "percent": percent, "whole": whole, "plain": plain}
@@ -128,7 +128,7 @@ def _scores(metrics: Mapping[str, Any]) -> Section:
 
 
 def _inputs(drivers: Mapping[str, Any], task: str, goal: str, classes: Sequence[str]) -> list[Section]:
-    """What the predictions depend on, and where their uncertainty fails."""
+    """Return the sections on the effects of the inputs and on groups of rows with wrong uncertainty."""
     charts = inputs.importance(drivers.get("importance") or [], task)
     charts += inputs.dependence(drivers.get("dependence") or [], task, goal, classes)
     found = slices.slices(drivers.get("slices") or [])
@@ -222,14 +222,14 @@ def _style() -> str:
 
 
 def _policy(scripts: list[str]) -> str:
-    """Content security policy: these very scripts and nothing else run, and nothing is fetched from anywhere."""
+    """Return a content security policy with which only these scripts run, and nothing is fetched."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'"
 
 
 def _harmless(text: str) -> str:
-    """JSON in which nothing can end the script element that holds it."""
+    """Escape JSON so that it cannot end the script element that contains it."""
     return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")
 
 

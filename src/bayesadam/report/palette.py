@@ -1,8 +1,8 @@
 """The page's colours by purpose, in a light and a dark version.
 
 Lines and marks have the colours of :mod:`bayesadam.plots` (Okabe and Ito's), darker or lighter where those have a
-contrast of less than 3:1 against the paper; no two series are told apart by colour alone. Charts are drawn in the light
-version, and a script replaces it by the dark one.
+contrast of less than 3:1 against the paper. Series also differ in another property than colour. Charts are drawn in the
+light version, and a script replaces it by the dark one.
 """
 
 from __future__ import annotations

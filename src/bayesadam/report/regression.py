@@ -1,4 +1,4 @@
-"""Charts of a regression: predictions with intervals, and whether the intervals can be believed."""
+"""Charts of a regression: predictions with intervals, and the calibration of the intervals."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PIT_BINS = {0: 10, 1000: 20}
 
 
 def predictions(held: Mapping[str, Any], target: str) -> Chart | None:
-    """Predicted against actual, an interval at each row; those that miss have another colour and shape."""
+    """Return a chart of predicted against actual values, with intervals; those that miss are marked differently."""
     columns_ = {name: held.get(name) for name in ("y", "mean", "lower", "upper")}
     columns_["row"] = held.get("row") or range(1, len(vector(held.get("y"))) + 1)
     y, mean, lower, upper, row = columns(columns_, "y", "mean", "lower", "upper", "row")
@@ -33,7 +33,7 @@ def predictions(held: Mapping[str, Any], target: str) -> Chart | None:
     plot.line(reach, reach, line_color=LIGHT["muted"], line_dash="dashed", line_width=1.5)
     crowd = float(np.clip(250.0 / len(y), 0.12, 1.0))
     marks = []
-    # What misses comes last, on top of the crowd.
+    # Misses are drawn last, on top of the other rows.
     for where, marker, colour, size in ((inside, "circle", "blue", 5), (~inside, "triangle", "vermilion", 8)):
         arrays = {"y": y, "mean": mean, "lower": lower, "upper": upper, "row": row}
         source = ColumnDataSource({name: array[where] for name, array in arrays.items()})
@@ -83,7 +83,7 @@ def predictions(held: Mapping[str, Any], target: str) -> Chart | None:
 
 
 def pit(held: Mapping[str, Any]) -> Chart | None:
-    """Histogram of the probability integral transform with the band expected of a calibrated model."""
+    """Return a histogram of the probability integral transform with the band expected of a calibrated model."""
     (values,) = columns(held, "pit")
     if not len(values):
         return None
@@ -100,8 +100,9 @@ def pit(held: Mapping[str, Any]) -> Chart | None:
     return Chart(
         "pit",
         "Calibration",
-        "Flat bars are calibrated; a U means intervals too narrow, a hump too wide, a slope predictions off to one "
-        "side; by chance alone 95 of 100 bars end in the shaded band.",
+        "For a calibrated model the bars are equally high. A U shape means that intervals are too narrow, a hump that "
+        "they are too wide, and a slope that predictions are biased; by chance alone 95 of 100 bars end in the "
+        "shaded band.",
         f"Histogram of {len(values)} probability integral transforms in {bins} bins; {outside} of the bins are outside "
         f"the band from {low:g} to {high:g} rows that is expected by chance.",
         plot,
@@ -115,7 +116,7 @@ def pit(held: Mapping[str, Any]) -> Chart | None:
 
 
 def coverage(held: Mapping[str, Any]) -> Chart | None:
-    """Share of rows in the central interval of every level, read off the probability integral transform."""
+    """Return a chart of the coverage of central intervals of every level, from the probability integral transform."""
     (values,) = columns(held, "pit")
     if not len(values):
         return None
@@ -136,8 +137,8 @@ def coverage(held: Mapping[str, Any]) -> Chart | None:
     return Chart(
         "coverage",
         "Interval coverage",
-        "On the dashed line an interval holds as many actual values as it promises; below it intervals are too narrow, "
-        "above it too wide; the band is what chance allows.",
+        "On the dashed line, intervals contain as many actual values as they promise. Below it they are too narrow, "
+        "above it too wide; the band is the range that chance allows.",
         f"Line of reached against nominal coverage for {len(values)} held-out rows; the {LEVEL:.0%} intervals contain "
         f"{percent(reached[at], 1)}.",
         plot,
@@ -155,7 +156,7 @@ def coverage(held: Mapping[str, Any]) -> Chart | None:
 
 
 def sharpness(held: Mapping[str, Any], target: str) -> Chart | None:
-    """Histogram of the widths of the intervals, beside what they would be without any inputs."""
+    """Return a histogram of the widths of the intervals, with the width of an interval that ignores the inputs."""
     y, lower, upper = columns(held, "y", "lower", "upper")
     if len(y) < 2:
         return None
@@ -163,7 +164,7 @@ def sharpness(held: Mapping[str, Any], target: str) -> Chart | None:
     tail = (1.0 - LEVEL) / 2.0
     ignorant = float(np.diff(np.quantile(y, [tail, 1.0 - tail]))[0])
     median = float(np.median(width))
-    # A few very wide intervals would squeeze all others into one bar.
+    # A few very wide intervals would compress all others into one bar.
     limit = float(np.quantile(width, 0.99)) if len(width) >= 100 else float(width.max())
     counts, edges = np.histogram(np.minimum(width, limit), min(30, max(5, len(width) // 8)), (0.0, limit or 1.0))
     top = 1.15 * float(counts.max())
@@ -175,8 +176,8 @@ def sharpness(held: Mapping[str, Any], target: str) -> Chart | None:
     return Chart(
         "sharpness",
         "Sharpness",
-        "Of two calibrated models the one with the narrower intervals says more; the dashed line is as wide as an "
-        "interval that ignores the inputs.",
+        "Of two calibrated models, the one with the narrower intervals is more useful; the dashed line is the width of "
+        "an interval that ignores the inputs.",
         f"Histogram of the widths of {len(width)} intervals; their median is {number(median)}, without inputs it would "
         f"be {number(ignorant)}.",
         plot,

@@ -1,4 +1,4 @@
-"""The table of held-out scores: one row per model, the best of every column marked."""
+"""The table of held-out scores: one row per model, with marks on the best score of every column."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from bayesadam.report.values import aligned, number, percent
 
 @dataclass(frozen=True)
 class Column:
-    """One score.
+    """One column of the table.
 
     Attributes:
-        name: As given.
-        hint: Which way is better, or nothing.
-        cells: Text and whether it is the best, by model.
+        name: Name of the score.
+        hint: The direction that is better, or nothing.
+        cells: Text, and whether it is the best score, by model.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Column:
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Column]:
-    """Columns in the order in which they first appear. Time is not a competition: nothing in it is marked."""
+    """Return the columns in the order in which they first appear. In times, no value is marked as the best."""
     models = {model: values or {} for model, values in metrics.items()}
     names = list(dict.fromkeys(name for values in models.values() for name in values))
     return [_column(name, {model: values.get(name) for model, values in models.items()}) for name in names]
@@ -48,7 +48,7 @@ def _column(name: str, values: Mapping[str, Any]) -> Column:
     best: set[str] = set()
     if hint and len(numbers) > 1:
         least = min(distance(value) for value in numbers.values())
-        # What reads the same is equally good.
+        # Scores with the same text are equally good.
         leaders = {texts[model] for model, value in numbers.items() if distance(value) == least}
         best = {model for model in numbers if texts[model] in leaders}
     return Column(name, hint, {model: (texts[model], model in best) for model in values})

@@ -1,4 +1,4 @@
-"""Where uncertainty fails: coverage by values of the inputs, tested with the number of groups in mind."""
+"""Coverage by values of the inputs, tested with a correction for the number of groups."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Slice:
     """Rows with similar values of one input.
 
     Attributes:
-        name: Of the input.
-        values: In words.
-        rows: How many.
-        right: How many are inside of their intervals, or in the predicted class.
-        expected: How many should be.
-        p: Of this difference, or a larger one, by chance.
+        name: Name of the input.
+        values: The values in words.
+        rows: Number of rows.
+        right: Number of rows inside their intervals, or in the predicted class.
+        expected: Expected number of such rows.
+        p: Probability of a difference at least this large by chance.
         chance: The range of ``right`` that chance allows, as shares.
     """
 
@@ -36,7 +36,7 @@ class Slice:
 
 
 def slices(parts: Sequence[Mapping[str, Any]]) -> list[Slice]:
-    """Of what the run keeps: "expected" and "variance" are there for classes only."""
+    """Return the slices from the data of the report, in which only those of classes have "expected" and "variance"."""
     found = []
     for part in parts:
         rows, right = int(part["rows"]), int(part["right"])
@@ -52,7 +52,7 @@ def slices(parts: Sequence[Mapping[str, Any]]) -> list[Slice]:
 
 
 def table(found: Sequence[Slice], task: str) -> dict[str, Any]:
-    """The sentence and the rows of the page's table, worst first."""
+    """Return the sentence and the rows of the page's table, the worst row first."""
     failed = holm([part.p for part in found])
     order = sorted(range(len(found)), key=lambda i: (not failed[i], found[i].p))
     return {
@@ -74,7 +74,7 @@ def table(found: Sequence[Slice], task: str) -> dict[str, Any]:
 
 
 def sentence(found: Sequence[Slice], failed: Sequence[bool], task: str) -> str:
-    """Which groups differ by more than chance; or that none does, and how much would have been noticed."""
+    """Return a sentence on groups that differ by more than chance, or on what would have been noticed."""
     what = f"the {NOMINAL:.0%} intervals cover" if task == "regression" else "the predicted class is right in"
     worst = [part for part, out in sorted(zip(found, failed, strict=True), key=lambda pair: pair[0].p) if out]
     looked = f"{len(found)} groups of rows were compared with what the model promises"
@@ -91,7 +91,7 @@ def sentence(found: Sequence[Slice], failed: Sequence[bool], task: str) -> str:
 
 
 def _noticed(found: Sequence[Slice], task: str) -> str:
-    """The coverage below which the smallest group would have been noticed."""
+    """Return the coverage at which the smallest group would have been noticed, as the end of a sentence."""
     if task != "regression":
         return ""
     rows = min(part.rows for part in found)

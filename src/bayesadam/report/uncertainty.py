@@ -1,4 +1,4 @@
-"""Does the model know when it is wrong? Error against predicted uncertainty, of regression and classification."""
+"""Charts of errors against predicted uncertainty, for regression and classification."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from bayesadam.report.values import Array, columns, equal_counts, number, percen
 _PER_GROUP = 10
 
 _WIDE = 0.5
-"""Width of the range of an epistemic share from which on it is called unknown."""
+"""Width of the range of an epistemic share above which it is called unknown."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """What went wrong, row by row, and what the model expected to go wrong.
+    """Actual and expected errors of the rows.
 
     Attributes:
-        actual: Squared error, or 1 where the class is wrong, ``(N,)``.
-        expected: What the model expects of it: predictive variance, or one minus the confidence, ``(N,)``.
+        actual: Squared error, or 1 if the class is wrong, ``(N,)``.
+        expected: Expectation of the error under the model: predictive variance, or one minus the confidence, ``(N,)``.
         regression: Whether means are shown as their roots, in the units of the target.
     """
 
@@ -35,17 +35,17 @@ class Errors:
     regression: bool
 
     def score(self, contributions: Array) -> float:
-        """Root mean squared error, or error rate."""
+        """Return the root mean squared error, or the error rate."""
         mean = float(contributions.mean())
         return float(np.sqrt(mean)) if self.regression else mean
 
     def text(self, score: float) -> str:
-        """A score, to read."""
+        """Return a score as text."""
         return rounded(score) if self.regression else percent(score, 1)
 
 
 def errors(held: Mapping[str, Any], task: str) -> Errors | None:
-    """Of the held-out rows; ``None`` without any."""
+    """Return the errors of the held-out rows; ``None`` if there are none."""
     if task == "regression":
         y, mean, std = columns(held, "y", "mean", "std")
         return Errors((y - mean) ** 2, std**2, True) if len(y) else None
@@ -54,7 +54,7 @@ def errors(held: Mapping[str, Any], task: str) -> Errors | None:
 
 
 def error_by_uncertainty(held: Mapping[str, Any], task: str, target: str) -> Chart | None:
-    """Error of rows grouped by predicted uncertainty."""
+    """Return a chart of the error of rows grouped by predicted uncertainty."""
     given = errors(held, task)
     if given is None or len(given.actual) < 2 * _PER_GROUP:
         return None
@@ -89,8 +89,8 @@ def error_by_uncertainty(held: Mapping[str, Any], task: str, target: str) -> Cha
     return Chart(
         "error-by-uncertainty",
         "Error against predicted uncertainty",
-        "Rows are grouped from the surest to the least sure: marks that rise along the dashed line mean that the model "
-        "knows how wrong it is; bars are two standard errors.",
+        "Rows are grouped from the most certain to the least certain. If the marks rise along the dashed line, the "
+        "predicted uncertainty has the size of the error; bars are two standard errors.",
         f"{len(groups)} groups of rows: from {text(actual[0])} where {text(expected[0])} is predicted to "
         f"{text(actual[-1])} where {text(expected[-1])} is predicted ({unit}).",
         plot,
@@ -107,7 +107,7 @@ def error_by_uncertainty(held: Mapping[str, Any], task: str, target: str) -> Cha
 
 
 def rejection(held: Mapping[str, Any], task: str, target: str) -> Chart | None:
-    """Error of the rows kept when the most uncertain are left to somebody else."""
+    """Return a chart of the error of the remaining rows when the most uncertain rows are dropped."""
     given = errors(held, task)
     if given is None or len(given.actual) < 2 * _PER_GROUP:
         return None
@@ -138,8 +138,8 @@ def rejection(held: Mapping[str, Any], task: str, target: str) -> Chart | None:
     return Chart(
         "rejection",
         "Leaving out what it is unsure of",
-        "The faster the line falls, the better the model picks out the rows on which it would be wrong; the dotted "
-        "line is the best that any order could do, the dashed one an order at random.",
+        "The faster the line falls, the better the model identifies the rows on which it is wrong. The dotted line is "
+        "the best possible order, and the dashed line a random order.",
         f"Error of the rows kept: {given.text(overall)} of all, {given.text(by_model[half])} when the least certain "
         "half is dropped.",
         plot,
@@ -154,13 +154,13 @@ def rejection(held: Mapping[str, Any], task: str, target: str) -> Chart | None:
 
 
 def epistemic_share(held: Mapping[str, Any], task: str, error: float | None = None) -> Chart | None:
-    """Share of the uncertainty that is about the weights, by how uncertain the prediction is.
+    """Return a chart of the share of epistemic uncertainty, for rows grouped by total uncertainty.
 
     Args:
         held: Columns of the held-out rows.
         task: "regression" or "classification".
-        error: Standard deviation of the logarithm of the epistemic variance's factor, as far as rows that members left
-            out tell it; ``None``: it was not calibrated. The page gives the range of two such deviations.
+        error: Standard deviation of the logarithm of the epistemic variance's factor, given the rows that members left
+            out; ``None`` if it was not calibrated. The page states the range of two such deviations.
     """
     if task == "regression":
         total, part = (values**2 for values in columns(held, "std", "epistemic_std"))
@@ -211,8 +211,8 @@ def epistemic_share(held: Mapping[str, Any], task: str, error: float | None = No
     mean = float(part.sum() / total.sum())
     overall, known = percent(mean), f"{percent(mean)} of the {words} is epistemic over all rows"
     caption = (
-        "The solid part is uncertainty about the weights, which more data would reduce; the hatched part is noise in "
-        "the data, which only other inputs would."
+        "The solid part is uncertainty about the weights, which more data would reduce. The hatched part is noise in "
+        "the data, which only other inputs could reduce."
     )
     if error:
         low, high = mean * np.exp(-2.0 * error), min(1.0, mean * np.exp(2.0 * error))

@@ -1,4 +1,4 @@
-"""From the values of a report to arrays and to words: columns without gaps, bins, chance bands, and numbers to read."""
+"""Conversion of a report's values to arrays and texts: columns, bins, bands of chance, and numbers."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 NONE = "–"  # noqa: RUF001
-"""What stands for a number that is missing."""
+"""Text for a missing number."""
 
 
 def vector(values: Any) -> Array:
-    """A list of numbers, ``None`` becoming nan; ``None`` itself is an empty list."""
+    """Convert a list of numbers to an array, with nan for ``None``; ``None`` instead of a list gives an empty array."""
     return np.array([math.nan if v is None else v for v in ([] if values is None else values)], dtype=np.float64)
 
 
 def columns(table: Mapping[str, Any], *names: str) -> tuple[Array, ...]:
-    """The named columns of the rows in which all of them are finite; all empty where one is missing."""
+    """Return the named columns, restricted to rows in which all are finite; all are empty if a column is missing."""
     arrays = [vector(table.get(name)) for name in names]
     if not all(map(len, arrays)):
         return tuple(np.zeros(0) for _ in names)
@@ -29,13 +29,13 @@ def columns(table: Mapping[str, Any], *names: str) -> tuple[Array, ...]:
 
 
 def equal_counts(key: Array, bins: int = 10, least: int = 5) -> list[NDArray[np.intp]]:
-    """Indices of rows in up to ``bins`` groups of equal size and growing ``key``, of ``least`` rows or more."""
+    """Return indices of rows in up to ``bins`` groups of equal size by ``key``, with at least ``least`` rows each."""
     count = max(1, min(bins, len(key) // least))
     return [group for group in np.array_split(np.argsort(key, kind="stable"), count) if len(group)]
 
 
 def binomial_range(trials: int, chance: Array | float, level: float = 0.95) -> tuple[Array, Array]:
-    """Counts between which a binomial variable lies with probability of ``level`` at least, for each ``chance``."""
+    """Return bounds that contain a binomial variable with a probability of at least ``level``, for each ``chance``."""
     successes = np.arange(trials + 1)
     factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, trials + 1)))])
     chance = np.clip(np.atleast_1d(np.asarray(chance, dtype=np.float64)), 1e-12, 1.0 - 1e-12)[:, None]
@@ -46,21 +46,21 @@ def binomial_range(trials: int, chance: Array | float, level: float = 0.95) -> t
 
 
 def standard_error(contributions: Array) -> float:
-    """Of the mean; infinite for fewer than two rows, so that nothing is concluded from them."""
+    """Return the standard error of the mean; it is infinite for fewer than two rows, which allow no conclusion."""
     if len(contributions) < 2:
         return math.inf
     return float(contributions.std(ddof=1)) / math.sqrt(len(contributions))
 
 
 def every(rows: Sequence[Any], most: int = 40) -> list[Any]:
-    """At most ``most`` of the rows, evenly spaced, the first and the last among them."""
+    """Return at most ``most`` of the rows, evenly spaced, including the first and the last."""
     if len(rows) <= most:
         return list(rows)
     return [rows[i] for i in np.linspace(0, len(rows) - 1, most).round().astype(int)]
 
 
 def number(value: Any, digits: int = 3) -> str:
-    """With ``digits`` significant digits, thousands separated; anything that is no number as it is."""
+    """Format a number with ``digits`` significant digits and separated thousands, or any other value as text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return NONE
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
@@ -80,21 +80,21 @@ def number(value: Any, digits: int = 3) -> str:
 
 
 def rounded(value: float, digits: int = 3) -> str:
-    """As :func:`number`, with zeros in place of the digits that a large number has before the point and needs not."""
+    """Format a number like :func:`number`, but round large numbers to ``digits`` significant digits as well."""
     if not (math.isfinite(value) and value):
         return number(value, digits)
     return number(round(value, digits - 1 - math.floor(math.log10(abs(value)))), digits)
 
 
 def digits(*values: Array) -> int:
-    """Significant digits with which values can be told apart: many where they are large and lie close together."""
+    """Return the number of significant digits that distinguish values, which is large for close values."""
     together = np.concatenate([array for array in values if len(array)] or [np.zeros(1)])
     largest, reach = float(np.abs(together).max()), float(np.ptp(together))
     return 5 if reach == 0 else min(15, max(5, 4 + math.ceil(math.log10(largest / reach))))
 
 
 def aligned(values: Sequence[float], most: int = 4) -> list[str]:
-    """Numbers below each other: all with the decimals that give the largest of them four digits, ``most`` at most."""
+    """Format a column of numbers with the same decimals, at most ``most``, with four digits for the largest number."""
     largest = max((abs(value) for value in values), default=0.0)
     if not 1e-3 <= largest < 1e9:
         return [number(value, 4) for value in values]
@@ -103,19 +103,19 @@ def aligned(values: Sequence[float], most: int = 4) -> list[str]:
 
 
 def plain(value: Any) -> str:
-    """A value of the user's data as it may be in the file: a year has no thousands separator."""
+    """Format a value of the user's data as in a file, for example a year without a thousands separator."""
     if isinstance(value, float) and math.isfinite(value):
         return f"{value:.6g}" if not 1e5 <= abs(value) < 1e15 else f"{value:.0f}"
     return number(value) if value is None or isinstance(value, float) else str(value)
 
 
 def whole(value: Any) -> str:
-    """A count, thousands separated."""
+    """Format a count with separated thousands."""
     return f"{value:,d}" if isinstance(value, int) else number(value)
 
 
 def percent(share: float | None, decimals: int = 0) -> str:
-    """A share as a percentage. Only all of something is 100%, and only nothing is 0%."""
+    """Format a share as a percentage. Only a share of exactly 1 is 100%, and only a share of 0 is 0%."""
     if share is None or not math.isfinite(share):
         return NONE
     text = f"{100.0 * share:.{decimals}f}"
@@ -128,7 +128,7 @@ def percent(share: float | None, decimals: int = 0) -> str:
 
 
 def printable(text: Any, most: int = 60) -> str:
-    """User's text for a canvas: one line, not too long, and never a formula, which Bokeh would fetch MathJax for."""
+    """Convert a user's text to a short line for a canvas without formulas, for which Bokeh would fetch MathJax."""
     line = "".join(c if c.isprintable() else " " for c in str(text))
     line = line if len(line) <= most else line[: most - 1] + "…"
     for mark in ("$$", r"\[", r"\("):

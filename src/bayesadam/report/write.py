@@ -1,4 +1,4 @@
-"""A report on disk: checked first, written completely or not at all."""
+"""Writing a report, which is checked first, and written completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ TASKS = ("regression", "classification")
 
 
 def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
-    """Write a report as one HTML file that needs nothing else: no network, no other file.
+    """Write a report as a single HTML file, which needs neither a network nor other files.
 
-    The page has a section for everything in ``data`` and leaves out what is missing, empty, or too little to be drawn:
-    the result in words, the data, scores beside other models, predictions, calibration, the relation of error and
-    uncertainty, which inputs matter, groups of rows with wrong uncertainty, the rows that surprise most, the weights,
-    training, and how to make it again.
+    The page has sections on the result in words, the data, the scores with those of other models, predictions,
+    calibration, the relation of error and uncertainty, the importance of inputs, groups of rows with wrong uncertainty,
+    the most surprising rows, the weights, the training, and how to reproduce it. Sections without data, or with too few
+    data for a chart, are omitted.
 
     Args:
-        path: Of the file; one that is there is replaced.
+        path: Path of the file. An existing file is replaced.
         data: JSON values: ``version`` (1), ``task`` (``"regression"`` or ``"classification"``) and any of ``title``,
             ``target``, ``classes``, ``created``, ``data``, ``metrics``, ``margins``, ``held_out``, ``drivers``,
             ``surprises``, ``training``, ``weights`` and ``reproduce``. Numbers that are missing are ``None``. In
             ``held_out`` all lists are as long as the first and an optional ``row`` has the rows' numbers in the file;
             ``weights["signal_to_noise"]`` has quantiles of the logarithm to base 10 from the least to the largest, at
-            evenly spaced probabilities; ``margins`` has, by model, by how much its NLL is above ours and the standard
-            error of that.
+            evenly spaced probabilities. ``margins`` has, by model, the difference between its NLL and ours and the
+            standard error of this difference.
 
     Raises:
         ImportError: Bokeh is not installed.
-        ValueError: Another version, an unknown task, or lists that do not fit together.
-        OSError: The folder does not exist or cannot be written to; a file that was there is left as it was.
+        ValueError: The version or the task is unknown, or lists differ in length.
+        OSError: The folder does not exist or cannot be written to. An existing file is not changed.
     """
     _check(data)
     try:

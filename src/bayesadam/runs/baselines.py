@@ -1,4 +1,4 @@
-"""What scikit-learn's linear model and gradient boosting make of the same rows: the measure of what is good."""
+"""Baselines on the same rows: a linear model and gradient boosting by scikit-learn."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bayesadam.runs.held_out import Arrays
 from bayesadam.runs.scores import categorical, gaussian
 
 MAX_ROWS = 100_000
-"""They are trained on this many rows at most, drawn at random: more would cost minutes and change little."""
+"""Maximum number of training rows, which are drawn at random: more rows would take minutes and change little."""
 _CALIBRATION = 0.2
 
 Floats = NDArray[np.float32]
@@ -24,19 +24,20 @@ Floats = NDArray[np.float32]
 def baselines(
     x: Floats, y: NDArray[Any], x_test: Floats, y_test: NDArray[Any], *, task: str, classes: int, seed: int
 ) -> dict[str, tuple[Arrays, float]]:
-    """Predictions of the held-out rows, and seconds of the fit, by name of the model.
+    """Return the predictions of the held-out rows and the seconds of the fit, by name of the model.
 
-    A regression model gets one Gaussian noise for all rows. Its width is that of the residuals of a fifth of the rows
-    when trained on the others, as the residuals of the rows themselves are too small; then it is trained on all.
+    The predictions of a regression model are Gaussian, with the same standard deviation for all rows. It is that of the
+    residuals on a fifth of the rows when the model is trained on the other rows, because residuals on training rows are
+    too small. The model is then trained on all rows.
 
     Args:
         x: Inputs of the training rows, ``(N, D)``.
-        y: Their targets, values or numbers of classes.
-        x_test: Held-out rows.
-        y_test: Their targets.
+        y: Targets of the training rows: values or indices of classes.
+        x_test: Inputs of the held-out rows.
+        y_test: Targets of the held-out rows.
         task: "regression" or "classification".
-        classes: How many.
-        seed: Of the models and of the rows drawn.
+        classes: Number of classes.
+        seed: Seed of the models and of the choice of rows.
     """
     order = np.random.default_rng(seed).permutation(len(x))[:MAX_ROWS]
     if len(x) > MAX_ROWS:
@@ -44,9 +45,9 @@ def baselines(
     found: dict[str, tuple[Arrays, float]] = {}
     for name, build in _models(task, seed).items():
         begin = time.perf_counter()
-        # One thread: on a machine that has something else to do, threads that wait for each other take minutes.
+        # One thread: on a busy machine, threads that wait for each other take minutes.
         with warnings.catch_warnings(), threadpool_limits(1):
-            warnings.simplefilter("ignore")  # a baseline that has not converged is still one
+            warnings.simplefilter("ignore")  # a baseline that has not converged is still useful
             model = build().fit(x, y)
             seconds = time.perf_counter() - begin
             if task == "regression":

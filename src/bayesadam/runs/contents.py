@@ -1,4 +1,4 @@
-"""What the report shows, as plain numbers and texts: kept in the run, so that the page can be made again."""
+"""The contents of the report as plain numbers and texts, which a run stores so that the page can be made again."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ def contents(
     watcher: Watcher,
     out: Path,
 ) -> dict[str, Any]:
-    """The report's data; see :func:`bayesadam.report.write_report`.
+    """Return the data of the report for :func:`bayesadam.report.write_report`.
 
     Args:
         prepared: The data.
-        settings: Of the fit.
-        estimator: Fitted.
+        settings: Settings of the fit.
+        estimator: The fitted estimator.
         held_out: Its predictions of the held-out rows.
-        inputs: The held-out rows, ``(N, D)``.
+        inputs: Inputs of the held-out rows, ``(N, D)``.
         metrics: Scores by name of the model.
-        margins: By how much the NLL of the others is above ours, and its standard error.
-        seconds: What took how long.
-        watcher: Knows what the user calls things.
-        out: Where the run will be.
+        margins: NLL of each other model minus that of the estimator, and the standard error of the difference.
+        seconds: Duration of each stage.
+        watcher: The user interface, which translates names of parameters.
+        out: Folder of the run.
     """
     target = prepared.preprocessing.target
     shown = subset(len(inputs), MAX_POINTS, settings.seed)
@@ -103,7 +103,7 @@ def _held_out(prepared: Prepared, held_out: Arrays, shown: NDArray[np.int64]) ->
 
 
 def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
-    """The rows to which the model gave the least probability, the worst first."""
+    """Return the rows to which the model gave the lowest probability, the lowest first."""
     worst = np.argsort(-held_out["nll"], kind="stable")[:SURPRISES]
     table = prepared.held_out.take(worst)
     classes = prepared.preprocessing.target.classes
@@ -134,7 +134,7 @@ def _surprises(prepared: Prepared, held_out: Arrays) -> list[dict[str, Any]]:
 
 
 def _with_error(mean: float, std: float) -> str:
-    """A mean and its standard deviation, both to the second digit of the deviation: 700,000 ± 190,000."""
+    """Format a mean and its standard deviation, rounded to the second digit of the latter: 700,000 ± 190,000."""
     largest = max(abs(mean), std)
     if not std > 0 or not 1e-4 <= largest < 1e15:
         return f"{mean:.4g} ± {std:.2g}"
@@ -152,16 +152,16 @@ def _histogram(prepared: Prepared) -> dict[str, Any]:
 
 
 def subset(rows: int, most: int, seed: int) -> NDArray[np.int64]:
-    """Numbers of so many of the rows at most, drawn at random, in order."""
+    """Return the indices of at most ``most`` of the rows, drawn at random, in order."""
     if rows <= most:
         return np.arange(rows)
     return np.sort(np.random.default_rng(seed).permutation(rows)[:most])
 
 
 def _thinned(history: Any) -> list[list[float | None]]:
-    """One list per member, of at most ``MAX_EPOCHS`` epochs, the first and the last among them.
+    """Return a list per member with at most ``MAX_EPOCHS`` epochs, including the first and the last.
 
-    Where nobody looked it is what was known before.
+    For epochs without a value, it is the last value before.
     """
     values = np.atleast_2d(np.asarray(history, dtype=np.float64))
     known = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(values.shape[1])), axis=1)
@@ -177,7 +177,7 @@ def _value(scalar: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: numbers that are not finite are None."""
+    """Convert a value to JSON values, in which numbers that are not finite become None."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Which inputs the predictions and their uncertainty depend on, and where intervals fail, by held-out rows."""
+"""Importance and effects of inputs, and coverage by values of the inputs, computed on held-out rows."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from bayesadam.tabular.findings import Findings
 from bayesadam.tabular.numbers import as_numbers
 
 ROWS, FEWEST, PREDICTIONS = 300, 40, 6_000
-"""Rows whose inputs are permuted: at most, at least, and times the number of inputs."""
+"""Maximum and minimum number of rows whose inputs are permuted, and maximum of rows times inputs."""
 
 SHOWN, GRID, BACKGROUND, CLASSES = 3, 12, 50, 4
-"""Inputs whose effect is shown, values of each, rows that each value is tried in, and classes that are shown."""
+"""Number of inputs whose effect is shown, of values of each, of rows for each value, and of classes."""
 
 SLICED, PARTS, LEVELS, LEAST = 5, 4, 8, 10
-"""Inputs that coverage is split by, parts of a number, levels of a category, and rows of a part at least."""
+"""Number of inputs by which coverage is divided, of parts of a number, of levels of a category, and minimum of rows."""
 
 LEVEL = 0.9
-"""Of the band of a classification's effects."""
+"""Probability content of the bands around the effects in a classification."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,12 @@ class Input:
     """A column of the table in the held-out rows.
 
     Attributes:
-        name: Of the column.
-        features: Its columns of the matrix.
-        order: Numbers that sort the rows, NaN where the value is missing; of levels, their codes by frequency.
-        texts: The values, to read.
-        level: Whether values have no order.
+        name: Name of the column.
+        features: The columns of the matrix that belong to it.
+        order: Numbers by which the rows are sorted, NaN for missing values; for categories, codes in order of
+            frequency.
+        texts: The values as text.
+        level: Whether the column is a category, whose values have no order.
     """
 
     name: str
@@ -51,7 +52,7 @@ class Input:
 
     @property
     def donors(self) -> list[int]:
-        """Rows with values that stand for all: quantiles, or the most frequent levels."""
+        """Indices of rows with representative values: quantiles, or the most frequent levels."""
         known = np.flatnonzero(~np.isnan(self.order))
         if self.level:
             found = [int(known[self.order[known] == code][0]) for code in np.unique(self.order[known])]
@@ -70,22 +71,22 @@ def drivers(
     held_out: Arrays,
     seed: int,
 ) -> dict[str, Any]:
-    """What the report shows of inputs; the work is bounded, whatever the table.
+    """Return what the report shows about the inputs. The amount of work is bounded for any table.
 
     Args:
-        estimator: Fitted.
-        preprocessing: How columns became ``inputs``.
+        estimator: The fitted estimator.
+        preprocessing: The preprocessing that made ``inputs`` of the columns.
         table: The held-out rows.
-        inputs: Their matrix, ``(N, D)``.
-        held_out: Their predictions.
-        seed: Of the rows drawn and of the permutation.
+        inputs: Matrix of the held-out rows, ``(N, D)``.
+        held_out: Predictions of the held-out rows.
+        seed: Seed of the choice of rows and of the permutation.
 
     Returns:
-        "importance": by input, the NLL that is lost when its values are those of other rows ("nll", with the standard
-        error "error", in nats), and the change of the logarithm of the standard deviation, or of the entropy
-        ("spread"). "dependence": for the most important inputs, mean predictions if all rows had one value. "slices":
-        how many of the intervals, or predicted classes, are right by values of the most important inputs. Empty for
-        fewer than ``FEWEST`` rows.
+        A dictionary, which is empty for fewer than ``FEWEST`` rows. "importance" has, for each input, the increase of
+        the NLL when the input takes the values of other rows ("nll" with the standard error "error", in nats), and the
+        mean absolute change of the log standard deviation or of the entropy ("spread"). "dependence" has, for the most
+        important inputs, the mean predictions if all rows had the same value. "slices" has, by values of the most
+        important inputs, the numbers of intervals or predicted classes that are right.
     """
     if len(inputs) < FEWEST:
         return {}
@@ -104,7 +105,7 @@ def drivers(
 
 
 def _weight(entry: dict[str, Any]) -> float:
-    """By what is known for sure of an input: two standard errors less, and its part in the uncertainty."""
+    """Return the score of an input: importance less two standard errors, plus a tenth of its effect on uncertainty."""
     return float(entry["nll"] - 2.0 * entry["error"]) + 0.1 * float(entry["spread"])
 
 
@@ -132,7 +133,7 @@ def _input(column: Column, features: slice, values: pa.ChunkedArray) -> Input:
 
 
 def _most_related(found: list[Input], inputs: NDArray[np.float32], held_out: Arrays, most: int) -> list[Input]:
-    """Of very many inputs those whose values go with the predictions most, linearly."""
+    """Return at most ``most`` inputs: those with the largest linear correlation with the predictions."""
     if len(found) <= most:
         return found
     predicted = held_out["mean"][:, None] if "mean" in held_out else held_out["probs"]
@@ -147,7 +148,7 @@ def _most_related(found: list[Input], inputs: NDArray[np.float32], held_out: Arr
 def _importance(
     estimator: Any, found: list[Input], inputs: NDArray[np.float32], held_out: Arrays, generator: np.random.Generator
 ) -> list[dict[str, Any]]:
-    """Each input in turn takes the values of other rows, by one cyclic permutation of rows in random order."""
+    """Compute the effect of permuting each input in turn, by a cyclic permutation of rows in random order."""
     count = min(len(inputs), ROWS, max(FEWEST, PREDICTIONS // len(found)))
     rows = generator.permutation(len(inputs))[:count]
     x, target = inputs[rows], held_out["y" if "y" in held_out else "label"][rows]
@@ -167,7 +168,7 @@ def _importance(
 
 
 def _scores(pred: Any, target: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """NLL, and the logarithm of the standard deviation or the entropy, of every row."""
+    """Return the NLL, and the log standard deviation or the entropy, of every row."""
     if hasattr(pred, "probs"):
         values = -pred.log_prob(torch.as_tensor(target.astype(np.int64), device=pred.device)), pred.entropy
     else:
@@ -185,7 +186,7 @@ def _spread(held_out: Arrays, rows: NDArray[Any]) -> NDArray[np.float64]:
 def _dependence(
     estimator: Any, own: Input, inputs: NDArray[np.float32], rows: NDArray[np.int64], held_out: Arrays
 ) -> dict[str, Any]:
-    """Predictions of the same rows with one value after another of an input, averaged over the rows."""
+    """Return predictions, averaged over the same rows, for one value of an input after another."""
     donors = own.donors
     copies = np.repeat(inputs[rows][None], len(donors), axis=0)
     copies[:, :, own.features] = inputs[donors][:, None, own.features]
@@ -217,7 +218,7 @@ def _dependence(
 
 
 def _slices(own: Input, held_out: Arrays) -> list[dict[str, Any]]:
-    """Rows in parts of equal size of a number, or by level; and how many were right, beside what was expected."""
+    """Divide the rows by values of an input, and count how many are right in each part, and how many should be."""
     missing = np.isnan(own.order)
     parts = {"missing": missing}
     if own.level:

@@ -1,4 +1,4 @@
-"""The one error of this package."""
+"""The error class of this package."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 
 class RunError(ValueError):
-    """A fit or a prediction that cannot be done as asked; the message is one line for the user.
+    """A fit or a prediction is not possible with these arguments. The message is one line for the user.
 
-    Parameters of the caller are in backquotes (`held_out`), so that a user interface can put in what it calls them.
+    Names of parameters are in backquotes (`held_out`), so that a user interface can replace them by its own names.
 
     Args:
-        message: For the user.
-        remedy: Settings of a fit that would be possible, by name, in place of those given.
+        message: The message for the user.
+        remedy: Settings, by name, with which the fit would be possible.
     """
 
     def __init__(self, message: str, **remedy: Any) -> None:

@@ -1,4 +1,4 @@
-"""A fit from the settings to the complete run folder."""
+"""The fit, from the settings to the complete run folder."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ _FEW_EPOCHS = 10
 
 @dataclass(frozen=True)
 class Result:
-    """Of a fit.
+    """The result of a fit.
 
     Attributes:
         metrics: Scores on the held-out rows, by name of the model.
         interrupted: Whether training was stopped by Ctrl-C.
-        epochs: Of training that were done.
-        notes: What came up after the watcher was told what was found.
-        seconds: What took how long.
+        epochs: Number of epochs of the training.
+        notes: Notes that were added after ``Watcher.prepared`` was called.
+        seconds: Duration of each stage.
     """
 
     metrics: dict[str, Scores]
@@ -53,21 +53,22 @@ class Result:
 
 
 def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False, resume: Path | None = None) -> Result:
-    """Fit, score, and write a run folder: complete, or not at all.
+    """Fit, score, and write a run folder. The folder is written completely or not at all.
 
     Args:
-        settings: What to fit.
+        settings: Settings of the fit.
         out: The run folder.
-        watcher: Is told of the progress.
-        force: Replace a run that is there.
-        resume: A stopped fit of the same settings to go on with; see :func:`bayesadam.runs.folder.resumable`.
+        watcher: The user interface, which is informed of the progress.
+        force: Whether to replace an existing run.
+        resume: Folder of a stopped fit with the same settings, which is resumed; see
+            :func:`bayesadam.runs.folder.resumable`.
 
     Raises:
         TableError: The table cannot be used as it is.
-        RunError: The place is taken, or the settings do not fit the data.
-        NotEnoughMemory: Something is too large.
+        RunError: The folder is in use, or the settings do not match the data.
+        NotEnoughMemory: The table or the networks are too large.
         OSError: The folder cannot be written to.
-        KeyboardInterrupt: Ctrl-C at any time but while training.
+        KeyboardInterrupt: The user pressed Ctrl-C, and not during the training.
     """
     if out.name and resume is None:
         settle(out)
@@ -77,7 +78,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         prepared = prepare_or_propose(settings, lambda proposed: watcher.command(proposed, out))
     rows = prepared.fingerprint()
     if resume is not None and read_fingerprint(resume) != rows:
-        raise RunError(f"`resume` needs the table to be what it was when the fit began, got another in {settings.data}")
+        raise RunError(f"`resume` needs the table of the stopped fit, got another table in {settings.data}")
     for name in ("transform", "likelihood"):
         if prepared.preprocessing.target.classes and getattr(settings, name) is not None:
             raise RunError(f"`{name}` must be left out of a classification, got {getattr(settings, name)!r}")
@@ -95,7 +96,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         with _timed(seconds, "predictions"):
             held_out = predict_held_out(estimator, inputs, truth, target)
             known = subset(len(inputs), MAX_POINTS, settings.seed)
-            with suppress(ValueError):  # a target that the transform of the training targets does not allow
+            with suppress(ValueError):  # the transform may not allow a target
                 estimator.conformalize(inputs[known], truth[known])
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
@@ -145,7 +146,7 @@ def _train(
     prepared: Prepared, settings: Settings, checkpoint: Path, on_epoch: Callable[[Any], None]
 ) -> tuple[Any, list[str]]:
     regression = prepared.preprocessing.target.task == "regression"
-    # The matrix is standardised by the preprocessing, in double precision: once is enough.
+    # The preprocessing has standardised the matrix in double precision.
     options = settings.estimator_options() | {"standardize": False}
     estimator = (BayesianMLPRegressor if regression else BayesianMLPClassifier)(**options)
     with warnings.catch_warnings(record=True) as caught:
@@ -166,9 +167,9 @@ def _train(
 
 
 def _as_done(settings: Settings, estimator: Any, interrupted: bool) -> Settings:
-    """Settings that give the same again: a time budget is the number of epochs that it was enough for.
+    """Return settings that reproduce the fit: a time budget is replaced by the number of epochs.
 
-    Of a budget that was not enough for ten whole epochs it stays a budget.
+    A budget that was too short for ten complete epochs is kept.
     """
     if interrupted:
         return settings
@@ -181,7 +182,7 @@ def _as_done(settings: Settings, estimator: Any, interrupted: bool) -> Settings:
 
 @contextmanager
 def _threads(rows: int) -> Iterator[None]:
-    """One for few rows: the steps are so small that threads only wait for each other."""
+    """Context with one thread if there are few rows, whose steps are so short that threads would only wait."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if rows <= _MANY else before)
     try:

@@ -1,4 +1,4 @@
-"""The run folder: what is in it, how it comes to be complete or not at all, and what is wrong with a damaged one."""
+"""The run folder: its files, how it is written completely or not at all, and errors for damaged folders."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ _CONFIG_RULE = "the config must have been written by bayesadam fit"
 
 
 def partial_path(out: Path) -> Path:
-    """Where a run is while it is being made: beside its place, hidden."""
+    """Return the hidden folder, beside the final one, in which a run is written."""
     return files.beside(_real(out), "partial")
 
 
 def check_place(out: Path, *, force: bool) -> None:
-    """Refuse a place that is taken.
+    """Raise an error if a run folder cannot be written to a path.
 
     Args:
-        out: Where the run should be.
-        force: Replace a run that is there, but never a folder that holds anything else.
+        out: Path of the run folder.
+        force: Whether an existing run may be replaced. A folder with other files is never replaced.
 
     Raises:
-        RunError: There is something.
-        NotADirectoryError: It is below a file.
+        RunError: The folder exists and may not be replaced, or a fit is running or was stopped there.
+        NotADirectoryError: A parent of the path is a file.
     """
     if not out.name:
         raise RunError(f"`out` must be a folder with a name, got {str(out)!r}")
@@ -56,16 +56,16 @@ def check_place(out: Path, *, force: bool) -> None:
             raise RunError(f"`out` must be a new folder, got {str(out)!r}, {where} there is {foreign[0]!r}")
     _refuse_running(out)
     if not force and out.is_dir() and any(out.iterdir()):
-        raise RunError(f"`out` must be a new folder, got {str(out)!r}, which holds a run: replace it by `force`")
+        raise RunError(f"`out` must be a new folder, got {str(out)!r}, which contains a run: replace it by `force`")
     if not force and _holds(partial / CHECKPOINT):
         raise RunError(
-            f"`out` must be a new folder, got {str(out)!r}, into which a fit was stopped: go on with it by `resume`, "
+            f"`out` must be a new folder, got {str(out)!r}, in which a fit was stopped: continue it by `resume`, "
             "or start again by `force`"
         )
 
 
 def resumable(out: Path) -> Path | None:
-    """The folder with the config, and perhaps the checkpoint, of a fit that was stopped."""
+    """Return the folder with the config, and perhaps the checkpoint, of a stopped fit; ``None`` if there is none."""
     partial = partial_path(out)
     if (partial / CONFIG).is_file():
         return partial
@@ -73,13 +73,13 @@ def resumable(out: Path) -> Path | None:
 
 
 def settle(out: Path) -> bool:
-    """Finish, or undo, what a fit that was killed has left; nothing is done while another one is running.
+    """Finish or undo the last operations of a killed fit, unless another fit is running there.
 
-    A run that was complete, but not yet in its place, is put there. A run that was just about to be replaced is put
-    back. Temporary files, and what is not needed any more, are removed.
+    A run that was complete, but not yet in its final folder, is moved there. A run that was about to be replaced is
+    moved back. Temporary files and other remains are deleted.
 
     Returns:
-        Whether a complete run was put in its place.
+        Whether a complete run was moved to its final folder.
 
     Raises:
         OSError: The folder cannot be written to.
@@ -107,17 +107,18 @@ def settle(out: Path) -> bool:
 
 @contextmanager
 def new_run(out: Path, *, resume: Path | None = None) -> Iterator[Path]:
-    """A folder to write a run into; it takes its place when the block is left without an error, else it is removed.
+    """Context with a folder for a new run, which is moved to its final path at the end, or deleted after an error.
 
-    The checkpoint of a training that has ended goes only after that.
+    The checkpoint of a complete training is deleted only after that.
 
     Args:
-        out: The place; what is there is replaced at the end.
-        resume: A stopped fit to go on with. Its checkpoint is in the new folder; the folder itself is left as it is.
+        out: Final path of the folder. An existing run is replaced at the end.
+        resume: Folder of a stopped fit to resume. Its checkpoint is copied to the new folder, and the folder itself is
+            not changed.
 
     Raises:
-        RunError: Another process is making a run for this place.
-        OSError: It cannot be written to.
+        RunError: Another process is writing a run to this path.
+        OSError: The folder cannot be written to.
     """
     _refuse_running(out)
     partial = partial_path(out)
@@ -131,19 +132,19 @@ def new_run(out: Path, *, resume: Path | None = None) -> Iterator[Path]:
                 (partial / _COPY).rename(partial / CHECKPOINT)
             yield partial
             _put(partial, _real(out))
-        except KeyboardInterrupt:  # stopped for good: what the checkpoint has can still be gone on with
+        except KeyboardInterrupt:  # stopped by the user: the checkpoint can be resumed
             if not _holds(partial / CHECKPOINT):
                 _remove(partial)
             raise
         except BaseException:
-            if resume != partial:  # else a full disk would cost what was there before
+            if resume != partial:  # a full disk must not destroy the stopped fit
                 _remove(partial)
             raise
         _drop_checkpoint(out)
 
 
 def read_fingerprint(path: Path) -> str | None:
-    """Of the training rows of a fit that was stopped.
+    """Return the fingerprint of the training rows of a stopped fit.
 
     Raises:
         RunError: The config is damaged.
@@ -156,18 +157,18 @@ def read_fingerprint(path: Path) -> str | None:
 
 
 class Run:
-    """A run folder that is read; what a fit that was killed has left is put in order before.
+    """A run folder for reading. If a fit was killed there, the folder is put in order first.
 
     Args:
-        path: Of the folder.
-        needed: Files that have to be there.
+        path: Path of the folder.
+        needed: Names of the files that must exist.
 
     Raises:
-        RunError: It is no run folder, or a file is missing.
+        RunError: The path is not a run folder, or a file is missing.
     """
 
     def __init__(self, path: Path, needed: tuple[str, ...] = (POSTERIOR, MODEL, PREPROCESSING)) -> None:
-        with suppress(OSError):  # perhaps it may only be read
+        with suppress(OSError):  # the folder may be read-only
             settle(path)
         try:
             missing = [name for name in needed if not (path / name).is_file()]
@@ -180,13 +181,13 @@ class Run:
         self.path = path
 
     def load(self) -> tuple[Preprocessing, Any]:
-        """How its table became a matrix, and the trained estimator.
+        """Return the preprocessing of the table and the trained estimator.
 
         Raises:
             RunError: A file is damaged, cannot be read, or belongs to another run.
 
         Warns:
-            bayesadam.files.NoDigestWarning: It is a run of an earlier version.
+            bayesadam.files.NoDigestWarning: The run was written by an earlier version.
         """
         with self._damaged(f"{POSTERIOR} or {MODEL}"):
             estimator, digest = read_estimator(self.path)
@@ -200,7 +201,7 @@ class Run:
         return preprocessing, estimator
 
     def written(self) -> tuple[str | None, tuple[str, ...]]:
-        """The delimiter of the table that was fitted, and the texts that meant a missing value there.
+        """Return the delimiter of the training table and the texts that meant a missing value in it.
 
         Raises:
             RunError: The file is damaged, or cannot be read.
@@ -210,7 +211,7 @@ class Run:
         return preprocessing.delimiter, preprocessing.missing
 
     def report_data(self) -> dict[str, Any]:
-        """What the report shows.
+        """Return the data of the report.
 
         Raises:
             RunError: The file is damaged, or cannot be read.
@@ -227,10 +228,10 @@ class Run:
         return data
 
     def write_report(self) -> Path:
-        """Make the page again from what is stored; where it is.
+        """Write the page again from the stored data, and return its path.
 
         Raises:
-            RunError: What is stored is damaged.
+            RunError: The stored data are damaged.
             OSError: The page cannot be written.
         """
         data, page = self.report_data(), self.path / REPORT
@@ -240,7 +241,7 @@ class Run:
 
     @contextmanager
     def _damaged(self, name: str, *, reads: bool = True) -> Iterator[None]:
-        """Errors of a file that is read, as errors of the run."""
+        """Context that raises errors of reading a file as errors of the run."""
         try:
             yield
         except (files.DamagedFile, OSError) as error:
@@ -252,7 +253,7 @@ class Run:
 
 
 def _put(partial: Path, out: Path) -> None:
-    """Rename; what was there is out of the way only once the new one is in place."""
+    """Move a complete run to its final path. An existing run is deleted only after that."""
     old = _old_path(out)
     if out.exists():
         _remove(old)
@@ -268,35 +269,35 @@ def _put(partial: Path, out: Path) -> None:
 
 
 def _real(out: Path) -> Path:
-    """The folder itself, where a symbolic link points to it."""
+    """Return the folder to which a symbolic link points."""
     return Path(os.path.realpath(out)) if out.is_symlink() else out
 
 
 def _old_path(out: Path) -> Path:
-    """Where a run is for the moment in which another takes its place."""
+    """Return the path of a run at the moment at which another run replaces it."""
     return files.beside(_real(out), "old")
 
 
 def _refuse_running(out: Path) -> None:
     with files.locked(partial_path(out)) as running:
         if running:
-            raise RunError(f"`out` must be a new folder, got {str(out)!r}, into which a fit is running")
+            raise RunError(f"`out` must be a new folder, got {str(out)!r}, in which a fit is running")
 
 
 def _foreign(path: Path) -> list[str]:
-    """Names in a folder that no fit has written."""
+    """Return the names of files in a folder that no fit has written."""
     known = (*_FILES, CHECKPOINT, _COPY, NEXT)
     found = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
     return [name for name in found if name not in known and not files.is_temporary(name)]
 
 
 def _holds(folder: Path) -> bool:
-    """Whether there is something in a folder."""
+    """Whether a folder exists and has files other than temporary ones."""
     return folder.is_dir() and any(not files.is_temporary(entry.name) for entry in folder.iterdir())
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """What the config says; nothing if it is missing or damaged."""
+    """Return the contents of the config, or an empty dictionary if it is missing or damaged."""
     try:
         return files.read_json(path / CONFIG, _CONFIG_RULE)[0]
     except (OSError, files.DamagedFile):
@@ -304,7 +305,7 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _digest(path: Path, otherwise: str) -> str:
-    """Of a JSON file; the other one where it cannot be told."""
+    """Return the digest of a JSON file, or ``otherwise`` if it is unknown."""
     try:
         return files.read_json(path, "")[1] or otherwise
     except (OSError, files.DamagedFile):
@@ -312,12 +313,12 @@ def _digest(path: Path, otherwise: str) -> str:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether all of a run is in a folder: its config is written first, and again when all else is there."""
+    """Whether a run is complete. Its config says so, which is written again after all other files."""
     return _config(path).get("complete") is True and all((path / name).is_file() for name in _FILES)
 
 
 def _drop_checkpoint(path: Path) -> None:
-    """Remove the checkpoint of a training that has ended."""
+    """Delete the checkpoint of a complete training."""
     if (path / CHECKPOINT).is_dir() and _is_complete(path) and _config(path).get("interrupted") is False:
         shutil.rmtree(path / CHECKPOINT, ignore_errors=True)
 

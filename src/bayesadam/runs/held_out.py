@@ -1,4 +1,4 @@
-"""Predictions of the held-out rows, chunk by chunk: what scores and charts need of each row, and nothing more."""
+"""Predictions of the held-out rows, chunk by chunk: the values of each row that scores and charts need."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Arrays = dict[str, NDArray[np.float64]]
 
 
 def predict_held_out(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], target: Target) -> Arrays:
-    """By name, one value per row: as the report wants them.
+    """Return one value per row, by name, in the form that the report needs.
 
     Args:
-        estimator: Fitted.
+        estimator: The fitted estimator.
         inputs: ``(N, D)``.
-        targets: ``(N,)``, values or numbers of classes.
-        target: Which task it is.
+        targets: ``(N,)``, values or indices of classes.
+        target: The target, which knows the task.
 
     Returns:
         Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps".
@@ -64,7 +64,7 @@ def _classification(found: ClassificationPredictive, y: NDArray[Any]) -> dict[st
 
 
 def collect(part: Callable[[slice], dict[str, Any]], rows: int) -> Arrays:
-    """Arrays of all rows, in float64, from those of chunks."""
+    """Join the arrays of all chunks, in float64."""
     parts = [part(chunk) for chunk in _chunks(rows)]
     return {name: np.concatenate([_array(chunk[name]) for chunk in parts]) for name in parts[0]}
 

@@ -31,32 +31,32 @@ def predict(
 ) -> tuple[int, list[str]]:
     """Write one row of predictions for every row of a table.
 
-    A regression has the columns "mean", "std", "lower" and "upper"; a classification "predicted", "probability_LABEL"
-    for every class, "entropy" and "mutual_information" (nats), and if ``interval`` is given "in_set_LABEL", true for
-    the classes of a set that has the actual one with the probability ``coverage``. Columns that are copied stand
-    before them.
+    A regression has the columns "mean", "std", "lower" and "upper". A classification has "predicted",
+    "probability_LABEL" for every class, "entropy" and "mutual_information" (in nats), and if ``interval`` is given also
+    "in_set_LABEL", which is true for the classes of a set that contains the actual class with the probability
+    ``coverage``. Copied columns come first.
 
     Args:
-        run: What was fitted.
+        run: The run.
         file: The table.
-        out: Parquet if its name says so, else CSV.
-        coverage: Of the interval from "lower" to "upper", or of the set of classes.
-        interval: How intervals or sets are made: "bayes" (the default of a regression), "split", "adaptive" or
-            "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; the held-out rows of the fit
-            calibrate "split" and "adaptive".
-        copy: Columns of the table to copy, by which to know the rows again.
-        spreadsheet: Put an apostrophe before text that a spreadsheet would take for a formula.
-        advance: Is told the number of rows that are done.
+        out: File to write: Parquet if its name ends in ``.parquet``, otherwise CSV.
+        coverage: Probability of the interval from "lower" to "upper", or of the set of classes.
+        interval: Method of the intervals or sets: "bayes" (the default of a regression), "split", "adaptive" or
+            "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; "split" and "adaptive" are
+            calibrated on the held-out rows of the fit.
+        copy: Columns of the table to copy, by which the rows can be recognised.
+        spreadsheet: Whether to put an apostrophe before text that a spreadsheet would interpret as a formula.
+        advance: Function that is called with the number of rows that are done.
 
     Returns:
-        Number of rows, and notes about what the training data had not.
+        The number of rows, and notes about values that did not occur in training.
 
     Raises:
-        RunError: The run is damaged, ``coverage`` is not in (0, 1), ``interval`` is unknown or not possible, or
-            ``copy`` has a column that is not there or is called like one of the predictions, or ``spreadsheet`` is
-            asked for in a Parquet file.
+        RunError: The run is damaged, ``coverage`` is not in (0, 1), ``interval`` is unknown or not available, ``copy``
+            has a column that does not exist or has the name of a prediction, or ``spreadsheet`` is given for a Parquet
+            file.
         TableError: Columns are missing, values are of another kind or too large, or there are no rows.
-        OSError: ``out`` cannot be written; a file that was there is left as it was.
+        OSError: ``out`` cannot be written. An existing file is not changed.
     """
     if not 0 < coverage < 1:
         raise RunError(f"`coverage` must be in (0, 1), got {coverage!r}")
@@ -111,7 +111,7 @@ def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
 def _conformal(
     found: pa.Table, estimator: Any, inputs: Any, target: Target, coverage: float, interval: str | None
 ) -> pa.Table:
-    """Predictions with the ends of another interval, or with sets of classes."""
+    """Replace the ends of the intervals, or add sets of classes."""
     if interval is None or (interval == "bayes" and target.task == "regression"):
         return found
     try:
@@ -129,12 +129,12 @@ def _conformal(
 def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
     for name in kept.column_names:
         if name in found.column_names:
-            raise RunError(f"`copy` must not be called like a column of the predictions, got {name!r}")
+            raise RunError(f"`copy` must not have the name of a column of the predictions, got {name!r}")
     return pa.table(dict(zip(kept.column_names + found.column_names, kept.columns + found.columns, strict=True)))
 
 
 def _require_finite(found: pa.Table, file: TableFile, first: int) -> None:
-    """Raise ``TableError`` for a row, counted from ``first``, whose prediction is no number."""
+    """Raise ``TableError`` if the prediction of a row, counted from ``first``, is not finite."""
     for name, column in zip(found.column_names, found.columns, strict=True):
         values = column.to_numpy()
         if values.dtype.kind == "f" and not np.isfinite(values).all():
@@ -146,7 +146,7 @@ def _require_finite(found: pa.Table, file: TableFile, first: int) -> None:
 
 
 def _without_formulas(table: pa.Table) -> pa.Table:
-    """Text that begins like a formula, and is no number, with an apostrophe before it; so are names of columns."""
+    """Put an apostrophe before texts and names of columns that begin like a formula, unless they are numbers."""
     columns = [_guarded(column) if is_text(column.type) else column for column in table.columns]
     return pa.table(columns, names=_guarded(pa.chunked_array([table.column_names])).to_pylist())
 

@@ -1,4 +1,4 @@
-"""From settings to data: the table is read, the target understood, rows held out, and the inputs made a matrix."""
+"""From settings to data: reading the table, encoding the target, splitting the rows, and the matrix of the inputs."""
 
 from __future__ import annotations
 
@@ -39,32 +39,32 @@ from bayesadam.tabular.describe import how_read
 from bayesadam.tabular.errors import Place, quoted
 
 _COPIES = 6
-"""Beside the weights stand their statistics, gradients, samples and buffers."""
+"""Copies of the weights in memory: statistics, gradients, samples and buffers."""
 _CURVES = 6
-"""Of every member and epoch there are losses, with copies."""
+"""Numbers per member and epoch in memory: losses and their copies."""
 _WIDTHS, _MEMBERS = (50,), 20
 _TRIES = 8
-"""So many findings, one after another, are looked for a remedy of."""
+"""Maximum number of errors for which a remedy is tried, one after another."""
 _DIFFERENT = 0.5
-"""Where fewer of the rows are different, equal ones are what the columns can say, and no copies."""
+"""Smallest share of different rows for which equal rows count as copies; below, the columns have few values."""
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is needed to train and to test.
+    """The data for training and testing.
 
     Attributes:
-        file: Where the table comes from.
-        held_out: The held-out rows; the others are not kept, as their matrix is.
-        rows: Numbers of the rows that are used, in the file.
-        split: Numbers of training and held-out rows, among those that are used.
-        preprocessing: Learned from the training rows.
-        inputs: Of the training rows, ``(N, D)``.
-        targets: Of all used rows, values or numbers of classes.
-        groups: Of the training rows, copies of a row being one; or None.
-        described: Every input in words; see :func:`bayesadam.tabular.describe`.
-        notes: For the user.
+        file: The file of the table.
+        held_out: The held-out rows. The training rows are not kept, because ``inputs`` has their matrix.
+        rows: Indices, in the file, of the rows that are used.
+        split: Indices of training and held-out rows among the rows that are used.
+        preprocessing: The preprocessing, learned from the training rows.
+        inputs: Matrix of the training rows, ``(N, D)``.
+        targets: Targets of all rows that are used: values or indices of classes.
+        groups: Groups of the training rows, where copies of a row form a group; or None.
+        described: Description of every input, see :func:`bayesadam.tabular.describe`.
+        notes: Notes for the user.
     """
 
     file: TableFile
@@ -79,7 +79,7 @@ class Prepared:
     notes: list[str]
 
     def fingerprint(self) -> str:
-        """Of the training rows: the same only for the same table, used in the same way."""
+        """Return a digest of the training rows, which is the same only for the same table and preprocessing."""
         digest = hashlib.sha256(repr(self.preprocessing).encode())
         for array in (self.inputs, self.targets[self.split.training]):
             digest.update(np.ascontiguousarray(array).data)
@@ -87,12 +87,12 @@ class Prepared:
 
 
 def prepare(settings: Settings) -> Prepared:
-    """Read and understand the table.
+    """Read the table, interpret its columns, and split its rows.
 
     Raises:
-        TableError: It cannot be used as it is.
-        RunError: A column that the settings name is not there.
-        NotEnoughMemory: It, or the networks, are too large.
+        TableError: The table cannot be used as it is.
+        RunError: The table lacks a column that the settings name.
+        NotEnoughMemory: The table or the networks are too large.
     """
     file = open_table(settings.data, settings.delimiter, settings.decimal, missing=settings.missing)
     _check_names(settings, file.columns)
@@ -110,11 +110,11 @@ def prepare(settings: Settings) -> Prepared:
     split = _split(settings, table, target, targets, copies)
     if target.classes:
         require_all_classes(split, targets, target.classes)
-    left_out = {name: "`drop` says so" for name in settings.drop}
+    left_out = {name: "it is in `drop`" for name in settings.drop}
     if settings.group:
-        left_out[settings.group] = "its groups decide what is held out"
+        left_out[settings.group] = "its groups determine the held-out rows"
     if settings.time:
-        left_out[settings.time] = "it decides what is held out"
+        left_out[settings.time] = "it determines the held-out rows"
     for name in settings.keep:
         left_out.pop(name, None)
     preprocessing = replace(
@@ -149,18 +149,19 @@ def prepare(settings: Settings) -> Prepared:
 
 
 def prepare_or_propose(settings: Settings, command: Callable[[Settings], str]) -> Prepared:
-    """Prepare a table, or raise one error with everything that is wrong and a command that avoids it.
+    """Prepare a table, or raise one error that lists everything that is wrong, and a command that works.
 
-    The settings that each error proposes are tried until nothing else is found, so the command is known to work.
+    The settings that each error proposes are tried until there is no further error, so that the command is known to
+    work.
 
     Args:
-        settings: Of the fit.
-        command: How the user would fit with other settings.
+        settings: Settings of the fit.
+        command: Function that returns the user's command for other settings.
 
     Raises:
-        TableError: As :func:`prepare`.
-        RunError: Likewise.
-        NotEnoughMemory: Likewise.
+        TableError: As for :func:`prepare`.
+        RunError: As for :func:`prepare`.
+        NotEnoughMemory: As for :func:`prepare`.
     """
     found: list[str] = []
     first: TableError | RunError | None = None
@@ -182,7 +183,7 @@ def prepare_or_propose(settings: Settings, command: Callable[[Settings], str]) -
 
 
 def _remedied(settings: Settings, error: TableError | RunError) -> Settings | None:
-    """What an error proposes; ``None`` if that is nothing new, or not allowed."""
+    """Return the settings that an error proposes; ``None`` if they are not new or not allowed."""
     try:
         if isinstance(error, RunError):
             changed = replace(settings, **error.remedy)
@@ -210,7 +211,7 @@ def _check_names(settings: Settings, columns: Sequence[str]) -> None:
 
 
 def _with_target(settings: Settings, file: TableFile) -> tuple[pa.Table, NDArray[np.int64], list[str]]:
-    """The rows that have a target, their numbers, and what is to be said about the target's column."""
+    """Return the rows that have a target, their indices, and notes about the target's column."""
     table, name = file.read(), settings.target
     place = table.column_names.index(name)
     column = table.column(place)
@@ -231,7 +232,7 @@ def _with_target(settings: Settings, file: TableFile) -> tuple[pa.Table, NDArray
 
 
 def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:
-    """A number for each row, the same for equal rows, if they are to stay together; and what is to be said of them."""
+    """Return a number for each row, which equal rows share if they must stay together, and notes about copies."""
     looked_at = [name for name in table.column_names if name not in settings.drop]
     columns = [
         table.column(name) for name in looked_at if name in settings.keep or not numbers_rows(table.column(name))

@@ -1,4 +1,4 @@
-"""The numbers of the table: each model's, on the held-out rows."""
+"""Scores of every model on the held-out rows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Scores = dict[str, float | None]
 
 
 def scores(held_out: Arrays, seconds: float) -> Scores:
-    """Of predictions as :func:`bayesadam.runs.held_out.predict_held_out` gives them.
+    """Return the scores of predictions from :func:`bayesadam.runs.held_out.predict_held_out`.
 
-    NLL is in nats, RMSE and CRPS in the units of the target.
+    The NLL is in nats, RMSE and CRPS are in the units of the target.
 
     Args:
         held_out: Predictions and targets.
-        seconds: The fit took.
+        seconds: Duration of the fit.
     """
     found: Mapping[str, float]
     tensors = {name: torch.from_numpy(values) for name, values in held_out.items()}
@@ -51,9 +51,9 @@ def scores(held_out: Arrays, seconds: float) -> Scores:
 
 
 def margin(ours: Arrays, other: Arrays) -> list[float] | None:
-    """By how much the NLL of another model is above ours on the same rows, and the standard error of that.
+    """Return the NLL of another model minus ours on the same rows, and the standard error of the difference.
 
-    ``None`` where it cannot be told: of one row, or where a number is not finite.
+    The result is ``None`` for a single row, or if a number is not finite.
     """
     above = other["nll"] - ours["nll"]
     if len(above) < 2 or not np.isfinite(above).all():
@@ -62,7 +62,7 @@ def margin(ours: Arrays, other: Arrays) -> list[float] | None:
 
 
 def gaussian(y: NDArray[np.float64], mean: NDArray[np.float64], std: float) -> Arrays:
-    """Predictions of a model that says a mean and has one standard deviation for all rows."""
+    """Return the predictions of a model with one standard deviation for all rows."""
     z = (y - mean) / std
     return {
         "y": y,
@@ -81,6 +81,6 @@ def _gaussian(mean: NDArray[np.float64], std: float) -> GaussianPredictive:
 
 
 def categorical(label: NDArray[np.int64], probs: NDArray[np.float64]) -> Arrays:
-    """Predictions of a model that says probabilities."""
+    """Return the predictions of a model that predicts probabilities."""
     chosen = np.maximum(probs[np.arange(len(label)), label], np.finfo(np.float64).tiny)
     return {"label": label.astype(np.float64), "probs": probs, "nll": -np.log(chosen)}

@@ -1,4 +1,4 @@
-"""The settings of a fit: what the user says, what ``config.json`` keeps, and what a second fit needs."""
+"""The settings of a fit, which ``config.json`` stores so that the fit can be repeated."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ _MOST = 10**9
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that determines a fit; what is ``None`` is left to the estimator or found from the data.
+    """Everything that determines a fit. Settings of ``None`` have the estimator's default or are found from the data.
 
     Attributes:
         data: Path of the table.
-        target: Its column to predict.
+        target: Name of the column to predict.
         task: "regression" or "classification".
         method: One of ``bayesadam.sklearn.METHODS``.
-        transform: Of the target of a regression, as the estimator's ``target_transform``.
-        likelihood: Of a regression, by its name.
-        hidden: Units of the hidden layers.
-        members: Networks of the ensemble.
-        epochs: Passes over the training rows.
-        time_budget: Seconds of training.
-        noise: Of a regression: "auto", "constant", "input", or the known standard deviation, a number as text.
-        group: Column whose groups stay together.
+        transform: Transform of the target of a regression, as the estimator's ``target_transform``.
+        likelihood: Name of the likelihood of a regression.
+        hidden: Numbers of units of the hidden layers.
+        members: Number of networks in the ensemble.
+        epochs: Number of epochs.
+        time_budget: Duration of the training in seconds.
+        noise: Noise of a regression: "auto", "constant", "input", or the known standard deviation as text.
+        group: Column whose groups are not divided between training and held-out rows.
         time: Column by which the last rows are held out.
-        held_out: Share of the rows to test on.
-        drop: Columns that are no inputs.
-        keep: Columns that are, even if they look like numbers of the rows or identifiers.
+        held_out: Share of the rows that are held out for testing.
+        drop: Columns that are not inputs.
+        keep: Columns that are inputs even if they look like row numbers or identifiers.
         missing: Texts that mean a missing value in any column.
-        day_first: Whether 3/4/2021 is in April, where a column of dates does not tell.
-        delimiter: Of a CSV file.
-        decimal: Of a CSV file: "." or ",".
-        seed: Of the split, the networks and the noise.
-        device: To train on.
+        day_first: Whether 3/4/2021 is in April, if a column of dates is ambiguous.
+        delimiter: Delimiter of a CSV file.
+        decimal: Decimal sign of a CSV file: "." or ",".
+        seed: Seed of the split, the networks and the noise.
+        device: Device on which the networks are trained.
 
     Raises:
-        RunError: A value that is not allowed.
+        RunError: A value is not allowed.
     """
 
     data: str
@@ -146,7 +146,7 @@ class Settings:
         _check_device(self.device)
 
     def estimator_options(self) -> dict[str, Any]:
-        """Keyword arguments of the estimator."""
+        """Return the keyword arguments of the estimator."""
         names = ("method", "likelihood", "hidden", "members", "epochs", "time_budget")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         if self.transform is not None:
@@ -156,11 +156,11 @@ class Settings:
         return {"random_state": self.seed, "device": self.device, **given}
 
     def changed(self, options: Mapping[str, Any]) -> list[str]:
-        """Names of the options that say something else than these settings."""
+        """Return the names of the options that differ from these settings."""
         return [name for name, value in options.items() if getattr(self, name) != value]
 
     def remedied(self, remedy: Mapping[str, Any]) -> Settings:
-        """These settings with those that an error proposes; columns and texts are added to the ones there are."""
+        """Return these settings with those that an error proposes; columns and texts are added to the existing ones."""
         changed: dict[str, Any] = {
             name: tuple(dict.fromkeys((*getattr(self, name), *value))) if name in _LISTS else value
             for name, value in remedy.items()
@@ -169,18 +169,18 @@ class Settings:
         return replace(self, **changed)
 
     def save(self, path: Path, **more: Any) -> None:
-        """Write JSON; ``more`` stands beside the settings."""
+        """Write the settings and the entries ``more`` to a JSON file."""
         files.write_json(path, {"format_version": FORMAT_VERSION, **more, "settings": asdict(self)}, indent=1)
 
     @classmethod
     def load(cls, path: Path) -> Settings:
-        """Read what :meth:`save` wrote.
+        """Read the file that :meth:`save` wrote.
 
         Raises:
             RunError: The file is missing, damaged or of a newer version, or a value is not allowed.
 
         Warns:
-            bayesadam.files.NoDigestWarning: It was written by an earlier version, or by hand.
+            bayesadam.files.NoDigestWarning: The file was written by an earlier version, or by hand.
         """
         try:
             if not path.is_file():

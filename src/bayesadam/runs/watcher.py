@@ -1,4 +1,4 @@
-"""What a fit tells its user while it runs, and in whose words."""
+"""The interface between a fit and its user."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from bayesadam.runs.settings import Settings
 
 
 class Watcher:
-    """The user interface of a fit: it is told what happens, and knows what the user calls things.
+    """The user interface of a fit, which is informed of its progress and translates names of parameters.
 
-    This one shows nothing and is for callers in Python.
+    This base class shows nothing and is for callers in Python.
     """
 
     def prepared(self, prepared: Prepared) -> None:
-        """Called when the table is read and understood."""
+        """Called when the table was read and prepared."""
 
     def epoch(self, status: Any) -> None:
         """Called after each epoch of training."""
@@ -25,9 +25,9 @@ class Watcher:
         """Called when a stage after the training begins."""
 
     def words(self, text: str) -> str:
-        """A note for the report; names of parameters in it are in backquotes."""
+        """Translate a note for the report, in which names of parameters are in backquotes."""
         return text
 
     def command(self, settings: Settings, out: Path) -> str:
-        """What the user would write to fit with these settings."""
+        """Return the command with which the user would fit with these settings."""
         return f"bayesadam.runs.fit({settings!r}, {out!r}, Watcher())"

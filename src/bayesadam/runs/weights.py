@@ -1,4 +1,4 @@
-"""How well determined the weights are, and how many of them the predictions need."""
+"""Signal-to-noise ratios of the weights, and scores of pruned networks."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ from bayesadam.tabular import Target
 QUANTILES = 200
 FRACTIONS = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 MEMBERS = 4
-"""With correlated weights every level of every member costs a decomposition: the curve is that of so many members."""
+"""Number of members for the pruning curve if weights are correlated, as every level then costs a decomposition."""
 MAX_ROWS = 1_000
 
 
 def weights(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], target: Target) -> dict[str, Any]:
-    """Signal-to-noise of all weights of all members, and scores without the weakest of each member's.
+    """Return signal-to-noise ratios of the weights of all members, and scores after pruning the weakest weights.
 
     Args:
-        estimator: Fitted.
-        inputs: Rows to score on, ``(N, D)``; the first ``MAX_ROWS`` are taken.
-        targets: Their targets.
-        target: Which task it is.
+        estimator: The fitted estimator.
+        inputs: Inputs of the rows for the scores, ``(N, D)``; only the first ``MAX_ROWS`` are used.
+        targets: Targets of these rows.
+        target: The target, which knows the task.
 
     Returns:
-        "signal_to_noise": quantiles, log10, of the weights that have a variance, and "pruning": "fraction", "nll" and
-        "rmse" or "accuracy", where the posterior can be pruned. Empty where no weight has a variance.
+        A dictionary, which is empty if no weight has a variance. "signal_to_noise" has quantiles of the logarithms to
+        base 10, for the weights that have a variance. "pruning", if the posterior can be pruned, has "fraction", "nll",
+        and "rmse" or "accuracy".
     """
     posterior = estimator.posterior_
     members: list[Any] = list(posterior.components) if isinstance(posterior, Mixture) else [posterior]

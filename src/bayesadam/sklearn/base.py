@@ -1,4 +1,4 @@
-"""What the estimators share: parameters, data, and the way from rows to members."""
+"""The base class of the estimators: checks of parameters and data, and the training of the members."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Array = NDArray[Any]
 
 
 class BayesianMLP(BaseEstimator):  # type: ignore[misc]
-    """The base of both estimators; see there for the parameters."""
+    """The base class of both estimators, which document the parameters."""
 
     default_steps = 2_000
 
@@ -63,7 +63,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     calibration_: dict[str, Any]
     _likelihoods: list[Likelihood]
     _left_out: LeftOutScores | None
-    """Of the rows that members left out, for cross-conformal predictions."""
+    """Scores of the rows that members left out, for cross-conformal predictions."""
 
     def fit(
         self,
@@ -75,23 +75,24 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         checkpoint: str | os.PathLike[str] | None = None,
         on_epoch: Callable[[TrainingStatus], None] | None = None,
     ) -> Any:
-        """Train the members and calibrate their predictions by the rows that each leaves out.
+        """Train the members and calibrate their predictions on the rows that each member leaves out.
 
-        Ctrl-C ends the training, not the fit: the members are what they were after the last epoch, ``interrupted_`` is
-        true, and a ``UserWarning`` says so.
+        Ctrl-C ends the training, but not the fit: the members keep their weights after the last complete epoch,
+        ``interrupted_`` is true, and a ``UserWarning`` is issued.
 
         Args:
-            X: ``(N, D)``: numbers, or a data frame whose columns may be numbers, truth values, categories, text and
-                dates, with missing values; see ``inputs_``.
-            y: Targets, ``(N,)`` (regression: or ``(N, K)``).
-            sample_weight: ``(N,)``; only ratios count.
-            groups: ``(N,)``: rows of one group are left out together, as measurements of one patient should be.
-            checkpoint: Folder for checkpoints; the same fit, called again, goes on there and ends as if it had
-                never been stopped.
-            on_epoch: Called with a :class:`TrainingStatus` after every epoch.
+            X: Inputs ``(N, D)``: numbers, or a data frame whose columns may hold numbers, truth values, categories,
+                text or dates, and may have missing values. ``inputs_`` describes how the columns were interpreted.
+            y: Targets ``(N,)``; for regression also ``(N, K)``.
+            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter.
+            groups: Group of each row, ``(N,)``. Rows of one group, such as the measurements of one patient, are left
+                out together.
+            checkpoint: Folder for checkpoints. If the fit is stopped, the same call resumes it, and the result is that
+                of an uninterrupted fit.
+            on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.
 
         Raises:
-            ValueError: A parameter out of range, or data that cannot be used.
+            ValueError: A parameter is out of range, or the data cannot be used.
         """
         self._check()
         X, y = self._validated(X, y, sample_weight=sample_weight)
@@ -112,7 +113,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _check(self) -> None:
-        """Parameters, before anything is changed."""
+        """Check the parameters before anything is changed."""
         self._method = method_named(self.method)
         hidden = self.hidden
         if not isinstance(hidden, tuple | list) or not all(is_whole(units) for units in hidden):
@@ -141,7 +142,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"device must be one that PyTorch can use, got {self.device!r} ({reason})") from None
 
     def _forget(self) -> None:
-        """What was known of an earlier model's predictions."""
+        """Delete the conformal scores, which belong to the predictions of an earlier model."""
         if hasattr(self, "conformal_scores_"):
             del self.conformal_scores_
 
@@ -155,7 +156,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         on_epoch: Callable[[TrainingStatus], None] | None,
         priors: Mixture | None = None,
     ) -> Any:
-        """Members on standardised data; with the posteriors before as priors, if there are any."""
+        """Train the members on standardised data, with the earlier posteriors as priors if ``priors`` is given."""
         self._forget()
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
@@ -210,7 +211,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _models(
         self, rows: Sequence[int], inputs: int, seed: int, priors: Mixture | None
     ) -> tuple[list[nn.Module], list[Likelihood] | list[MomentObjective]]:
-        """Networks, and what they minimise, for members with so many training rows each."""
+        """Create the networks and their likelihoods or objectives, given the number of training rows of each member."""
         moments = self._method.posterior == "fawn"
 
         def make() -> nn.Module:
@@ -226,7 +227,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         return models, [MomentObjective(likelihood, fit, count).to(self.device) for likelihood, count in pairs]
 
     def _network(self, inputs: int) -> nn.Module:
-        """New weights, by torch's generator, which is left as it was."""
+        """Create a network with new random weights, without changing the state of PyTorch's generator."""
         with torch.random.fork_rng(devices=[]):
             return perceptron(inputs, self.hidden, self._outputs(), self.activation).to(self.device)
 
@@ -243,7 +244,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _error(
         self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor, weight: Array | None
     ) -> Callable[[Population], float] | None:
-        """How wrong averages of the members' means are about rows that these members left out; lower is better."""
+        """Return a function that scores the members on the rows that they left out; lower is better."""
         if not self.early_stopping or not held_out or self._method.posterior == "fawn":
             return None
         rows = divided.rows
@@ -277,28 +278,28 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         )
 
     def _all_predictions(self, X: Tensor) -> list[Predictive]:
-        """Of every member, all at once where that is possible."""
+        """Return the predictive distribution of every member, evaluated together where that is possible."""
         found = stacked_predictions(
             self._method.predict, self.network_, self.posterior_, self._likelihoods, X, mc_samples=self.mc_samples
         )
         return found or [self._predictions(X, member) for member in range(len(self.posterior_.components))]
 
     def _in_parts(self, X: ArrayLike) -> list[Tensor]:
-        """New inputs, checked and standardised, a few thousand rows at a time."""
+        """Check and standardise new inputs, and split them into parts of a few thousand rows."""
         check_is_fitted(self, "posterior_")
         return list(torch.split(self._inputs(self._checked(X, reset=False)), ROWS))
 
     def _checked(
         self, X: Any, y: Any = "no_validation", *, reset: bool, sample_weight: ArrayLike | None = None, **rules: Any
     ) -> Any:
-        """Inputs as a matrix of numbers, and the targets if they are given; a table is coded as it was in training.
+        """Convert inputs to a matrix of numbers, as in training, and check the targets if they are given.
 
         Args:
-            X: A data frame, or what NumPy makes a matrix of.
+            X: A data frame, or anything that NumPy converts to a matrix.
             y: Targets.
-            reset: Learn names, number and kinds of the columns.
-            sample_weight: Rows of weight 0 are not learned from.
-            rules: For scikit-learn's check of the targets.
+            reset: Whether to learn the names, the number and the kinds of the columns.
+            sample_weight: Weights of the rows. Nothing is learned from rows of weight 0.
+            rules: Options of scikit-learn's check of the targets.
         """
         inputs = None if reset else getattr(self, "inputs_", None)
         if not (is_table(X) if reset else inputs):
@@ -320,12 +321,12 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         require_single("X", X)
         with np.errstate(over="ignore"):
             inputs = standardized(X, self._x_mean, self._x_std)
-        if (absent := np.isnan(X)).any():  # where training rows had no gaps: the mean
+        if (absent := np.isnan(X)).any():  # a column without missing values in training: its mean
             inputs[absent] = 0.0
         if not np.isfinite(inputs).all():
             row, column = np.argwhere(~np.isfinite(inputs))[0].tolist()
             raise ValueError(
-                f"X must be near what it was in training, got {X[row, column]:g} in row {row}, column {column}"
+                f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {column}"
             )
         return torch.from_numpy(inputs).to(self.device)
 
@@ -335,7 +336,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         else:
             self._x_mean, self._x_std = np.zeros(X.shape[1]), np.ones(X.shape[1])
 
-    # What differs between the estimators.
+    # The following methods differ between the estimators.
 
     def _validated(self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None) -> tuple[Array, Array]:
         raise NotImplementedError
@@ -356,7 +357,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _center(self, pred: Predictive) -> Tensor:
-        """What an ensemble averages, ``(n, K)``."""
+        """Return the prediction that is averaged over the ensemble, ``(n, K)``."""
         raise NotImplementedError
 
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
@@ -365,10 +366,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _calibrate(
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
-        """By the rows left out; what was known before counts too."""
+        """Calibrate on the rows left out; an earlier calibration counts as well."""
         raise NotImplementedError
 
 
 def continues(estimator: BayesianMLP) -> bool:
-    """Whether the posterior of an estimator's method can be the prior of more data."""
+    """Whether the posterior of the estimator's method can be the prior for more data."""
     return method_named(estimator.method).continues

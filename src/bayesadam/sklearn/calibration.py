@@ -1,4 +1,4 @@
-"""What held-out rows say about predictions: scales of variances, a temperature, and weights."""
+"""Calibration on held-out rows: scales of variances, a temperature, and weights of other models."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from bayesadam.likelihoods import Likelihood
 Floats = NDArray[np.float64]
 
 KNOWN = 50
-"""Rows that an earlier calibration, and noise that was learned earlier, count as where a model goes on learning."""
+"""Number of rows that an earlier calibration or a learned noise level counts as when a model continues learning."""
 
 PRIOR = 2
-"""Rows that the prior of each factor counts as: the standard deviation of its logarithm is then 1."""
+"""Number of rows that the prior of each factor counts as. The standard deviation of its logarithm is then 1."""
 
 LEAST = 0.01
-"""Where such a scale begins at least: the logarithm of one that was found to be 0 would stay where it is for ever."""
+"""Lower bound of an earlier factor when it is the centre of a prior: from the logarithm of 0 it could not move away."""
 
 LOWEST, HIGHEST = np.array([math.log(1e-3), math.log(1e-6), 0.0]), np.array([math.log(1e3), math.log(1e6), 1.0])
 """Bounds of the logarithms of both factors, and of the strength."""
 
 SMALLEST = 1e-12
-"""Variances are at least that, as targets are standardised."""
+"""Lower bound of variances of standardised targets."""
 
 
 def effective_rows(weight: Floats) -> float:
-    """As how many rows of one weight these are: ``(sum w)^2 / sum w^2``."""
+    """Return the number of rows of equal weight that carry the same information: ``(sum w)^2 / sum w^2``."""
     return float(weight.sum() ** 2 / (weight**2).sum())
 
 
 @torch.no_grad()
 def settle_(likelihood: Likelihood, before: Likelihood, rows: float) -> None:
-    """Learned parameters of ``likelihood``, logarithms all, as means of themselves and those before, by rows."""
+    """Average the learned parameters, all logarithms, with the earlier ones, weighted by their numbers of rows."""
     old = before.state_dict()
     for name, value in likelihood.state_dict().items():
         value.lerp_(old[name].to(value), KNOWN / (KNOWN + rows))
@@ -51,9 +51,10 @@ class Scales(NamedTuple):
     Attributes:
         epistemic: Factor of the epistemic variance.
         aleatoric: Factor of the variance of the noise.
-        strength: How much of a pattern ``g`` of the noise the rows support, in [0, 1]; 0 without a pattern.
-        error: Standard deviation of the logarithm of ``epistemic``, given the rows: above about 0.5 they hardly tell
-            the two parts apart.
+        strength: Factor in [0, 1] of the pattern ``g`` of the noise, as far as the rows support it; 0 without a
+            pattern.
+        error: Standard deviation of the logarithm of ``epistemic``, given the rows. Above about 0.5 the rows hardly
+            distinguish epistemic from aleatoric variance.
     """
 
     epistemic: float
@@ -72,20 +73,21 @@ def variance_scales(
     pattern: Floats | None = None,
     fixed_noise: bool = False,
 ) -> Scales:
-    """Factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` describes the residuals best.
+    """Return the factors ``(a, b)`` for which ``N(0, a epistemic + b aleatoric)`` describes the residuals best.
 
-    They maximise the likelihood times a log-normal prior around 1, which counts as two rows for each factor. It decides
-    where the rows do not: where both variances are about the same for all rows, only their sum is known. What tells
-    them apart are rows with an epistemic variance that is larger than that of others, far away from them as a rule.
+    They maximise the likelihood times a log-normal prior around 1, which counts as two rows for each factor. The prior
+    matters if both variances are nearly constant over the rows, because the rows then determine only their sum. The two
+    are distinguished by rows whose epistemic variance is larger than that of the other rows; usually these are far away
+    from the others.
 
     Args:
-        residual: Of held-out rows, ``(N,)``.
-        epistemic: Variances predicted there, ``(N,)``.
-        aleatoric: Likewise; of learned noise it is about constant.
-        weight: Of the rows, ``(N,)``.
-        before: Factors so far, ``(2,)``: the prior is around these, and counts as ``KNOWN`` rows.
-        pattern: What multiplies the variance of the noise is ``b exp(strength pattern)``, ``(N,)``.
-        fixed_noise: Keep ``b = 1``.
+        residual: Residuals of held-out rows, ``(N,)``.
+        epistemic: Predicted epistemic variances of these rows, ``(N,)``.
+        aleatoric: Predicted variances of the noise, ``(N,)``. They are nearly constant if the noise was learned.
+        weight: Weights of the rows, ``(N,)``.
+        before: Earlier factors, ``(2,)``. The prior is centred at them and counts as ``KNOWN`` rows.
+        pattern: Pattern ``g`` of the noise, ``(N,)``: its variance is multiplied by ``b exp(strength g)``.
+        fixed_noise: Whether to keep ``b = 1``.
     """
     rows = effective_rows(weight)
     share = weight * rows / weight.sum()
@@ -108,7 +110,7 @@ def variance_scales(
         return float(0.5 * (fit + prior @ (point - middle) ** 2))
 
     def scored(point: Floats) -> tuple[Floats, Floats, Floats]:
-        """Gradient, expected curvature without the prior, and squared residuals over variances."""
+        """Return gradient, expected curvature without the prior, and squared residuals divided by variances."""
         variance, noise = parts(point)
         slopes = np.stack([1.0 - noise, noise, noise * shape])
         ratio = square / variance
@@ -116,7 +118,7 @@ def variance_scales(
         return gradient, 0.5 * (slopes * share) @ slopes.T, ratio
 
     def maximum(point: Floats) -> tuple[float, Floats]:
-        """By Fisher scoring with a damping of Levenberg's kind, inside of the bounds."""
+        """Minimise within the bounds by Fisher scoring with Levenberg's damping."""
         value, damping = loss(point), 1e-3
         for _ in range(100):
             gradient, curvature, _ = scored(point)
@@ -146,7 +148,7 @@ def variance_scales(
     _, best = min((maximum(point) for point in points), key=lambda found: found[0])
     _, curvature, ratio = scored(best)
     kurtosis = np.average(ratio**2, weights=weight) / max(np.average(ratio, weights=weight) ** 2, SMALLEST)
-    known = curvature / max(1.0, 0.5 * (kurtosis - 1.0)) + np.diag(prior)  # heavy tails: rows say less
+    known = curvature / max(1.0, 0.5 * (kurtosis - 1.0)) + np.diag(prior)  # heavy tails: rows are less informative
     kept = free & (best > LOWEST) & (best < HIGHEST)
     kept[0] = True
     error = math.sqrt(np.linalg.inv(known[np.ix_(kept, kept)] + 1e-12 * np.eye(kept.sum()))[0, 0])
@@ -156,13 +158,13 @@ def variance_scales(
 def temperature(
     log_probs: Tensor, labels: Tensor, weight: Tensor, before: float | None = None, beside: Tensor | None = None
 ) -> float:
-    """By which to divide log probabilities for the largest likelihood of held-out labels, in [0.1, 10].
+    """Return the temperature in [0.1, 10] with the largest likelihood of held-out labels.
 
     Args:
-        log_probs: Of the components of an equal mixture, ``(S, N, C)``.
+        log_probs: Log probabilities of the components of an equally weighted mixture, ``(S, N, C)``.
         labels: ``(N,)``.
-        weight: Of the rows, ``(N,)``.
-        before: The temperature so far: the logarithm is drawn to what it was, as that of a variance by ``KNOWN`` rows.
+        weight: Weights of the rows, ``(N,)``.
+        before: Earlier temperature. A prior of the logarithm is centred at it and counts as ``KNOWN`` rows.
         beside: Weighted sum of the log probabilities of other models, ``(N, C)``, which has no temperature.
     """
     force = 0.0 if before is None else 0.25 * KNOWN * float(weight.sum()) / effective_rows(weight.numpy())
@@ -176,16 +178,17 @@ def temperature(
 
 
 def pool(log_probs: Tensor, linear: Tensor, labels: Tensor, weight: Tensor) -> tuple[float, list[float]]:
-    """Weights for the largest likelihood of held-out labels, in a pool by :func:`tempered`.
+    """Return the weights of a logarithmic pool (:func:`tempered`) with the largest likelihood of held-out labels.
 
-    Every weight has a Gaussian prior with a standard deviation of a half around what it is without the other models:
-    a few rows that are all easy do not tell which model is right.
+    Every weight has a Gaussian prior with a standard deviation of a half, centred at its value without the other
+    models, because a few rows that are all easy do not show which model is right.
 
     Args:
-        log_probs: Of the components of an equal mixture, ``(S, N, C)``, at a temperature that is calibrated.
-        linear: Of other models, ``(P, N, C)``.
+        log_probs: Log probabilities of the components of an equally weighted mixture, ``(S, N, C)``, at a calibrated
+            temperature.
+        linear: Log probabilities of the other models, ``(P, N, C)``.
         labels: ``(N,)``.
-        weight: Of the rows, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``.
 
     Returns:
         The weight of the mixture, in [0.05, 2], and those of the other models, in [0, 2].
@@ -208,13 +211,13 @@ def pool(log_probs: Tensor, linear: Tensor, labels: Tensor, weight: Tensor) -> t
 
 
 def tempered(log_probs: Tensor, value: float | Tensor, beside: Tensor | None = None) -> Tensor:
-    """Log probabilities at a temperature, plus those of other models if there are any, normalised again.
+    """Return log probabilities at a temperature, plus those of other models if there are any, normalised again.
 
     Args:
         log_probs: ``(S, N, C)``.
         value: The temperature.
-        beside: Weighted sum of the log probabilities of other models, ``(N, C)``: what is returned is a logarithmic
-            pool of each component with them.
+        beside: Weighted sum of the log probabilities of other models, ``(N, C)``. The result is then a logarithmic pool
+            of each component with these models.
     """
     if beside is None:
         return log_probs if isinstance(value, float) and value == 1.0 else (log_probs / value).log_softmax(-1)

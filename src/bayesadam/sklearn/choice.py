@@ -1,8 +1,9 @@
-"""Which likelihood and which transform of the targets describe left-out rows best, by models that are quick to fit.
+"""The choice of the likelihood and the transform that describe left-out rows best, by models that are quick to fit.
 
 As Box and Cox (1964) choose a power by the likelihood of a linear model, the choice is made by regressions on random
-hidden units of the kind that networks begin with. Their predictions of rows that were left out are compared by the
-negative log density in the units of the targets. The networks' own training and random numbers are not touched.
+hidden units, which are drawn like the initial weights of the networks. Their predictions of left-out rows are compared
+by the negative log density in the units of the targets. The training of the networks and their random numbers are not
+affected.
 """
 
 from __future__ import annotations
@@ -25,34 +26,34 @@ from bayesadam.sklearn.target_transform import NAMES, fitted, require
 Floats = NDArray[np.float64]
 
 ROWS = 2_000
-"""Rows that the choice is made by, at most."""
+"""Maximum number of rows that are used for the choice."""
 
 LEAST = 50
-"""Fewer rows do not tell: nothing is transformed."""
+"""Minimum number of rows for a choice. With fewer rows, targets are not transformed."""
 
 FOLDS = 5
 FEATURES = 200
 FEW_FEATURES = 100
-"""Hidden units for likelihoods that are not Gaussian, whose regressions are iterated."""
+"""Number of hidden units for likelihoods that are not Gaussian, whose regressions are iterated."""
 
 PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
-"""Of ridge regressions, for features and noise of variance 1."""
+"""Penalties of the ridge regressions, for features and noise of variance 1."""
 
 FEW_PENALTIES = (1.0, 10.0, 100.0)
 ITERATIONS = 8
-"""Of Fisher scoring."""
+"""Number of iterations of Fisher scoring."""
 
 LONGEST = 2.0
-"""Step of an output in one of them."""
+"""Largest change of an output in one iteration."""
 
 MARGIN = 2.0
-"""Standard errors of the paired difference by which another choice must be better than a Gaussian without transform."""
+"""Number of standard errors of the paired difference by which a choice must beat a Gaussian without transform."""
 
 ALIKE = 0.005
-"""Nats per row by which choices do not differ."""
+"""Largest difference, in nats per row, between choices that are considered equal."""
 
 COMMON = 0.05
-"""Share of the rows that may have one value where quantiles are considered: a density has none for such a value."""
+"""Largest share of rows with the same target for which quantiles are considered, as a density has no point masses."""
 
 SENTENCES = {
     "log": "the logarithm of the target is modelled",
@@ -69,7 +70,7 @@ SENTENCES = {
 
 
 def described(estimator: Any) -> str:
-    """One sentence on a fitted regressor's likelihood and transform; empty for a Gaussian without transform."""
+    """Return a sentence on a fitted regressor's likelihood and transform, or "" for a Gaussian without transform."""
     name, given = estimator.target_transform_, estimator.target_transform
     if estimator.likelihood_ != "gaussian":
         name, given = estimator.likelihood_, estimator.likelihood
@@ -88,19 +89,20 @@ def choose(
     weight: Floats | None,
     groups: NDArray[Any] | None,
 ) -> tuple[Any, list[str]]:
-    """The likelihood and the transform of every target that describe left-out rows best.
+    """Return the likelihood and the transform of every target that describe left-out rows best.
 
     Args:
-        likelihood: As the regressor was given it; anything but ``"auto"`` is kept.
-        transform: Likewise; it is kept, too, and is none with a likelihood that is not Gaussian.
-        inputs: ``(N, D)``; what is missing is taken as the mean.
-        scales: What inputs are shifted and divided by, ``(D,)`` each.
+        likelihood: The argument of the regressor. Anything but ``"auto"`` is kept.
+        transform: The argument of the regressor. Anything but ``"auto"`` is kept; with a likelihood that is not
+            Gaussian, targets are not transformed.
+        inputs: ``(N, D)``; missing values are replaced by the mean.
+        scales: Means and standard deviations by which inputs are standardised, ``(D,)`` each.
         target: ``(N, K)``.
-        weight: Of the rows, ``(N,)``; ``None``: all alike.
-        groups: Of the rows, ``(N,)``: those of one group are left out together.
+        weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
+        groups: Groups of the rows, ``(N,)``. Rows of one group are left out together.
 
     Returns:
-        A likelihood as given or the name of one, and ``K`` names of transforms.
+        The given likelihood or the name of the chosen one, and ``K`` names of transforms.
     """
     count = target.shape[1]
     given = "none" if transform is None else transform
@@ -128,18 +130,18 @@ def choose(
 def transform_nlls(
     names: Sequence[Sequence[str]], inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]
 ) -> list[Floats]:
-    """Negative log densities of every row, in the units of the target, by Gaussian models that have not seen it.
+    """Return the negative log density of every row under Gaussian models that have not seen it, in the target's units.
 
-    The models are ridge regressions; one decomposition serves all transforms and penalties. The penalty of every
-    transform and the variance of its noise are those of the leave-one-out errors of the training rows, which have a
+    The models are ridge regressions; one decomposition serves all transforms and penalties. For every transform, the
+    penalty and the variance of the noise are chosen by the leave-one-out errors of the training rows, which have a
     closed form.
 
     Args:
-        names: Of transforms, for each of the targets.
+        names: Names of transforms, for each of the targets.
         inputs: Standardised, ``(N, D)``.
         target: ``(N, K)``.
-        weight: Of the rows, ``(N,)``.
-        folds: The part that every row is left out with, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``.
+        folds: Number of the fold of each row, ``(N,)``.
 
     Returns:
         ``(transforms, N)`` for each of the targets.
@@ -161,11 +163,11 @@ def transform_nlls(
 
 
 def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, folds: NDArray[np.int64]) -> Floats:
-    """Negative log densities of every row, summed over its targets ``(N, K)``, by models that have not seen it.
+    """Return the negative log density of every row, summed over its targets, under models that have not seen it.
 
-    The models are penalised generalised linear models: Fisher scoring from the best constant, with what the likelihood
-    says of ``score`` and ``fisher_factor``. Penalty and parameters of the likelihood are those that describe the
-    approximate leave-one-out predictions of the training rows best.
+    The models are penalised generalised linear models: they are fitted by Fisher scoring, which starts from the best
+    constant and uses the likelihood's ``score`` and ``fisher_factor``. The penalty and the parameters of the likelihood
+    are those with the best approximate leave-one-out predictions of the training rows.
 
     Returns:
         ``(N,)``.
@@ -191,7 +193,7 @@ def likelihood_nlls(name: str, inputs: Floats, target: Floats, weight: Floats, f
 def _scored(
     likelihood: Likelihood, start: float, design: Tensor, target: Tensor, weight: Tensor, new: Tensor, penalty: float
 ) -> tuple[float, Likelihood, Tensor]:
-    """Mean left-out loss of the training rows, the likelihood with fitted parameters, and outputs of new rows."""
+    """Return the mean leave-one-out loss, the likelihood with fitted parameters, and the outputs of new rows."""
     output = torch.full_like(target, start)
     ridge = penalty * torch.eye(design.shape[1], dtype=torch.float64)
     ridge[0, 0] = 1e-9
@@ -211,17 +213,17 @@ def _scored(
 
 
 def _candidates(target: Floats, transform: str) -> list[str]:
-    """Names of the likelihoods that targets allow, beside the Gaussian."""
+    """Return the names of the likelihoods besides the Gaussian that the targets allow."""
     names = ["student_t"]
     if (target >= 0).all() and (target == target.round()).all():
         names += ["poisson", "negative_binomial"]
     if (target > 0).all():
-        names += ["gamma"] if transform == "auto" else ["gamma", "log_normal"]  # as the Gaussian with its logarithm
+        names += ["gamma"] if transform == "auto" else ["gamma", "log_normal"]  # log_normal: Gaussian of the log
     return names
 
 
 def _allowed(name: str, target: Floats) -> bool:
-    """Whether the choice considers a transform: quantiles only where no value is that of many rows."""
+    """Whether a transform is considered. Quantiles are considered only if no value occurs in many rows."""
     try:
         require(name, target)
     except ValueError:
@@ -230,9 +232,9 @@ def _allowed(name: str, target: Floats) -> bool:
 
 
 def _best(found: Floats, weight: Floats) -> int:
-    """Which one is better than the first by the most, ``MARGIN`` standard errors of the difference taken off.
+    """Return the candidate with the largest gain over the first, less ``MARGIN`` standard errors of the gain.
 
-    Of those that are about alike it is the first.
+    Among candidates that are nearly equal, it is the first one.
     """
     gains = np.where(np.isfinite(found), found[0] - found, -np.inf)
     gains[0] = 0.0
@@ -244,7 +246,7 @@ def _best(found: Floats, weight: Floats) -> int:
 
 
 def _features(inputs: Floats, most: int) -> Floats:
-    """Random hidden units, and the inputs themselves if there are not many more, ``(N, features)``."""
+    """Return random hidden units, and the inputs themselves unless there are too many, ``(N, features)``."""
     generator = np.random.default_rng(0)
     count = min(most, len(inputs) // 2)
     weights = generator.standard_normal((inputs.shape[1], count)) / math.sqrt(inputs.shape[1])
@@ -255,7 +257,7 @@ def _features(inputs: Floats, most: int) -> Floats:
 
 
 def _ridge(design: Floats, values: Floats, weight: Floats, new: Floats) -> tuple[Floats, Floats]:
-    """Predictions of new rows and variances of their errors, for every column of the values."""
+    """Return predictions of new rows and the variances of their errors, for every column of the values."""
     share = np.sqrt(weight / weight.mean())[:, None]
     ones, new_ones = np.ones((len(design), 1)), np.ones((len(new), 1))
     a, b = share * np.concatenate([ones, design], 1), share * values

@@ -38,10 +38,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     members give to the labels determine a temperature, by which all log probabilities are divided. Probabilities are
     averages over the members and their posterior samples.
 
-    Beside the networks there are two logistic regressions, a linear one and one with a piecewise linear function of
-    every input, whose log probabilities are added with weights that these rows decide about (a logarithmic pool; 0
-    where they do not help). They do not extrapolate. There are none with fewer than 40 rows, with ``calibrate=False``
-    and by ``partial_fit``, and the second is left out where 1,000 rows would have more than 4 million features.
+    The networks are complemented by two logistic regressions: a linear one, and one with a piecewise linear function of
+    every input. Their log probabilities are added to those of the networks (a logarithmic pool), with weights that are
+    fitted to the rows left out, and are 0 if the regressions do not help. The regressions do not extrapolate. They are
+    not used with fewer than 40 rows, with ``calibrate=False`` or by ``partial_fit``. The second one is not used if
+    1,000 rows would have more than 4 million features.
 
     Args:
         method: One of ``bayesadam.sklearn.METHODS``.
@@ -59,11 +60,12 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             "badam" and "ensemble") it is the strength of the weight decay.
         mc_samples: Number of posterior samples per member.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
-        early_stopping: End with the epoch whose members predicted the rows that they leave out best, which is looked
-            at some twenty times in a training, and stop when it is long ago; else with the last. Not for FAWN.
-        calibrate: Fit the temperature and the weights of the regressions on the rows left out; else there is no
-            temperature and no regression.
-        time_budget: Seconds for the training: there are as many epochs as fit.
+        early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
+            out best, and to stop the training when there was no improvement for long. The predictions are scored about
+            twenty times in a training. Without it the weights of the last epoch are kept. It has no effect on FAWN.
+        calibrate: Whether to fit the temperature and the weights of the regressions on the rows left out. Otherwise the
+            temperature is 1, and there are no regressions.
+        time_budget: Duration of the training in seconds, which determines the number of epochs.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
         verbose: Whether to show a progress bar.
@@ -72,10 +74,11 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         classes_: Sorted labels, in the order of the columns of ``predict_proba``.
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
             (for standardised inputs).
-        network_: ``nn.Module`` that gives a logit per class.
-        calibration_: ``{"temperature": T, "linear": weights}``, the latter of the linear and the additive regression,
-            empty if there are none.
-        history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
+        network_: ``nn.Module`` that returns a logit per class.
+        calibration_: ``{"temperature": T, "linear": weights}``, with the weights of the linear and of the additive
+            regression. The list is empty if there are no regressions.
+        history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
+            it was not computed.
         epochs_: Number of epochs for which the members were trained.
         stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
             (the time budget) or ``"interrupted"`` (Ctrl-C).
@@ -126,17 +129,17 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self.verbose = verbose
 
     def predict(self, X: ArrayLike) -> Array:
-        """The most probable labels, ``(N,)``."""
-        probs = self.predict_proba(X)  # which says what is not fitted
+        """Return the most probable labels, ``(N,)``."""
+        probs = self.predict_proba(X)  # raises an error if the estimator is not fitted
         return np.asarray(self.classes_[probs.argmax(1)])
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """Probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
+        """Return the probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
         probs = self.predictive(X).probs.cpu().numpy()
         return np.asarray(probs / probs.sum(1, keepdims=True))
 
     def predict_log_proba(self, X: ArrayLike) -> Array:
-        """Logarithms of the probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
+        """Return the logarithms of the probabilities of the classes, ``(N, C)`` in the order of ``classes_``."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
@@ -149,32 +152,33 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         randomized: bool = False,
         random_state: Any = 0,
     ) -> Array:
-        """Sets of labels that contain the actual one with a given probability, ``(N, C)`` bool, as ``classes_``.
+        """Return sets of labels that contain the actual label with a given probability, ``(N, C)`` bool.
 
-        A set holds the most probable labels, up to the first with which the sum of their probabilities reaches ``tau``.
-        ``"bayes"`` takes ``coverage`` for ``tau``, and trusts the probabilities. The other methods are conformal
-        (adaptive prediction sets, Romano et al. 2020): they are right for exchangeable rows even where the
-        probabilities are wrong, on average over the rows.
+        A set contains the most probable labels, up to the first one with which the sum of their probabilities reaches
+        ``tau``. The method ``"bayes"`` uses ``tau = coverage``, which is right if the probabilities are. The other
+        methods are conformal (adaptive prediction sets, Romano et al. 2020): for exchangeable rows, their coverage
+        holds on average over the rows even if the probabilities are wrong. The columns are in the order of
+        ``classes_``.
 
         Args:
             X: ``(N, D)``.
             coverage: Probability that the actual label is in the set, in (0, 1).
-            method: ``"bayes"``; nothing is guaranteed.
+            method: ``"bayes"``: nothing is guaranteed.
 
-                ``"split"``: by the rows given to :meth:`conformalize`. At least ``coverage`` is guaranteed.
+                ``"split"``: uses the rows given to :meth:`conformalize`. At least ``coverage`` is guaranteed.
 
-                ``"cross"``: by the rows that members left out in training, which costs no rows (CV+). The theorem
-                guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``, if a fold has no influence at
-                all on its model. Here folds share the scales, the temperature and the number of epochs, the model of a
-                row is the mean of the two members that left it out, and the regressions of a new row are those by all
-                rows, so that it holds approximately. Needs ``calibrate=True``.
-            randomized: Leave out the last label of a set at random, with the probability that makes the coverage of
-                conformal sets exact, and not larger than asked for. Sets may then be empty.
-            random_state: Of these random numbers.
+                ``"cross"``: uses the rows that members left out in training, so that no rows are lost (CV+). The
+                theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 - coverage``, if a fold has no
+                influence at all on its model. Here the guarantee is approximate, because the folds share the scales,
+                the temperature and the number of epochs, the model of a row is the mean of the two members that left it
+                out, and the regressions for a new row are fitted to all rows. It needs ``calibrate=True``.
+            randomized: Whether to omit the last label of a set at random, with the probability for which the coverage
+                of conformal sets is exactly ``coverage``. Sets may then be empty.
+            random_state: Seed of these random numbers.
 
         Raises:
-            ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
-                are too few for.
+            ValueError: The coverage is out of range, the method is unknown or not available, or there are too few rows
+                for the coverage.
         """
         check_coverage(coverage)
         check_is_fitted(self, "posterior_")
@@ -201,14 +205,14 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return (new < coverage).numpy()
 
     def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPClassifier:
-        """Keep what held-out rows say, for sets of labels with guaranteed coverage.
+        """Store the scores of held-out rows, for sets of labels with guaranteed coverage.
 
         Args:
-            X: Rows that ``fit`` has not seen, ``(n, D)``.
+            X: Inputs of rows that were not used for training, ``(n, D)``.
             y: Their labels, ``(n,)``.
 
         Raises:
-            ValueError: A label that is not among ``classes_``, or not one for every row.
+            ValueError: A label is not in ``classes_``, or the number of labels is not that of the rows.
         """
         probs = self.predictive(X).probs.cpu()
         labels = np.asarray(y)
@@ -222,9 +226,9 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return self
 
     def predictive(self, X: ArrayLike) -> ClassificationPredictive:
-        """The whole predictive distribution in float64, with ``entropy`` and ``mutual_information``.
+        """Return the whole predictive distribution in float64, with ``entropy`` and ``mutual_information``.
 
-        Its labels are numbers of classes, in the order of ``classes_``.
+        Its labels are indices of ``classes_``.
         """
         found = []
         for part in self._in_parts(X):
@@ -243,10 +247,10 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         groups: ArrayLike | None = None,
         on_epoch: Callable[[TrainingStatus], None] | None = None,
     ) -> Any:
-        """Go on with new rows: the posterior of every member is the prior of what it learns now.
+        """Continue the training on new rows: the posterior of every member becomes its prior.
 
-        The first call needs ``classes``, all labels that there will be, and fixes the inputs' scales. In later ones the
-        temperature so far counts as 50 rows beside the new ones. For methods whose training has a posterior.
+        The first call needs ``classes``, all labels that will occur, and fixes the scales of the inputs. In later calls
+        the earlier temperature counts as 50 rows. The method is available if ``method`` trains a posterior.
         """
         first = not hasattr(self, "posterior_")
         if first and classes is None:
@@ -266,7 +270,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
     _linear: list[LinearPart]
     _networks_only: bool
-    """Whether there are networks only, as what goes on learning has."""
+    """Whether there are no regressions, as after ``partial_fit``."""
 
     def _validated(
         self,
@@ -339,7 +343,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
                 here = filled[own] == slot
                 found[0][slot][:, place[own[here]]] = log_probs[:, here]
             filled[own] += 1
-        whole = (filled[rows] == several).nonzero()[0]  # all, but where partitions are uneven
+        whole = (filled[rows] == several).nonzero()[0]  # all rows, unless partitions are uneven
         log_probs = found[0].flatten(0, 1)[:, whole]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
         parts = []
@@ -359,7 +363,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         self._left_out = LeftOutScores.of(divided.left_out[:, rows[whole]], _of_labels(probs, labels).numpy())
 
     def _beside(self, X: Tensor) -> Tensor | None:
-        """Weighted sum of the regressions' log probabilities, ``(N, C)``; ``None`` without regressions."""
+        """Return the weighted sum of the regressions' log probabilities, ``(N, C)``; ``None`` without regressions."""
         if not self._linear:
             return None
         inputs = _numbers(X)
@@ -367,18 +371,18 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return torch.from_numpy(sum(weight * part.log_probs(inputs) for weight, part in pairs))
 
     def _member_probs(self, X: Tensor) -> Tensor:
-        """Calibrated probabilities by every member, each in a pool with the regressions, ``(M, N, C)``."""
+        """Return the calibrated probabilities of every member, each pooled with the regressions, ``(M, N, C)``."""
         at, beside = self.calibration_["temperature"], self._beside(X)
         found = [tempered(_log_probs(pred), at, beside).exp().mean(0) for pred in self._all_predictions(X)]
         return torch.stack(found)
 
     def _member_log_probs(self, X: Tensor, member: int) -> Tensor:
-        """Of posterior samples of a member, ``(S, N, C)`` float64, before the calibration."""
+        """Return uncalibrated log probabilities of a member's posterior samples, ``(S, N, C)`` float64."""
         return _log_probs(self._predictions(X, member))
 
 
 def _of_labels(probs: Tensor, codes: Tensor) -> Tensor:
-    """The sum of the probabilities above that of the actual label, and its own, ``(N, 2)``."""
+    """Return the sum of all probabilities above that of the actual label, and the latter, ``(N, 2)``."""
     return torch.stack([values.gather(1, codes[:, None])[:, 0] for values in (scores(probs), probs)], dim=1)
 
 

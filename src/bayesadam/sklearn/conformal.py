@@ -1,4 +1,4 @@
-"""Conformal intervals and sets of the estimators: which methods there are, and what is kept of rows for them."""
+"""Conformal intervals and sets of the estimators: the available methods, and the scores that are stored for them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SETS = ("bayes", "split", "cross")
 
 
 def check_method(method: object, methods: Collection[str], conformalized: Collection[str], left_out: object) -> None:
-    """Raise ``ValueError`` for a method of intervals or sets that is unknown, or that nothing is known for yet.
+    """Raise ``ValueError`` for a method of intervals or sets that is unknown, or whose scores are not available.
 
     Args:
-        method: As given.
-        methods: Those there are.
-        conformalized: Those that ``conformalize`` has made possible.
-        left_out: What is known of rows that members left out, or ``None``.
+        method: The method that was given.
+        methods: The known methods.
+        conformalized: The methods for which ``conformalize`` has stored scores.
+        left_out: Scores of the rows that members left out, or ``None``.
     """
     if not isinstance(method, str) or method not in methods:
         raise ValueError(f"method must be one of {tuple(methods)}, got {method!r}")
@@ -33,21 +33,21 @@ def check_method(method: object, methods: Collection[str], conformalized: Collec
         )
     if method == "cross" and left_out is None:
         raise ValueError(
-            "method must not be 'cross' where members left out no rows, or these were not looked at "
+            "method must not be 'cross' if members left out no rows, or if these rows were not scored "
             "(calibrate=False, or a likelihood that is not Gaussian), got 'cross'"
         )
 
 
 @dataclass(frozen=True)
 class LeftOutScores:
-    """Scores of training rows by the members that left them out.
+    """Scores of training rows under the members that left them out.
 
-    Rows that the same members left out are a fold; the model of a fold is the mean of these members.
+    Rows that the same members left out are a fold. The model of a fold is the mean of these members.
 
     Attributes:
-        members: ``(F, M)`` bool: the members that make the model of each fold.
+        members: Members that left out each fold, ``(F, M)`` bool.
         folds: Number of the fold of each row, ``(n,)``.
-        scores: ``(n, K)``, to six digits, with which they are saved.
+        scores: Scores, ``(n, K)``, rounded to the six digits with which they are saved.
     """
 
     members: NDArray[np.bool_]
@@ -56,27 +56,27 @@ class LeftOutScores:
 
     @classmethod
     def of(cls, left_out: NDArray[np.bool_], scores: Floats) -> LeftOutScores:
-        """Of rows that members left out, ``(M, n)``, and their scores."""
+        """Create the scores from the mask of the rows that each member left out, ``(M, n)``."""
         members, folds = np.unique(left_out.T, axis=0, return_inverse=True)
         return cls(members, folds.reshape(-1).astype(np.int64), _rounded(scores))
 
     def models(self, members: Any) -> torch.Tensor:
-        """Predictions of the models, ``(F, N, ...)``, from those of the members, ``(M, N, ...)``."""
+        """Return the predictions of the folds' models, ``(F, N, ...)``, from those of the members, ``(M, N, ...)``."""
         share = torch.from_numpy(self.members / self.members.sum(1, keepdims=True))
         found: torch.Tensor = torch.tensordot(share, torch.as_tensor(members, dtype=torch.float64).cpu(), 1)
         return found
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return a dictionary that can be written as JSON."""
         members = [np.flatnonzero(row).tolist() for row in self.members]
         return {"members": members, "folds": self.folds.tolist(), "scores": self.scores.T.tolist()}
 
     @classmethod
     def read(cls, record: Mapping[str, Any], members: int, width: int) -> LeftOutScores:
-        """Of what :meth:`record` gave, for so many members and scores of a row.
+        """Create the scores from the dictionary of :meth:`record`, for a number of members and of scores per row.
 
         Raises:
-            ValueError: Something else.
+            ValueError: The dictionary is not one that :meth:`record` returned.
         """
         folds, scores = np.array(record["folds"]), np.array(record["scores"], dtype=np.float64).T
         mask = np.zeros((len(record["members"]), members), dtype=bool)

@@ -1,4 +1,4 @@
-"""What the members of a regression say together: a calibrated Gaussian, or a mixture of posterior samples."""
+"""The ensemble of a regression: its prediction is a calibrated Gaussian or a mixture over posterior samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bayesadam.sklearn.training import weighted_mean
 
 
 class RegressionEnsemble(BayesianMLP):
-    """The ensemble of a regression: variances and cross-conformal intervals by the rows that members leave out."""
+    """The ensemble of a regression, with variances and cross-conformal intervals from the rows left out."""
 
     noise: str | float
 
@@ -40,7 +40,7 @@ class RegressionEnsemble(BayesianMLP):
     _patterns: list[NoisePattern | None]
     _reach: Reach | None
     _between: bool
-    """Whether the variance between members with posteriors counts, as it did not up to version 2 of the files."""
+    """Whether to add the variance between members with posteriors; files up to version 2 do not."""
 
     @property
     def _gaussian(self) -> bool:
@@ -54,7 +54,7 @@ class RegressionEnsemble(BayesianMLP):
 
     @property
     def noise_(self) -> Any:
-        """How the noise of each output is described."""
+        """The model of the noise of each output."""
         check_is_fitted(self, "posterior_")
         names = ["constant" if pattern is None else "input" for pattern in self._patterns]
         if self._known_noise:
@@ -65,7 +65,7 @@ class RegressionEnsemble(BayesianMLP):
 
     @property
     def _learned_noise(self) -> bool:
-        """Whether one variance of the noise, the same for all rows, is learned in training."""
+        """Whether a variance of the noise that is the same for all rows is learned in training."""
         return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
 
     def _calibrate(
@@ -115,7 +115,7 @@ class RegressionEnsemble(BayesianMLP):
         }
 
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
-        """Of all members' samples, in the units of the targets and float64."""
+        """Return the mixture over the samples of all members, in the units of the targets and float64."""
         parts = []
         for rows in self._in_parts(X):
             found: Any = self._all_predictions(rows)
@@ -130,7 +130,7 @@ class RegressionEnsemble(BayesianMLP):
         return pred.rescale(*map(torch.as_tensor, scales))
 
     def _standardised(self, X: Tensor) -> tuple[Array, Array, Array]:
-        """Mean, epistemic and aleatoric variance of the ensemble, calibrated, each ``(N, K)``."""
+        """Return mean, epistemic and aleatoric variance of the calibrated ensemble, each ``(N, K)``."""
         found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
         mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
@@ -144,7 +144,7 @@ class RegressionEnsemble(BayesianMLP):
         return mean, epistemic, aleatoric
 
     def _cross_interval(self, X: ArrayLike, coverage: float) -> Array:
-        """By the rows that members left out; on the scale of the training, and then transformed back."""
+        """Return intervals from the errors on the rows left out, computed in training units and transformed back."""
         kept = self._left_out
         assert kept is not None
         errors, folds = torch.from_numpy(kept.scores), torch.from_numpy(kept.folds)
@@ -158,11 +158,14 @@ class RegressionEnsemble(BayesianMLP):
         return found if self._several else found[:, 0]
 
     def _member(self, X: Tensor, member: int) -> Array:
-        """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
+        """Return mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
         return _member_moments(self._predictions(X, member))
 
     def _moments(self, parts: Array, there: Array) -> tuple[Array, Array, Array]:
-        """Of the ensemble, ``(N, K)`` each, from those of the members, ``(3, members, N, K)``, that are there."""
+        """Return the ensemble's moments, ``(N, K)`` each, from those of its members, ``(3, members, N, K)``.
+
+        The mask ``there`` selects the members that count for each row.
+        """
         count = there.sum(0)
         mean = parts[0]
         center, spread, noise = ((values * there).sum(0) / count for values in parts)
@@ -174,9 +177,9 @@ class RegressionEnsemble(BayesianMLP):
         return pred.outputs[0] if isinstance(pred, MixturePredictive) else pred.mean  # type: ignore[union-attr]
 
     def _held_out_error(self, center: Tensor, targets: Tensor, weight: Tensor | None) -> float:
-        """Log mean squared error, summed over the outputs: what a Gaussian with that variance has as NLL, twice.
+        """Return the log mean squared error, summed over the outputs: twice the NLL of a Gaussian with that variance.
 
-        Of other likelihoods the negative log density, with the parameters that the training starts with.
+        For other likelihoods it is the negative log density, with the parameters at the start of the training.
         """
         if not self._gaussian:
             likelihood = copy.deepcopy(self._template).to(center.device)
@@ -186,11 +189,11 @@ class RegressionEnsemble(BayesianMLP):
 
 
 def _member_moments(pred: Predictive) -> Array:
-    """Mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
+    """Return mean, epistemic and aleatoric variance of a member, ``(3, N, K)``."""
     assert isinstance(pred, RegressionPredictive)
     return as_array(torch.stack([pred.mean, pred.epistemic, pred.aleatoric]))
 
 
 def as_array(tensor: Tensor) -> Array:
-    """In float64."""
+    """Return a tensor as a float64 array."""
     return tensor.detach().double().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Likelihoods of the regressor by name, and what their training starts from."""
+"""The regressor's likelihoods by name, and the constants from which their training starts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bayesadam.likelihoods import Likelihood
 NAMES = ("gaussian", "student_t", "poisson", "negative_binomial", "log_normal", "gamma")
 
 START_ROWS = 10_000
-"""Rows that the best constant output is found by, at most."""
+"""Maximum number of rows that are used to find the best constant output."""
 
 
 def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
-    """Raise ``ValueError`` if something is neither one of these names nor a likelihood of numbers."""
+    """Raise ``ValueError`` if ``value`` is neither one of these names nor a likelihood of numbers."""
     if isinstance(value, Likelihood):
         if value.defines("log_probs"):
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
@@ -30,7 +30,7 @@ def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
 
 
 def made(value: Any, outputs: int) -> Likelihood:
-    """A likelihood by its name, with one learned parameter per target where it has any; or a copy of one given."""
+    """Return the likelihood with this name, with learned parameters for each target, or a copy of a likelihood."""
     if isinstance(value, Likelihood):
         return copy.deepcopy(value).float()
     each: dict[str, Any] = {"learned": True}
@@ -48,18 +48,18 @@ def made(value: Any, outputs: int) -> Likelihood:
 
 
 def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, Tensor]:
-    """The likelihood and the output, the same for all rows, that describe the targets best: where training starts.
+    """Find the constant output and the parameters that describe the targets best, from which training starts.
 
     Args:
-        likelihood: Whose trainable parameters are fitted too.
+        likelihood: Likelihood whose trainable parameters are fitted, too.
         targets: ``(N, K)``.
 
     Returns:
-        A copy of the likelihood with its trainable parameters fitted, and the output in float32, one number for each
-        output of the network.
+        A copy of the likelihood with fitted parameters, and the output in float32, one number for each output of the
+        network.
 
     Raises:
-        ValueError: A target that the likelihood does not allow.
+        ValueError: The likelihood does not allow a target.
     """
     rows = torch.linspace(0, len(targets) - 1, min(len(targets), START_ROWS), dtype=torch.float64).long()
     known = targets[rows].cpu().double()
@@ -73,13 +73,13 @@ def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, 
 
 
 def settled(likelihood: Likelihood, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Likelihood, float]:
-    """A copy with its trainable parameters fitted to given outputs, and the mean negative log density then.
+    """Return a copy with its parameters fitted to given outputs, and the resulting mean negative log density.
 
     Args:
-        likelihood: In float64.
+        likelihood: A likelihood in float64.
         output: ``(N, K)``.
-        target: Likewise.
-        weight: Of the rows, ``(N,)``.
+        target: ``(N, K)``.
+        weight: Weights of the rows, ``(N,)``.
     """
     changed = copy.deepcopy(likelihood)
     learned = [p for p in changed.parameters() if p.requires_grad]
@@ -94,7 +94,7 @@ def settled(likelihood: Likelihood, output: Tensor, target: Tensor, weight: Tens
 
 
 def average(members: Sequence[Likelihood]) -> Likelihood:
-    """One likelihood for all members, its parameters the means of theirs: logarithms, of those that are shipped."""
+    """Return one likelihood with the means of the members' parameters, most of which are stored as logarithms."""
     states = [member.state_dict() for member in members]
     result = copy.deepcopy(members[0])
     result.load_state_dict({name: torch.stack([state[name] for state in states]).mean(0) for name in states[0]})

@@ -1,8 +1,8 @@
-"""Logistic regressions beside a classifier's networks: linear, and additive with a piecewise linear function per input.
+"""Logistic regressions that complement a classifier's networks: a linear one, and an additive, piecewise linear one.
 
-Networks of a few units learn neither a linear function nor one with kinks from little data as well as models that have
-nothing else. An input with a skewed distribution, as a count, is cut at its quantiles (Gorishniy et al. 2022, section
-3.2), so that its few large values do not decide about the others.
+From little data, networks with few units learn linear functions and functions with kinks less well than models that
+consist of such functions. An input with a skewed distribution, such as a count, is divided at its quantiles (Gorishniy
+et al. 2022, section 3.2), so that its few large values do not determine the function of the other values.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from bayesadam.sklearn.plan import Plan
 
 Floats = NDArray[Any]
 Pieces = tuple[NDArray[np.int64], Floats, Floats]
-"""Column, beginning and end of every piece, ``(E,)`` each."""
+"""Column, lower end and upper end of every piece, ``(E,)`` each."""
 
 PIECES = 12
-"""Pieces that an input is cut into at most, by its quantiles."""
+"""Maximum number of pieces into which the quantiles of an input divide it."""
 
 FOLDS = 4
 STRENGTHS = (0.01, 0.05, 0.3)
-"""Of scikit-learn's ``C``, the inverse strength of the penalty; the one that describes left-out rows best is taken."""
+"""Candidates for scikit-learn's ``C``, the inverse strength of the penalty, which left-out rows choose."""
 
 FEWEST = 40
-"""Rows without which there are no such regressions."""
+"""Minimum number of rows for these regressions."""
 
 LARGEST = 4e6
-"""Rows times coefficients of a fit; more rows are not used, and if fewer than 1,000 of more remain it is left out."""
+"""Maximum of rows times coefficients of a fit, which uses a part of the rows if need be, but at least 1,000 or all."""
 
 
 @dataclass(frozen=True)
 class LinearPart:
-    """A logistic regression on ``clip((x[column] - low) / (high - low), 0, 1)``; it does not extrapolate.
+    """A logistic regression on ``clip((x[column] - low) / (high - low), 0, 1)``, which does not extrapolate.
 
     Attributes:
-        column: Numbers of the inputs, ``(E,)``, one for every piece.
-        low: Where each piece begins, ``(E,)``.
-        high: Where it ends.
-        coefficient: ``(C, E)``.
-        intercept: ``(C,)``.
+        column: Index of the input of every piece, ``(E,)``.
+        low: Lower end of every piece, ``(E,)``.
+        high: Upper end of every piece, ``(E,)``.
+        coefficient: Coefficients of the classes, ``(C, E)``.
+        intercept: Intercepts of the classes, ``(C,)``.
     """
 
     column: NDArray[np.int64]
@@ -57,7 +57,7 @@ class LinearPart:
     intercept: Floats
 
     def log_probs(self, inputs: Floats) -> Floats:
-        """Log probabilities of the classes, ``(N, C)``, for standardised inputs ``(N, D)``."""
+        """Return log probabilities of the classes, ``(N, C)``, for standardised inputs ``(N, D)``."""
         at_once = max(1, int(LARGEST // max(1, len(self.column))))
         found = np.empty((len(inputs), len(self.intercept)))
         for first in range(0, len(inputs), at_once):
@@ -66,15 +66,15 @@ class LinearPart:
         return found
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """Return a dictionary that can be written as JSON."""
         return {name: value.tolist() for name, value in vars(self).items()}
 
     @classmethod
     def read(cls, record: Mapping[str, Any], inputs: int, classes: int) -> LinearPart:
-        """Of what :meth:`record` gave, for so many inputs and classes.
+        """Create the regression from the dictionary of :meth:`record`, for a number of inputs and of classes.
 
         Raises:
-            ValueError: Something else.
+            ValueError: The dictionary is not one that :meth:`record` returned.
         """
         values: dict[str, Any] = {name: np.array(value, dtype=np.float64) for name, value in record.items()}
         found = cls(**{**values, "column": np.array(record["column"], dtype=np.int64)})
@@ -84,24 +84,25 @@ class LinearPart:
             if value.shape != shapes.get(name, pieces) or value.ndim == 0 or not np.isfinite(value).all():
                 raise ValueError(f"{name} of the linear part must be finite numbers in order, got {record[name]!r}")
         if not ((found.low < found.high).all() and (0 <= found.column).all() and (found.column < inputs).all()):
-            raise ValueError("pieces of the linear part must be of the inputs, and begin before they end, got others")
+            raise ValueError("pieces of the linear part must belong to inputs and have low < high, got others")
         return found
 
 
 def linear_parts(
     inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: Plan
 ) -> list[tuple[LinearPart, Floats]]:
-    """A linear and an additive regression, each with log probabilities of rows by fits that have not seen them.
+    """Fit a linear and an additive regression, with log probabilities of rows from fits that have not seen them.
 
     Args:
         inputs: Standardised, ``(N, D)``.
-        labels: Numbers of the classes, ``(N,)``.
-        classes: How many there are.
-        weight: Of the rows, ``(N,)``.
-        divided: Rows that the members leave out. The log probabilities, ``(N, C)``, are for these rows; others are NaN.
+        labels: Indices of the classes, ``(N,)``.
+        classes: Number ``C`` of classes.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
 
     Returns:
-        An empty list with fewer than 40 rows; only the first where the second has too many features.
+        Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. The
+        list is empty with fewer than 40 rows, and has only the first regression if the second has too many features.
     """
     folds = [divided.left_out[0]] if divided.shared else [divided.fold % FOLDS == fold for fold in range(FOLDS)]
     folds = [fold for fold in folds if fold.any()]
@@ -130,7 +131,7 @@ def linear_parts(
 
 
 def _pieces(inputs: Floats, most: int) -> Pieces:
-    """Column, beginning and end of every piece; a column that is constant has none, and two values make one."""
+    """Return the pieces of all columns. A constant column has no piece, and a column with two values has one."""
     found: list[tuple[int, float, float]] = []
     for column, values in enumerate(inputs.T):
         knots = np.unique(np.quantile(values.astype(np.float64), np.linspace(0.0, 1.0, most + 1)))
@@ -146,7 +147,7 @@ def _encoded(inputs: Floats, column: NDArray[np.int64], low: Floats, high: Float
 
 
 def _spread(count: int, most: int) -> NDArray[np.bool_]:
-    """Which of so many rows are used; all of them, if they are not more than that."""
+    """Return a mask that selects at most ``most`` of ``count`` rows, evenly spaced."""
     used = np.zeros(count, dtype=bool)
     used[np.linspace(0, count - 1, min(count, most)).astype(np.int64)] = True
     return used
@@ -161,12 +162,12 @@ def _fitted(
     rows: NDArray[np.bool_],
     strength: float,
 ) -> LinearPart:
-    """By some of the rows; a class that is not among them is as probable as one row makes it, whatever the inputs."""
+    """Fit a regression to some of the rows. A class that they lack gets a constant log odds of about one row."""
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
     model = LogisticRegression(C=strength, max_iter=100)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # the penalty is stronger than what is left to gain
+        warnings.simplefilter("ignore", ConvergenceWarning)  # what is left to gain is less than the penalty
         model.fit((features - mean) * scale, labels[rows], weight[rows] / weight[rows].mean())
     coefficient, intercept = model.coef_, model.intercept_
     if len(model.classes_) == 2:

@@ -1,4 +1,4 @@
-"""From trained members to posteriors, and from posteriors to predictions."""
+"""The posteriors of trained members, and the predictions from posteriors."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.methods import Method
 
 DENSE = 128
-"""Weights up to which a Laplace approximation keeps the covariance of every two of them."""
+"""Maximum number of weights for a Laplace approximation with a full covariance."""
 
 LARGE = 1_000
-"""Weights above which it is over the last layer alone. Between the two it is of low rank or Kronecker-factored."""
+"""Maximum number of weights for one of low rank or with Kronecker factors. Above, it covers the last layer only."""
 
 RANK = 32
-"""Directions kept beside a diagonal: from 16 to 40 the NLL is the same within its error on four UCI sets."""
+"""Rank of the covariance besides its diagonal. From 16 to 40, the NLL is the same within its error on four UCI sets."""
 
 LAPLACE_ROWS = 20_000
-"""Rows that the curvature is summed over at most; the sum is scaled to all rows."""
+"""Maximum number of rows for the curvature, which is scaled to the number of all rows."""
 
 ROWS = 8_192
-"""Rows predicted at a time."""
+"""Number of rows that are predicted at a time."""
 
 
 def posteriors(
@@ -45,15 +45,15 @@ def posteriors(
     prior_precision: float,
     steps: int,
 ) -> tuple[list[GaussianPosterior], list[Likelihood]]:
-    """Posterior and likelihood of every member; the networks' weights are set to the trained ones.
+    """Return the posterior and the likelihood of every member, and set the weights of the networks to the trained ones.
 
     Args:
-        method: What trained them.
+        method: The method that trained the members.
         nets: The members.
-        networks: Those that were trained, as they were given.
+        networks: The networks that were given to the training.
         data: Training rows of every member.
-        prior_precision: Of the prior.
-        steps: Of the optimiser, that were made.
+        prior_precision: Precision of the prior.
+        steps: Number of steps that the optimiser took.
     """
     found: list[GaussianPosterior] = []
     trained: list[Any] = nets.likelihoods or [objective.likelihood for objective in nets.objectives]
@@ -77,7 +77,7 @@ def posteriors(
 def predictions(
     method: Method, network: nn.Module, posterior: Any, likelihood: Likelihood, x: Tensor, *, mc_samples: int, seed: int
 ) -> Predictive:
-    """The predictive distribution of one member."""
+    """Return the predictive distribution of one member."""
     return predict(
         network,
         posterior,
@@ -92,7 +92,7 @@ def predictions(
 
 
 def _badam(nets: Population, number: int, num_data: int, precision: float, steps: int) -> GaussianPosterior:
-    """Of a member that Adam has trained, by the second moments that the population has kept."""
+    """Return Badam's posterior of a member that Adam trained, from the second moments in the population's state."""
     trained, moments = nets.posteriors[number], nets.state["exp_avg_sq"]
     _, beta = trained.hyperparameters["betas"]
     return badam_from_moments(
@@ -104,11 +104,11 @@ def _badam(nets: Population, number: int, num_data: int, precision: float, steps
 
 
 def _laplace(network: nn.Module, x: Tensor, y: Tensor, likelihood: Likelihood, precision: float) -> GaussianPosterior:
-    """The curvature around a trained member, in a few hundred kilobytes at most.
+    """Return the Laplace approximation around a trained member, in at most a few hundred kilobytes.
 
-    Of Gaussian targets the widest directions are kept beside a diagonal: the variance then grows away from the data as
-    with all covariances, more than with Kronecker factors. It is too wide within the data, which a classifier's
-    temperature cannot mend but the calibrated factor of a Gaussian's epistemic variance does.
+    For Gaussian targets, networks of medium size get a diagonal and the widest directions. The variance then grows away
+    from the data as with a full covariance, and more than with Kronecker factors. Within the data it is too large. The
+    calibrated factor of a Gaussian's epistemic variance corrects this; a classifier's temperature could not.
     """
     weights = sum(p.numel() for p in network.parameters())
     rows = torch.linspace(0, len(x) - 1, min(len(x), LAPLACE_ROWS), dtype=torch.float64, device=x.device).long()

@@ -1,4 +1,4 @@
-"""The methods by name: what trains the members of an estimator, and what makes posteriors of them."""
+"""The methods by name: how the members of an estimator are trained, and where their posteriors come from."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Method:
-    """How members are trained and predict.
+    """The way in which members are trained and predict.
 
     Attributes:
         train: A method of :func:`bayesadam.population.train`.
         predict: A method of :func:`bayesadam.predict`.
-        posterior: Where posteriors come from: ``"own"``, of the training itself; ``"laplace"`` or ``"badam"``, read off
-            afterwards; ``"fawn"``, of networks that propagate moments.
-        about: One line for people who choose.
+        posterior: Source of the posteriors: ``"own"``, the training itself; ``"laplace"`` or ``"badam"``, an
+            approximation after the training; ``"fawn"``, networks that propagate moments.
+        about: A line that helps to choose a method.
     """
 
     train: str
@@ -24,7 +24,7 @@ class Method:
 
     @property
     def continues(self) -> bool:
-        """Whether a posterior can be the prior of the next data."""
+        """Whether a posterior can be the prior for more data."""
         return self.posterior == "own" and self.train != "adam"
 
 
@@ -52,10 +52,10 @@ METHODS = tuple(_METHODS)
 
 
 def method_named(name: object) -> Method:
-    """The method of a name.
+    """Return the method with a name.
 
     Raises:
-        ValueError: There is none.
+        ValueError: No method has this name.
     """
     if not isinstance(name, str) or name not in _METHODS:
         raise ValueError(f"method must be one of {METHODS}, got {name!r}")

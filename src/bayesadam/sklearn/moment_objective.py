@@ -1,4 +1,4 @@
-"""FAWN's objective, for members of a population."""
+"""The objective of FAWN for the members of a population."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from bayesadam.population import Objective
 
 
 class MomentObjective(Objective):
-    """The loss of many networks made by :func:`bayesadam.fawn`; :meth:`bayesadam.moments.MomentModule.loss` is the same
-    for one network.
+    """The loss of many networks made by :func:`bayesadam.fawn`.
 
-    Targets must have been checked.
+    For one network it is :meth:`bayesadam.moments.MomentModule.loss`. The targets must have been checked.
 
     Args:
-        likelihood: Of the outputs; copied, and a part of it.
+        likelihood: Likelihood of the outputs. A copy of it becomes a submodule.
         fit: ``"ropd"`` or ``"vi"``.
         num_data: Number of the member's training data points.
     """
@@ -32,13 +31,13 @@ class MomentObjective(Objective):
         self.register_buffer("num_data", torch.tensor(float(num_data), dtype=torch.float64))
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """The negative log-density of each data point's target, or its expectation."""
-        output = model(x)  # targets were checked before: torch.func.vmap forbids a look at their values
+        """Return the negative log density of each data point's target, or its expectation."""
+        output = model(x)  # targets are not checked here, as torch.func.vmap hides their values
         if self.fit == "ropd":
             return -self.likelihood.log_expected_density(output.mean, output.spread(), y, output.covariance)
         return -self.likelihood.expected_log_density(output.mean, output.spread(), y)
 
     def penalty(self, model: nn.Module) -> Tensor:
-        """The divergence from the prior, per data point."""
+        """Return the KL divergence from the prior per data point."""
         assert isinstance(model, MomentModule)
         return model.kl_divergence() / self.num_data

@@ -12,10 +12,11 @@ ACTIVATIONS = {"tanh": nn.Tanh, "relu": nn.ReLU, "silu": nn.SiLU, "gelu": nn.GEL
 
 
 def perceptron(inputs: int, hidden: Sequence[int], outputs: int, activation: str) -> nn.Sequential:
-    """A multi-layer perceptron for standardised inputs, its weights drawn by torch's generator.
+    """Create a multi-layer perceptron for standardised inputs, with weights drawn from PyTorch's generator.
 
-    Weights are N(0, 1 / fan-in), those of the outputs half as wide; biases of hidden units are N(0, 1), so that units
-    bend at different places. They are in single precision, whatever PyTorch's default is.
+    Weights have the distribution N(0, 1 / fan-in), and those of the output layer half its standard deviation. Biases of
+    hidden units have the distribution N(0, 1), so that the units bend at different places. All are in single precision,
+    whatever PyTorch's default is.
     """
     layers: list[nn.Module] = []
     width = inputs

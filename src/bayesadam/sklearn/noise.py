@@ -1,4 +1,4 @@
-"""Noise that depends on the inputs: small networks, fitted to what the members got wrong on rows that they left out."""
+"""Noise that depends on the inputs: small networks, fitted to the members' errors on the rows that they left out."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Floats = NDArray[Any]
 NOISE = ("auto", "constant", "input")
 
 FEWEST = 20
-"""Rows without which noise is taken to be constant."""
+"""Minimum number of rows for noise that is not constant."""
 
 UNITS, LR, DECAY = 8, 0.02, 1.0
 STEPS, LOOK, PATIENCE = 400, 10, 6
-"""Steps at most, steps from one look at the rows that the networks leave out to the next, and looks without a new best
-that end the training."""
+"""Maximum number of steps, number of steps between two evaluations on the rows that the networks leave out, and number
+of evaluations without improvement after which the training ends."""
 
 BATCH = 2_048
 BEND = 3.0
-"""Features are squashed into plus and minus so many standard deviations."""
+"""Bound, in standard deviations, of the features, which are squashed by a tanh."""
 
 
 def check_noise(value: object, likelihood: object) -> None:
-    """Raise ``ValueError`` for what does not describe the noise, or where the likelihood describes it already."""
+    """Raise ``ValueError`` if ``value`` is no model of the noise, or if the likelihood already has one."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and 0 < value < np.inf
     if not number and not (isinstance(value, str) and value in NOISE):
         raise ValueError(f"noise must be one of {NOISE} or a positive standard deviation, got {value!r}")
@@ -42,16 +42,16 @@ def check_noise(value: object, likelihood: object) -> None:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows, and what members that have not seen them predict of one output; all standardised.
+    """Standardised rows, and the predictions of one output by members that have not seen these rows.
 
     Attributes:
         inputs: ``(N, D)``.
         mean: Predictive means, ``(N,)``.
-        residual: Targets less means.
-        epistemic: Variances of the function.
-        aleatoric: Variances of the noise.
-        weight: Of the rows.
-        fold: Numbers from 0: rows that are left out together.
+        residual: Targets minus means, ``(N,)``.
+        epistemic: Epistemic variances, ``(N,)``.
+        aleatoric: Variances of the noise, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``.
+        fold: Number of the fold of each row, ``(N,)``. Rows of a fold are left out together.
     """
 
     inputs: Floats
@@ -65,21 +65,21 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class NoisePattern:
-    """How the logarithm of the noise's variance differs from row to row.
+    """The dependence of the noise's log variance on the inputs.
 
-    It is ``strength * (g - center)``, clipped to ``[low, high]`` before it is multiplied, where ``g`` is a network of
-    one hidden layer with a linear part: the mean of several that were trained on different rows. Its features are the
-    inputs and the predictive mean, squashed.
+    The term ``strength * clip(g - center, low, high)`` is added to the log variance. Here ``g`` is a network with one
+    hidden layer and a linear part: the mean of several networks that were trained on different rows. Its features are
+    the inputs and the predictive mean, squashed.
 
     Attributes:
-        linear: ``(D + 1,)``.
-        hidden: ``(D + 1, H)``.
-        bias: ``(H,)``.
-        out: ``(H,)``.
-        center: Mean of ``g`` over the rows that it was fitted to.
-        low: Least difference from it among these rows: far away from them it is not extrapolated.
-        high: The largest.
-        strength: In [0, 1].
+        linear: Weights of the linear part, ``(D + 1,)``.
+        hidden: Weights of the hidden layer, ``(D + 1, H)``.
+        bias: Biases of the hidden layer, ``(H,)``.
+        out: Weights of the output, ``(H,)``.
+        center: Mean of ``g`` over the rows to which it was fitted.
+        low: Smallest value of ``g - center`` for these rows. The bounds prevent extrapolation.
+        high: Largest value of ``g - center`` for these rows.
+        strength: Factor in [0, 1].
     """
 
     linear: Floats
@@ -92,21 +92,21 @@ class NoisePattern:
     strength: float = 1.0
 
     def log_factor(self, inputs: Floats, mean: Floats) -> Floats:
-        """What is added to the logarithm of the noise's variance, ``(N,)``, of inputs ``(N, D)`` and means ``(N,)``."""
+        """Return the term ``(N,)`` of the noise's log variance, for inputs ``(N, D)`` and predictive means ``(N,)``."""
         features = _features(inputs, mean)
         found = features @ self.linear + np.tanh(features @ self.hidden + self.bias) @ self.out
         return np.asarray(self.strength * np.clip(found - self.center, self.low, self.high))
 
     def record(self) -> dict[str, Any]:
-        """As JSON takes it; single precision is written with as many digits as tell it."""
+        """Return a dictionary that can be written as JSON, with as many digits as single precision needs."""
         return {name: _digits(value) if isinstance(value, np.ndarray) else value for name, value in vars(self).items()}
 
     @classmethod
     def read(cls, record: Mapping[str, Any], inputs: int) -> NoisePattern:
-        """Of what :meth:`record` gave, for so many inputs.
+        """Create the pattern from the dictionary of :meth:`record`, for a number of inputs.
 
         Raises:
-            ValueError: Something else.
+            ValueError: The dictionary is not one that :meth:`record` returned.
         """
         found = cls(**{name: _number_or_array(value) for name, value in record.items()})
         units = np.shape(found.bias)
@@ -122,14 +122,14 @@ class NoisePattern:
 def calibrated(
     left_out: LeftOut, noise: str | float, before: Floats | None = None, pattern: NoisePattern | None = None
 ) -> tuple[Scales, NoisePattern | None]:
-    """Factors of both variances, and the pattern of the noise if there is one.
+    """Return the factors of both variances, and the pattern of the noise if there is one.
 
     Args:
-        left_out: What they are found by.
-        noise: ``"constant"``; ``"input"``; ``"auto"``: the latter where the mean log density of the rows gains more by
-            it than the standard error of this gain; or a number: the noise is known.
-        before: Factors so far, ``(2,)``, where a model goes on learning.
-        pattern: The pattern so far, which is kept.
+        left_out: The rows to which they are fitted.
+        noise: ``"constant"``; ``"input"``; ``"auto"``, which chooses ``"input"`` if it increases the mean log density
+            of the rows by more than the standard error of the increase; or a number, the known standard deviation.
+        before: Earlier factors, ``(2,)``, if a model continues learning.
+        pattern: Earlier pattern, which is kept.
     """
     if pattern is not None:
         factor = np.exp(pattern.log_factor(left_out.inputs, left_out.mean))
@@ -140,7 +140,7 @@ def calibrated(
     few = effective_rows(left_out.weight) < FEWEST
     if fixed or noise == "constant" or pattern is not None or few:
         return constant, pattern
-    # Epistemic variances that follow the noise would be scaled to explain it: they count as they are at most.
+    # The factor is at most 1: epistemic variances that resemble the noise could otherwise be scaled to explain it.
     found = _fit(left_out, min(1.0, constant.epistemic) * left_out.epistemic)
     if found is None:
         return constant, None
@@ -173,7 +173,7 @@ def _features(inputs: Floats, mean: Floats) -> Floats:
 
 
 class _Networks:
-    """A network of one hidden layer with a linear part for each fold, in single precision; they begin as a constant."""
+    """One network per fold with a hidden layer and a linear part, in single precision, which starts as a constant."""
 
     def __init__(self, folds: int, columns: int, level: float) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -190,15 +190,15 @@ class _Networks:
         return list(vars(self).values())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Log variances, ``(folds, N)``, of features ``(N, columns)``."""
+        """Return log variances, ``(folds, N)``, for features ``(N, columns)``."""
         return (x @ self.linear + torch.tanh(x @ self.hidden + self.bias) @ self.out)[..., 0] + self.level
 
     def decay(self) -> Tensor:
-        """Sum of the squared weights."""
+        """Return the sum of the squared weights."""
         return self.linear.square().sum() + self.hidden.square().sum() + self.out.square().sum()
 
     def average(self) -> tuple[dict[str, Any], float]:
-        """Arrays of a :class:`NoisePattern`, which is their mean without its constant, and this constant."""
+        """Return the arrays of a :class:`NoisePattern`, which is the networks' mean, and the constant that it lacks."""
         linear, hidden, bias, out, level = (value.detach().numpy() for value in self.parameters())
         arrays = {
             "linear": linear[..., 0].mean(0),
@@ -210,10 +210,11 @@ class _Networks:
 
 
 def _fit(left_out: LeftOut, epistemic: Floats) -> tuple[NoisePattern, Floats] | None:
-    """A pattern, and its values for rows as networks that have not seen them give them; or ``None``: there is none.
+    """Return a pattern and its values for rows that the networks have not seen, or ``None`` if there is no pattern.
 
-    Each network is trained on the rows of the other folds by their Gaussian log density with the epistemic variances
-    given; all at once. Training ends with the step at which the rows left out had the largest density.
+    Each network is trained on the rows of the other folds, by the Gaussian log density with the given epistemic
+    variances. All networks are trained together. The weights of the step with the largest density of the left-out rows
+    are kept.
     """
     names, numbers = np.unique(left_out.fold, return_inverse=True)
     if len(names) < 2:

@@ -1,4 +1,4 @@
-"""Which rows every member of an ensemble leaves out, and how large and long the training is."""
+"""The rows that every member of an ensemble leaves out, and the default number of training steps."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGE = 20_000
-"""Rows from which on all members share their data and one held-out part, of which there are enough to calibrate by."""
+"""Number of rows above which all members share one held-out part, which is then large enough for calibration."""
 
 HELD_OUT = 10_000
 FULL_BATCH = 1024
 
 FOLDS = 10
-"""Parts that models of the rows left out are judged by, as those of their noise."""
+"""Number of folds for the evaluation of models that are fitted to the rows left out, such as models of the noise."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The rows left out.
+    """The rows that every member leaves out.
 
     Attributes:
-        left_out: ``(members, N)``: rows that a member never sees. Every row that some member leaves out is left out by
-            several, where there are enough, so that averages of members can be judged by rows that none of them saw.
+        left_out: Mask ``(members, N)`` of the rows that a member never sees. If there are enough members, every row is
+            left out by several of them, so that averages of members can be evaluated on rows that none of them saw.
         shared: Whether all members leave out the same rows.
-        fold: ``(N,)``, numbers from 0: parts of the rows by which models of the rows left out are judged in turn.
+        fold: Fold of each row, ``(N,)``, numbered from 0, for the evaluation of models that are fitted to the rows left
+            out.
     """
 
     left_out: NDArray[np.bool_]
@@ -35,18 +36,18 @@ class Plan:
 
     @property
     def rows(self) -> NDArray[np.int64]:
-        """Rows that some member leaves out."""
+        """Indices of the rows that some member leaves out."""
         return np.flatnonzero(self.left_out.any(0))
 
 
 def plan(rows: int, members: int | None, groups: NDArray[np.int64], seed: int) -> Plan:
-    """Divide the rows: two random partitions, of which each member leaves out one part.
+    """Divide the rows into two random partitions, of which each member leaves out one part.
 
     Args:
-        rows: ``N``.
-        members: ``None``: 20 up to 5,000 rows, 10 up to 20,000, above that 5.
-        groups: Numbers from 0, ``(N,)``: rows of one group are left out together.
-        seed: Of the partitions.
+        rows: Number ``N`` of rows.
+        members: Number of members. The default is 20 for up to 5,000 rows, 10 for up to 20,000, and 5 for more.
+        groups: Group of each row, ``(N,)``, numbered from 0. Rows of one group are left out together.
+        seed: Seed of the partitions.
     """
     if members is None:
         members = 20 if rows <= 5_000 else 10 if rows <= LARGE else 5

@@ -1,4 +1,4 @@
-"""How far the training rows reach, and the variance that is added beyond."""
+"""The region of the training rows, and the variance that is added outside it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from bayesadam.sklearn.calibration import effective_rows
 Floats = NDArray[np.float64]
 
 INSIDE = 0.99
-"""Share of the training rows that are within reach."""
+"""Share of the training rows that are inside the region."""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Squared distance from the mean within which training rows lie, and how many there are.
+    """A sphere around the mean that contains the training rows, and their number.
 
     Attributes:
-        square: Of the distance of standardised inputs.
+        square: Squared radius, in standardised inputs.
         rows: Effective number of rows.
     """
 
@@ -29,22 +29,22 @@ class Reach:
 
     @classmethod
     def of(cls, inputs: Floats, weight: Floats) -> Reach:
-        """Of training rows, ``(N, D)`` standardised, and their weights, ``(N,)``."""
+        """Create the region of standardised training rows, ``(N, D)``, with weights ``(N,)``."""
         squares = _squares(inputs)
         order = np.argsort(squares)
         share = weight[order].cumsum() / weight.sum()
         return cls(float(squares[order[np.searchsorted(share, INSIDE)]]), effective_rows(weight))
 
     def joined(self, other: Reach) -> Reach:
-        """Of the rows of both."""
+        """Return the region of the rows of both."""
         return Reach(max(self.square, other.square), self.rows + other.rows)
 
     def leverage(self, inputs: Floats) -> Floats:
-        """What is added to the epistemic variance, over the variance of the noise, ``(N,)``: 0 within reach.
+        """Return the additional epistemic variance, in units of the variance of the noise, ``(N,)``; it is 0 inside.
 
-        The units of a network saturate far away from the data, and its variance may stop growing. That of a linear
-        trend does not: a least squares fit has the variance ``noise (1 + |z|^2) / rows`` at standardised, uncorrelated
-        inputs ``z``. What exceeds its value at the end of reach is added.
+        The units of a network saturate far away from the data, so that its variance may stop growing. The variance of a
+        linear trend does not: for standardised, uncorrelated inputs ``z``, a least squares fit has the variance ``noise
+        (1 + |z|^2) / rows``. The difference between this variance and its value at the boundary of the region is added.
         """
         return np.maximum(_squares(inputs) - self.square, 0.0) / self.rows
 

@@ -70,26 +70,23 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             networks are fitted to the errors on the rows left out. ``"auto"`` chooses ``"input"`` if it improves the
             log density of these rows by more than the standard error of the improvement. A positive number is the known
             standard deviation in the units of the targets: training uses it, and calibration scales the epistemic
-            variance only. With a ``likelihood`` other than ``"gaussian"``, which defines the noise itself, this must be
-            ``"auto"``.
+            variance only. With a ``likelihood`` other than ``"gaussian"`` this must be ``"auto"``.
         likelihood: Distribution of the targets: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or
-            ``"negative_binomial"`` for counts; ``"log_normal"`` or ``"gamma"`` for positive targets. Their parameters
-            are learned, one per target. A :class:`bayesadam.likelihoods.Likelihood`, for example your own, is for the
-            targets in their units. ``"auto"`` chooses the name that describes left-out rows best, as explained for
-            ``target_transform``.
+            ``"negative_binomial"`` for counts; ``"log_normal"`` or ``"gamma"`` for positive targets; or a
+            :class:`bayesadam.likelihoods.Likelihood` of the targets in their units. Parameters of named ones are
+            learned, one per target. ``"auto"`` chooses the name as explained for ``target_transform``.
         target_transform: Transform of Gaussian targets, which is fitted to the training targets, one for each target:
             ``"log"`` (for positive targets), ``"log1p"`` and ``"sqrt"`` (for targets that are not negative),
             ``"yeo-johnson"`` (Yeo and Johnson 2000), ``"quantile"`` (piecewise linear, to normal scores), ``"none"`` or
             ``None``. ``"auto"`` chooses the transform that describes left-out rows best. For this choice, and for
             ``likelihood="auto"``, up to 2,000 rows are modelled by regressions on random hidden units in five folds,
             and their negative log densities in the units of the targets are compared. A Gaussian without transform is
-            kept unless another choice is better by more than two standard errors of the difference. The comparison
-            takes less than a second; with fewer than 50 rows there is no transform.
+            kept unless another choice is better by more than two standard errors, and if there are fewer than 50 rows.
         mc_samples: Number of posterior samples per member, for methods that predict by sampling.
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
-            out best, and to stop the training when there was no improvement for long. The predictions are scored about
-            twenty times in a training. Without it the weights of the last epoch are kept. It has no effect on FAWN.
+            out best, and to stop the training when there was no improvement for long. Otherwise the weights of the last
+            epoch are kept. It has no effect on FAWN.
         calibrate: Whether to fit the scales of the variances on the rows left out. Otherwise both scales are 1, and the
             noise is constant.
         time_budget: Duration of the training in seconds, which determines the number of epochs.
@@ -100,18 +97,18 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     Attributes:
         posterior_: :class:`bayesadam.Mixture` of the members' posteriors, over the weights of ``network_``
             (for standardised inputs and targets).
-        network_: ``nn.Module``.
+        network_: ``nn.Module`` of one member.
         target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
         likelihood_: The likelihood's name, or the likelihood that was given.
-        calibration_: ``{"epistemic": a, "aleatoric": b, "error": e}``, one each per output: the factors of both
-            variances, and the standard deviation of the logarithm of ``a``, given the rows left out. Above about 0.5
-            these rows hardly tell epistemic from aleatoric variance. It is 0 where there was no calibration.
-        noise_: ``"constant"``, ``"input"`` or ``"known"`` for each output: how its noise is described; ``"likelihood"``
-            where the likelihood does.
-        history_: ``"loss"`` and ``"held_out_nll"`` of members and epochs, the latter where it was looked at.
+        calibration_: ``{"epistemic": a, "aleatoric": b, "error": e}`` with one number per output: the factors of both
+            variances, and the standard deviation of the logarithm of ``a`` (0 without calibration). If this is above
+            about 0.5, the rows left out hardly distinguish epistemic from aleatoric variance.
+        noise_: Model of the noise for each output: ``"constant"``, ``"input"``, ``"known"``, or ``"likelihood"`` if the
+            likelihood describes the noise.
+        history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
+            it was not computed.
         epochs_: Number of epochs for which the members were trained.
-        stopped_: Reason for the end of the training: ``"end"`` (all epochs), ``"early"`` (early stopping), ``"time"``
-            (the time budget) or ``"interrupted"`` (Ctrl-C).
+        stopped_: Reason for the end of training: ``"end"``, ``"early"`` (stopping), ``"time"`` or ``"interrupted"``.
         interrupted_: Whether Ctrl-C ended the training.
         inputs_: How the columns of a data frame are interpreted: a ``bayesadam.tabular.Inputs`` with ``columns``,
             ``left_out`` and ``features``. It is ``None`` if ``X`` consisted of numbers without missing values.
@@ -163,16 +160,16 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self.target_transform = target_transform
 
     def predict(self, X: ArrayLike, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
-        """Predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets.
+        """Return predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets.
 
         Args:
             X: ``(N, D)``.
-            return_std: Return a pair of means and standard deviations.
-            quantiles: Return quantiles at these probabilities instead, ``(N, Q)`` or ``(N, K, Q)``. A ``Pipeline``
-                passes them on, and so does scikit-learn's ``TransformedTargetRegressor``, which transforms them back.
+            return_std: Whether to return a pair of means and standard deviations.
+            quantiles: Probabilities in (0, 1). If given, return the quantiles at them, ``(N, Q)`` or ``(N, K, Q)``.
+                ``Pipeline`` and ``bayesadam.sklearn.TransformedTargetRegressor`` pass this argument on.
 
         Raises:
-            ValueError: Quantiles and standard deviations together, or a probability outside (0, 1).
+            ValueError: Both quantiles and standard deviations were requested, or a probability is not in (0, 1).
         """
         if quantiles is not None and return_std:
             raise ValueError(f"return_std must be False with quantiles={quantiles!r}, got {return_std!r}")
@@ -183,12 +180,12 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         return (mean, as_array(pred.variance.sqrt())) if return_std else mean
 
     def predictive(self, X: ArrayLike) -> GaussianPredictive | TransformedPredictive | MixturePredictive:
-        """The whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
+        """Return the whole predictive distribution, in the units of the targets and float64: a Gaussian for every row.
 
-        With a transform of the targets it is the distribution of targets whose transform is Gaussian.
-        Its epistemic variance is the mean of the members' own, if they have any, plus the variance between their means.
-        With a likelihood that is not Gaussian it is a mixture over posterior samples of all members, with the means of
-        the parameters that the members' likelihoods have learned.
+        Its epistemic variance is the mean of the members' epistemic variances, if they have any, plus the variance
+        between their means. If the targets are transformed, it is the distribution of a target whose transform is
+        Gaussian. With a likelihood that is not Gaussian it is a mixture over the posterior samples of all members, and
+        the parameters of the likelihood are the means of those that the members have learned.
         """
         check_is_fitted(self, "posterior_")
         if not self._gaussian:
@@ -201,16 +198,16 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         return target_transform.in_units(pred, self._functions)
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
-        """Intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
+        """Return intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
 
-        ``"bayes"`` trusts the predictive distribution. The other methods are conformal (:mod:`bayesadam.conformal`):
-        they are right for exchangeable rows even where the distribution is wrong, on average over the rows. With a
-        transform of the targets, their errors are those of the transformed targets.
+        The method ``"bayes"`` is right if the predictive distribution is. The other methods are conformal
+        (:mod:`bayesadam.conformal`): for exchangeable rows, their coverage holds on average over the rows even if the
+        distribution is wrong. If the targets are transformed, these methods use the errors of the transformed targets.
 
         Args:
             X: ``(N, D)``.
-            coverage: Probability that a target is inside, in (0, 1).
-            method: ``"bayes"``: central intervals of the predictive distribution; nothing is guaranteed.
+            coverage: Probability that a target is in its interval, in (0, 1).
+            method: ``"bayes"``: central intervals of the predictive distribution, without a guarantee.
 
                 ``"split"``: the mean plus and minus one width for all rows. At least ``coverage`` is guaranteed (Lei et
                 al. 2018, Theorem 2.2). It needs :meth:`conformalize`.
@@ -218,15 +215,15 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
                 ``"adaptive"``: the mean plus and minus a multiple of the predicted standard deviation, with the same
                 guarantee (Lei et al. 2018, section 5.2). It needs :meth:`conformalize`.
 
-                ``"cross"``: by the errors on the rows that members left out in training, which costs no rows (CV+,
-                Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha = 1 -
-                coverage``, if a fold has no influence at all on its model. Here folds share the scales, the transform
-                of the targets and the number of epochs, and the model of a row is the mean of the two members that
-                left it out, so that it holds approximately. Needs a Gaussian likelihood and ``calibrate=True``.
+                ``"cross"``: intervals from the errors on the rows that members left out in training, so that no rows
+                are lost (CV+, Barber et al. 2021). Their theorem guarantees ``1 - 2 alpha - sqrt(2 / n)``, with ``alpha
+                = 1 - coverage``, if a fold has no influence at all on its model. Here the guarantee is approximate: the
+                folds share the scales, the transform and the number of epochs, and the model of a row is the mean of
+                the two members that left it out. It needs a Gaussian likelihood and ``calibrate=True``.
 
         Raises:
-            ValueError: A coverage out of range, a method that is unknown or not possible, or a coverage that the rows
-                are too few for.
+            ValueError: The coverage is out of range, the method is unknown or not available, or there are too few rows
+                for the coverage.
         """
         check_coverage(coverage)
         check_is_fitted(self, "posterior_")
@@ -243,14 +240,14 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         return np.stack([as_array(end) for end in ends], axis=-1)
 
     def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
-        """Keep the errors of held-out rows, for the intervals ``"split"`` and ``"adaptive"`` with guaranteed coverage.
+        """Store the errors on held-out rows, for the intervals ``"split"`` and ``"adaptive"`` with guaranteed coverage.
 
         Args:
-            X: Rows that ``fit`` has not seen, ``(n, D)``.
+            X: Inputs of rows that were not used for training, ``(n, D)``.
             y: Their targets.
 
         Raises:
-            ValueError: Targets that are not finite, or not one for every row.
+            ValueError: A target is not finite, or the number of targets is not that of the rows.
         """
         pred = self.predictive(X)
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
@@ -263,9 +260,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         return self
 
     def sample_y(self, X: ArrayLike, n_samples: int = 1, random_state: Any = 0) -> Array:
-        """Draws from the predictive, ``(N, n_samples)`` or ``(N, K, n_samples)``; rows are independent.
+        """Draw targets from the predictive distribution, ``(N, n_samples)`` or ``(N, K, n_samples)``.
 
-        With a likelihood that is not Gaussian, a draw is of one network for all rows.
+        The rows are independent. With a likelihood that is not Gaussian, all rows of a draw use the same network
+        instead.
         """
         pred = self.predictive(X)
         if isinstance(pred, MixturePredictive):
@@ -287,11 +285,11 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         groups: ArrayLike | None = None,
         on_epoch: Callable[[TrainingStatus], None] | None = None,
     ) -> Any:
-        """Go on with new rows: the posterior of every member is the prior of what it learns now.
+        """Continue the training on new rows: the posterior of every member becomes its prior.
 
-        The first call is ``fit``; later ones keep its scales and its transform of the targets. What was known of noise
-        and calibration counts as 50 rows beside the new ones; how the noise depends on the inputs is kept once it is
-        found. For methods whose training has a posterior.
+        The first call is ``fit``. Later calls keep its scales and its transform of the targets. The earlier noise level
+        and calibration count as 50 rows, and the dependence of the noise on the inputs is not changed once it was
+        found. The method is available if ``method`` trains a posterior.
         """
         if not hasattr(self, "posterior_"):
             return self.fit(X, y, sample_weight, groups=groups, on_epoch=on_epoch)
@@ -347,7 +345,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     def _learn_scales(self, X: Array, y: Array, weight: Array | None, groups: Array | None) -> None:
         self._learn_x(X, weight)
         scales = (self._x_mean, self._x_std)
-        wanted = "none" if self._known_noise else self.target_transform  # known in the units of the targets
+        wanted = "none" if self._known_noise else self.target_transform  # the noise is in the targets' units
         self.likelihood_, names = choose(self.likelihood, wanted, X, scales, y, weight, groups)
         fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
         self._functions = fitted
@@ -381,19 +379,19 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         return float(np.log(self._y_std).sum()) - target_transform.mean_log_slope(self._functions, y)
 
     def _require_allowed(self, y: Array) -> None:
-        """Raise ``ValueError`` for new targets, ``(n, K)``, that the transforms of earlier ones do not allow."""
+        """Raise ``ValueError`` for new targets, ``(n, K)``, that the fitted transforms do not allow."""
         for function, own in zip(self._functions, y.T, strict=True):
             target_transform.require(function.name, own, function.least)
 
     def _likelihood(self, member: int | None) -> Likelihood:
-        """As training starts from; or, of a member that goes on learning, what it has learned."""
+        """Return the likelihood with its initial parameters, or with those of a member that continues learning."""
         made = copy.deepcopy(self._template)
         if member is not None:
             made.load_state_dict(self._likelihoods[member].state_dict())
         return made
 
     def _likelihood_of(self, outputs: int) -> Likelihood:
-        """For so many targets, before anything is known of them; in single precision."""
+        """Return the likelihood for a number of targets, with default parameters in single precision."""
         if self._known_noise:
             noise = torch.full((outputs,), float(self.noise), dtype=torch.float64)
             return Gaussian(torch.ones(outputs)).rescaled(noise).float()

@@ -1,4 +1,4 @@
-"""Rows with their weights and groups, and which of them every member is given."""
+"""Rows with their weights and groups, and their distribution over the members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 
 def require_single(name: str, values: Array) -> None:
-    """Raise ``ValueError`` for numbers that single precision, in which networks compute, does not have."""
+    """Raise ``ValueError`` for numbers beyond the range of single precision, in which the networks compute."""
     least, largest = np.fmin.reduce(values, axis=None, initial=0.0), np.fmax.reduce(values, axis=None, initial=0.0)
     if max(-float(least), float(largest)) > LARGEST:
         place = tuple(int(i) for i in np.unravel_index(np.nanargmax(np.abs(values)), values.shape))
@@ -27,7 +27,7 @@ def require_single(name: str, values: Array) -> None:
 def weighed(
     X: Array, y: Array, sample_weight: ArrayLike | None, groups: ArrayLike | None
 ) -> tuple[Array, Array, Array | None, Array | None]:
-    """Rows with their weights and groups; those of weight 0 are as if they were not there."""
+    """Return the rows with their weights and groups, without the rows of weight 0."""
     groups = None if groups is None else np.asarray(groups)
     if groups is not None and groups.shape != (len(X),):
         raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
@@ -35,20 +35,20 @@ def weighed(
         return X, y, None, groups
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
     if not ((weight >= 0).all() and weight.sum() > 0):
-        raise ValueError("sample_weight must have no negative number and a positive one, got others")
+        raise ValueError("sample_weight must have no negative number and at least one positive number, got others")
     kept = weight > 0
     return X[kept], y[kept], weight[kept], None if groups is None else groups[kept]
 
 
 def numbered(groups: Array | None, count: int) -> NDArray[np.int64]:
-    """Numbers from 0 of the groups, ``(N,)``; every row is one of its own where there are none."""
+    """Return the group of each row, ``(N,)``, numbered from 0; without groups, every row is a group."""
     return np.arange(count) if groups is None else np.unique(groups, return_inverse=True)[1].astype(np.int64)
 
 
 def member_parts(
     divided: Plan, inputs: Tensor, targets: Tensor, weight: Array | None
 ) -> tuple[list[tuple[Tensor, Tensor]], list[tuple[Tensor, Tensor]], list[Tensor] | None, list[Tensor] | None]:
-    """Training rows, rows left out, and the weights of both, of every member; the same tensors where shared."""
+    """Return training rows, rows left out, and the weights of both for every member; members may share tensors."""
     masks = [torch.from_numpy(mask).to(inputs.device) for mask in divided.left_out]
     count = len(masks)
     masks = masks[:1] if divided.shared else masks

@@ -1,6 +1,6 @@
-"""Scores of predictive distributions as scikit-learn's scorers: ``scorer(estimator, X, y)``, higher is better.
+"""Scorers for scikit-learn: scores of predictive distributions, ``scorer(estimator, X, y)``; higher is better.
 
-They are given to ``cross_val_score`` and ``GridSearchCV`` as ``scoring=neg_nll``. The estimator is a
+Pass them to ``cross_val_score`` and ``GridSearchCV``, for example as ``scoring=neg_nll``. The estimator is a
 :class:`bayesadam.sklearn.BayesianMLPRegressor`, or a ``Pipeline`` or a search that ends in one.
 """
 
@@ -18,46 +18,46 @@ from bayesadam import metrics
 
 
 def neg_nll(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
-    """Mean log predictive density of the targets, in nats per row and in the units of the targets.
+    """Return the mean log predictive density of the targets, in nats per row, for targets in their units.
 
-    Several targets of a row are taken together: their log densities are summed.
+    If a row has several targets, their log densities are summed.
 
     Args:
-        estimator: Fitted.
-        X: ``(N, D)``.
-        y: ``(N,)`` or ``(N, K)``.
+        estimator: A fitted estimator.
+        X: Inputs ``(N, D)``.
+        y: Targets ``(N,)`` or ``(N, K)``.
 
     Raises:
-        ValueError: An estimator without a predictive distribution of numbers.
+        ValueError: The estimator has no predictive distribution of numbers.
     """
     pred, target = _predictive(estimator, X, y)
     return metrics.log_likelihood(pred, target)
 
 
 def neg_crps(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
-    """The negative continuous ranked probability score, mean over rows and targets, in the units of the targets.
+    """Return the negative continuous ranked probability score, averaged over rows and targets, in the targets' units.
 
-    Gneiting and Raftery (2007), eq. 20. Arguments and errors are those of :func:`neg_nll`.
+    The formula is eq. 20 of Gneiting and Raftery (2007). Arguments and errors are those of :func:`neg_nll`.
     """
     pred, target = _predictive(estimator, X, y)
     return -float(metrics.predictive_crps(pred, target).mean())
 
 
 def interval_score(estimator: Any, X: ArrayLike, y: ArrayLike, *, coverage: float = 0.95) -> float:
-    """The negative interval score of central intervals, mean over rows and targets, in the units of the targets.
+    """Return the negative interval score of central intervals, averaged over rows and targets, in the targets' units.
 
-    The interval score is the width, plus ``2 / (1 - coverage)`` times the distance of a target outside from the
-    interval (Gneiting and Raftery 2007, eq. 43); it is negated because scikit-learn maximises.
+    The interval score is the width of the interval, plus ``2 / (1 - coverage)`` times the distance from the interval if
+    the target is outside (Gneiting and Raftery 2007, eq. 43); it is negated because scikit-learn maximises scores.
     ``functools.partial(interval_score, coverage=0.5)`` is a scorer for another coverage.
 
     Args:
-        estimator: Fitted; :class:`bayesadam.sklearn.TransformedTargetRegressor` is one, too.
-        X: ``(N, D)``.
-        y: ``(N,)`` or ``(N, K)``.
-        coverage: Of the intervals, in (0, 1).
+        estimator: A fitted estimator with ``predict_interval``.
+        X: Inputs ``(N, D)``.
+        y: Targets ``(N,)`` or ``(N, K)``.
+        coverage: Probability content of the intervals, in (0, 1).
 
     Raises:
-        ValueError: An estimator without intervals, or a coverage out of range.
+        ValueError: The estimator has no intervals, or the coverage is out of range.
     """
     last, inputs = _last(estimator, X)
     if not hasattr(last, "predict_interval"):
@@ -79,7 +79,7 @@ def _predictive(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[Any, Tensor
 
 
 def _last(estimator: Any, X: Any) -> tuple[Any, Any]:
-    """The estimator that predicts, and its inputs."""
+    """Return the last estimator of a pipeline or a search, and its inputs."""
     while True:
         if hasattr(estimator, "best_estimator_"):
             estimator = estimator.best_estimator_

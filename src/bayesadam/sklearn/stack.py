@@ -1,6 +1,6 @@
-"""All members of an ensemble of perceptrons at once: a row costs a few products of matrices and no call per member.
+"""Joint evaluation of all members of an ensemble of perceptrons, by a few matrix products without a loop over members.
 
-The numbers are those of :func:`bayesadam.predict` member by member, to rounding.
+The results agree with those of :func:`bayesadam.predict` for every member up to rounding.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bayesadam.predictive.gaussian import from_gaussian, uncertain_part
 from bayesadam.predictive.result import Predictive, from_outputs
 
 LARGEST = 2**24
-"""Numbers that a stack may keep; larger ensembles are evaluated member by member, which costs them little."""
+"""Maximum size of a stack. Larger ensembles are evaluated member by member, at little additional cost."""
 
 AT_ONCE = 2**22
-"""Numbers of an intermediate result, to which the rows that are evaluated together are limited."""
+"""Maximum size of an intermediate result, which limits the number of rows that are evaluated together."""
 
 _STACKS: WeakKeyDictionary[Mixture, dict[tuple[str, int], Stack]] = WeakKeyDictionary()
-"""By the posterior that they are made of, apart from the estimator: they are neither copied nor pickled with it."""
+"""Stacks by posterior. They are stored outside the estimator, so that they are neither copied nor pickled with it."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Stack:
     See :class:`bayesadam.predictive.covariance.WeightCovariance`.
 
     Attributes:
-        layers: Of the perceptron that the members are.
+        layers: Layers of the perceptron.
         weights: Means by name, ``(M, *shape)``; for sampling, draws ``(M, S, *shape)``.
-        variance: Of weights that have one, by name, ``(M, *shape)``.
+        variance: Diagonal variances by name, ``(M, *shape)``, of the weights that have them.
         factor: Rows of ``F`` by name, ``(M, *shape, R)``.
-        left: Bases of the outputs of layers in ``U``, by the names of weights and biases, ``(M, out, out)``.
-        right: Bases of their inputs, by the names of weights, ``(M, in, in)``.
+        left: Bases in ``U`` of the outputs of layers, by the names of weights and biases, ``(M, out, out)``.
+        right: Bases in ``U`` of the inputs of layers, by the names of weights, ``(M, in, in)``.
     """
 
     layers: Layers
@@ -55,7 +55,7 @@ class Stack:
 
     @torch.no_grad()
     def outputs(self, x: Tensor) -> Tensor:
-        """Outputs at the draws for inputs ``(N, D)``: ``(M, S, N, K)``."""
+        """Return the outputs ``(M, S, N, K)`` of the draws for inputs ``(N, D)``."""
         first = next(iter(self.weights.values()))
         widest = max(layer.out_features for _, layer in self.layers if isinstance(layer, nn.Linear))
         run = Perceptron(self.layers)
@@ -63,11 +63,11 @@ class Stack:
         return torch.cat([run(self.weights, part.expand(len(first), -1, -1)) for part in parts], dim=2)
 
     def linearized(self, x: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Outputs at the means, ``(M, N, K)``, and the covariance of what is uncertain of them, ``(M, N, K', K')``.
+        """Return outputs at the means, ``(M, N, K)``, and the covariance of their uncertain part, ``(M, N, K', K')``.
 
         Args:
-            x: ``(N, D)``.
-            likelihood: Says which of the outputs are uncertain.
+            x: Inputs ``(N, D)``.
+            likelihood: The likelihood, which determines the outputs that are uncertain.
         """
         members = len(next(iter(self.weights.values())))
         widths = [layer.out_features for _, layer in self.layers if isinstance(layer, nn.Linear)]
@@ -79,9 +79,9 @@ class Stack:
 
     @torch.no_grad()
     def _linearized(self, x: Tensor, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
-        """Of some rows: a forward pass, and one backward pass for each uncertain output."""
+        """Linearise some rows, by a forward pass and a backward pass for each uncertain output."""
         hidden = x.unsqueeze(0)
-        passed: list[tuple[str, Tensor]] = []  # what a linear layer was given, or the slopes of other layers
+        passed: list[tuple[str, Tensor]] = []  # inputs of linear layers, and slopes of other layers
         for prefix, layer in self.layers:
             if isinstance(layer, nn.Linear):
                 passed.append((prefix, hidden))
@@ -112,7 +112,7 @@ class Stack:
         return hidden, total if projected is None else total + projected @ projected.mT
 
     def _spreads(self, prefix: str, inputs: Tensor) -> Iterator[tuple[Tensor | None, Tensor]]:
-        """Variances of a layer's outputs, given its inputs, ``(M, N, out)``, each with the basis that it is in."""
+        """Yield variances of a layer's outputs, given its inputs, ``(M, N, out)``, each with its basis."""
         weight, bias = f"{prefix}weight", f"{prefix}bias"
         if weight in self.variance:
             turned = inputs @ self.right[weight] if weight in self.right else inputs
@@ -121,7 +121,7 @@ class Stack:
             yield self.left.get(bias), self.variance[bias].unsqueeze(1)
 
     def _moved(self, prefix: str, inputs: Tensor) -> Tensor | None:
-        """What the columns of ``F``, taken as changes of a layer's weights, do to its outputs: ``(M, N, out, R)``."""
+        """Return the changes of a layer's outputs if its weights change by columns of ``F``: ``(M, N, out, R)``."""
         weight, bias = (self.factor.get(f"{prefix}{local}") for local in ("weight", "bias"))
         found = None
         if weight is not None:
@@ -142,18 +142,18 @@ def stacked_predictions(
     *,
     mc_samples: int,
 ) -> list[Predictive] | None:
-    """The predictive distribution of every member, with its number as the seed; see :func:`bayesadam.predict`.
+    """Return the predictive distribution of every member, with its number as the seed of :func:`bayesadam.predict`.
 
     Args:
-        method: As of :func:`bayesadam.predict`.
-        network: What the members are the weights of.
-        posterior: Of the members.
-        likelihoods: Of the members.
+        method: Method of :func:`bayesadam.predict`.
+        network: Network of the members.
+        posterior: Mixture of the members' posteriors.
+        likelihoods: Likelihoods of the members.
         x: Inputs ``(N, D)``.
-        mc_samples: As of :func:`bayesadam.predict`.
+        mc_samples: Number of samples, as for :func:`bayesadam.predict`.
 
     Returns:
-        ``None`` for another method or network than are evaluated together, and for an ensemble that is too large.
+        ``None`` if this method or network is not supported, or if the ensemble is too large.
     """
     known = _STACKS.setdefault(posterior, {})
     stack = known.get((method, mc_samples)) or _stack(method, network, posterior, mc_samples)

@@ -1,4 +1,4 @@
-"""Fitted estimators as files: a safetensors file and a JSON file that belong to each other, no pickle."""
+"""Fitted estimators in files, without pickle: a safetensors file, and a JSON file that belongs to it."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
 VERSION = 4
-"""Since version 2 there are digests, and ``model.json`` tells that of its posterior. Since version 3 a regression tells
-its likelihood, the transforms of its targets and how the noise depends on the inputs, and the variance between members
-counts. Since version 4 a classification tells its regressions beside the networks, and ``left_out`` what members said
-of the rows that they left out, for conformal predictions, which files without it cannot make by "cross"."""
+"""Version of the files. Since version 2 there are digests, and ``model.json`` contains that of its posterior. Since
+version 3 a regression has its likelihood, the transforms of its targets and the pattern of the noise, and adds the
+variance between members. Since version 4 a classification has its regressions, and ``left_out`` has the scores of rows
+that members left out, which conformal predictions by "cross" need."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
-"""What ``model.json`` will be once the posterior that it belongs to is there."""
+"""The new ``model.json``, until the posterior to which it belongs is in its place."""
 _RULE = f"{MODEL} must be what save() wrote"
 _ENDS = ("end", "early", "time", "interrupted")
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
 
 
 def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> str:
-    """Write a fitted estimator into a folder, which is made if need be.
+    """Write a fitted estimator into a folder, which is created if it does not exist.
 
-    At any moment the folder holds all of what was there before, or all of what is new.
+    At any moment the folder holds either the complete earlier estimator or the complete new one.
 
     Returns:
         The digest of ``model.json``.
 
     Raises:
-        ValueError: Parameters or labels that JSON does not know, as a ``RandomState``.
+        ValueError: A parameter or a label cannot be written as JSON, such as a ``RandomState``.
     """
     params = {name: _plain(name, value) for name, value in estimator.get_params(deep=False).items()}
     told: dict[str, Any] = {
@@ -108,15 +108,15 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
 
 
 def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | BayesianMLPClassifier:
-    """Read what ``save`` wrote; tensors are on the device that the estimator names.
+    """Read an estimator from the folder that its method ``save`` wrote. Its tensors are on the device that it names.
 
     Raises:
         FileNotFoundError: A file is missing.
-        bayesadam.files.DamagedFile: A file that is damaged, foreign, of another estimator, or written by a newer
-            version of the library; a ``ValueError``.
+        bayesadam.files.DamagedFile: A file is damaged, has another format, belongs to another estimator, or was written
+            by a newer version of the library. This error is a ``ValueError``.
 
     Warns:
-        bayesadam.files.NoDigestWarning: Files of an earlier version, in which damage may not be noticed.
+        bayesadam.files.NoDigestWarning: The files are of an earlier version, in which damage may not be noticed.
     """
     estimator, digest = read_estimator(folder)
     if digest is None:
@@ -127,21 +127,21 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
 def read_estimator(
     folder: str | os.PathLike[str],
 ) -> tuple[BayesianMLPRegressor | BayesianMLPClassifier, str | None]:
-    """As :func:`load_estimator`, without the warning: the estimator, and the digest of ``model.json`` if it has one."""
+    """Return the estimator and the digest of ``model.json``, or ``None`` and no warning if it has none."""
     path = Path(folder)
     try:
         told, posterior, digest = _pair(path, MODEL)
-    except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files,
+    except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files
         try:
             told, posterior, digest = _pair(path, NEXT)
-        except (OSError, files.DamagedFile):  # or have put the second in its place just now
+        except (OSError, files.DamagedFile):  # or may just have completed
             told, posterior, digest = _pair(path, MODEL)
     with files.reading(_RULE, path / MODEL):
         return _restored(told, posterior), digest
 
 
 def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture, str | None]:
-    """The model and the posterior that belongs to it, and the digest of the model."""
+    """Return the model, the posterior that belongs to it, and the digest of the model."""
     told, digest = files.read_json(path / name, _RULE)
     with files.reading(_RULE, path / name):
         version = told["version"]
@@ -160,12 +160,12 @@ def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture, str | None]:
 
 
 def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor | BayesianMLPClassifier:
-    """The estimator; any error that is not the system's says that the record is damaged."""
+    """Create the estimator. Any error that is not the system's means that the record is damaged."""
     params = dict(told["params"])
     params["hidden"] = tuple(params["hidden"])
     if told["kind"] == BayesianMLPRegressor.__name__ and told["version"] < 3:
         params["target_transform"] = "none"
-    if "heteroscedastic" in params:  # up to version 2, where the networks gave the variance of the noise themselves
+    if "heteroscedastic" in params:  # up to version 2, networks predicted the variance of the noise
         params["noise"] = "input" if params.pop("heteroscedastic") and params["calibrate"] else "auto"
     estimator: Any = _KINDS[told["kind"]](**params)
     estimator._check()
@@ -221,7 +221,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
 
 
 def _restore_choice(estimator: Any, told: dict[str, Any]) -> None:
-    """The likelihood and the transforms of the targets; before version 3 there were no transforms."""
+    """Read the likelihood and the transforms of the targets. Before version 3 there were no transforms."""
     estimator.likelihood_ = told["likelihood"] if told["version"] > 2 else estimator.likelihood
     likelihood_names.check(estimator.likelihood_, among=likelihood_names.NAMES)
     records = told["targets"]["transforms"] if told["version"] > 2 else [{"name": "none"}] * len(estimator._y_mean)
@@ -232,7 +232,7 @@ def _restore_choice(estimator: Any, told: dict[str, Any]) -> None:
 
 
 def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Likelihood]:
-    """Of a regression's members."""
+    """Return the likelihoods of a regression's members."""
     if "likelihoods" not in told:
         precisions = told["noise_precision"]
         if any(p is not None and not (_finite("noise_precision", p) > 0).all() for p in precisions):
@@ -249,7 +249,7 @@ def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Lik
 
 
 def _read_noise(estimator: Any, told: dict[str, Any]) -> None:
-    """The pattern of a regression's noise, and how far its rows reach; there was neither up to version 2."""
+    """Read the pattern of a regression's noise and the region of its rows. Up to version 2 there was neither."""
     width = len(estimator._y_mean)
     early = told["version"] < 3
     estimator._between = False if early else told["between"]
@@ -269,7 +269,7 @@ def _read_noise(estimator: Any, told: dict[str, Any]) -> None:
 
 
 def _read_linear(estimator: Any, told: dict[str, Any]) -> None:
-    """The regressions beside a classification's networks; there were none up to version 3."""
+    """Read the regressions that complement a classifier's networks. Up to version 3 there were none."""
     early = told["version"] < 4
     records = [] if early else told["linear"]
     weights = _finite("linear", [] if early else told["calibration"]["linear"])
@@ -282,7 +282,7 @@ def _read_linear(estimator: Any, told: dict[str, Any]) -> None:
 
 
 def _read_conformal(estimator: Any, told: dict[str, Any], members: int) -> None:
-    """What is known of rows that members left out, and of held-out rows; at first there was one list of the latter."""
+    """Read the scores of rows that members left out and of held-out rows; early files have one list of the latter."""
     regression = isinstance(estimator, BayesianMLPRegressor)
     width = len(estimator._y_mean) if regression else 2
     kept = told.get("left_out")
@@ -298,7 +298,7 @@ def _read_conformal(estimator: Any, told: dict[str, Any], members: int) -> None:
 
 
 def _check_sizes(estimator: Any, posterior: Mixture) -> None:
-    """The posterior must be one over the weights of the network, which is not made before: it may be very large."""
+    """Check that the posterior is one over the network's weights, before a network is made that may be very large."""
     weights = posterior.components[0].mean
     if len(estimator.hidden) > len(weights):
         raise ValueError(f"hidden must be those of the posterior, got {len(estimator.hidden)} layers")
@@ -308,8 +308,8 @@ def _check_sizes(estimator: Any, posterior: Mixture) -> None:
 
 
 def _inputs(record: Any, features: int) -> Any:
-    """What the columns of a table were taken for."""
-    from bayesadam.tabular import Inputs  # which needs pyarrow
+    """Return the interpretation of a table's columns."""
+    from bayesadam.tabular import Inputs  # imported here because it needs pyarrow
 
     found = Inputs.from_json(record)
     if len(found.features) != features:
@@ -318,7 +318,7 @@ def _inputs(record: Any, features: int) -> Any:
 
 
 def _scales(name: str, record: dict[str, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """What columns are shifted and divided by."""
+    """Return the means and standard deviations by which columns are standardised."""
     mean, std = _finite(name, record["mean"]), _finite(name, record["std"])
     if mean.ndim != 1 or mean.shape != std.shape or not len(mean) or not (std > 0).all():
         raise ValueError(f"{name} must have a mean and a positive deviation each, got {record!r}")
@@ -333,7 +333,7 @@ def _finite(name: str, values: Any) -> np.ndarray[Any, Any]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """As JSON takes it."""
+    """Convert a value to one that can be written as JSON."""
     try:
         return json.loads(json.dumps(value, allow_nan=False, default=_number))
     except (TypeError, ValueError):
@@ -341,12 +341,12 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """What is inside a NumPy scalar."""
+    """Return the Python number in a NumPy scalar."""
     if not isinstance(value, np.generic):
         raise TypeError(f"value must be a number, got {value!r}")
     return value.item()
 
 
 def _rounded(values: np.ndarray[Any, Any]) -> list[Any]:
-    """To six digits, without which the history of a long training is a third of all that is saved; NaN as None."""
+    """Round to six digits, as the history of a long training would be a third of the file; NaN becomes None."""
     return [[None if math.isnan(value) else float(f"{value:.6g}") for value in row] for row in values.tolist()]

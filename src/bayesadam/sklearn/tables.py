@@ -1,4 +1,4 @@
-"""Data frames and arrays with text or gaps, as tables of the library; arrays of numbers stay what they are."""
+"""Conversion of data frames and of arrays with text or missing values to tables."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def is_table(X: Any) -> bool:
-    """Whether inputs have categories, text, dates or missing values; numbers (and truth values) alone are no table."""
+    """Whether inputs have categories, text, dates or missing values; numbers and truth values alone need no table."""
     if hasattr(X, "iloc"):  # pandas
         return getattr(X, "ndim", 0) == 2 and not _are_numbers(X)
     if hasattr(X, "__arrow_c_stream__") or hasattr(X, "to_arrow"):
         return any(_is_special(column) for column in _arrow(X).columns)
-    if hasattr(X, "toarray"):  # of SciPy: sparse
+    if hasattr(X, "toarray"):  # a sparse matrix of SciPy
         return False
     array = _array(X)
     if array.ndim != 2 or array.dtype.kind not in "OUSfM":
@@ -33,11 +33,11 @@ def is_table(X: Any) -> bool:
 
 
 def as_table(X: Any, names: list[str]) -> pa.Table:
-    """Any inputs as a table.
+    """Convert inputs to a table.
 
     Args:
-        X: A data frame of pandas or polars, a table of pyarrow, or what NumPy makes a matrix of, ``(N, D)``.
-        names: Of its columns.
+        X: A data frame of pandas or polars, a table of pyarrow, or anything that NumPy converts to a matrix ``(N, D)``.
+        names: Names of the columns.
 
     Raises:
         ValueError: Two columns have the same name.
@@ -56,17 +56,18 @@ def as_table(X: Any, names: list[str]) -> pa.Table:
 
 
 def learn_inputs(table: pa.Table, sample_weight: Any = None) -> Inputs:
-    """What the columns of a table are taken for; every column of numbers is an input.
+    """Learn how the columns of a table are interpreted. Every column of numbers is an input.
 
     Args:
         table: The training rows.
-        sample_weight: Rows of weight 0 are not learned from.
+        sample_weight: Weights of the rows. Nothing is learned from rows of weight 0.
 
     Raises:
-        bayesadam.tabular.TableError: A column has infinite values, or text among numbers or dates, or none is left.
+        bayesadam.tabular.TableError: A column has infinite values, or text among numbers or dates, or no column is
+            left.
 
     Warns:
-        UserWarning: Columns that vary are left out.
+        UserWarning: Columns are left out that are not constant.
     """
     from bayesadam.tabular import Inputs
 
@@ -97,7 +98,7 @@ def _array(X: Any) -> np.ndarray[Any, Any]:
         return X
     try:
         array = np.asarray(X)
-    except ValueError:  # rows of different lengths: scikit-learn has a message for them
+    except ValueError:  # scikit-learn has a message for rows of different lengths
         return np.empty(0)
     return array if array.dtype.kind not in "US" else np.asarray(X, dtype=object)
 
@@ -121,7 +122,7 @@ def _is_special(column: pa.ChunkedArray) -> bool:
 
 
 def _column(values: Any) -> pa.ChunkedArray:
-    """One column of a data frame or an array; objects of several types are text."""
+    """Convert one column of a data frame or an array. Objects of several types are converted to text."""
     import pandas as pd
     import pyarrow as pa
 
@@ -132,14 +133,14 @@ def _column(values: Any) -> pa.ChunkedArray:
     kind = None if array is None else array.type
     if kind is not None and pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if kind is None or isinstance(kind, pa.BaseExtensionType):  # as that of periods and intervals
+    if kind is None or isinstance(kind, pa.BaseExtensionType):  # for example periods and intervals
         texts = [None if missing else str(value) for value, missing in zip(values, pd.isna(values), strict=True)]
         array = pa.array(texts, pa.string())
     return _plain_category(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
 
 
 def _plain_category(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A category of numbers as text, so that it is taken for a category."""
+    """Convert a categorical column to text, so that categories of numbers are not taken for numbers."""
     import pyarrow as pa
 
     return column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column

@@ -1,4 +1,4 @@
-"""Transforms of a regression's targets by name: what is fitted of them, and which targets they allow."""
+"""Transforms of a regression's targets by name: fitting, application, and the targets that they allow."""
 
 from __future__ import annotations
 
@@ -31,35 +31,35 @@ Floats = NDArray[np.float64]
 NAMES = ("none", "log", "log1p", "sqrt", "yeo-johnson", "quantile")
 
 POWERS = (-3.0, 5.0)
-"""Between which the power of Yeo and Johnson is searched."""
+"""Bounds of the power of Yeo and Johnson's transform."""
 
 TAIL_ROWS = 3
-"""Rows of weight 1 beyond the outermost knots of a quantile transform."""
+"""Number of rows of weight 1 beyond each outermost knot of a quantile transform."""
 
 SMALLEST = 0.01
-"""The square root is a tangent below this quantile of the positive targets: its slope at 0 is then finite."""
+"""Quantile of the positive targets below which the square root is replaced by its tangent, with a finite slope at 0."""
 
 
 def check(value: object) -> None:
-    """Raise ``ValueError`` if something is not the name of a transform."""
+    """Raise ``ValueError`` if ``value`` is not the name of a transform."""
     if value is not None and (not isinstance(value, str) or value not in ("auto", *NAMES)):
         raise ValueError(f"target_transform must be None or one of {('auto', *NAMES)}, got {value!r}")
 
 
 def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
-    """The transform of a name, its numbers learned from the targets.
+    """Fit the transform with a name to targets.
 
-    Beyond the range of the targets, extended by the range itself on both sides, it continues along its tangents.
-    Where no target is negative, the transformed variable is taken to have no negative values. A constant target is left
-    as it is.
+    The range of the targets is extended by its own length on both sides. Outside this interval the transform continues
+    along its tangents. If no target is negative, predictions are not negative either. A constant target is not
+    transformed.
 
     Args:
         name: One of ``NAMES``.
         target: ``(N,)``.
-        weight: Of the rows, ``(N,)``; ``None``: all alike.
+        weight: Weights of the rows, ``(N,)``; with ``None`` they are equal.
 
     Raises:
-        ValueError: A target that the transform does not allow.
+        ValueError: The transform does not allow a target.
     """
     require(name, target)
     least, largest = float(target.min()), float(target.max())
@@ -85,9 +85,9 @@ def require(name: str, target: Floats, least: float | None = None) -> None:
     """Raise ``ValueError`` for a target that a transform does not allow.
 
     Args:
-        name: Of the transform.
+        name: Name of the transform.
         target: ``(N,)``.
-        least: What the transform has learned to be the least value; ``None``: nothing yet.
+        least: Smallest value that a fitted transform allows; ``None`` before the fit.
     """
     if least is None:
         least = 0.0 if name in ("log", "log1p", "sqrt") else -math.inf
@@ -98,7 +98,7 @@ def require(name: str, target: Floats, least: float | None = None) -> None:
 
 
 def transformed(functions: Sequence[Monotone], target: Floats) -> Floats:
-    """Every column of the targets, ``(N, K)``, by its own function."""
+    """Transform every column of the targets, ``(N, K)``, by its own function."""
     if all(isinstance(function, Identity) for function in functions):
         return target
     columns = [function(torch.tensor(own)).numpy() for function, own in zip(functions, target.T, strict=True)]
@@ -106,41 +106,41 @@ def transformed(functions: Sequence[Monotone], target: Floats) -> Floats:
 
 
 def inverted(functions: Sequence[Monotone], values: Floats) -> Floats:
-    """Every column of transformed targets, ``(N, K)``, transformed back; at least the least value of its target."""
+    """Transform every column of transformed targets, ``(N, K)``, back, and limit it to the values of its target."""
     pairs = zip(functions, values.T, strict=True)
     columns = [np.maximum(function.inverse(torch.tensor(own)).numpy(), function.least) for function, own in pairs]
     return np.stack(columns, axis=1)
 
 
 def mean_log_slope(functions: Sequence[Monotone], target: Floats) -> float:
-    """Mean over the rows of the log slopes, summed over the targets ``(N, K)``."""
+    """Return the mean over the rows of the log slopes, summed over the targets ``(N, K)``."""
     pairs = zip(functions, target.T, strict=True)
     return float(sum(function.log_slope(torch.tensor(own)).mean() for function, own in pairs))
 
 
 def in_units(pred: GaussianPredictive, functions: Sequence[Monotone]) -> GaussianPredictive | TransformedPredictive:
-    """The predictive distribution in the units of the targets, from that of the transformed ones."""
+    """Return the predictive distribution of the targets, given that of the transformed targets."""
     if all(isinstance(function, Identity) for function in functions):
         return pred
     return TransformedPredictive(pred, functions)
 
 
 def told(functions: Sequence[Monotone], several: bool) -> str | list[str]:
-    """Names of the transforms, one for each target where there are several."""
+    """Return the name of the transform, or a list of names if there are several targets."""
     names = [function.name for function in functions]
     return names if several else names[0]
 
 
 def record(function: Monotone) -> dict[str, Any]:
-    """What JSON takes of a function; :func:`from_record` reads it."""
+    """Return a dictionary of a function that can be written as JSON; :func:`from_record` reads it."""
     return {"name": function.name, **function.numbers()}
 
 
 def from_record(told: dict[str, Any]) -> Monotone:
-    """The function that :func:`record` describes.
+    """Create a function from the dictionary of :func:`record`.
 
     Raises:
-        ValueError: It describes none.
+        ValueError: The dictionary does not describe a function.
     """
     numbers = {name: value for name, value in told.items() if name != "name"}
     for value in np.hstack([np.ravel(value) for value in numbers.values()] or [np.zeros(0)]):
@@ -150,9 +150,9 @@ def from_record(told: dict[str, Any]) -> Monotone:
 
 
 def _power(values: Floats, weight: Floats | None) -> float:
-    """The power for which the transformed values are most like a Gaussian, by maximum likelihood.
+    """Return the power for which the transformed values are closest to a Gaussian, by maximum likelihood.
 
-    It is that of scikit-learn's ``PowerTransformer``, with weights.
+    The result is that of scikit-learn's ``PowerTransformer``, with weights.
     """
     known = torch.from_numpy(values)
     slope = np.average(np.sign(values) * np.log1p(np.abs(values)), weights=weight)
@@ -167,10 +167,11 @@ def _power(values: Floats, weight: Floats | None) -> float:
 
 
 def _knots(target: Floats, weight: Floats) -> tuple[Floats, Floats]:
-    """Quantiles of the targets at evenly spaced standard normal scores, and the scores; equal quantiles are one knot.
+    """Return quantiles of the targets at evenly spaced standard normal scores, and the scores.
 
-    There are about twice as many as the cubic root of the number of rows. With a knot for nearly every row, as in
-    scikit-learn's ``QuantileTransformer``, the slopes between them, and so the densities, would be mostly noise.
+    Equal quantiles are one knot. The number of knots is about twice the cubic root of the number of rows. With a knot
+    for nearly every row, as in scikit-learn's ``QuantileTransformer``, the slopes between the knots, and therefore the
+    densities, would be mostly noise.
     """
     order = np.argsort(target, kind="stable")
     share = (weight[order].cumsum() - 0.5 * weight[order]) / weight.sum()

@@ -1,4 +1,4 @@
-"""The training of all members as one population, with a time budget, interruptions and status."""
+"""The training of all members as one population, with early stopping, a time budget, interruptions and reports."""
 
 from __future__ import annotations
 
@@ -21,24 +21,25 @@ from bayesadam.population import Objective, Population
 from bayesadam.population.batches import Pair
 
 FIRST_LOOK, LOOKS_APART, PATIENCE = 10, 1.3, 8
-"""The first epoch after which the error is looked at, the ratio of one such epoch to the next, and how many of them
-without a new least error end the training."""
+"""The first epoch after which the error is computed, the ratio between two such epochs, and the number of such epochs
+without improvement after which the training ends."""
 
 STATUS_EVERY = 0.5
-"""Seconds between two looks at the rows left out."""
+"""Seconds between two evaluations on the rows left out."""
 
 
 @dataclass(frozen=True)
 class TrainingStatus:
-    """What is known after an epoch.
+    """The state of a training after an epoch.
 
     Attributes:
-        epoch: Epochs done.
-        epochs: Epochs there will be.
-        loss: Mean training loss of the members, in nats per row, of standardised targets.
-        held_out_nll: Mean over the members of the negative log density of the rows that each leaves out, with the
-            members' means, in the units of the targets; looked at about twice a second, the last one known.
-        seconds: Since the training began.
+        epoch: Number of epochs that are done.
+        epochs: Number of epochs of the whole training.
+        loss: Mean training loss of the members, in nats per row, for standardised targets.
+        held_out_nll: Negative log density of the rows that each member leaves out, under the member's mean weights,
+            averaged over the members, for targets in their units. It is computed about twice a second; this is the last
+            value.
+        seconds: Seconds since the training began.
     """
 
     epoch: int
@@ -54,33 +55,36 @@ class _EnoughError(Exception):
 
 @dataclass
 class Training:
-    """A training and how it ended.
+    """A training, and the way in which it ended.
 
     Args:
         models: One network per member.
         data: Training rows of every member; the same tensors where members share them.
-        held_out: Rows that each leaves out; empty if there are none.
-        held_out_weights: Of those rows; ``None``: all alike.
+        held_out: Rows that each member leaves out; empty if there are none.
+        held_out_weights: Weights of these rows; with ``None`` they are equal.
         minimised: One likelihood or objective per member.
-        method: Of :func:`bayesadam.population.train`.
+        method: Method of :func:`bayesadam.population.train`.
         options: Hyper-parameters of the method.
-        epochs: Of it.
-        batch_size: Of it.
-        seed: Of it.
-        sample_weight: Weights of the training rows, one tensor per member; ``None``: all alike.
-        time_budget: Seconds; the number of epochs is made such that it fits.
-        error: Of the members, by the rows they leave out: training looks at it now and then, and ends with what had
-            the least. ``None``: with what was there at the end.
-        checkpoint: Folder of it; what had the least error is kept there too, so that going on ends as never stopped.
-        on_epoch: Called with a :class:`TrainingStatus` after every epoch.
-        offset: What makes a density of standardised targets one of the targets, in nats.
-        verbose: Show a progress bar.
+        epochs: Number of epochs.
+        batch_size: Number of rows of a minibatch.
+        seed: Seed of the minibatches and of the noise.
+        sample_weight: Weights of the training rows, one tensor per member; with ``None`` they are equal.
+        time_budget: Duration in seconds, which determines the number of epochs.
+        error: Function that returns the error of the members on the rows that they leave out. It is computed at some of
+            the epochs, and the members with the smallest error are kept. With ``None`` those of the last epoch are
+            kept.
+        checkpoint: Folder of the checkpoint. It includes the members with the smallest error, so that a resumed
+            training has the same result as an uninterrupted one.
+        on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.
+        offset: Term, in nats, that converts negative log densities of standardised targets to those of the targets.
+        verbose: Whether to show a progress bar.
 
     Attributes:
-        stopped: What ended it: ``"end"``; ``"early"``, the error was least long ago; ``"time"``; or ``"interrupted"``.
-        best: The epoch, from 1, that the members are of.
-        loss: ``(members, epochs)``; NaN where it was over.
-        held_out_nll: Likewise; NaN where nobody looked.
+        stopped: Reason for the end: ``"end"`` (all epochs), ``"early"`` (no improvement), ``"time"`` or
+        ``"interrupted"``.
+        best: The epoch, counted from 1, whose members are kept.
+        loss: Training losses, ``(members, epochs)``; NaN after the end.
+        held_out_nll: ``(members, epochs)``; NaN for epochs at which it was not computed.
     """
 
     models: Sequence[nn.Module]
@@ -112,10 +116,10 @@ class Training:
         self._begin = 0.0
 
     def run(self) -> Population:
-        """Train; on Ctrl-C or at the end of the time the members are what they were after the last epoch.
+        """Train the members. After Ctrl-C or at the end of the time, they have the weights of the last complete epoch.
 
         Raises:
-            KeyboardInterrupt: In the first epoch, when there is nothing to keep.
+            KeyboardInterrupt: The user interrupted the first epoch, so that there is nothing to keep.
         """
         self._begin = time.monotonic()
         if self.time_budget is not None:
@@ -124,7 +128,7 @@ class Training:
         try:
             folder = None if self.checkpoint is None else Path(self.checkpoint)
             ended = self._train(self.epochs, self._after_epoch, checkpoint=folder, memory=self)
-            if self._chosen is None:  # a checkpoint of the end
+            if self._chosen is None:  # the checkpoint was that of a complete training
                 self._chosen, self.best, self.loss = ended, self.epochs, ended.history["loss"]
         except KeyboardInterrupt:
             if self._chosen is None:
@@ -140,7 +144,7 @@ class Training:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of the members; those with a few rows less may have one less."""
+        """Number of steps per epoch. Members with slightly fewer rows may take one step less."""
         if "steps_per_epoch" in self._steps:
             return int(self._steps["steps_per_epoch"])
         return max(math.ceil(len(x) / self.batch_size) for x, _ in self.data)
@@ -166,7 +170,7 @@ class Training:
         )
 
     def _fit_into(self, seconds: float) -> None:
-        """Choose the number of epochs by the time of a few steps; epochs shorter than the data if need be."""
+        """Choose the number of epochs by the time of a few steps. If need be, an epoch does not visit all rows."""
         shown, self.verbose = self.verbose, False
         steps = min(8, self.steps_per_epoch)
         self._steps = {"replacement": True, "steps_per_epoch": steps}
@@ -186,7 +190,7 @@ class Training:
             self.epochs = 10
 
     def tensors(self) -> dict[str, Tensor]:
-        """What the next epoch needs to know of those before."""
+        """Return the tensors from which a training can be resumed."""
         kept = {"held_out_nll": self.held_out_nll}
         if self.error is None or self._chosen is None:
             return kept
@@ -195,7 +199,7 @@ class Training:
         return kept | {f"chosen/{name}": value for name, value in self._chosen.rows.items()}
 
     def restore(self, tensors: Mapping[str, Tensor], members: list[int], nets: Population) -> None:
-        """Go on with what :meth:`tensors` gave."""
+        """Resume a training from the tensors of :meth:`tensors`."""
         nets = in_order(nets, members)
         self.loss = nets.history["loss"]
         self.held_out_nll = tensors["held_out_nll"].cpu()
@@ -218,7 +222,7 @@ class Training:
                 self._looked = now
                 values = held_out_nll(nets, self.held_out, self.held_out_weights) + self.offset
                 self.held_out_nll[:, epoch] = values
-                self._held_out_nll = float(values.nanmean())  # of a few rows, some members leave out none
+                self._held_out_nll = float(values.nanmean())  # with few rows, some members leave out none
             loss = float(self.loss[:, epoch].nanmean())
             self.on_epoch(TrainingStatus(epoch + 1, self.epochs, loss, self._held_out_nll, now - self._begin))
         if (enough or late) and not last:
@@ -226,7 +230,7 @@ class Training:
             raise _EnoughError
 
     def _choose(self, epoch: int, nets: Population, last: bool) -> bool:
-        """Keep the members if they are better than those kept, or nobody has asked; whether the best are long ago."""
+        """Keep the members if they are the best so far. Return whether there was no improvement for long."""
         if self.error is None or math.isinf(self._least):
             self._chosen, self.best = nets, epoch
         if self.error is None or (epoch < self._next and not last):
@@ -239,25 +243,25 @@ class Training:
 
 
 def in_order(nets: Population, members: Sequence[int]) -> Population:
-    """Members in the order that they were given in: those with more minibatches per epoch are trained first."""
+    """Return the members in their original order; those with more minibatches per epoch are trained first."""
     places = sorted(range(len(members)), key=lambda place: members[place])
     return nets if places == list(range(len(members))) else nets.select(places)
 
 
 def weighted_mean(values: Tensor, weight: Tensor | None) -> Tensor:
-    """Mean over the first axis; ``weight``: ``(n,)``, ``None``: all alike."""
+    """Return the mean over the first axis, weighted by ``weight`` ``(n,)`` unless it is ``None``."""
     return values.mean(0) if weight is None else torch.tensordot(weight, values, 1) / weight.sum()
 
 
 def cosine(done: float) -> float:
-    """The rate in full for the first half of the training, then by half a cosine to 0."""
+    """Return the factor of the learning rate: 1 in the first half of the training, then half a cosine down to 0."""
     return half_cosine(done, flat=0.5)
 
 
 @torch.no_grad()
 def held_out_nll(nets: Population, held_out: Sequence[Pair], weights: Sequence[Tensor] | None) -> Tensor:
-    """Mean negative log density of every member's own rows, at the members' means, ``(members,)`` float64."""
-    if not nets.likelihoods:  # trained by an objective, as FAWN is
+    """Return the mean negative log density of each member's own rows, at its mean weights, ``(members,)`` float64."""
+    if not nets.likelihoods:  # trained by an objective, for example FAWN
         return torch.full((len(nets),), math.nan, dtype=torch.float64)
     predictions = nets.predict([x for x, _ in held_out], method="mean")
     own = [None] * len(nets) if weights is None else weights

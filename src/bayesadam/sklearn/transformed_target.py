@@ -1,4 +1,4 @@
-"""``TransformedTargetRegressor``: scikit-learn's, with standard deviations and intervals."""
+"""``TransformedTargetRegressor``: scikit-learn's class, extended by standard deviations and intervals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bayesadam.conformal.quantile import check_coverage
 Array = NDArray[Any]
 
 NODES = 16
-"""Of the quadrature for means and standard deviations; the outermost is a probability of 2e-11."""
+"""Number of nodes of the quadrature for means and standard deviations; the outermost is at a probability of 2e-11."""
 
 
 class TransformedTargetRegressor(Base):  # type: ignore[misc]
@@ -26,19 +26,20 @@ class TransformedTargetRegressor(Base):  # type: ignore[misc]
     :class:`bayesadam.sklearn.BayesianMLPRegressor` and pipelines that end in one. The transform must be increasing.
     The transforms that ``BayesianMLPRegressor(target_transform=...)`` has by name also give densities.
 
-    In scikit-learn's own class ``predict`` gives the transform back of the mean; here it is the mean.
+    In scikit-learn's own class, ``predict`` returns the mean of the transformed target, transformed back. Here it
+    returns the mean of the target.
     """
 
     def predict(self, X: ArrayLike, return_std: bool = False, quantiles: Sequence[float] | None = None) -> Any:
-        """Predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets, by quadrature over quantiles.
+        """Return predictive means, ``(N,)`` or ``(N, K)``, in the units of the targets, by quadrature over quantiles.
 
         Args:
             X: ``(N, D)``.
-            return_std: Return a pair of means and standard deviations.
-            quantiles: Return quantiles at these probabilities instead, ``(N, Q)`` or ``(N, K, Q)``.
+            return_std: Whether to return a pair of means and standard deviations.
+            quantiles: Probabilities in (0, 1). If given, return the quantiles at them, ``(N, Q)`` or ``(N, K, Q)``.
 
         Raises:
-            ValueError: Quantiles and standard deviations together.
+            ValueError: Both quantiles and standard deviations were requested.
         """
         if quantiles is not None:
             if return_std:

@@ -1,4 +1,4 @@
-"""Tables from files: reading CSV and Parquet, what each column is taken for, and the matrix that is trained on."""
+"""Tables from files: reading CSV and Parquet, interpreting the columns, and converting them to a matrix."""
 
 from bayesadam.tabular.describe import describe as describe
 from bayesadam.tabular.errors import TableError as TableError

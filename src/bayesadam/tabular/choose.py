@@ -1,4 +1,4 @@
-"""Which columns are inputs: what each is taken for, and why some are left out."""
+"""The choice of inputs: how each column is interpreted, and the reasons why columns are left out."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ _IDENTIFIER = re.compile(
 )
 _YEARS = 1500, 2200
 _OWN = 0.9
-"""Numbers of the rows are different in this share of them at least; others are copies of rows."""
+"""Minimum share of different values in a column of row numbers; equal values belong to copies of rows."""
 _KEEP = " (if it is an input: `keep`)"
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A column that is no input.
+    """A column that is not an input.
 
     Attributes:
-        reason: Why.
-        may_be_kept: Whether it would be an input if the user said so.
+        reason: The reason why it is left out.
+        may_be_kept: Whether the user can make it an input.
     """
 
     reason: str
@@ -57,15 +57,15 @@ def choose(
     decimal: str = ".",
     day_first: bool = False,
 ) -> Column | LeftOut:
-    """What a column of training rows is taken for.
+    """Choose the interpretation of a column from its training rows.
 
     Args:
-        name: Of the column.
-        column: Its values.
-        place: Where a row is, for messages.
-        keep: Numbers are an input even if they look like numbers of the rows or identifiers.
-        decimal: The decimal mark of numbers that are text.
-        day_first: Whether 3/4/2021 is in April, where the column does not tell.
+        name: Name of the column.
+        column: Values of the column.
+        place: Function that returns the place of a row for messages.
+        keep: Whether numbers are an input even if they look like row numbers or identifiers.
+        decimal: Decimal mark of numbers that are text.
+        day_first: Whether 3/4/2021 is in April, if the column is ambiguous.
 
     Raises:
         TableError: A number is infinite, or a column of numbers or dates has some other text.
@@ -85,9 +85,9 @@ def choose(
 
 
 def numbers_rows(column: pa.ChunkedArray) -> bool:
-    """Whether a column counts the rows, with gaps where rows are held out, and with some copies.
+    """Whether a column numbers the rows, possibly with gaps for held-out rows and with equal numbers for copies.
 
-    A column of years counts, too, but is none.
+    A column of years may look like this, but is an input.
     """
     if not is_number(column.type):
         return False

@@ -1,4 +1,4 @@
-"""Columns of a table as columns of a matrix: how each kind is coded, found on training rows and kept as JSON."""
+"""Columns of a table as columns of a matrix: the code of each kind, which is learned from training rows."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ Codes = NDArray[np.float64] | NDArray[np.bool_]
 
 OTHER = "other"
 MIN_ROWS = 3
-"""A level of a category that fewer training rows have is one of the "other" levels."""
+"""Minimum number of training rows for a level of a category; rarer levels are joined as "other"."""
 MAX_LEVELS = 100
-"""A column of text with more levels than this is no category."""
+"""Maximum number of levels of a category."""
 _FAR = 0.5
-"""A value is far outside if it is this part of the training rows' range away from it."""
+"""Distance from the range of the training rows, relative to its length, beyond which a value is far outside."""
 _FEW_TEXTS = 3
 _WHOLE = r"^\+?(-?)0*(\d+)(\.0*)?$"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A column of numbers, in double precision, as single cannot tell seconds of a date.
+    """A column of numbers, in double precision, because single precision cannot represent the seconds of a date.
 
     Attributes:
-        name: Of the column.
-        median: Of the training rows; stands for a missing value.
-        missing: Whether training rows had missing values: then a second column says where.
-        least: Of the training rows; a value far outside of what they had is predicted all the same, and said.
-        largest: Likewise.
-        decimal: The decimal mark of numbers that are text.
-        unit: What may stand beside them there, "$" or "%" for instance.
+        name: Name of the column.
+        median: Median of the training rows, which replaces missing values.
+        missing: Whether training rows had missing values. A second column then marks them.
+        least: Smallest value in the training rows. Rows with values far outside the range get predictions and a note.
+        largest: Largest value in the training rows.
+        decimal: Decimal mark of numbers that are text.
+        unit: Unit that such numbers may have, for example "$" or "%".
     """
 
     name: str
@@ -56,14 +56,14 @@ class Number:
 
     @classmethod
     def fit(cls, column: pa.ChunkedArray, name: str, place: Place, decimal: str = ".", unit: str = "") -> Number:
-        """Of the training rows."""
+        """Create the column from the training rows."""
         values = as_numbers(column, name, place, decimal, unit)
         known = values[~np.isnan(values)]
         missing = len(known) < len(values)
         return cls(name, float(np.median(known)), missing, float(known.min()), float(known.max()), decimal, unit)
 
     def check(self) -> None:
-        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        """Raise ``ValueError`` if an attribute is invalid because a file is damaged."""
         numbers = (self.median, self.least, self.largest)
         if not all(isinstance(value, int | float) for value in numbers) or not math.isfinite(self.median):
             raise ValueError(f"median, least and largest of {self.name!r} must be numbers, got {numbers!r}")
@@ -80,11 +80,11 @@ class Number:
 
     @property
     def type(self) -> pa.DataType:
-        """What a value in a file must be."""
+        """The type as which the values are read from a file."""
         return pa.float64()
 
     def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
-        """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
+        """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
         values = as_numbers(column, self.name, place, self.decimal, self.unit)
         absent = np.isnan(values)
         room = _FAR * (self.largest - self.least)
@@ -99,11 +99,11 @@ class Number:
 
 @dataclass(frozen=True)
 class Truth:
-    """A column of truth values: 1 and 0, and 1/2 for a missing one.
+    """A column of truth values: 1 and 0, and 1/2 for a missing value.
 
     Attributes:
-        name: Of the column.
-        missing: Whether training rows had missing values: then a second column says where.
+        name: Name of the column.
+        missing: Whether training rows had missing values. A second column then marks them.
     """
 
     name: str
@@ -113,11 +113,11 @@ class Truth:
 
     @classmethod
     def fit(cls, column: pa.ChunkedArray, name: str, place: Place) -> Truth:
-        """Of the training rows."""
+        """Create the column from the training rows."""
         return cls(name, column.null_count > 0)
 
     def check(self) -> None:
-        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        """Raise ``ValueError`` if an attribute is invalid because a file is damaged."""
         require_type(self.name, str)
         require_type(self.missing, bool)
 
@@ -128,11 +128,11 @@ class Truth:
 
     @property
     def type(self) -> pa.DataType:
-        """What a value in a file must be."""
+        """The type as which the values are read from a file."""
         return pa.string()
 
     def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
-        """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
+        """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
         text = compute.utf8_lower(as_text(column))
         codes = _codes(text, ["false", "true", "0", "1"])
         wrong = np.flatnonzero(codes == -2)
@@ -148,15 +148,15 @@ class Truth:
 
 @dataclass(frozen=True)
 class Category:
-    """A column of text: one column of the matrix per level, 1 where the row has it.
+    """A column of text, with one column of the matrix per level, which is 1 for the rows with this level.
 
     Attributes:
-        name: Of the column.
-        levels: Those of at least ``MIN_ROWS`` training rows, the most frequent first.
-        other: Whether training rows had further levels: they share a column, and a new level is one of them. Without
-            it, a row with a new level has zeros.
-        missing: Whether training rows had missing values: then a column says where.
-        whole: The levels are whole numbers: 005 and 5.0 are the level 5.
+        name: Name of the column.
+        levels: Levels of at least ``MIN_ROWS`` training rows, the most frequent first.
+        other: Whether training rows had further levels, which share a column with new levels. Otherwise a row with a
+            new level has only zeros.
+        missing: Whether training rows had missing values. A further column then marks them.
+        whole: Whether the levels are whole numbers, so that 005 and 5.0 are the level 5.
     """
 
     name: str
@@ -169,14 +169,14 @@ class Category:
 
     @classmethod
     def fit(cls, column: pa.ChunkedArray, name: str, place: Place) -> Category:
-        """Of the training rows."""
+        """Create the column from the training rows."""
         counts = level_counts(column)
         levels = tuple(level for level, count in counts.items() if count >= MIN_ROWS)
         whole = pa.types.is_integer(column.type)
         return cls(name, levels, len(levels) < len(counts), column.null_count > 0, whole)
 
     def check(self) -> None:
-        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        """Raise ``ValueError`` if an attribute is invalid because a file is damaged."""
         for text in (self.name, *self.levels):
             require_type(text, str)
         for flag in (self.other, self.missing, self.whole):
@@ -190,11 +190,11 @@ class Category:
 
     @property
     def type(self) -> pa.DataType:
-        """What a value in a file must be."""
+        """The type as which the values are read from a file."""
         return pa.string()
 
     def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
-        """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
+        """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
         text = as_text(column)
         if self.whole:
             text = compute.replace_substring_regex(text, _WHOLE, r"\1\2")
@@ -218,12 +218,12 @@ _KINDS: dict[str, Callable[..., Column]] = {cls.kind: cls for cls in (Number, Tr
 
 
 def to_json(column: Column) -> dict[str, Any]:
-    """What :func:`from_json` reads."""
+    """Return a dictionary that :func:`from_json` reads."""
     return {"kind": column.kind, **asdict(column)}
 
 
 def from_json(record: Mapping[str, Any]) -> Column:
-    """The column that was written; KeyError, TypeError or ValueError if none was."""
+    """Create a column from the dictionary of :func:`to_json`; KeyError, TypeError or ValueError if it is invalid."""
     fields = {name: tuple(v) if isinstance(v, list) else v for name, v in record.items() if name != "kind"}
     found = _KINDS[record["kind"]](**fields)
     found.check()
@@ -231,7 +231,7 @@ def from_json(record: Mapping[str, Any]) -> Column:
 
 
 def level_counts(column: pa.ChunkedArray) -> dict[str, int]:
-    """How many rows have each level, the most frequent first, then by name; missing values do not count."""
+    """Return the number of rows of each level, the most frequent first, then by name, without missing values."""
     counts = compute.value_counts(as_text(column).drop_null())
     pairs = zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True)
     return dict(sorted(pairs, key=lambda pair: (-pair[1], pair[0])))
@@ -244,14 +244,14 @@ def have_few_levels(counts: Mapping[str, int]) -> bool:
 
 
 def odd_texts(rule: str, column: pa.ChunkedArray, odd: pa.Array, place: Place, **otherwise: Any) -> TableError:
-    """The error for text that does not belong into a column.
+    """Return the error for text that does not belong in a column.
 
     Args:
-        rule: What the column must be.
-        column: All of it.
-        odd: Different texts that do not belong there. Few are proposed to be taken for missing values.
-        place: Where a row is.
-        otherwise: What is proposed if they are many.
+        rule: The requirement for the column.
+        column: The whole column.
+        odd: The different texts that do not belong in it. If there are few, the remedy treats them as missing values.
+        place: Function that returns the place of a row.
+        otherwise: The remedy if there are many.
     """
     texts = odd.to_pylist()
     where = place(compute.index(as_text(column), texts[0]).as_py())
@@ -261,7 +261,7 @@ def odd_texts(rule: str, column: pa.ChunkedArray, odd: pa.Array, place: Place, *
 
 
 def _codes(text: pa.ChunkedArray, levels: tuple[str, ...] | list[str]) -> NDArray[np.int64]:
-    """Number of each row's level; -1 where it is missing, -2 where it is none of them."""
+    """Return the index of each row's level: -1 for missing values, -2 for other levels."""
     found = compute.index_in(text, value_set=pa.array(levels, pa.string()))
     codes: NDArray[np.int64] = compute.fill_null(found, -2).to_numpy().astype(np.int64)
     codes[compute.is_null(text).to_numpy()] = -1

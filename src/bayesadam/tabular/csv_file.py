@@ -1,4 +1,4 @@
-"""CSV files: the types of the columns are found while reading, and mistakes are named by line and column."""
+"""CSV files. The types of the columns are found while reading, and messages name the line and the column."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ class CsvFile(TableFile):
     """Text in UTF-8, Windows-1252 or UTF-16, compressed or not, with the columns' names in its first line.
 
     Args:
-        path: Of the file.
-        delimiter: Between the cells; ``None``: the usual one, or where that makes one column, what makes several.
-        decimal: The decimal mark, ``"."`` or ``","``; ``None``: what :meth:`read` finds.
+        path: Path of the file.
+        delimiter: Delimiter between the cells. With ``None`` it is the usual one, or if this gives a single column, one
+            that gives several columns.
+        decimal: Decimal mark, ``"."`` or ``","``. With ``None`` it is found by :meth:`read`.
         missing: Texts that mean a missing value in any column.
-        usual: The usual delimiter; ``None``: a tab if the name ends in ".tsv" or ".tab", else a comma.
+        usual: The usual delimiter. With ``None`` it is a tab if the name ends in ".tsv" or ".tab", else a comma.
 
     Raises:
-        TableError: There are no names in the first line, or another delimiter than the one given; and as the base
-            class.
+        TableError: The first line has no names, the delimiter is another one than the one given, or the base class
+            raises it.
     """
 
     first_line = 2
@@ -80,18 +81,18 @@ class CsvFile(TableFile):
         self.notes += notes
 
     def read(self) -> pa.Table:
-        """See the base class."""
+        """As in the base class."""
         table = self._typed()
         if self.decimal is None and self.delimiter != ",":
             texts = [levels_of(column) for column in table.columns if is_text(column.type)]
             if any(decimal_of(levels) == "," for levels in texts if len(levels)):
                 self.decimal = ","
-                table = self._typed()  # as 1.234 is another number now
+                table = self._typed()  # 1.234 now means another number
         return table
 
     def _typed(self) -> pa.Table:
         types: dict[str, pa.DataType] = {}
-        while True:  # a type is found from the first rows: where a later value does not fit, again with a wider one
+        while True:  # types are found from the first rows, and widened if a later value does not fit
             try:
                 return self._read(types)
             except OSError as error:
@@ -106,7 +107,7 @@ class CsvFile(TableFile):
         parts: list[pa.RecordBatch] = []
         reader = self._open(types, None)
         for batch in reader:
-            if not parts:  # the blocks of text are alike, so the first says how large the table will be
+            if not parts:  # the first block predicts the size of the table
                 self._require_room(batch.nbytes * max(self.path.stat().st_size / _BLOCK, 1.0))
             parts.append(batch)
         if any(pa.types.is_binary(field.type) for field in reader.schema):
@@ -114,7 +115,7 @@ class CsvFile(TableFile):
         return self._whole(parts, reader.schema)
 
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
-        """See the base class."""
+        """As in the base class."""
         raw = dict(zip(self.columns, self._raw, strict=True))
         first = 0
         try:
@@ -133,7 +134,7 @@ class CsvFile(TableFile):
     def _open(self, types: Mapping[str, pa.DataType], columns: list[str] | None) -> arrow_csv.CSVStreamingReader:
         return arrow_csv.open_csv(
             pa.input_stream(self.path, compression="detect"),
-            # One thread: with several, errors do not say in which line they are.
+            # One thread, since with several threads errors do not name the line.
             read_options=arrow_csv.ReadOptions(block_size=_BLOCK, use_threads=False, encoding=self._encoding),
             parse_options=arrow_csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True),
             convert_options=arrow_csv.ConvertOptions(
@@ -146,7 +147,7 @@ class CsvFile(TableFile):
         )
 
     def _refuse(self, error: pa.ArrowInvalid) -> NoReturn:
-        """Arrow's message in our words."""
+        """Raise a ``TableError`` for an error of Arrow."""
         text = str(error)
         if match := _CONVERSION.search(text):
             name = self.columns[int(match[1])]
@@ -165,7 +166,7 @@ class CsvFile(TableFile):
 
 
 def _beginning(path: Path) -> tuple[str, str]:
-    """The first megabyte of the text, and its encoding."""
+    """Return the first megabyte of the text, and its encoding."""
     try:
         with pa.input_stream(path, compression="detect") as stream:
             content = stream.read(2**20)
@@ -202,5 +203,5 @@ def _short(name: str, most: int = 30) -> str:
 
 
 def _counted(names: list[str]) -> bool:
-    """Whether the names are 0, 1, 2, ..., as of an array that was written without names."""
+    """Whether the names are 0, 1, 2, ..., as in a file of an array without names."""
     return names in ([str(i + start) for i in range(len(names))] for start in (0, 1))

@@ -1,4 +1,4 @@
-"""Dates and times as columns of a matrix: the time elapsed, and the parts by which things repeat."""
+"""Dates and times as columns of a matrix: the time elapsed, and periodic parts (year, week and day)."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ _FIRST, _AMERICAN, _EUROPEAN = list(_ORDERS)[:3]
 
 @dataclass(frozen=True)
 class Date:
-    """A column of dates or times: days since 1970, and where training rows tell them apart, parts that repeat.
+    """A column of dates or times: days since 1970, and the periodic parts that vary in the training rows.
 
-    A time of the year or of the day is a sine and a cosine, so that December is beside January; each day of the week
-    has a column of its own. Times with a time zone are converted to UTC.
+    The time of the year or of the day is represented by a sine and a cosine, so that December is close to January. Each
+    day of the week has its own column. Times with a time zone are converted to UTC.
 
     Attributes:
-        name: Of the column.
-        order: Of a date that is text, as "day, month, year".
-        median: Days since 1970; stands for a missing value, all of whose parts are 0.
-        missing: Whether training rows had missing values: then a further column says where.
-        parts: Those of ``PARTS`` that there are.
-        least: Of the training rows, in days since 1970.
-        largest: Likewise.
+        name: Name of the column.
+        order: Order of the parts of a date that is text, such as "day, month, year".
+        median: Median in days since 1970, which replaces missing values; their periodic parts are 0.
+        missing: Whether training rows had missing values. A further column then marks them.
+        parts: The periodic parts, from ``PARTS``.
+        least: Earliest time in the training rows, in days since 1970.
+        largest: Latest time in the training rows, in days since 1970.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Date:
 
     @classmethod
     def fit(cls, column: pa.ChunkedArray, name: str, place: Place, order: str = _FIRST) -> Date:
-        """Of the training rows."""
+        """Create the column from the training rows."""
         times = as_times(column, name, place, order)
         known = times[~np.isnat(times)]
         days = _days(known)
@@ -85,7 +85,7 @@ class Date:
         return cls(name, order, float(np.median(days)), len(known) < len(times), tuple(parts), least, largest)
 
     def check(self) -> None:
-        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        """Raise ``ValueError`` if an attribute is invalid because a file is damaged."""
         numbers = (self.median, self.least, self.largest)
         if not all(isinstance(value, int | float) for value in numbers) or not math.isfinite(self.median):
             raise ValueError(f"median, least and largest of {self.name!r} must be numbers, got {numbers!r}")
@@ -102,11 +102,11 @@ class Date:
 
     @property
     def type(self) -> pa.DataType:
-        """What a value in a file must be."""
+        """The type as which the values are read from a file."""
         return pa.string()
 
     def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> NDArray[np.float64]:
-        """The columns of the matrix, ``(N, len(features))``, not yet standardised."""
+        """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
         times = as_times(column, self.name, place, self.order)
         absent = np.isnat(times)
         known = np.where(absent, np.datetime64(0, "us"), times)
@@ -126,10 +126,10 @@ class Date:
 
 
 def as_times(column: pa.ChunkedArray, name: str, place: Place, order: str = _FIRST) -> Times:
-    """A column as ``datetime64[us]``, NaT where a value is missing.
+    """Convert a column to ``datetime64[us]``, with NaT for missing values.
 
     Raises:
-        TableError: A value is no date of that order; the message says which and where.
+        TableError: A value is not a date in this order. The message names the value and its place.
     """
     if pa.types.is_time(column.type):
         column = column.cast(pa.time64("us"), safe=False).cast(pa.int64()).cast(pa.timestamp("us"))
@@ -151,14 +151,14 @@ def as_times(column: pa.ChunkedArray, name: str, place: Place, order: str = _FIR
 
 
 def order_of(text: pa.Array, *, day_first: bool = False) -> tuple[str, bool, NDArray[np.bool_]] | None:
-    """The order in which dates are written, if most of the texts are dates.
+    """Return the order in which dates are written, or ``None`` unless most of the texts are dates.
 
     Args:
         text: Different values without white space around them.
-        day_first: Whether 3/4/2021 is in April, where the column does not tell.
+        day_first: Whether 3/4/2021 is in April, if the column is ambiguous.
 
     Returns:
-        The order, whether the day and the month could be the other way round, and which texts are no dates.
+        The order, whether day and month could be exchanged, and a mask of the texts that are not dates.
     """
     if are_plain(text):
         return None
@@ -175,7 +175,7 @@ def order_of(text: pa.Array, *, day_first: bool = False) -> tuple[str, bool, NDA
 
 
 def _read(text: pa.Array, order: str) -> tuple[Times, NDArray[np.bool_]]:
-    """Times, NaT where there is none; and where the text is neither a time nor a mark of a missing value."""
+    """Return times, with NaT for other texts, and a mask of texts that are neither times nor missing values."""
     found = compute.extract_regex(text, f"^{_ORDERS[order]}{_TIME}$")
     known = found.is_valid().to_numpy(zero_copy_only=False)
     number = {name: _whole(found, name, known) for name in ("year", "month", "day", "hour", "minute", "second")}
@@ -210,7 +210,7 @@ def _filled(found: pa.StructArray, name: str, known: NDArray[np.bool_]) -> NDArr
 
 
 def _whole(found: pa.StructArray, name: str, known: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """A group of digits as numbers, 0 where it is empty."""
+    """Return a group of digits as numbers, 0 for empty groups."""
     filled = _filled(found, name, known)
     if not filled.any():
         return np.zeros(len(found))
@@ -220,7 +220,7 @@ def _whole(found: pa.StructArray, name: str, known: NDArray[np.bool_]) -> NDArra
 
 
 def _lowered(found: pa.StructArray, name: str) -> NDArray[np.object_]:
-    """The first letter of a group."""
+    """Return the first letter of a group in lower case."""
     text = compute.fill_null(compute.struct_field(found, name), "")
     letters: NDArray[np.object_] = compute.utf8_lower(compute.utf8_slice_codeunits(text, 0, 1)).to_numpy(
         zero_copy_only=False
@@ -229,7 +229,7 @@ def _lowered(found: pa.StructArray, name: str) -> NDArray[np.object_]:
 
 
 def _offset(found: pa.StructArray) -> NDArray[np.float64]:
-    """Seconds by which the zone is before UTC."""
+    """Return the difference of the time zone from UTC in seconds."""
     zone = compute.fill_null(compute.struct_field(found, "zone"), "")
     parts = compute.extract_regex(zone, r"^(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>\d{2})$")
     known = parts.is_valid().to_numpy(zero_copy_only=False)

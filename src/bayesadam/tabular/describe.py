@@ -1,4 +1,4 @@
-"""Columns in words and numbers, for people."""
+"""Descriptions of columns in words and numbers."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _LEVELS = 3
 
 
 def describe(column: Column, values: pa.ChunkedArray) -> dict[str, Any]:
-    """An input in a line: "name", "kind", "missing" (share of the rows) and "summary".
+    """Describe an input by its "name", "kind", "missing" (share of the rows) and "summary".
 
     Args:
-        column: What it is taken for.
-        values: Of all rows.
+        column: The interpretation of the column.
+        values: Values of all rows.
     """
     if isinstance(column, Number):
         numbers = as_numbers(values, column.name, decimal=column.decimal)
@@ -45,13 +45,13 @@ def describe(column: Column, values: pa.ChunkedArray) -> dict[str, Any]:
 
 
 def how_read(name: str, values: pa.ChunkedArray, place: Place, decimal: str | None = None) -> list[str]:
-    """What text that is not what a program would write is read as, with an example; nothing for other columns.
+    """Return a note, with an example, on numbers that are written in an unusual way; otherwise an empty list.
 
     Args:
-        name: Of a column of numbers.
-        values: Of all rows.
-        place: Where a row is.
-        decimal: The decimal mark; ``None``: what the text says.
+        name: Name of a column of numbers.
+        values: Values of all rows.
+        place: Function that returns the place of a row.
+        decimal: Decimal mark; with ``None`` it is found from the text.
     """
     if not is_text(values.type):
         return []
@@ -73,12 +73,12 @@ def how_read(name: str, values: pa.ChunkedArray, place: Place, decimal: str | No
 
 
 def why_category(name: str, values: pa.ChunkedArray, place: Place) -> list[str]:
-    """Which text makes a column a category whose other levels are mostly numbers; nothing for other columns.
+    """Return a note on text that makes a column of mostly numbers a category; otherwise an empty list.
 
     Args:
-        name: Of a category.
-        values: Of all rows.
-        place: Where a row is.
+        name: Name of a category.
+        values: Values of all rows.
+        place: Function that returns the place of a row.
     """
     if not is_text(values.type):
         return []
@@ -97,7 +97,7 @@ def why_category(name: str, values: pa.ChunkedArray, place: Place) -> list[str]:
 
 
 def how_dated(column: Date, values: pa.ChunkedArray, place: Place, *, day_first: bool = False) -> list[str]:
-    """How dates that are text are read, and whether that is a guess; nothing for other columns."""
+    """Return a note on how dates that are text are read; for other columns an empty list."""
     if not is_text(values.type) or column.order.startswith("year"):
         return []
     text = as_text(values).combine_chunks()

@@ -1,4 +1,4 @@
-"""The errors of this package, and where a row stands."""
+"""The error class of this package, and places of rows in messages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 Place = Callable[[int], str]
-"""Says where a row of a table is, for its owner: ``place(0)`` is "line 2" of a CSV file."""
+"""A function that returns the place of a row for messages, for example "line 2" as ``place(0)`` of a CSV file."""
 
 
 class TableError(ValueError):
-    """A table that cannot be used as it is; the message is one line that names the column and the row.
+    """A table cannot be used as it is. The message is one line that names the column and the row.
 
-    Parameters of the caller are in backquotes (`keep`), so that a user interface can put in what it calls them.
+    Names of parameters are in backquotes (`keep`), so that a user interface can replace them by its own names.
 
     Args:
-        message: For the user.
-        remedy: Settings of a fit that would accept the table, by name; columns and texts are added to those given.
+        message: The message for the user.
+        remedy: Settings, by name, with which a fit would accept the table. Columns and texts are added to the existing
+            ones.
     """
 
     def __init__(self, message: str, **remedy: Any) -> None:
@@ -25,17 +26,17 @@ class TableError(ValueError):
 
 
 def row_place(row: int) -> str:
-    """Where a row is in a table that comes from no file."""
+    """Return the place of a row in a table that is not from a file."""
     return f"row {row + 1}"
 
 
 def quoted(names: list[str] | tuple[str, ...], most: int = 10) -> str:
-    """Names in quotes, and how many more there are."""
+    """Return the names in quotes, and the number of further names."""
     shown = ", ".join(map(repr, names[:most]))
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 
 
 def require_type(value: Any, kind: type) -> None:
-    """Raise ``ValueError`` for what a damaged file has in place of a text or a truth value."""
+    """Raise ``ValueError`` if a value from a file has another type."""
     if not isinstance(value, kind):
-        raise ValueError(f"what was written must be of type {kind.__name__}, got {value!r}")
+        raise ValueError(f"the stored value must be of type {kind.__name__}, got {value!r}")

@@ -1,4 +1,4 @@
-"""A table on disk: opened, looked at, and read whole or chunk by chunk."""
+"""The base class of table files, which are read as a whole or chunk by chunk."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from bayesadam.tabular.errors import TableError, quoted
 from bayesadam.tabular.memory import require_memory
 
 CHUNK_ROWS = 8192
-"""Most rows of a chunk: predictions with all their samples have to fit beside it."""
+"""Maximum number of rows of a chunk. The predictions with all their samples must fit into memory as well."""
 
 
 class TableFile(ABC):
     """A file with a table.
 
     Args:
-        path: Of the file.
-        columns: Names of its columns as they stand there.
+        path: Path of the file.
+        columns: Names of the columns in the file.
         missing: Texts that mean a missing value in any column.
 
     Attributes:
-        path: Of the file.
-        delimiter: Between the cells of a text file.
-        decimal: The decimal mark of a text file, once it is known.
-        notes: For the user, about how the file was read.
-        columns: The names without white space around them; a column without a name is "column 3", say.
+        path: Path of the file.
+        delimiter: Delimiter between the cells of a text file.
+        decimal: Decimal mark of a text file, once it is known.
+        notes: Notes for the user on how the file was read.
+        columns: Names of the columns without white space around them. Columns without a name are called "column 3", for
+            example.
 
     Raises:
-        TableError: Two columns have the same name, or there is none.
+        TableError: Two columns have the same name, or there are no columns.
     """
 
     first_line = 1
-    """What the file itself would call its first row of data."""
+    """Number of the first row of data in the file, as the user counts."""
     unit = "row"
     delimiter: str | None = None
     decimal: str | None = None
@@ -52,31 +53,31 @@ class TableFile(ABC):
             raise TableError(f"{path} must have columns, got none")
 
     def place(self, row: int) -> str:
-        """Where row ``row``, counted from 0, is in the file (blank lines and breaks within cells do not count)."""
+        """Return the place of a row, counted from 0, in the file; blank lines and breaks within cells do not count."""
         return f"{self.unit} {row + self.first_line}"
 
     @abstractmethod
     def read(self) -> pa.Table:
-        """The whole table, with the types that its values have.
+        """Read the whole table, with the types of its values.
 
         Raises:
             TableError: The file is damaged, or has no rows.
-            NotEnoughMemory: It is too large.
+            NotEnoughMemory: The table is too large.
         """
 
     @abstractmethod
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
-        """Some of the columns, in chunks of at most ``CHUNK_ROWS`` rows: constant memory.
+        """Read some of the columns in constant memory, in chunks of at most ``CHUNK_ROWS`` rows.
 
         Args:
-            types: Which columns, and the types that their values must have; ``None``: as they stand there. In CSV
-                numbers are text, too: it is the columns that know how theirs are written.
+            types: Types of the values, by the names of the columns to read. With ``None`` they are those of the file.
+                In a CSV file, numbers are read as text, because only the columns know how their numbers are written.
 
         Yields:
-            Number of the chunk's first row, and the chunk.
+            Index of the chunk's first row, and the chunk.
 
         Raises:
-            TableError: A value is not of its type, or the file is damaged.
+            TableError: A value does not have its type, or the file is damaged.
         """
 
     def _whole(self, parts: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
@@ -86,15 +87,15 @@ class TableFile(ABC):
         return table
 
     def _require_room(self, size: float) -> None:
-        # Beside the table stand its matrix and what training makes of that: as much again.
+        # The matrix of the table and the copies in training need as much memory again.
         require_memory(2.0 * size, f"reading {self.path}", "use a file with fewer rows or columns")
 
 
 def check_readable(path: str | os.PathLike[str]) -> Path:
-    """The path of a file that is there and holds something.
+    """Return the path of a file that exists and is not empty.
 
     Raises:
-        TableError: It is not, or it does not.
+        TableError: The file does not exist, is empty, or cannot be read.
     """
     path = Path(path)
     try:
@@ -111,5 +112,5 @@ def check_readable(path: str | os.PathLike[str]) -> Path:
 
 
 def unreadable(path: Path, error: OSError) -> TableError:
-    """What to raise where the system, or what unpacks a file, says that it cannot be read."""
+    """Return the error for a file that the system or the decompression cannot read."""
     return TableError(f"{path} must be a file that can be read ({error.strerror or str(error).splitlines()[0]})")

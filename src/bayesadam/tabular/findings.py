@@ -1,4 +1,4 @@
-"""What a table has that the training rows had not: counted over all its chunks, and said once."""
+"""Notes on values of a table that did not occur in the training rows, counted over all its chunks."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _SHOWN = 3
 
 @dataclass
 class Findings:
-    """Counts by column.
+    """Counts by column of values that did not occur in the training rows.
 
     Attributes:
-        absent: Missing values in columns where training rows had none.
-        levels: New or rare levels: how many rows, and the first few with their places.
-        outside: Numbers and dates far outside of the training rows' range: how many rows, the range, and the first
-            with its place.
+        absent: Numbers of missing values in columns without missing values in training.
+        levels: New or rare levels: the number of rows, and the first levels with their places.
+        outside: Numbers and dates far outside the range of the training rows: the number of rows, and a text with the
+            range and the first value with its place.
     """
 
     absent: dict[str, int] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Findings:
             self.absent[name] = self.absent.get(name, 0) + int(where.sum())
 
     def new_levels(self, name: str, column: pa.ChunkedArray, where: NDArray[np.bool_], place: Place) -> None:
-        """Count rows whose level is none of the column's own."""
+        """Count rows whose level is not one of the column's levels."""
         if not where.any():
             return
         count, shown = self.levels.get(name, (0, {}))
@@ -49,7 +49,7 @@ class Findings:
     def far_outside(
         self, name: str, values: NDArray[np.float64], where: NDArray[np.bool_], known: tuple[float, float], place: Place
     ) -> None:
-        """Count numbers of which the training rows had nothing near."""
+        """Count numbers that are far outside the range of the training rows."""
         if where.any():
             row = int(where.argmax())
             self._outside(name, where, f"of {known[0]:g} to {known[1]:g} ({values[row]:g} in {place(row)})")
@@ -62,7 +62,7 @@ class Findings:
         known: tuple[float, float],
         place: Place,
     ) -> None:
-        """Count dates of which the training rows had nothing near; ``known``: in days since 1970."""
+        """Count dates that are far outside the range ``known`` of the training rows, in days since 1970."""
         if where.any():
             row = int(where.argmax())
             least, largest = (np.datetime64(math.floor(days), "D") for days in known)
@@ -75,7 +75,7 @@ class Findings:
         self.outside[name] = count + int(where.sum()), first
 
     def notes(self) -> list[str]:
-        """One line per column."""
+        """Return one line per column."""
         lines = []
         for name, count in self.absent.items():
             lines.append(

@@ -1,4 +1,4 @@
-"""The inputs of a table: what each column is taken for, and the numbers that it becomes."""
+"""The inputs of a table: the interpretation of its columns, and their conversion to numbers."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bayesadam.tabular.written import decimal_of
 
 @dataclass(frozen=True)
 class Inputs:
-    """How each column of a table becomes columns of numbers; learned from training rows, kept as JSON.
+    """The conversion of a table's columns to columns of numbers, which is learned from training rows and saved as JSON.
 
     Attributes:
         columns: The inputs, in the order of the table.
-        left_out: Why each other column is none.
+        left_out: Reasons why the other columns are not inputs, by name.
     """
 
     columns: tuple[Column, ...]
@@ -47,18 +47,18 @@ class Inputs:
         """Learn from training rows.
 
         Args:
-            table: All rows.
-            rows: Those to be trained on; default all.
-            left_out: Columns that are no inputs, and why.
-            keep: Columns of numbers that are inputs even if they look like row numbers or identifiers; ``None``: all
-                columns of numbers.
-            place: Where a row of the table is, for messages.
-            decimal: The decimal mark of numbers that are text; ``None``: what the columns say.
-            day_first: Whether 3/4/2021 is in April, where a column does not tell.
+            table: The table with all rows.
+            rows: Indices of the training rows; by default all rows.
+            left_out: Names of columns that are not inputs, with the reasons.
+            keep: Columns of numbers that are inputs even if they look like row numbers or identifiers; ``None`` keeps
+                all columns of numbers.
+            place: Function that returns the place of a row for messages.
+            decimal: Decimal mark of numbers that are text; with ``None`` it is found from the columns.
+            day_first: Whether 3/4/2021 is in April, if a column is ambiguous.
 
         Raises:
-            TableError: Columns hold infinite values or text among numbers, one to be kept cannot be, or none is left;
-                all such columns are named.
+            TableError: Columns contain infinite values or text among numbers, a column to keep cannot be an input, or
+                no column is left. The message names all such columns.
         """
         reasons = dict(left_out or {})
         columns: list[Column] = []
@@ -98,14 +98,14 @@ class Inputs:
         return [name for column in self.columns for name in column.features]
 
     def codes(self, table: pa.Table, *, place: Place = row_place) -> NDArray[np.float64]:
-        """The matrix, not standardised: ``(N, len(features))`` in float64.
+        """Return the matrix before it is standardised, ``(N, len(features))`` in float64.
 
         Args:
-            table: With all columns; others do not matter.
-            place: Where a row of the table is, for messages.
+            table: A table with all inputs; other columns are ignored.
+            place: Function that returns the place of a row for messages.
 
         Raises:
-            TableError: Text in a column of numbers, or infinite values.
+            TableError: A column of numbers contains text or infinite values.
             NotEnoughMemory: The matrix is too large.
         """
         length, width = len(table), len(self.features)
@@ -119,19 +119,19 @@ class Inputs:
         return matrix
 
     def to_json(self) -> dict[str, Any]:
-        """What :meth:`from_json` reads."""
+        """Return a dictionary that :meth:`from_json` reads."""
         return {"columns": [to_json(column) for column in self.columns], "left_out": dict(self.left_out)}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Inputs:
-        """The inputs that were written; KeyError, TypeError or ValueError if none were."""
+        """Create the inputs from the dictionary of :meth:`to_json`; KeyError, TypeError or ValueError if invalid."""
         for text in (*record["left_out"], *record["left_out"].values()):
             require_type(text, str)
         return cls(tuple(from_json(column) for column in record["columns"]), dict(record["left_out"]))
 
 
 def _decimals(columns: Mapping[str, pa.ChunkedArray], given: str | None) -> dict[str, str]:
-    """The decimal mark of each column; of one that does not tell, it is a comma where it is one in another."""
+    """Return the decimal mark of each column. For an ambiguous column it is a comma if another column has commas."""
     if given is not None:
         return dict.fromkeys(columns, given)
     found = {name: decimal_of(levels_of(values)) if is_text(values.type) else None for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""How much memory there is, asked before it is taken: the kernel ends a process that finds out too late."""
+"""Checks of the available memory before it is allocated, since the kernel kills a process that exceeds it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _LIMITS = {
 
 
 class NotEnoughMemory(MemoryError):
-    """What is asked for does not fit; raised before anything is allocated."""
+    """A request needs more memory than there is. The error is raised before anything is allocated."""
 
 
 def available_memory() -> int | None:
-    """Bytes that can be had without pushing something else out: of the machine or the container; ``None``: unknown."""
+    """Return the bytes that are available in the machine or the container; ``None`` if unknown."""
     found = [_room(Path(limit), Path(used)) for limit, used in _LIMITS.items()]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
@@ -28,15 +28,15 @@ def available_memory() -> int | None:
 
 
 def require_memory(needed: float, what: str, advice: str) -> None:
-    """Refuse what does not fit.
+    """Raise an error if there is not enough memory.
 
     Args:
-        needed: Bytes.
-        what: What they are for.
-        advice: What would take less.
+        needed: Number of bytes.
+        what: The purpose, for the message.
+        advice: How to use less memory, for the message.
 
     Raises:
-        NotEnoughMemory: There is less.
+        NotEnoughMemory: Less memory is available.
     """
     available = available_memory()
     if needed > (sys.maxsize if available is None else available):
@@ -45,7 +45,7 @@ def require_memory(needed: float, what: str, advice: str) -> None:
 
 
 def _room(limit: Path, used: Path) -> int | None:
-    """Of a control group; ``None`` where there is no limit."""
+    """Return the free memory of a control group; ``None`` without a limit."""
     try:
         return max(int(limit.read_text()) - int(used.read_text()), 0)
     except (OSError, ValueError):

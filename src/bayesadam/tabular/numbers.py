@@ -1,4 +1,4 @@
-"""Columns of numbers, whatever they are stored as."""
+"""Columns of numbers in any type of storage."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from bayesadam.tabular.written import read_numbers
 def as_numbers(
     column: pa.ChunkedArray, name: str, place: Place = row_place, decimal: str = ".", unit: str | None = None
 ) -> NDArray[np.float64]:
-    """A column as float64, nan where a value is missing.
+    """Convert a column to float64, with nan for missing values.
 
     Args:
-        column: Numbers, truth values, durations (their seconds), or text that says numbers.
-        name: Of the column.
-        place: Where a row is, for the message.
-        decimal: The decimal mark of text, "." or ",".
-        unit: What may stand beside each number of a text, "$" for instance; ``None``: anything.
+        column: Numbers, truth values, durations (converted to seconds), or text with numbers.
+        name: Name of the column.
+        place: Function that returns the place of a row for the message.
+        decimal: Decimal mark of text, "." or ",".
+        unit: Unit that numbers in text may have, for example "$"; ``None`` allows any unit.
 
     Raises:
-        TableError: A value is text, infinite, or in another unit; the message says which and where.
+        TableError: A value is text, infinite, or in another unit. The message names the value and its place.
     """
     if is_text(column.type):
         values = _read(as_text(column), name, place, decimal, unit)
@@ -48,7 +48,7 @@ def as_numbers(
 
 def _read(text: pa.ChunkedArray, name: str, place: Place, decimal: str, unit: str | None) -> NDArray[np.float64]:
     if decimal == ".":
-        with suppress(pa.ArrowInvalid):  # most text has nothing but numbers as programs write them
+        with suppress(pa.ArrowInvalid):  # most columns have only numbers as programs write them
             values: NDArray[np.float64] = text.cast(pa.float64()).to_numpy()
             return values
     found = read_numbers(text, decimal)
@@ -66,29 +66,29 @@ def _read(text: pa.ChunkedArray, name: str, place: Place, decimal: str, unit: st
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as text without white space around it; truth values are "true" and "false"."""
+    """Convert a column to text without white space around it; truth values become "true" and "false"."""
     return compute.utf8_trim_whitespace(column.cast(pa.string()))
 
 
 def levels_of(column: pa.ChunkedArray) -> pa.Array:
-    """The different texts of a column, in the order of their first rows."""
+    """Return the different texts of a column, in the order of their first rows."""
     return as_text(column).unique().drop_null()
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Text, or categories that are text."""
+    """Whether a type is text, or categories of text."""
     if pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or str(kind) == "string_view")
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Integers, floats, decimals, or categories that are numbers."""
+    """Whether a type is integers, floats, decimals, or categories of numbers."""
     if pa.types.is_dictionary(kind):
         return is_number(kind.value_type)
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
 def are_integers(values: NDArray[Any]) -> bool:
-    """Whether all of some float64 that are not missing are whole numbers."""
+    """Whether all values that are not nan are whole numbers."""
     return bool((values[~np.isnan(values)] % 1 == 0).all())

@@ -1,4 +1,4 @@
-"""``open_table``: which kind of file it is, by name and by content."""
+"""``open_table``, which finds out the kind of a file from its name and its content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAGIC = b"PAR1"
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether the name of a file says that it is a Parquet file."""
+    """Whether the name of a file ends like that of a Parquet file."""
     return path.suffix.lower() in PARQUET
 
 
@@ -31,14 +31,14 @@ def open_table(
     """Open a CSV or a Parquet file.
 
     Args:
-        path: Of the file.
-        delimiter: Between the cells of a CSV file; ``None``: it is found.
-        decimal: The decimal mark of a CSV file; ``None``: it is found where the whole file is read.
+        path: Path of the file.
+        delimiter: Delimiter between the cells of a CSV file. With ``None`` it is found.
+        decimal: Decimal mark of a CSV file. With ``None`` it is found when the whole file is read.
         missing: Texts that mean a missing value in any column.
-        usual: The delimiter that is tried first, if none is given.
+        usual: The delimiter that is tried first if none is given.
 
     Raises:
-        TableError: The file is missing, empty, or neither; or as its kind says.
+        TableError: The file is missing or empty, is neither CSV nor Parquet, or its class raises the error.
     """
     path = check_readable(path)
     with path.open("rb") as file:

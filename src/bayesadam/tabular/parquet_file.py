@@ -17,11 +17,11 @@ class ParquetFile(TableFile):
     """A Parquet file.
 
     Args:
-        path: Of the file.
+        path: Path of the file.
         missing: Texts that mean a missing value in any column.
 
     Raises:
-        TableError: It is damaged; and as the base class.
+        TableError: The file is damaged, or the base class raises it.
     """
 
     def __init__(self, path: Path, missing: Sequence[str] = ()) -> None:
@@ -33,7 +33,7 @@ class ParquetFile(TableFile):
         super().__init__(path, self._raw, missing)
 
     def read(self) -> pa.Table:
-        """See the base class."""
+        """As in the base class."""
         metadata = self._file.metadata
         self._require_room(sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)))
         try:
@@ -43,7 +43,7 @@ class ParquetFile(TableFile):
         return self._known(self._whole(table.to_batches(), table.schema))
 
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
-        """See the base class."""
+        """As in the base class."""
         raw = dict(zip(self.columns, self._raw, strict=True))
         first = 0
         try:
@@ -62,7 +62,7 @@ class ParquetFile(TableFile):
         return self._known(pa.table(columns))
 
     def _known(self, table: pa.Table) -> pa.Table:
-        """Without the texts that mean a missing value."""
+        """Replace the texts that mean a missing value."""
         if not self.missing:
             return table
         marks = pa.array(self.missing)

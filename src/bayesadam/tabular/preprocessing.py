@@ -1,4 +1,4 @@
-"""From a table to a matrix, the same for the rows of today and those of tomorrow."""
+"""The conversion of a table to a matrix, which is the same for training rows and new rows."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ from bayesadam.tabular.split import Rows
 from bayesadam.tabular.target import Target
 
 FORMAT_VERSION = 4
-"""Since version 3 the file has a digest, and tells that of the model that it belongs to; since 4 columns may be dates,
-and numbers text."""
+"""Version of the format. Since version 3 the file has a digest and that of its model. Since version 4 columns may be
+dates, and numbers may be text."""
 
 Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How each column of a table becomes columns of a matrix; learned from training rows, kept as JSON.
+    """The conversion of a table to a matrix, which is learned from training rows and saved as JSON.
 
-    Each column is coded by numbers first; then the matrix is standardised as that of an estimator is, by
+    Each column is converted to numbers, and the matrix is standardised like that of an estimator, by
     :func:`bayesadam.scaling.input_scales`.
 
     Attributes:
-        target: What is predicted.
-        inputs: What each column of the table is taken for, and why some are no inputs.
-        mean: What every column of the matrix is shifted by, ``len(inputs.features)`` numbers.
-        std: What it is divided by after that, likewise.
-        delimiter: Of the CSV file that it was learned from, which further files are taken to have.
+        target: The target.
+        inputs: The interpretation of the columns.
+        mean: Mean of every column of the matrix, which is subtracted; ``len(inputs.features)`` numbers.
+        std: Standard deviation of every column of the matrix, by which it is divided.
+        delimiter: Delimiter of the CSV file from which it was learned, and the first guess for other files.
         missing: Texts that mean a missing value in any column of a file.
     """
 
@@ -69,18 +69,18 @@ class Preprocessing:
         """Learn from training rows.
 
         Args:
-            table: All rows.
-            target: Its column is no input.
-            rows: Those to be trained on; default all.
-            left_out: Further columns that are no inputs, and why.
-            keep: Columns of numbers that are inputs even if they look like numbers of the rows or identifiers.
-            place: Where a row of the table is, for messages.
-            decimal: The decimal mark of numbers that are text; ``None``: what the columns say.
-            day_first: Whether 3/4/2021 is in April, where a column does not tell.
+            table: The table with all rows.
+            target: The target, whose column is not an input.
+            rows: Indices of the training rows; by default all rows.
+            left_out: Names of further columns that are not inputs, with the reasons.
+            keep: Columns of numbers that are inputs even if they look like row numbers or identifiers.
+            place: Function that returns the place of a row for messages.
+            decimal: Decimal mark of numbers that are text; with ``None`` it is found from the columns.
+            day_first: Whether 3/4/2021 is in April, if a column is ambiguous.
 
         Raises:
-            TableError: Columns hold infinite values or text among numbers, one to be kept cannot be, or none is left;
-                all such columns are named.
+            TableError: Columns contain infinite values or text among numbers, a column to keep cannot be an input, or
+                no column is left. The message names all such columns.
         """
         left_out = {target.name: "it is the target", **(left_out or {})}
         inputs = Inputs.fit(
@@ -98,17 +98,17 @@ class Preprocessing:
 
     @property
     def types(self) -> dict[str, pa.DataType]:
-        """The columns to be read from a file, and what their values must be."""
+        """Types of the columns that must be read from a file, by name."""
         return {column.name: column.type for column in self.inputs.columns}
 
     def check(self, names: list[str] | tuple[str, ...]) -> list[str]:
-        """Compare the columns of another table.
+        """Compare the columns of another table with the inputs.
 
         Returns:
             Notes about columns that are not used.
 
         Raises:
-            TableError: Columns are missing; all of them are named.
+            TableError: Columns are missing. The message names all of them.
         """
         missing = [column.name for column in self.inputs.columns if column.name not in names]
         if missing:
@@ -126,16 +126,16 @@ class Preprocessing:
         place: Place = row_place,
         findings: Findings | None = None,
     ) -> Floats:
-        """The matrix, standardised: ``(N, len(inputs.features))`` in float32.
+        """Return the standardised matrix, ``(N, len(inputs.features))`` in float32.
 
         Args:
-            table: With all columns of ``types``; others do not matter.
-            rows: Which of its rows; default all.
-            place: Where a row of the table is, for messages.
-            findings: Gets what training rows had not.
+            table: A table with all columns of ``types``; other columns are ignored.
+            rows: Indices of the rows; by default all rows.
+            place: Function that returns the place of a row for messages.
+            findings: Object to which values are added that did not occur in the training rows.
 
         Raises:
-            TableError: Text in a column of numbers, or infinite values.
+            TableError: A column of numbers contains text or infinite values.
             NotEnoughMemory: The matrix is too large.
         """
         length, width = len(table) if rows is None else len(rows), len(self.inputs.features)
@@ -155,17 +155,17 @@ class Preprocessing:
         return matrix
 
     def reading(self, decimal: str) -> Preprocessing:
-        """The same for a table in which numbers that are text have another decimal mark."""
+        """Return a copy for a table in which numbers that are text have another decimal mark."""
         columns = (replace(c, decimal=decimal) if isinstance(c, Number) else c for c in self.inputs.columns)
         return replace(self, inputs=replace(self.inputs, columns=tuple(columns)))
 
     def notes(self, table: pa.Table | None = None, *, place: Place = row_place, day_first: bool = False) -> list[str]:
-        """What the user should know about the inputs.
+        """Return notes for the user about the inputs.
 
         Args:
-            table: All rows: then also what text is taken for, with examples.
-            place: Where a row of the table is.
-            day_first: As for :meth:`fit`.
+            table: The table with all rows, for notes with examples on the interpretation of text.
+            place: Function that returns the place of a row.
+            day_first: Whether the day comes first, as for :meth:`fit`.
         """
         found = []
         for column in self.inputs.columns:
@@ -182,7 +182,7 @@ class Preprocessing:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """What :meth:`from_json` reads."""
+        """Return a dictionary that :meth:`from_json` reads."""
         return {
             "format_version": FORMAT_VERSION,
             "target": self.target.to_json(),
@@ -195,10 +195,10 @@ class Preprocessing:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Preprocessing:
-        """The preprocessing that was written, exactly.
+        """Create the preprocessing from the dictionary of :meth:`to_json`.
 
         Raises:
-            bayesadam.files.DamagedFile: It is of a newer version, or was not written by :meth:`to_json`.
+            bayesadam.files.DamagedFile: The dictionary is of a newer version, or :meth:`to_json` did not return it.
         """
         try:
             if record["format_version"] <= FORMAT_VERSION:
@@ -217,22 +217,23 @@ class Preprocessing:
         """Write a JSON file, completely or not at all.
 
         Args:
-            path: Of the file.
-            model: The digest of the model that it belongs to.
+            path: Path of the file.
+            model: Digest of the model to which it belongs.
         """
         write_json(path, {**self.to_json(), "model": model})
 
     @classmethod
     def load(cls, path: Path, *, model: str | None = None) -> Preprocessing:
-        """Read what :meth:`save` wrote.
+        """Read the file that :meth:`save` wrote.
 
         Args:
-            path: Of the file.
-            model: The digest of the model that it must belong to; ``None``: any.
+            path: Path of the file.
+            model: Digest of the model to which it must belong; ``None`` allows any model.
 
         Raises:
-            FileNotFoundError: There is none.
-            bayesadam.files.DamagedFile: It is damaged, foreign, of another model, or of a newer version.
+            FileNotFoundError: The file does not exist.
+            bayesadam.files.DamagedFile: The file is damaged, has another format, belongs to another model, or is of a
+                newer version.
         """
         rule = "the preprocessing must have been written by bayesadam"
         record, digest = read_json(path, rule)
@@ -248,7 +249,7 @@ class Preprocessing:
 
 
 def _check_scales(found: Preprocessing) -> None:
-    """Raise ``ValueError`` unless every column of the matrix is shifted and divided by numbers, and texts are texts."""
+    """Raise ``ValueError`` unless there is a mean and a standard deviation for every column of the matrix."""
     for text in (found.delimiter or "", *found.missing):
         require_type(text, str)
     for name, least in (("mean", -np.inf), ("std", 0.0)):
@@ -258,20 +259,20 @@ def _check_scales(found: Preprocessing) -> None:
 
 
 def _scales(codes: Codes) -> tuple[NDArray[Any], ...]:
-    """Mean, deviation, least and largest value of columns of the matrix, each of ``len(inputs.features)``."""
+    """Return mean, standard deviation, smallest and largest value of columns of the matrix."""
     return *column_scales(codes), codes.min(0).astype(np.float64), codes.max(0).astype(np.float64)
 
 
 def _check_near(name: str, values: Codes, mean: float, std: float, place: Place) -> None:
-    """Raise ``TableError`` for numbers that single precision does not have once they are standardised."""
+    """Raise ``TableError`` for numbers that are out of the range of single precision after they are standardised."""
     beyond = np.flatnonzero(np.abs(values - mean) > LARGEST * std)
     if len(beyond):
         row = int(beyond[0])
-        raise TableError(f"column {name!r} must be near what it was in training, got {values[row]:g} in {place(row)}")
+        raise TableError(f"column {name!r} must be near the training values, got {values[row]:g} in {place(row)}")
 
 
 def _updated(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A record as this version writes it: in version 1 columns of numbers alone were scaled, each by its own."""
+    """Convert a dictionary of version 1, in which only columns of numbers were scaled, to that of this version."""
     if record["format_version"] > 1:
         return record
     columns: list[dict[str, Any]] = []

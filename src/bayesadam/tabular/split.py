@@ -1,4 +1,4 @@
-"""The held-out part: at random, whole groups, or the last in time."""
+"""Splits into training and held-out rows: at random, by groups, or by time."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Split:
-    """Numbers of rows, ascending.
+    """Indices of training and held-out rows, in ascending order.
 
     Attributes:
-        training: To be trained on.
-        held_out: To be tested on.
-        how: In words.
+        training: Indices of the training rows.
+        held_out: Indices of the held-out rows.
+        how: The kind of split in words.
     """
 
     training: Rows
@@ -40,17 +40,17 @@ def random_split(
     labels: NDArray[np.int64] | None = None,
     copies: NDArray[np.int64] | None = None,
 ) -> Split:
-    """At random; of every class about the same share, and at least one row is trained on.
+    """Split rows at random, with nearly the same share of every class, of which at least one row is a training row.
 
     Args:
-        rows: How many there are.
-        fraction: To hold out.
-        seed: Of the permutation.
-        labels: Classes, if it is a classification.
-        copies: A number for each row, the same for rows that are copies of each other: they stay together.
+        rows: Number of rows.
+        fraction: Share of the rows to hold out.
+        seed: Seed of the permutation.
+        labels: Indices of classes, for a classification.
+        copies: A number for each row, which copies of a row share. Copies are not divided.
 
     Raises:
-        TableError: Too few rows.
+        TableError: There are too few rows.
     """
     if copies is not None:
         _, first, number = np.unique(copies, return_index=True, return_inverse=True)
@@ -61,10 +61,10 @@ def random_split(
 
 
 def copies_of(columns: Sequence[pa.ChunkedArray]) -> NDArray[np.int64]:
-    """A number for each row, the same for rows that are equal in all columns; columns of lists do not count."""
+    """Return a number for each row, which rows share that are equal in all columns; columns of lists are ignored."""
     generator = np.random.default_rng(0)
-    # Each value of a column has a random number of 64 bits, and those of a row are added: no two rows but equal ones
-    # have the same sum, with a probability of all but rows**2 / 2**64.
+    # Every value of a column gets a random 64-bit number, and the numbers of a row are added. The probability that
+    # two different rows have the same sum is at most rows**2 / 2**64.
     total = np.zeros(len(columns[0]), dtype=np.uint64)
     for column in columns:
         if pa.types.is_nested(column.type):
@@ -78,10 +78,10 @@ def copies_of(columns: Sequence[pa.ChunkedArray]) -> NDArray[np.int64]:
 
 
 def group_split(groups: pa.ChunkedArray, name: str, fraction: float, seed: int) -> Split:
-    """Whole groups at random, until they have the share of the rows.
+    """Hold out random groups until they have the given share of the rows.
 
     Raises:
-        TableError: Missing values, fewer than two groups, or too few rows.
+        TableError: There are missing values, fewer than two groups, or too few rows.
     """
     codes = _codes(groups, f"`group` {name}")
     counts = np.bincount(codes)
@@ -95,23 +95,23 @@ def group_split(groups: pa.ChunkedArray, name: str, fraction: float, seed: int) 
 
 
 def time_split(times: pa.ChunkedArray, name: str, fraction: float, *, day_first: bool = False) -> Split:
-    """The last rows in time; rows of the same time stay together.
+    """Hold out the last rows in time. Rows with the same time are not divided.
 
     Args:
         times: Numbers, dates, or dates that are text.
-        name: Of the column.
-        fraction: To hold out.
-        day_first: Whether 3/4/2021 is in April, where the column does not tell.
+        name: Name of the column.
+        fraction: Share of the rows to hold out.
+        day_first: Whether 3/4/2021 is in April, if the column is ambiguous.
 
     Raises:
-        TableError: Missing values, text, a single time, or too few rows.
+        TableError: There are missing values or text, there is only one time, or there are too few rows.
     """
     if is_text(times.type):
         found = order_of(levels_of(times), day_first=day_first)
         if found is None:
             raise TableError(f"`time` {name}: the column must be numbers or dates, got {times[0].as_py()!r}")
         times = pa.chunked_array([as_times(times, name, row_place, found[0])])
-    codes = _codes(times, f"`time` {name}")  # of the sorted values
+    codes = _codes(times, f"`time` {name}")  # ranks of the sorted values
     if codes.max() == 0:
         raise TableError(f"`time` {name}: the column must have two times at least, got one")
     border = max(int(np.sort(codes)[-max(round(fraction * len(codes)), 1)]), 1)
@@ -120,15 +120,15 @@ def time_split(times: pa.ChunkedArray, name: str, fraction: float, *, day_first:
 
 
 def group_codes(groups: pa.ChunkedArray) -> Rows:
-    """A number for each group."""
+    """Return the index of each row's group."""
     return _codes(groups, "group")
 
 
 def require_all_classes(split: Split, labels: NDArray[np.int64], classes: tuple[object, ...]) -> None:
-    """Refuse a split by group or time that leaves a class without training rows.
+    """Check that every class has training rows after a split by group or time.
 
     Raises:
-        TableError: It does.
+        TableError: A class has no training rows.
     """
     missing = sorted(set(range(len(classes))) - set(np.unique(labels[split.training]).tolist()))
     if missing:
@@ -137,10 +137,10 @@ def require_all_classes(split: Split, labels: NDArray[np.int64], classes: tuple[
 
 
 def _at_random(rows: int, fraction: float, seed: int, labels: NDArray[np.int64] | None) -> NDArray[np.bool_]:
-    """Which rows are held out."""
+    """Return a mask of the held-out rows."""
     order = np.random.default_rng(seed).permutation(rows)
     if labels is not None:
-        # Each class spreads evenly over the order, so that its start has the share of every class.
+        # Each class is spread evenly over the order, so that its beginning has the same share of every class.
         ranks, counts = np.empty(rows), np.bincount(labels)
         by_class = order[np.argsort(labels[order], kind="stable")]
         starts = np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""The column to predict: regression or classification, the original labels, and what cannot be predicted."""
+"""The target: the task, the original labels, and errors for columns that cannot be predicted."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from bayesadam.tabular.written import are_plain, decimal_of, read_numbers
 
 TASKS = ("regression", "classification")
 FEW = 10
-"""Whole numbers with no more different values than this are taken for classes."""
+"""Maximum number of different whole numbers that are interpreted as classes."""
 MAX_CLASSES = 1000
 Label = bool | int | str
 
 
 @dataclass(frozen=True)
 class Target:
-    """What is predicted.
+    """The target of a prediction.
 
     Attributes:
-        name: Of the column.
+        name: Name of the column.
         task: "regression" or "classification".
-        why: Why it is taken for that.
-        classes: The labels as they are in the file, sorted; empty for a regression.
+        why: Reason for this task.
+        classes: The labels of the file, sorted; empty for a regression.
     """
 
     name: str
@@ -41,16 +41,17 @@ class Target:
 
     @classmethod
     def find(cls, name: str, column: pa.ChunkedArray, task: str | None = None, place: Place = row_place) -> Target:
-        """Look at the values of all rows.
+        """Find the task from the values of all rows.
 
         Args:
-            name: Of the column.
-            column: Without missing values.
-            task: One of ``TASKS``, if the user says it.
-            place: Where a row is, for messages.
+            name: Name of the column.
+            column: Values of the column, without missing values.
+            task: One of ``TASKS``, if the user chose it.
+            place: Function that returns the place of a row for messages.
 
         Raises:
-            TableError: Dates, infinite values, text among numbers, one value only, a class with one row.
+            TableError: The column has dates, infinite values or text among numbers, has only one value, or a class has
+                only one row.
         """
         if task not in (None, *TASKS):
             raise TableError(f"`task` must be one of {', '.join(TASKS)}, got {task!r}")
@@ -109,10 +110,10 @@ class Target:
         return cls(name, "classification", why, tuple(sorted(labels)))
 
     def encode(self, column: pa.ChunkedArray, place: Place = row_place) -> NDArray[Any]:
-        """Values in float64, or numbers of the classes; the column has no missing values.
+        """Return values in float64, or indices of the classes. The column must not have missing values.
 
         Raises:
-            TableError: A value that is no number, or no class.
+            TableError: A value is not a number, or not one of the classes.
         """
         if self.task == "regression":
             return as_numbers(column, self.name, place)
@@ -126,7 +127,7 @@ class Target:
         return codes.to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
     def check(self) -> None:
-        """Raise ``ValueError`` where a damaged file made it what it cannot be."""
+        """Raise ``ValueError`` if an attribute is invalid because a file is damaged."""
         if not isinstance(self.name, str) or self.task not in TASKS:
             raise ValueError(f"the target must be a column and its task, got {self.name!r} and {self.task!r}")
         labels = all(isinstance(label, Label) for label in self.classes)
@@ -134,29 +135,29 @@ class Target:
             raise ValueError(f"classes must be labels, got {self.classes!r}")
 
     def to_json(self) -> dict[str, Any]:
-        """What :meth:`from_json` reads."""
+        """Return a dictionary that :meth:`from_json` reads."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Target:
-        """The target that was written; KeyError or TypeError if none was."""
+        """Create the target from the dictionary of :meth:`to_json`; KeyError or TypeError if it is invalid."""
         return cls(**{**record, "classes": tuple(record["classes"])})
 
 
 def numbers_of(
     name: str, column: pa.ChunkedArray, task: str | None, place: Place = row_place, decimal: str | None = None
 ) -> pa.ChunkedArray:
-    """The target as float64 where its text says numbers, nan where that means a missing value; else as it is.
+    """Convert a target to float64 if its text consists of numbers, with nan for missing values; otherwise return it.
 
     Args:
-        name: Of the column.
-        column: Its values.
-        task: One of ``TASKS``, if the user says it.
-        place: Where a row is, for messages.
-        decimal: The decimal mark, if it is known.
+        name: Name of the column.
+        column: Values of the column.
+        task: One of ``TASKS``, if the user chose it.
+        place: Function that returns the place of a row for messages.
+        decimal: Decimal mark, if it is known.
 
     Raises:
-        TableError: Some of the text among numbers is none.
+        TableError: Some texts among numbers are not numbers.
     """
     if not is_text(column.type) or task == "classification":
         return column
@@ -186,7 +187,7 @@ def _label(level: str, kind: pa.DataType) -> Label:
 
 
 def _label_text(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Labels as text: 3.0, as a column of whole numbers with missing values may say, is "3"."""
+    """Return labels as text. In a column of whole numbers with missing values, 3.0 becomes "3"."""
     if not is_number(column.type):
         return as_text(column)
     try:

@@ -1,4 +1,4 @@
-"""Tables written chunk by chunk, to a temporary name that becomes the real one at the end."""
+"""Writing a table chunk by chunk to a temporary file, which is renamed at the end."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from bayesadam.tabular.open import is_parquet
 
 @contextmanager
 def table_writer(path: Path) -> Iterator[Callable[[pa.Table], None]]:
-    """Gives the function that appends a table; the file is there, complete, when the block is left without an error.
+    """Context with a function that appends a table. The complete file appears at the end, unless there was an error.
 
     Args:
-        path: Parquet if its name says so, else CSV. A file that is there is replaced.
+        path: File to write: Parquet if its name ends in ``.parquet`` or ``.pq``, otherwise CSV. An existing file is
+            replaced.
 
     Raises:
-        OSError: It cannot be written; what was there is left as it was.
+        OSError: The file cannot be written. An existing file is not changed.
     """
     sink: list[csv.CSVWriter | parquet.ParquetWriter] = []
     with whole_file(path) as temporary, temporary.open("wb") as file:

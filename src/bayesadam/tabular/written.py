@@ -1,4 +1,4 @@
-"""Numbers as people write them: with currencies, units, thousands separators, and marks of missing values."""
+"""Reading of numbers with currencies, units, thousands separators, and marks of missing values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING += ("none", "nan", "missing", "unknown", "#div/0!", "#value!", "#ref!", 
 """In a column of numbers or dates these texts mean that the value is missing, in lower or upper case."""
 
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:inf|infinity|nan)"
-"""A regular expression of a number as programs write it."""
+"""A regular expression for numbers as programs write them."""
 
 _LOOKED_AT = 1_000
 _SPACES, _MINUS = "[\u00a0\u2007\u2009\u202f]", "\u2212"
@@ -25,13 +25,13 @@ _THOUSANDS = {".": (",", " ", "'", "\u2019"), ",": (r"\.", " ", "'", "\u2019")}
 
 @dataclass(frozen=True)
 class Reading:
-    """What texts say.
+    """The numbers in a column of texts.
 
     Attributes:
-        values: The numbers, float64; nan where there is none.
-        odd: Where the text is neither a number nor a mark of a missing value.
-        marked: Where it is such a mark.
-        units: What stands before or after each number, as "$", "%" or "kg"; "" where nothing does.
+        values: The numbers in float64; nan for other texts.
+        odd: Mask of texts that are neither numbers nor marks of missing values.
+        marked: Mask of marks of missing values.
+        units: Unit before or after each number, such as "$", "%" or "kg"; "" for numbers without a unit.
     """
 
     values: NDArray[np.float64]
@@ -55,11 +55,11 @@ class Reading:
 
 
 def read_numbers(text: pa.Array | pa.ChunkedArray, decimal: str = ".") -> Reading:
-    """Read numbers.
+    """Read numbers from texts.
 
     Args:
-        text: Without white space around it; missing values are neither odd nor marked.
-        decimal: The decimal mark, "." or ",".
+        text: Texts without white space around them. Missing values are neither odd nor marked.
+        decimal: Decimal mark, "." or ",".
     """
     array = text.combine_chunks() if isinstance(text, pa.ChunkedArray) else text
     plain = compute.replace_substring(compute.replace_substring_regex(array, _SPACES, " "), _MINUS, "-")
@@ -83,9 +83,9 @@ def read_numbers(text: pa.Array | pa.ChunkedArray, decimal: str = ".") -> Readin
 
 
 def decimal_of(text: pa.Array) -> str | None:
-    """The decimal mark with which more of the texts are numbers; ``None`` if it makes no difference, or few are.
+    """Return the decimal mark with which more of the texts are numbers; ``None`` if both are equal or few are numbers.
 
-    Of different texts the first thousand are looked at.
+    Only the first thousand texts are examined.
     """
     text = text[:_LOOKED_AT]
     readable = {mark: int((~read_numbers(text, mark).odd).sum()) for mark in (".", ",")}
