@@ -12,7 +12,7 @@ from bayesadam.calibration import calibrate, tune_posterior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.dropout import MCDropout
 from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from bayesadam.moments import fawn
+from bayesadam.moments import fawn, variational_last_layer
 from bayesadam.objectives import elbo, kl_warmup, kl_weights
 from bayesadam.optim import (
     EVON,
@@ -125,6 +125,7 @@ __all__ = [
     "tune_laplace",
     "tune_posterior",
     "variational",
+    "variational_last_layer",
 ]
 
 
