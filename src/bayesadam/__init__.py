@@ -11,6 +11,7 @@ from bayesadam.black_box import minimize
 from bayesadam.calibration import calibrate, tune_posterior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.dropout import MCDropout
+from bayesadam.ensembles import train_ensemble
 from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
 from bayesadam.moments import fawn, variational_last_layer
 from bayesadam.objectives import elbo, kl_warmup, kl_weights
@@ -122,6 +123,7 @@ __all__ = [
     "param_groups",
     "predict",
     "pruning_curve",
+    "train_ensemble",
     "tune_laplace",
     "tune_posterior",
     "variational",
