@@ -9,7 +9,7 @@ five ways:
 - Vadam and IVON take the batch size, and correct the square of a mean gradient by it.
 - The prior has the scale of each parameter's initialisation (``prior_precision="init"``) instead of ``N(0, 1)``.
 - The temperature of the KL divergence is below 1. It is higher in longer trainings (:func:`longer_training`), which
-  otherwise fit the noise of small data sets.
+  otherwise fit the noise of small data sets, and always for EVON.
 - The learning rates of IVON, EVON and VOGN, which are fractions of a Newton step, are lower for large networks and
   many examples (:class:`NewtonRate`).
 
@@ -61,7 +61,7 @@ class NewtonRate:
 
     If a step moves the mean by the fraction ``a`` of a Newton step, the noise of minibatches of ``M`` examples keeps
     the training loss about ``a P / (4 M)`` nats above its minimum, where ``P`` is the number of weights that the data
-    determine. It is not known before the training, but but hardly exceeds the number of weights or the number ``N`` of
+    determine. It is not known before the training, but hardly exceeds the number of weights or the number ``N`` of
     examples, whichever is smaller. So ``a`` is ``min(0.03, 0.8 M / min(weights, N))``: in a network with more weights
     than examples, at most 0.8 Newton steps per epoch.
 
