@@ -30,7 +30,8 @@ from default_runs.scores import score, validation_nll
 from default_tasks import ALL, Data, Task
 from record import arguments, conditions, save
 
-TASKS = ("mnist", "fashion-5k")
+TASKS = {name: ALL[name] for name in ("mnist", "fashion-5k", "fashion-20k", "digits", "usps")}
+USUAL = ("mnist", "fashion-5k")
 MEMBERS, SAMPLES = 5, 4
 RATES = (3e-4, 1e-3, 3e-3)
 MEASURES = ("nll", "accuracy", "ece", "auroc")
@@ -97,7 +98,7 @@ def differences(units: dict[str, Any], name: str, seeds: int) -> str:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--task", nargs="+", choices=list(ALL), default=list(TASKS), metavar="NAME")
+    parser.add_argument("--task", nargs="+", choices=list(TASKS), default=list(USUAL), metavar="NAME")
     parser.add_argument("--size", type=int, metavar="N", help="training images, at most; default: those of the task")
     parser.add_argument("--seeds", type=int, default=3, metavar="K")
     parser.add_argument("--quick", action="store_true", help="1,000 images, two epochs, two members")
@@ -108,7 +109,7 @@ def main() -> None:
     units: dict[str, Any] = dict(json.loads(path.read_text())["units"]) if path.exists() else {}
     report = conditions("torch", "bayesadam")
     for name in options.task:
-        task = ALL[name]
+        task = TASKS[name]
         if options.quick:
             task = dataclasses.replace(task, size=1_000, epochs=2)
         elif options.size is not None:
