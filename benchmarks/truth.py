@@ -280,6 +280,24 @@ def von_full(task: Problem) -> Found:
     return model, optimizer.posterior(model)
 
 
+def variational_last_layer(task: Problem, covariance: str) -> Found:
+    """All data in every step, as for modes; the weights before the last layer decay as their prior says."""
+    torch.manual_seed(0)
+    model = task.network()
+    net = ba.variational_last_layer(model, prior=PRIOR, covariance=covariance)
+    adam = torch.optim.Adam(net.parameters(), LR)
+    schedule = torch.optim.lr_scheduler.LambdaLR(adam, lambda step: half_cosine(step / STEPS))
+    x, y = task.train
+    for _ in range(STEPS):
+        adam.zero_grad()
+        decay = sum(parameter.square().sum() for parameter in model[0].parameters())
+        loss = net.loss(x, y, likelihood=task.likelihood, num_data=len(x)) + 0.5 * PRIOR / len(x) * decay
+        torch.autograd.backward(loss)
+        adam.step()
+        schedule.step()
+    return model, net.posterior()
+
+
 METHODS: dict[str, tuple[Callable[[Problem], Found], str]] = {
     "point": (point, "auto"),
     "ensemble of 5": (deep_ensemble, "auto"),
@@ -291,6 +309,8 @@ METHODS: dict[str, tuple[Callable[[Problem], Found], str]] = {
     "Laplace, full": (partial(laplace, structure="full"), "linearized"),
     "Laplace, last layer": (partial(laplace, structure="last_layer"), "linearized"),
     "5 x last layer": (partial(laplace, structure="last_layer", count=5), "linearized"),
+    "variational last layer": (partial(variational_last_layer, covariance="full"), "auto"),
+    "the same, diagonal": (partial(variational_last_layer, covariance="diagonal"), "auto"),
     "Vadam": (partial(noisy, method="vadam"), "monte_carlo"),
     "VOGN": (partial(noisy, method="vogn"), "monte_carlo"),
     "IVON": (partial(noisy, method="ivon"), "monte_carlo"),

@@ -158,14 +158,14 @@ FAULTS = [
         "posthoc/evidence.py",
         "torch.log1p(eigenvalues / prior_precision)",
         "torch.log1p(eigenvalues)",
-        "laplace",
+        "posthoc",
     ),
     Fault(
         "transposed factor of the softmax's Hessian",
         "functional/outputs.py",
         "probs.unsqueeze(-1) * roots.unsqueeze(-2)",
         "roots.unsqueeze(-1) * probs.unsqueeze(-2)",
-        "laplace",
+        "posthoc",
     ),
     Fault(
         "Badam: modes shrunk without num_data",
@@ -297,7 +297,7 @@ FAULTS = [
     ),
     Fault(
         "kept curvature is not rescaled by what clipping did to the gradient",
-        "engine/gradients.py",
+        "engine/collection.py",
         "ratio**self.store.rule.power",
         "1.0",
         "optim/test_contract_amp.py optim/test_contract_training.py",

@@ -220,7 +220,7 @@ def test_the_public_modules_are_all_there_are():
     inside = {"bayesadam.cli", "bayesadam.commands", "bayesadam.demo", "bayesadam.progress", "bayesadam.report"}
     inside |= {"bayesadam.files", "bayesadam.runs", "bayesadam.tabular", "bayesadam.functional", "bayesadam.dropout"}
     inside |= {"bayesadam.swag", "bayesadam.scaling", "bayesadam.checks", "bayesadam.engine"}
-    inside |= {"bayesadam.sharding", "bayesadam.anchored"}
+    inside |= {"bayesadam.sharding", "bayesadam.anchored", "bayesadam.ensembles"}
     root = ROOT / "src" / "bayesadam"
     top = [path for folder in (root, root / "functional") for path in folder.glob("[a-z]*")]
     modules = {

@@ -93,13 +93,14 @@ def test_one_word_for_one_thing():
 
 
 def test_ways_to_make_a_network_bayesian_are_alike():
-    for make in (ba.variational, ba.fawn):
+    for make in (ba.variational, ba.fawn, ba.variational_last_layer):
         model, *others = inspect.signature(make).parameters.values()
         assert model.name == "model"
         assert all(parameter.kind is KEYWORD for parameter in others)
         assert others[0].name == "prior"
     shared = {"inputs", "target", "likelihood", "num_data", "kl_weight", "temperature", "wrapper"}
-    for kind in (ba.bayes_by_backprop.VariationalModule, ba.moments.MomentModule):
+    kinds = (ba.bayes_by_backprop.VariationalModule, ba.moments.MomentModule, ba.moments.LastLayerModule)
+    for kind in kinds:
         assert shared <= set(inspect.signature(kind.loss).parameters)
 
 

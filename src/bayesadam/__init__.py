@@ -11,8 +11,9 @@ from bayesadam.black_box import minimize
 from bayesadam.calibration import calibrate, tune_posterior
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.dropout import MCDropout
+from bayesadam.ensembles import train_ensemble
 from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian
-from bayesadam.moments import fawn
+from bayesadam.moments import fawn, variational_last_layer
 from bayesadam.objectives import elbo, kl_warmup, kl_weights
 from bayesadam.optim import (
     EVON,
@@ -122,9 +123,11 @@ __all__ = [
     "param_groups",
     "predict",
     "pruning_curve",
+    "train_ensemble",
     "tune_laplace",
     "tune_posterior",
     "variational",
+    "variational_last_layer",
 ]
 
 

@@ -246,7 +246,7 @@ def test_without_bases_it_is_ivon():
     found = []
     for kind, own in ((ba.IVON, {}), (ba.EVON, {"max_side": 1})):
         net = network()
-        opt = kind(net.named_parameters(), 0.2, num_data=40, batch_size=8, **own)
+        opt = kind(net.named_parameters(), 0.2, num_data=40, batch_size=8, temperature=0.03, **own)
         go_on(net, opt, 0, 4, "train")
         found.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
     assert torch.equal(*found)
@@ -328,3 +328,17 @@ def test_a_state_with_other_bases_is_refused():
     ):
         opt.load_state_dict(saved)
     assert torch.equal(before["state"][0]["left"], opt.state[net[0].weight]["left"])
+
+
+def test_its_recipe_is_warmer_and_faster_than_that_of_ivon():
+    settings = {"num_data": 4_000, "batch_size": 20, "total_steps": 200}
+    found = {}
+    for kind in (ba.EVON, ba.IVON):
+        model = nn.Linear(100, 8)
+        group = kind(model.named_parameters(), **settings).param_groups[0]
+        found[kind] = (group["temperature"], group["lr"])
+    assert found[ba.EVON] == pytest.approx((0.1, 0.2 * 80 * 20 / 808))
+    assert found[ba.IVON] == pytest.approx((0.03, 0.1 * 80 * 20 / 808))
+    assert ba.EVON(nn.Linear(2, 2).named_parameters(), num_data=40).param_groups[0]["lr"] == 0.2
+    paper = ba.EVON(nn.Linear(2, 2).named_parameters(), num_data=40, recipe="paper").param_groups[0]
+    assert (paper["temperature"], paper["lr"]) == (1.0, 0.1)

@@ -15,6 +15,9 @@ from bayesadam.functional.outputs import logistic_scale, softmax_factor
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log
 
+BOUNDS = {"tilted": maps.expected_log_softmax, "jensen": maps.jensen_log_softmax}
+"""Lower bounds of the expected log probability of a class, by name."""
+
 
 class ClassificationLikelihood(Likelihood, abc.ABC):
     """Base class of distributions over classes given logits; predictions are then class probabilities."""
@@ -88,7 +91,23 @@ class Categorical(ClassificationLikelihood):
     """``C`` classes with their logits ``(N, ..., C)`` as outputs.
 
     Targets are class numbers ``(N, ...)``, each of which is a data point.
+
+    Args:
+        bound: Lower bound of the expected log density under Gaussian logits, which some methods train with:
+            ``"tilted"`` (:func:`bayesadam.functional.moments.expected_log_softmax`), or the looser and cheaper
+            ``"jensen"`` (:func:`bayesadam.functional.moments.jensen_log_softmax`).
+
+    Raises:
+        ValueError: The bound is unknown.
     """
+
+    bound: str = "tilted"
+
+    def __init__(self, *, bound: str = "tilted") -> None:
+        super().__init__()
+        if bound not in BOUNDS:
+            raise ValueError(f"bound must be one of {tuple(BOUNDS)}, got {bound!r}")
+        self.bound = bound
 
     def check(self, output: Tensor, target: Tensor) -> None:
         """Check that the target has the output's shape without its last axis, and integer values in range."""
@@ -139,8 +158,8 @@ class Categorical(ClassificationLikelihood):
         return torch.addmm(probs.sum(0).diag(), probs.mT, probs, alpha=-1.0)
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-        """A lower bound, see :func:`bayesadam.functional.moments.expected_log_softmax`."""
-        return maps.expected_log_softmax(mean, variance, target.long().expand(mean.shape[:-1]))
+        """The lower bound of the name ``bound``."""
+        return BOUNDS[self.bound](mean, variance, target.long().expand(mean.shape[:-1]))
 
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from bayesadam.engine.store import Slot
 from bayesadam.functional import eigenbasis
 from bayesadam.optim.arguments import OfEVON
 from bayesadam.optim.ivon import IVON, IVONRule
+from bayesadam.optim.recipes import HOTTEST, NewtonRate, Recipes
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.sharding import is_sharded
@@ -60,7 +61,10 @@ class EVON(IVON):
     independent, as are groups with ``perturb=False`` without noise; their steps are IVON's. If a matrix has one row, as
     in logistic regression, the covariance of its weights is full.
 
-    Arguments, ways to train and recipes are those of :class:`IVON`.
+    Arguments and ways to train are those of :class:`IVON`. So are the recipes, but with ``"learned"`` the temperature
+    is 0.1 and the learning rate twice IVON's: steps in the eigenbases are shorter in directions of large curvature and
+    longer in all others, where a low temperature lets the network fit the noise of the data.
+
     EVON's own options are
 
     - ``refresh_every``: number of steps from one computation of the bases to the next; 200 by default. Before the
@@ -84,6 +88,10 @@ class EVON(IVON):
     """
 
     rule = EVONRule()
+    recipes: ClassVar[Recipes] = {
+        "learned": {**IVON.recipes["learned"], "lr": NewtonRate(0.2), "temperature": HOTTEST},
+        "paper": IVON.recipes["paper"],
+    }
     elementwise = False
 
     if TYPE_CHECKING:

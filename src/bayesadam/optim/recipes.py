@@ -9,7 +9,7 @@ five ways:
 - Vadam and IVON take the batch size, and correct the square of a mean gradient by it.
 - The prior has the scale of each parameter's initialisation (``prior_precision="init"``) instead of ``N(0, 1)``.
 - The temperature of the KL divergence is below 1. It is higher in longer trainings (:func:`longer_training`), which
-  otherwise fit the noise of small data sets.
+  otherwise fit the noise of small data sets, and always for EVON.
 - The learning rates of IVON, EVON and VOGN, which are fractions of a Newton step, are lower for large networks and
   many examples (:class:`NewtonRate`).
 

@@ -9,6 +9,9 @@ from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
 LOCAL = ("badam", "laplace")
 """Methods whose posteriors have the covariance of a linearised network."""
 
+LINEAR = ("variational_last_layer",)
+"""Methods whose posteriors are over weights in which the outputs are linear."""
+
 LAST_LAYER = ("last_layer", "last_layer_kron")
 """Structures of Laplace posteriors over one layer."""
 
@@ -23,11 +26,12 @@ def suited_method(posterior: NetworkDistribution) -> str:
     weights are put into the network itself, they leave the region where the linearisation holds, and the predictions
     may be far worse than those of the mean (Foong et al. 2019, arXiv 1906.11537; Immer et al. 2021, arXiv 2008.08400).
     If only the last layer is random, the network is linear in the random weights and both methods agree. Mixtures of
-    such posteriors are linearised, because samples would be shared among the components.
+    such posteriors are linearised, because samples would be shared among the components, and so are posteriors whose
+    layer is known to give the outputs, because the linearised prediction is then exact.
     """
     if isinstance(posterior, Mixture) and all(_is_of_last_layer(part) for part in posterior.components):
         return "linearized"
-    return "linearized" if _is_local(posterior) else "monte_carlo"
+    return "linearized" if _is_local(posterior) or _is_linear(posterior) else "monte_carlo"
 
 
 def warn_of_samples(posterior: NetworkDistribution) -> None:
@@ -45,6 +49,10 @@ def warn_of_samples(posterior: NetworkDistribution) -> None:
 def mark_as_tuned(posterior: Posterior, method: str) -> None:
     """Record the method of prediction for which the width was tuned, so that its samples are no longer warned of."""
     posterior.hyperparameters["tuned_for"] = method
+
+
+def _is_linear(posterior: NetworkDistribution) -> bool:
+    return isinstance(posterior, Posterior) and posterior.hyperparameters.get("method") in LINEAR
 
 
 def _is_of_last_layer(posterior: Posterior) -> bool:

@@ -73,11 +73,12 @@ def predict(
         seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only, and not on batches, chunks or a global
             generator.
         method: One of the following. ``"auto"`` is ``"linearized"`` for posteriors of :func:`bayesadam.badam` and
-            :func:`bayesadam.laplace` and mixtures of them, whose covariance is that of a linearised network; it is
-            ``"monte_carlo"`` for all other posteriors, for a single one over the last layer, where both agree,
-            and if a row has more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for
-            posteriors of a linearised network it is often far too wide, and a warning is issued. ``"linearized"``
-            replaces the network by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
+            :func:`bayesadam.laplace` and mixtures of them, whose covariance is that of a linearised network, and for
+            those of :func:`bayesadam.variational_last_layer`, for which it is exact; it is ``"monte_carlo"`` for all
+            other posteriors, for a single Laplace posterior over the last layer, where both agree, and if a row has
+            more than 128 outputs. ``"monte_carlo"`` is the mixture over posterior samples; for posteriors of a
+            linearised network it is often far too wide, and a warning is issued. ``"linearized"`` replaces the network
+            by its tangent at the posterior's mean, whose outputs are Gaussian without sampling
             (Kessler et al. 2018; Foong et al. 2019; Immer et al. 2021). It is for Gaussian posteriors and mixtures of
             them; it treats every row by itself and ignores dependence on other rows of the batch, and a log variance
             that the network outputs is taken at the mean. ``"moments"`` propagates mean and variance from layer to

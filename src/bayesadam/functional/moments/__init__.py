@@ -6,6 +6,7 @@ their inputs as Gaussian.
 
 from bayesadam.functional.moments.expectations import expected_log_sigmoid as expected_log_sigmoid
 from bayesadam.functional.moments.expectations import expected_log_softmax as expected_log_softmax
+from bayesadam.functional.moments.expectations import jensen_log_softmax as jensen_log_softmax
 from bayesadam.functional.moments.expectations import log_expected_softmax as log_expected_softmax
 from bayesadam.functional.moments.linear import adaptive_avg_pool2d as adaptive_avg_pool2d
 from bayesadam.functional.moments.linear import avg_pool2d as avg_pool2d

@@ -62,6 +62,29 @@ def expected_log_softmax(mean: Tensor, variance: Tensor, index: Tensor) -> Tenso
     return elementwise(bound, mean, variance)[0].gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
+def jensen_log_softmax(mean: Tensor, variance: Tensor, index: Tensor) -> Tensor:
+    """A looser and cheaper lower bound of ``E[log softmax(z)_index]`` than :func:`expected_log_softmax`.
+
+    It is ``mean_index - logsumexp(mean + variance / 2)``, by Jensen's inequality, for ``z_k ~ N(mean_k, variance_k)``
+    with any correlations (Harrison et al. 2024, Theorem 2).
+
+    Args:
+        mean: Means, ``(..., K)``.
+        variance: Variances of the same shape, not negative.
+        index: Class numbers ``(...)``, integers below ``K``.
+
+    Returns:
+        The bound, ``(...)``, in nats.
+
+    Raises:
+        ValueError: The shapes do not fit.
+    """
+    if index.shape != mean.shape[:-1]:
+        raise ValueError(f"index must be of shape {tuple(mean.shape[:-1])}, got {tuple(index.shape)!r}")
+    half = 0.5 * variance
+    return ((mean + half).log_softmax(-1) - half).gather(-1, index.unsqueeze(-1)).squeeze(-1)
+
+
 def log_expected_softmax(mean: Tensor, variance: Tensor) -> Tensor:
     """Log of an approximation of ``E[softmax(z)]`` over the last axis, for independent ``z_k ~ N(mean_k, variance_k)``.
 

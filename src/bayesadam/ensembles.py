@@ -1,0 +1,181 @@
+"""Ensembles of posteriors: networks trained one after another by any optimiser of the library, as one mixture."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from bayesadam.checks import check, is_whole
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.likelihoods import Likelihood, check_likelihood
+from bayesadam.optim import OPTIMIZERS, PerturbedOptimizer
+from bayesadam.population import order
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian, Mixture, PartialGaussian
+from bayesadam.progress import Advance, progress_bar
+
+Gaussians = DenseGaussian | DiagonalGaussian | KroneckerGaussian
+"""What the optimisers' posteriors are."""
+
+METHODS = (*OPTIMIZERS, "adam")
+
+
+def train_ensemble(
+    make_model: Callable[[], nn.Module],
+    data: tuple[Tensor, Tensor],
+    *,
+    likelihood: Likelihood,
+    epochs: int,
+    batch_size: int,
+    members: int = 5,
+    method: str = "ivon",
+    lr: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Mixture:
+    """Train several networks from different first weights, each with a posterior of its own, and return their mixture.
+
+    It is a deep ensemble (Lakshminarayanan et al. 2017) whose members are posteriors and not points: the mixture has
+    the variance within every member, and that between them. Member ``m`` is trained alone with the seed ``seed + m``,
+    which decides its first weights, the order of its data, its dropout and its noise. It takes one sample per step, and
+    the learning rate falls to zero by half a cosine.
+
+    :func:`bayesadam.population.train` trains small networks at once, which is faster; here every network works, also
+    with batch normalisation, whose statistics become a part of each member.
+
+    Args:
+        make_model: Makes a network that takes and returns one tensor, with its first weights from torch's generator.
+        data: Training inputs and targets ``(x, y)``, on the device of the network.
+        likelihood: What the outputs mean; all numbers in it are known.
+        epochs: Passes over the data.
+        batch_size: Data points per minibatch.
+        members: How many networks.
+        method: ``"ivon"``, ``"vadam"``, ``"vogn"`` or another name of an optimiser of the library, or ``"adam"`` for
+            point masses, an ordinary deep ensemble.
+        lr: Learning rate at the start; default: that of the optimiser.
+        options: Further arguments of the optimiser by name.
+        seed: Seed of the first member.
+        progress: Whether to show a progress bar; by default it is shown in a terminal.
+
+    Returns:
+        An equal mixture of the members' posteriors. With ``mc_samples`` a multiple of ``members``, predictions draw
+        equally often from each of them.
+
+    Raises:
+        ValueError: A number is out of range, the method is unknown, something is no likelihood or one with learned
+            parameters, or the data are no pair of as many inputs as targets.
+        TypeError: The optimiser does not have an option.
+        FloatingPointError: A gradient is not finite.
+    """
+    for name, value in {"epochs": epochs, "batch_size": batch_size, "members": members}.items():
+        check(name, value, "a whole number of at least 1", is_whole)
+    if method not in METHODS:
+        raise ValueError(f"method must be one of {METHODS}, got {method!r}")
+    if lr is not None:
+        check("lr", lr, "a positive, finite number", lambda value: 0 < value < math.inf)
+    check_likelihood(likelihood)
+    learned = [name for name, parameter in likelihood.named_parameters() if parameter.requires_grad]
+    if learned:
+        raise ValueError(f"likelihood must have no learned parameters, got {learned}")
+    if not isinstance(data, tuple) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+        raise ValueError(f"data must be a pair of tensors (x, y), got {type(data).__name__}")
+    if len(data[0]) != len(data[1]) or not len(data[0]):
+        raise ValueError(f"data must be as many inputs as targets, got {len(data[0])} and {len(data[1])}")
+    told = {"method": method, "epochs": epochs, "batch_size": batch_size, "lr": lr, "seed": seed, **(options or {})}
+    steps = math.ceil(len(data[0]) / batch_size) * epochs
+    found = []
+    with progress_bar("training", steps * members, progress) as advance:
+        for number in range(seed, seed + members):
+            with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+                torch.manual_seed(number)
+                model = make_model()
+                optimizer = _optimizer(model, method, lr, len(data[0]), batch_size, steps, number, dict(options or {}))
+                _train(model, optimizer, data, likelihood, epochs, batch_size, number, advance)
+            posterior = _posterior(model, optimizer)
+            found.append((posterior, _constants(model, posterior)))
+    return Mixture(_together(found), hyperparameters=told)
+
+
+def _optimizer(
+    model: nn.Module,
+    method: str,
+    lr: float | None,
+    count: int,
+    batch_size: int,
+    steps: int,
+    seed: int,
+    options: dict[str, Any],
+) -> torch.optim.Optimizer:
+    """The optimiser of a member, which is told what it asks for."""
+    if lr is not None:
+        options["lr"] = lr
+    if method == "adam":
+        return torch.optim.Adam([p for p in model.parameters() if p.requires_grad], **options)
+    kind = OPTIMIZERS[method]
+    asked = inspect.signature(kind).parameters
+    plan: dict[str, Any] = {"batch_size": min(count, batch_size), "total_steps": steps}
+    plan = {name: value for name, value in plan.items() if name in asked}
+    if "curvature" in asked:
+        plan["curvature"] = PerExampleSquares(model)
+    return kind(model.named_parameters(), **{"num_data": count, "seed": seed, **plan, **options})
+
+
+def _train(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: tuple[Tensor, Tensor],
+    likelihood: Likelihood,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+    advance: Advance,
+) -> None:
+    """Train a network, whose weights hold the mean at the end."""
+    x, y = data
+    schedule = CosineAnnealingLR(optimizer, math.ceil(len(x) / batch_size) * epochs)
+    model.train()
+    if isinstance(optimizer, PerturbedOptimizer):
+        optimizer.train()
+    for epoch in range(epochs):
+        for rows in torch.split(torch.from_numpy(order(len(x), seed=seed, epoch=epoch)).to(x.device), batch_size):
+            optimizer.zero_grad()
+            loss = likelihood.nll(model(x[rows]), y[rows])
+            if not loss.isfinite():
+                raise FloatingPointError(f"the loss of member {seed} must be finite, got {loss.item()!r}")
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+            advance()
+    if isinstance(optimizer, PerturbedOptimizer):
+        optimizer.eval()
+    model.eval()
+
+
+def _posterior(model: nn.Module, optimizer: torch.optim.Optimizer) -> Gaussians:
+    if isinstance(optimizer, PerturbedOptimizer):
+        return optimizer.posterior(model)
+    return DiagonalGaussian.point_mass({n: p.detach().clone() for n, p in model.named_parameters() if p.requires_grad})
+
+
+def _constants(model: nn.Module, posterior: Gaussians) -> dict[str, Tensor]:
+    """Everything else in a network, such as the statistics of its batch normalisation."""
+    everything = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: value.detach().clone() for name, value in everything.items() if name not in posterior.mean}
+
+
+def _together(found: list[tuple[Gaussians, dict[str, Tensor]]]) -> list[Gaussians | PartialGaussian]:
+    """The members' posteriors, with those of their constants that are not the same for all."""
+    first = found[0][1]
+    differing = [name for name in first if any(not torch.equal(first[name], other[name]) for _, other in found)]
+    for name in differing:
+        if not first[name].is_floating_point():
+            raise ValueError(f"make_model must give networks with equal integer buffers, got others for {name!r}")
+    if not differing:
+        return [q for q, _ in found]
+    return [PartialGaussian(q, {name: other[name] for name in differing}) for q, other in found]

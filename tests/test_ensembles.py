@@ -1,0 +1,169 @@
+"""Ensembles that are trained in one call: each member is what a training of its own gives, and what is refused."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam.population import order
+from bayesadam.posterior import PartialGaussian
+
+
+def draw(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+X = draw(40, 3)
+Y = (X.sum(1) > 0).long()
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, 2))
+
+
+def normalised():
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def ensemble(make=perceptron, data=(X, Y), **options):
+    options = {"likelihood": ba.Categorical(), "epochs": 3, "batch_size": 16, "members": 3, **options}
+    return ba.train_ensemble(make, data, progress=False, **options)
+
+
+def alone(seed, make_optimizer):
+    """A member by a loop that is written out."""
+    torch.manual_seed(seed)
+    model = perceptron()
+    optimizer = make_optimizer(model, seed)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * step / 9)))
+    model.train()
+    if hasattr(optimizer, "train"):
+        optimizer.train()
+    for epoch in range(3):
+        rows = torch.from_numpy(order(40, seed=seed, epoch=epoch))
+        for start in range(0, 40, 16):
+            batch = rows[start : start + 16]
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(X[batch]), Y[batch]).backward()
+            optimizer.step()
+            schedule.step()
+    if hasattr(optimizer, "eval"):
+        optimizer.eval()
+        return optimizer.posterior(model)
+    return ba.DiagonalGaussian.point_mass(model)
+
+
+def same(ours, theirs):
+    for name, mean in theirs.mean.items():
+        torch.testing.assert_close(ours.mean[name], mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(ours.variance[name], theirs.variance[name], rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.filterwarnings("ignore:.*initial_precision")
+@pytest.mark.parametrize("method", ["ivon", "vadam", "vogn", "evon", "adam"])
+def test_members_are_trained_alone(method):
+    def optimizer(model, seed):
+        if method == "adam":
+            return torch.optim.Adam(model.parameters(), lr=0.01)
+        plan = {"num_data": 40, "batch_size": 16, "total_steps": 9, "seed": seed, "lr": 0.01}
+        if method == "vogn":
+            plan["curvature"] = ba.PerExampleSquares(model)
+        return {"ivon": ba.IVON, "vadam": ba.Vadam, "vogn": ba.VOGN, "evon": ba.EVON}[method](
+            model.named_parameters(), **plan
+        )
+
+    q = ensemble(method=method, lr=0.01, seed=4)
+    assert isinstance(q, ba.Mixture)
+    assert len(q.components) == 3
+    for number, member in enumerate(q.components):
+        same(member, alone(4 + number, optimizer))
+    if method == "adam":
+        assert not any(v.any() for v in q.components[0].variance.values())
+
+
+@pytest.mark.filterwarnings("ignore:.*initial_precision")
+def test_a_member_does_not_depend_on_the_others_or_on_the_generator():
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    one, other = ensemble(seed=1).components[1], ensemble(seed=2, members=1).components[0]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one.mean[name], other.mean[name]) for name in one.mean)
+    assert all(torch.equal(one.variance[name], other.variance[name]) for name in one.mean)
+
+
+@pytest.mark.filterwarnings("ignore:.*initial_precision")
+@pytest.mark.parametrize("method", ["ivon", "adam"])
+def test_batch_normalisation_is_a_part_of_each_member(method, tmp_path):
+    """Predictions of the mixture are the average of those of the members, each with its own statistics."""
+    q = ensemble(normalised, method=method, lr=0.05, epochs=20)
+    assert all(isinstance(member, PartialGaussian) for member in q.components)
+    assert list(q.components[0].fixed) == ["1.running_mean", "1.running_var"]
+    q.save(tmp_path / "q.safetensors")
+    pred = ba.predict(normalised(), ba.load_posterior(tmp_path / "q.safetensors"), X, likelihood=ba.Categorical())
+    if method == "adam":
+        models = [normalised() for _ in q.components]
+        for model, member in zip(models, q.components, strict=True):
+            model.load_state_dict({**model.state_dict(), **member.mean})
+        exact = torch.stack([model.eval()(X).softmax(-1) for model in models]).mean(0).detach()
+        pred = ba.predict(normalised(), q, X, likelihood=ba.Categorical(), mc_samples=3)
+        torch.testing.assert_close(pred.class_probs.float(), exact, rtol=1e-4, atol=1e-5)
+    assert ba.metrics.accuracy(pred.class_probs, Y) > 0.7
+
+
+@pytest.mark.filterwarnings("ignore:.*initial_precision")
+def test_it_learns_and_tells_how_it_was_made():
+    q = ensemble(epochs=30, lr=0.05, options={"prior_precision": 2.0})
+    told = {"method": "ivon", "epochs": 30, "batch_size": 16, "lr": 0.05, "seed": 0, "prior_precision": 2.0}
+    assert {name: q.hyperparameters[name] for name in told} == told
+    pred = ba.predict(perceptron(), q, X, likelihood=ba.Categorical(), mc_samples=30)
+    assert ba.metrics.accuracy(pred.class_probs, Y) > 0.9
+    assert all((v > 0).all() for v in q.components[0].variance.values())
+
+
+class Counting(nn.Module):
+    made = 0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.register_buffer("number", torch.tensor(Counting.made))
+        Counting.made += 1
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": 0}, "^epochs must be a whole number of at least 1, got 0$"),
+        ({"batch_size": 1.5}, "^batch_size must be a whole number of at least 1, got 1.5$"),
+        ({"members": 0}, "^members must be a whole number of at least 1, got 0$"),
+        ({"method": "sgd"}, r"^method must be one of \('vadam', .*'adam'\), got 'sgd'$"),
+        ({"lr": -0.1}, "^lr must be a positive, finite number, got -0.1$"),
+        ({"likelihood": nn.CrossEntropyLoss()}, "^likelihood must be"),
+        (
+            {"likelihood": ba.Gaussian(1.0, learned=True)},
+            r"^likelihood must have no learned parameters, got \['log_noise_precision'\]$",
+        ),
+        ({"data": X}, r"^data must be a pair of tensors \(x, y\), got Tensor$"),
+        ({"data": (X, Y[:-1])}, "^data must be as many inputs as targets, got 40 and 39$"),
+        ({"data": (X[:0], Y[:0])}, "^data must be as many inputs as targets, got 0 and 0$"),
+    ],
+)
+def test_refusals(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ensemble(**arguments)
+
+
+def test_more_refusals():
+    with pytest.raises(TypeError, match="momentum"):
+        ensemble(options={"momentum": 0.9})
+    with pytest.raises(FloatingPointError, match="^the loss of member 0 must be finite, got nan$"):
+        ensemble(data=(X * math.nan, Y))
+    with pytest.raises(
+        ValueError, match="^make_model must give networks with equal integer buffers, got others for 'nu"
+    ):
+        ensemble(Counting, method="adam")
