@@ -193,7 +193,7 @@ class Weights:
     @torch.no_grad()
     def kept(self) -> Callable[[], None]:
         """Copy all weights; return a function that restores them and the record of samples."""
-        held, written, known = self.held, self._written, self._versions
+        held, written, known = self.held, dict(self._written), self._versions
         copies = [(local(slot.parameter), local(slot.parameter).clone()) for slot in self.store.slots()]
         lean = self.lean.kept()
         foreign = [parameter for parameter, version in known.items() if local(parameter)._version != version]
