@@ -170,6 +170,7 @@ class Weights:
         torch.clear_autocast_cache()
 
     def _copy_means(self, parameters: Sequence[Tensor]) -> None:
+        self.lean.finish()
         held, kept = self.lean.held, parameters
         if held:
             kept = [parameter for parameter in parameters if parameter not in held]
