@@ -374,7 +374,7 @@ class TestNative:
         with by_operations():
             expected = normal(**BASE, shape=(BLOCK,)).double()
         assert (found - expected).abs().mean() < 3e-8
-        assert abs((found - expected).mean()) < 1e-9
+        assert abs((found - expected).mean()) < 1e-8  # 5e-9 with the sines of Debian's build of PyTorch
 
     @needs_compiler
     def test_a_source_that_does_not_compile(self, monkeypatch, anew):

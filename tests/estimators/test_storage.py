@@ -169,6 +169,7 @@ class TestTwoFiles:
             {"calibration": {"epistemic": [1.0, 2.0], "aleatoric": [1.0]}},
             {"noise_precision": [[0.0], [1.0], [1.0]]},
             {"noise_precision": [[1.0]]},
+            {"noise_precision": [[], [], []]},
             {"epochs": -1},
             {"epochs": 2.5},
             {"stopped": "never"},

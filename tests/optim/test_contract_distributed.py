@@ -17,6 +17,7 @@ FUNCTIONS = [
     "hessian_of_a_quadratic",
     "sharded",
     "sharded_checkpoint",
+    "low_memory_of_a_sharded_network",
     "bad_gradient_in_one_shard",
     "sharded_on_any_axis",
     "posterior_as_prior_of_a_sharded_network",

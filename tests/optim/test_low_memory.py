@@ -200,7 +200,10 @@ def test_weights_that_others_wrote():
     torch.testing.assert_close(weights(net), weights(mean))
 
 
-def test_a_load_that_fails_leaves_the_sample_and_the_mean():
+def test_a_load_that_fails_leaves_the_sample_and_the_mean(monkeypatch):
+    def interrupted(store):
+        raise KeyboardInterrupt
+
     net = make_net()
     opt = ba.Vadam(net.named_parameters(), num_data=50, low_memory=True)
     opt.attach(net)
@@ -216,6 +219,13 @@ def test_a_load_that_fails_leaves_the_sample_and_the_mean():
     assert torch.equal(weights(net), held)
     torch.testing.assert_close(opt.posterior().mean, mean)
     assert snapshot(opt)[0] == before
+    state = copy.deepcopy(opt.state_dict())
+    state["param_groups"][0]["temperature"] = 0.5
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(opt._engine.store.__class__, "check_loaded", interrupted)  # after the mean was put back
+        opt.load_state_dict(state)
+    assert torch.equal(weights(net), held)
+    torch.testing.assert_close(opt.posterior().mean, mean)
     train(net, opt, 1, first=2, mode="train")
     x, _ = batch()
     assert net(x).isfinite().all()

@@ -155,6 +155,51 @@ def sharded_checkpoint(rank, folder):
             assert torch.equal(first.to_local(), second.to_local())
 
 
+def low_memory_of_a_sharded_network(rank, folder):
+    """``low_memory``: in blocks and drop-in, saved under a sample and loaded into another; an exception in a block."""
+    mesh = init_device_mesh("cpu", (2,))
+
+    def make(name, **options):
+        net = wide_net()
+        fully_shard(net, mesh=mesh)
+        opt = Method(name)(net.named_parameters(), low_memory=True, **options)
+        opt.attach(net)
+        return net, opt
+
+    for name in ("vadam", "ivon"):
+        for mode, samples in (("block", 3), ("train", 1)):
+            net, opt = make(name, mc_samples=samples)
+            run(net, opt, 4, rank, mode, samples)
+            expected, _ = alone(Method(name), mode, samples)
+            full = [p.full_tensor().detach() for p in net.parameters()]
+            torch.testing.assert_close(full, [p.detach() for p in expected.parameters()], rtol=1e-9, atol=1e-11)
+        mean = [p.to_local().detach().clone() for p in net.parameters()]
+        with pytest.raises(KeyboardInterrupt), opt.sampled_params():
+            assert not torch.equal(net[0].weight.to_local(), mean[0])
+            raise KeyboardInterrupt
+        torch.testing.assert_close([p.to_local().detach() for p in net.parameters()], mean, rtol=1e-12, atol=1e-12)
+        net, opt = make(name)
+        drop_in(net, opt, range(3))
+        model_sd, opt_sd = dcp_state.get_state_dict(net, opt)
+        dcp.save({"model": model_sd, "opt": opt_sd}, checkpoint_id=f"{folder}/low-{name}")
+        drop_in(net, opt, range(3, 6))
+        other, resumed = make(name)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.normal_()
+        model_sd, opt_sd = dcp_state.get_state_dict(other, resumed)
+        target = {"model": model_sd, "opt": opt_sd}
+        dcp.load(target, checkpoint_id=f"{folder}/low-{name}")
+        dcp_state.set_state_dict(other, resumed, model_state_dict=target["model"], optim_state_dict=target["opt"])
+        drop_in(other, resumed, range(3, 6))
+        expected, reference = alone(Method(name), "train", 1, steps=6, stride=1)
+        for each, its in ((net, opt), (other, resumed)):
+            its.eval()
+            full = [p.full_tensor().detach() for p in each.parameters()]
+            torch.testing.assert_close(full, [p.detach() for p in expected.parameters()], rtol=1e-9, atol=1e-11)
+            torch.testing.assert_close(its.posterior().variance, reference.posterior().variance, rtol=1e-9, atol=0)
+
+
 def bad_gradient_in_one_shard(rank, folder):
     """All ranks refuse the step, or a rank would wait for the others for ever."""
     mesh = init_device_mesh("cpu", (2,))

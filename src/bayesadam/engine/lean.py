@@ -43,10 +43,11 @@ class Lean:
         self.draw: Draw | None = None
         self._groups: dict[int, dict[str, Any]] = {}
         self._prints: dict[Tensor, Tensor] = {}
+        self._restoring: Plan | None = None
 
     def begin(self, draw: Draw) -> None:
         """Share memory where possible, before a sample is put into weights that hold the mean."""
-        self.held, self._prints, self.draw = {}, {}, draw
+        self.held, self._prints, self.draw, self._restoring = {}, {}, draw, None
         if not self.store.first["low_memory"]:
             return
         for slot in self.store.slots():
@@ -90,14 +91,21 @@ class Lean:
         """
         if not parameters:
             return []
-        plan = self._run("restore", parameters, [self._share(parameter) for parameter in parameters])
+        self._restoring = plan = self._run("restore", parameters, [self._share(parameter) for parameter in parameters])
         try:
             plan.run()
         finally:
-            done = plan.written()
-            for parameter in done:
+            self.finish()
+        return plan.written()
+
+    def finish(self) -> None:
+        """Record which samples :meth:`restore` has replaced, if it was interrupted before it had done so: a second
+        subtraction of the noise would give wrong means.
+        """
+        if self._restoring is not None:
+            for parameter in self._restoring.written():
                 self.forget(parameter)
-        return done
+            self._restoring = None
 
     def forget(self, parameter: Tensor) -> None:
         """Record that a parameter holds no sample."""

@@ -170,6 +170,7 @@ class Weights:
         torch.clear_autocast_cache()
 
     def _copy_means(self, parameters: Sequence[Tensor]) -> None:
+        self.lean.finish()
         held, kept = self.lean.held, parameters
         if held:
             kept = [parameter for parameter in parameters if parameter not in held]
@@ -193,7 +194,7 @@ class Weights:
     @torch.no_grad()
     def kept(self) -> Callable[[], None]:
         """Copy all weights; return a function that restores them and the record of samples."""
-        held, written, known = self.held, self._written, self._versions
+        held, written, known = self.held, dict(self._written), self._versions
         copies = [(local(slot.parameter), local(slot.parameter).clone()) for slot in self.store.slots()]
         lean = self.lean.kept()
         foreign = [parameter for parameter, version in known.items() if local(parameter)._version != version]

@@ -235,8 +235,9 @@ def _likelihoods(estimator: Any, told: dict[str, Any], members: int) -> list[Lik
     """Return the likelihoods of a regression's members."""
     if "likelihoods" not in told:
         precisions = told["noise_precision"]
-        if any(p is not None and not (_finite("noise_precision", p) > 0).all() for p in precisions):
-            raise ValueError(f"noise_precision must be positive, got {precisions!r}")
+        for found in (_finite("noise_precision", p) for p in precisions if p is not None):
+            if found.shape not in ((), estimator._y_mean.shape) or not (found > 0).all():
+                raise ValueError(f"noise_precision must be positive, one or one per output, got {precisions!r}")
         if None in precisions:
             estimator._template = HeteroscedasticGaussian()
         return [HeteroscedasticGaussian() if p is None else Gaussian(torch.tensor(p)).float() for p in precisions]

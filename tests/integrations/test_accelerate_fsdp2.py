@@ -1,0 +1,76 @@
+"""Accelerate with FSDP2 on two ranks (gloo, CPU): the optimiser's parameters are replaced by shards in ``prepare``.
+
+Accelerate itself turns FSDP on for GPUs only; ``fsdp2_workers.begin`` makes it do so here.
+"""
+
+import pytest
+import torch
+
+from integrations.tasks import BATCH, EPOCHS, ROWS, plain
+from two_ranks import in_two_ranks
+
+pytest.importorskip("accelerate", reason="accelerate is not installed")
+FUNCTIONS = ["trained", "saved", "resumed", "mixed"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("fsdp2")
+    in_two_ranks("integrations.fsdp2_workers", FUNCTIONS, path)
+    return path
+
+
+def assert_as_plain(folder, name, **options):
+    """The weights hold the mean at the end, and that is the plain loop's in one process."""
+    found, (weights, opt) = torch.load(folder / f"{name}.pt"), plain(**options)
+    assert found["held"] == "mean"
+    torch.testing.assert_close(found["weights"], weights, rtol=1e-5, atol=1e-6)
+    variance = torch.cat([v.flatten() for v in opt.posterior().variance.values()])
+    torch.testing.assert_close(found["variance"], variance, rtol=1e-4, atol=1e-9)
+    return found
+
+
+def test_evaluation(folder):
+    found = assert_as_plain(folder, "evaluation")
+    assert found["at_mean"] == [True] * (EPOCHS * ROWS // BATCH)
+
+
+def test_saved(folder):
+    found = torch.load(folder / "saved.pt")
+    assert torch.equal(found["saved"], found["mean"])
+    assert not torch.equal(found["saved"], found["sample"])
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+@pytest.mark.parametrize("state", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+def test_resume(folder, state, low_memory):
+    run, other = torch.load(folder / f"resume-{state}-{low_memory}.pt")
+    assert torch.equal(run["weights"], other["weights"])
+    assert torch.equal(run["variance"], other["variance"])
+    weights, _ = plain()
+    torch.testing.assert_close(other["weights"], weights, rtol=1e-5, atol=1e-6)
+
+
+def test_accumulation(folder):
+    assert_as_plain(folder, "accumulation", accumulate=4)
+
+
+def test_clipping(folder):
+    assert_as_plain(folder, "clipping", clip=0.1)
+
+
+def test_amp(folder):
+    run, reference = torch.load(folder / "amp.pt")
+    assert run["held"] == "mean"
+    torch.testing.assert_close(run["weights"], reference["weights"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(run["variance"], reference["variance"], rtol=1e-4, atol=1e-9)
+    whole, _ = plain()
+    assert not torch.equal(run["weights"], whole)
+
+
+def test_schedulers(folder):
+    assert_as_plain(folder, "schedulers", schedule=True)
+
+
+def test_low_memory(folder):
+    assert_as_plain(folder, "low_memory")
