@@ -8,7 +8,8 @@ import pytest
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "guides" / "trainers.md"
 FILES = {"`follow`": "follow", "Lightning": "lightning", "Hugging Face's Trainer": "transformers"}
-FILES |= {"Accelerate": "accelerate", "skorch": "skorch"}
+FILES |= {"trl's `SFTTrainer`": "trl", "Accelerate": "accelerate", "Accelerate with FSDP2": "accelerate_fsdp2"}
+FILES |= {"skorch": "skorch"}
 TESTS = {"evaluation at the mean": "evaluation", "resume identical": "resume", "saved = mean": "saved", "AMP": "amp"}
 
 

@@ -89,6 +89,6 @@ def _mix(product: Word, word: Word, key: Word, dead: Word, pool: list[Tensor]) -
     mixed = dead if isinstance(dead, Tensor) else pool.pop()
     torch.bitwise_right_shift(product, 32, out=mixed)
     if isinstance(word, int):
-        return mixed.bitwise_xor_((word ^ key) & _MASK).bitwise_and_(_MASK)  # PyTorch 2.6 refuses more than 63 bits
+        return mixed.bitwise_xor_((word ^ key) & _MASK).bitwise_and_(_MASK)  # a number of at most 63 bits
     pool.append(word)
     return mixed.bitwise_xor_(word).bitwise_xor_(key).bitwise_and_(_MASK)
