@@ -128,7 +128,10 @@ class Run:
         """State and counters."""
         states = [
             {
-                **{name: value.clone() if torch.is_tensor(value) else value for name, value in self.opt.state[p].items()},
+                **{
+                    name: value.clone() if torch.is_tensor(value) else value
+                    for name, value in self.opt.state[p].items()
+                },
                 "mean": self.opt.mean_of(p).clone(),  # the state's own may be in the memory of the weights
             }
             for p in self.net.parameters()
