@@ -179,7 +179,7 @@ def test_a_loader_that_shuffles(classes, posterior):
     first = ba.tune_posterior(posterior, model, loader, **options)
     second = ba.tune_posterior(posterior, model, held_out, **options)
     for a, b in zip(first.table, second.table, strict=True):
-        assert a == pytest.approx(b, rel=1e-4)
+        assert a == pytest.approx(b, rel=1e-3)
 
 
 def test_batch_norm_statistics_of_every_sample(classes):

@@ -8,7 +8,7 @@ import torch
 from scipy import integrate, special, stats
 
 import bayesadam as ba
-from bayesadam.functional.special import betainc
+from bayesadam.functional.special import betainc, log_rising, stirling_error
 
 F64 = {"dtype": torch.float64}
 EXACT = {"rtol": 1e-11, "atol": 1e-12}
@@ -301,3 +301,56 @@ def test_incomplete_beta_function():
     close(found, expected, rtol=2e-9, atol=1e-200)
     ends = betainc(torch.tensor(2.0), torch.tensor(3.0), torch.tensor([0.0, 1.0]))
     close(ends, [0.0, 1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("degrees", [0.5, 4.0, 63.0, 65.0, 1e4, 1e6, 1.1e6, 1e8, 1e12, 1e20])
+def test_students_t_with_many_degrees_of_freedom(degrees, dtype):
+    likelihood = ba.likelihoods.StudentT(degrees, scale=2.0).to(dtype)
+    output, target = torch.full((5,), 0.5, dtype=dtype), torch.tensor([-6.0, -1.0, 0.5, 2.0, 9.0], dtype=dtype)
+    exact = stats.norm(0.5, 2.0) if degrees > 1e15 else stats.t(degrees, 0.5, 2.0)
+    tolerance = 2e-5 if dtype is torch.float32 else 1e-9
+    expected = torch.tensor(exact.logpdf(target.double().numpy()))
+    torch.testing.assert_close(
+        likelihood.element_log_density(output, target).double(), expected, rtol=0, atol=tolerance
+    )
+    expected = torch.tensor(exact.cdf(target.double().numpy()))
+    torch.testing.assert_close(likelihood.cdf(output, target).double(), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("inverse", [0.3, 10.0, 31.0, 33.0, 1e4, 1e6, 1e8, 1e20])
+def test_counts_of_almost_no_dispersion(inverse, dtype):
+    output, target = torch.full((5,), 2.0, dtype=dtype), torch.tensor([0.0, 1, 7, 15, 60], dtype=dtype)
+    found = ba.likelihoods.NegativeBinomial(1.0 / inverse).to(dtype).element_log_density(output, target).double()
+    mean, counts = np.exp(2.0), target.double().numpy()
+    exact = stats.nbinom(inverse, inverse / (inverse + mean)) if inverse < 1e7 else stats.poisson(mean)
+    tolerance = 2e-5 if dtype is torch.float32 else 1e-7
+    close(found, exact.logpmf(counts), rtol=1e-6 + 30.0 / inverse * (inverse > 1e7), atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [0.3, 10.0, 31.0, 33.0, 1e4, 1e6])
+def test_amounts_of_almost_no_variance(shape, dtype):
+    mean, width = np.exp(2.0), shape**-0.5
+    target = torch.tensor(mean * np.exp(width * np.linspace(-2.0, 2.0, 5)), dtype=dtype)
+    output = torch.full((5,), 2.0, dtype=dtype)
+    found = ba.likelihoods.Gamma(shape).to(dtype).element_log_density(output, target).double()
+    # the rounding of log(y / mean) in units of the width
+    tolerance = 3.0 * torch.finfo(dtype).eps / width * 4.0 + (1e-5 if dtype is torch.float32 else 1e-9)
+    close(found, stats.gamma(shape, scale=mean / shape).logpdf(target.double().numpy()), rtol=1e-6, atol=tolerance)
+
+
+def test_rising_gamma_functions():
+    x = np.array([1e-3, 0.3, 5.0, 31.9, 32.1, 1e3])
+    y = np.array([0.0, 0.5, 3.0, 100.0])[:, None]
+    expected = special.gammaln(x + y) - special.gammaln(x) - y * np.log(x)
+    close(log_rising(torch.tensor(x), torch.tensor(y)), expected, rtol=1e-10, atol=1e-11)
+    assert stirling_error(torch.tensor(1e300)) == pytest.approx(0.0, abs=1e-300)
+
+
+def test_gradients_of_rising_gamma_functions():
+    x = torch.tensor([0.3, 5.0, 31.0, 33.0, 1e3], requires_grad=True)
+    (found,) = torch.autograd.grad(log_rising(x, torch.tensor(0.5)).sum(), x)
+    values = x.detach().numpy()
+    close(found, special.digamma(values + 0.5) - special.digamma(values) - 0.5 / values, rtol=1e-9, atol=1e-13)

@@ -713,7 +713,7 @@ def test_a_training_that_diverges_says_what_to_change(start, diverges):
     net = torch.nn.Sequential(torch.nn.Linear(32, 512), *wide, torch.nn.Linear(512, 8))
     opt = ba.IVON(net.named_parameters(), num_data=100, recipe="paper", initial_precision=start)
     x, y = torch.randn(8, 32), torch.randn(8, 8)
-    hint = r"must be finite, got inf or nan; .* wants a smaller lr than 0.1, .* a larger initial_precision"
+    hint = r"must be finite, got inf or nan; .* use a smaller lr than 0.1, .* a larger initial_precision"
     with pytest.raises(FloatingPointError, match=hint) if diverges else nullcontext():
         for _ in range(20):
             with opt.sampled_params():

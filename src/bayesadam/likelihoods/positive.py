@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
+from bayesadam.functional.special import stirling_error
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.gaussian import gaussian_log_density
 from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
@@ -124,7 +127,7 @@ class Gamma(_Positive):
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every target."""
-        return self._terms(output, (_log(target, output) - output).exp(), target)
+        return self._terms(output, _log(target, output) - output, target)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """Distribution function by the incomplete gamma function, in float64."""
@@ -145,14 +148,18 @@ class Gamma(_Positive):
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """Expected log density in closed form; the expected ``exp(-output)`` is the mean of a log-normal variable."""
-        terms = self._terms(mean, (_log(target, mean) - mean + 0.5 * variance).exp(), target)
+        terms = self._terms(mean, _log(target, mean) - mean + 0.5 * variance, target)
         return terms.sum(-1) if target.ndim > 1 else terms
 
-    def _terms(self, output: Tensor, ratio: Tensor, target: Tensor) -> Tensor:
-        """Terms of the log density from the ratio of target and mean, which may be an expected one."""
-        log_shape = self.log_shape.to(output)
+    def _terms(self, output: Tensor, log_ratio: Tensor, target: Tensor) -> Tensor:
+        """Terms of the log density from the logarithm of the ratio of target and mean, or of the expected ratio.
+
+        ``shape log(shape) - log Gamma(shape)`` is written without the difference of two large numbers.
+        """
+        log_shape, log_target = self.log_shape.to(output), _log(target, output)
         shape = log_shape.exp()
-        return shape * (log_shape - output - ratio) + (shape - 1.0) * _log(target, output) - torch.lgamma(shape)
+        constant = 0.5 * (log_shape - math.log(2.0 * math.pi)) - stirling_error(shape) - log_target
+        return constant - shape * (log_ratio.expm1() - (log_target - output))
 
 
 def _log(target: Tensor, like: Tensor) -> Tensor:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from bayesadam.functional.special import betainc
+from bayesadam.functional.special import betainc, log_rising
 from bayesadam.likelihoods.base import Likelihood
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
+
+MANY, NORMAL = 1e6, 1e18
+"""Degrees of freedom from which the distribution function is an approximation, and the density that of a Gaussian."""
 
 
 class StudentT(Likelihood):
@@ -56,17 +61,31 @@ class StudentT(Likelihood):
         return distributions.StudentT(degrees, output, scale, validate_args=False)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """Log density of every target."""
-        density: Tensor = self.distribution(output).log_prob(target)
-        return density
+        """Log density of every target.
+
+        PyTorch's subtracts two large numbers for many degrees of freedom: in float32 it is wrong by 0.005 at 10,000
+        degrees and by 0.9 at 1e8, which degrees that are learned would find.
+        """
+        degrees, log_scale = self.log_degrees.to(output).exp().clamp_max(NORMAL), self.log_scale.to(output)
+        squares = ((target - output) * (-log_scale).exp()).square()
+        half = torch.full_like(degrees, 0.5)
+        constant = log_rising(half * degrees, half) - 0.5 * math.log(2.0 * math.pi) - log_scale
+        return constant - 0.5 * (degrees + 1.0) * (squares / degrees).log1p()
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """Distribution function by the incomplete beta function, in float64."""
+        """Distribution function by the incomplete beta function, in float64.
+
+        From a million degrees of freedom on it is the normal distribution's at a corrected value (Abramowitz and Stegun
+        1964, 26.7.8).
+        """
         degrees, scale = (log.to(output.device, torch.float64).exp() for log in (self.log_degrees, self.log_scale))
-        squares = ((value.double() - output.double()) / scale).square()
-        total = degrees + squares
-        tail = 0.5 * betainc(0.5 * degrees, torch.full_like(degrees, 0.5), degrees / total, squares / total)
-        return torch.where(value > output, 1.0 - tail, tail)
+        white = (value.double() - output.double()) / scale
+        few, squares = degrees.clamp_max(MANY), white.square()
+        total = few + squares
+        tail = 0.5 * betainc(0.5 * few, torch.full_like(few, 0.5), few / total, squares / total)
+        corrected = white * (1.0 - 0.25 / degrees) / (1.0 + 0.5 * squares / degrees).sqrt()
+        exact = torch.where(white > 0.0, 1.0 - tail, tail)
+        return torch.where(degrees > MANY, torch.special.ndtr(corrected), exact)
 
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
