@@ -35,6 +35,7 @@ from torch import Tensor, nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.optim import half_cosine
+from bayesadam.sklearn import BayesianMLPRegressor
 from record import arguments, conditions, save
 
 PROBLEMS = {"yacht": "p3_yacht_tanh10", "concrete": "p5_concrete300_relu50", "toy": "p7_toy_tanh50"}
@@ -49,8 +50,8 @@ MC_SAMPLES = 500
 RATE = 0.1
 """Of dropout."""
 
-Found = tuple[nn.Module, ba.posterior.NetworkDistribution]
-"""A network and what is random about it, as ``predict`` takes them."""
+Found = tuple[nn.Module, ba.posterior.NetworkDistribution] | BayesianMLPRegressor
+"""A network and what is random about it, as ``predict`` takes them, or a fitted estimator."""
 
 
 @dataclass(frozen=True)
@@ -298,6 +299,20 @@ def variational_last_layer(task: Problem, covariance: str) -> Found:
     return model, net.posterior()
 
 
+def estimator(task: Problem, method: str) -> Found:
+    """An estimator that is told the network, the noise and the prior; the rest are its defaults."""
+    made = BayesianMLPRegressor(
+        method,
+        hidden=(task.hidden,),
+        activation=task.activation,
+        noise=task.noise_precision**-0.5,
+        prior_precision=PRIOR,
+        random_state=0,
+    )
+    x, y = task.train
+    return made.fit(x.numpy(), y[:, 0].numpy())
+
+
 METHODS: dict[str, tuple[Callable[[Problem], Found], str]] = {
     "point": (point, "auto"),
     "ensemble of 5": (deep_ensemble, "auto"),
@@ -318,6 +333,8 @@ METHODS: dict[str, tuple[Callable[[Problem], Found], str]] = {
     "VON, full covariance": (von_full, "monte_carlo"),
     "anchored, no last layer": (partial(anchored, last_layer=False), "auto"),
     "anchored": (partial(anchored, last_layer=True), "auto"),
+    "estimator": (partial(estimator, method="auto"), ""),
+    "estimator, Laplace": (partial(estimator, method="laplace"), ""),
     "anchored, seed 1": (partial(anchored, last_layer=True, seed=1), "auto"),
     "anchored, seed 2": (partial(anchored, last_layer=True, seed=2), "auto"),
 }
@@ -329,15 +346,19 @@ def unit(task: Problem, name: str) -> dict[str, Any]:
     make, way = METHODS[name]
     began = time.process_time()
     try:
-        model, posterior = make(task)
+        found = make(task)
     except FloatingPointError as error:
         return {"failed": str(error)}
     seconds = time.process_time() - began
+    if isinstance(found, BayesianMLPRegressor):
+        prediction = found.predictive(task.test.numpy())
+        return {**task.compare(prediction.mean, prediction.epistemic), "cpu_seconds": seconds}
+    model, posterior = found
     # As many draws as there are components, where these are points: each counts once.
     count = len(posterior.components) if isinstance(posterior, ba.Mixture) and way == "auto" else MC_SAMPLES
-    found = ba.predict(model, posterior, task.test, likelihood=task.likelihood, method=way, mc_samples=count)
-    assert isinstance(found, ba.predictive.RegressionPredictive)
-    return {**task.compare(found.mean[:, 0].double(), found.epistemic[:, 0].double()), "cpu_seconds": seconds}
+    pred = ba.predict(model, posterior, task.test, likelihood=task.likelihood, method=way, mc_samples=count)
+    assert isinstance(pred, ba.predictive.RegressionPredictive)
+    return {**task.compare(pred.mean[:, 0].double(), pred.epistemic[:, 0].double()), "cpu_seconds": seconds}
 
 
 def row(name: str, results: dict[str, Any]) -> str:

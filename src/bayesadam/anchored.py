@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -107,25 +108,23 @@ def anchored_ensemble(
     if not isinstance(data, tuple) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
         raise ValueError(f"data must be a pair of tensors (x, y), got {type(data).__name__}")
     models = _made(make_model, range(seed, seed + members))
-    prior = _prior(models[0], prior_precision)
+    prior = prior_of(models[0], prior_precision)
     if last_layer:
         _curvature(models[0], (data[0][:1], data[1][:1]), likelihood)  # raises if there is no such layer
-    anchors = prior.sample(members, seed=seed)
-    pairs, weights = _perturbed(data, likelihood, members, seed)
+    randomized = [perturbed(data, likelihood, member, seed) for member in range(members)]
+    weights = [own for _, own in randomized if own is not None]
     epochs = math.ceil(steps / math.ceil(len(data[0]) / batch_size))
     nets = train(
         models,
-        pairs,
+        [pair for pair, _ in randomized],
         likelihood=likelihood,
         method="adam",
         epochs=epochs,
         batch_size=batch_size,
         lr=lr,
         lr_schedule=half_cosine,
-        prior=[
-            DiagonalGaussian({k: v[member] for k, v in anchors.items()}, prior.variance) for member in range(members)
-        ],
-        sample_weight=weights,
+        prior=anchored(prior, members, seed),
+        sample_weight=weights or None,
         seed=seed,
         checkpoint=checkpoint,
         progress=progress,
@@ -156,7 +155,8 @@ def _constants(model: nn.Module) -> dict[str, Tensor]:
     return {**{name: p for name, p in model.named_parameters() if not p.requires_grad}, **dict(model.named_buffers())}
 
 
-def _prior(model: nn.Module, prior_precision: float | str) -> DiagonalGaussian:
+def prior_of(model: nn.Module, prior_precision: float | str) -> DiagonalGaussian:
+    """Return the prior of the trainable weights."""
     trained = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     if not trained:
         raise ValueError("make_model must give networks with trainable parameters, got none")
@@ -167,15 +167,21 @@ def _prior(model: nn.Module, prior_precision: float | str) -> DiagonalGaussian:
     return DiagonalGaussian({name: torch.zeros_like(p) for name, p in trained.items()}, variance)
 
 
-def _perturbed(data: Pair, likelihood: Likelihood, members: int, seed: int) -> tuple[list[Pair], list[Tensor] | None]:
-    """Return the data of every member, and the weights of the data points if members differ in these."""
+def anchored(prior: DiagonalGaussian, members: int, seed: int) -> list[DiagonalGaussian]:
+    """Return the prior of every member, whose mean is a draw from the actual one: the member's anchor."""
+    anchors = prior.sample(members, seed=seed)
+    return [DiagonalGaussian({k: v[member] for k, v in anchors.items()}, prior.variance) for member in range(members)]
+
+
+def perturbed(data: Pair, likelihood: Likelihood, member: int, seed: int) -> tuple[Pair, Tensor | None]:
+    """Return the data of a member, and random weights of its data points if the targets cannot be perturbed."""
     x, y = data
-    if likelihood.defines("rescaled") and likelihood.defines("mean_and_log_variance"):  # y is output plus noise
-        scale = (0.5 * likelihood.mean_and_log_variance(y)[1]).exp()
-        return [(x, y + scale * _normal(y, member, _TARGETS, seed)) for member in range(members)], None
+    learned = any(parameter.requires_grad for parameter in likelihood.parameters())
+    if likelihood.defines("rescaled") and likelihood.defines("mean_and_log_variance") and not learned:
+        scale = (0.5 * likelihood.mean_and_log_variance(y)[1]).exp()  # y is output plus noise
+        return (x, y + scale * _normal(y, member, _TARGETS, seed)), None
     rows = torch.empty(len(y), dtype=torch.float64, device=y.device)
-    exponential = [-torch.special.log_ndtr(_normal(rows, member, _WEIGHTS, seed)) for member in range(members)]
-    return [(x, y.clone()) for _ in exponential], exponential
+    return (x, y.clone()), -torch.special.log_ndtr(_normal(rows, member, _WEIGHTS, seed))  # standard exponential
 
 
 def _normal(like: Tensor, member: int, purpose: int, seed: int) -> Tensor:
@@ -191,22 +197,25 @@ def _posteriors(
     prior: DiagonalGaussian,
     last_layer: bool,
 ) -> list[GaussianPosterior]:
-    """Return the posterior of every member, whose weights are put into the model."""
+    """Return the posterior of every member."""
     if not last_layer:
         return [DiagonalGaussian.point_mass(q.mean) for q in nets.posteriors]
-    dtype = next(iter(prior.mean.values())).dtype
+    return [integrated(model, q, data, likelihood, prior) for q in nets.posteriors]
+
+
+def integrated(
+    model: nn.Module, trained: GaussianPosterior, data: Pair, likelihood: Likelihood, prior: DiagonalGaussian
+) -> GaussianPosterior:
+    """Return the posterior of a member, whose trained weights are the mean of ``trained``, over its last layer."""
     x, y = (part.double() if part.is_floating_point() else part for part in data)
-    model.double()
-    found: list[GaussianPosterior] = []
-    for q in nets.posteriors:
-        with torch.no_grad():
-            for name, weight in q.match(model).items():
-                weight.copy_(q.mean[name])
-        found.append(_integrated(model, (x, y), likelihood, prior).to(dtype=dtype))
-    return found
+    model = copy.deepcopy(model).double()
+    with torch.no_grad():
+        for name, weight in trained.match(model).items():
+            weight.copy_(trained.mean[name])
+    return _mode(model, (x, y), likelihood, prior).to(dtype=next(iter(prior.mean.values())).dtype)
 
 
-def _integrated(model: nn.Module, data: Pair, likelihood: Likelihood, prior: DiagonalGaussian) -> GaussianPosterior:
+def _mode(model: nn.Module, data: Pair, likelihood: Likelihood, prior: DiagonalGaussian) -> GaussianPosterior:
     """Return the Laplace approximation over the last layer at its mode, which Newton's method finds.
 
     For a Gaussian likelihood the first step is exact. The curvature is the Fisher information, so that steps go

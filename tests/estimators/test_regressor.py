@@ -148,7 +148,7 @@ class TestNoise:
 
     def test_that_is_known(self, loud, tmp_path):
         x, y = loud[0], 1_000.0 * loud[1]
-        model = BayesianMLPRegressor(noise=400.0, **QUICK).fit(x, y)
+        model = BayesianMLPRegressor("laplace", noise=400.0, **QUICK).fit(x, y)
         assert model.noise_ == ["known", "known"]
         np.testing.assert_allclose(model.predictive(x).aleatoric, 160_000.0, rtol=1e-5)
         assert model.calibration_["aleatoric"].tolist() == [1.0, 1.0]
@@ -179,7 +179,7 @@ class TestNoise:
             BayesianMLPRegressor(noise="input", calibrate=False).fit(*curve)
 
 
-@pytest.mark.parametrize("method", ["laplace", "ensemble", "vadam", "fawn-ropd"])
+@pytest.mark.parametrize("method", ["laplace", "anchored", "ensemble", "vadam", "fawn-ropd"])
 @pytest.mark.parametrize("calibrate", [True, False])
 def test_uncertainty_grows_without_bound_away_from_the_data(method, calibrate, curve):
     model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 60, "mc_samples": 4}, calibrate=calibrate).fit(*curve)

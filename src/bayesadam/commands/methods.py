@@ -11,6 +11,7 @@ from bayesadam.commands.mistakes import require
 ADVICE = {
     "laplace": ("first, for any table", "Adam, and some seconds at the end"),
     "badam": ("laplace is too slow: many weights", "Adam"),
+    "anchored": ("noise and prior are known; the most faithful", "Adam, and some seconds at the end"),
     "ensemble": ("to see what posteriors add to networks", "Adam"),
     "vadam": ("networks that are pruned later", "a sample per step"),
     "vprop": ("to compare with vadam", "a sample per step"),

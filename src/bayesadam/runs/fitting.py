@@ -173,7 +173,7 @@ def _as_done(settings: Settings, estimator: Any, interrupted: bool) -> Settings:
     """
     if interrupted:
         return settings
-    settings = replace(settings, method=estimator.method)
+    settings = replace(settings, method=estimator.method_)
     planned = estimator.history_["loss"].shape[1]
     if settings.time_budget is None or estimator.stopped_ == "time" or planned <= _FEW_EPOCHS:
         return settings

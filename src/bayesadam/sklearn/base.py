@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
 from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.members import ROWS, posteriors, predictions
+from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_objective import MomentObjective
 from bayesadam.sklearn.network import ACTIVATIONS, perceptron
@@ -60,6 +60,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     verbose: bool
 
     inputs_: Any
+    method_: str
     calibration_: dict[str, Any]
     _likelihoods: list[Likelihood]
     _left_out: LeftOutScores | None
@@ -84,7 +85,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             X: Inputs ``(N, D)``: numbers, or a data frame whose columns may hold numbers, truth values, categories,
                 text or dates, and may have missing values. ``inputs_`` describes how the columns were interpreted.
             y: Targets ``(N,)``; for regression also ``(N, K)``.
-            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter.
+            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. The method ``"anchored"`` has none.
             groups: Group of each row, ``(N,)``. Rows of one group, such as the measurements of one patient, are left
                 out together.
             checkpoint: Folder for checkpoints. If the fit is stopped, the same call resumes it, and the result is that
@@ -95,6 +96,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             ValueError: A parameter is out of range, or the data cannot be used.
         """
         self._check()
+        if sample_weight is not None and self._method.posterior == "anchored":
+            raise ValueError(f"sample_weight must be None with method='anchored', got {sample_weight!r}")
         X, y = self._validated(X, y, sample_weight=sample_weight)
         X, y, weight, groups = weighed(X, y, sample_weight, groups)
         self._learn_scales(X, y, weight, groups)
@@ -112,9 +115,18 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
         return tags
 
+    @property
+    def _method_name(self) -> str:
+        return self.method
+
+    @property
+    def _calibrates(self) -> bool:
+        """Whether predictions are calibrated on the rows that members leave out."""
+        return self.calibrate
+
     def _check(self) -> None:
         """Check the parameters before anything is changed."""
-        self._method = method_named(self.method)
+        self._method = method_named(self._method_name)
         hidden = self.hidden
         if not isinstance(hidden, tuple | list) or not all(is_whole(units) for units in hidden):
             raise ValueError(f"hidden must be a tuple of whole numbers of at least 1, got {hidden!r}")
@@ -161,20 +173,27 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)
+        if self._method.posterior == "anchored" and not self._calibrates:  # nothing needs such rows
+            divided.left_out[:] = False
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = member_parts(divided, inputs, targets, weight)
         self.network_ = self._network(X.shape[1])
         models, minimised = self._models([len(x) for x, _ in data], X.shape[1], seed, priors)
+        options = self._options([len(x) for x, _ in data], priors)
+        shown = data
+        if self._method.posterior == "anchored":
+            likelihoods = cast("list[Likelihood]", minimised)
+            shown, weights, options["prior"] = randomized(self.network_, data, likelihoods, self.prior_precision, seed)
         batch_size = self.batch_size or min(count, FULL_BATCH)
         rows = max(len(x) for x, _ in data)
         training = Training(
             models,
-            data,
+            shown,
             held_out,
             held_out_weights,
             minimised,
             self._method.train,
-            self._options([len(x) for x, _ in data], priors),
+            options,
             self.epochs or max(1, default_steps(rows, batch_size, self.default_steps) // -(-rows // batch_size)),
             batch_size,
             seed,
@@ -187,6 +206,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             verbose=self.verbose,
         )
         nets = training.run()
+        self.method_ = self._method_name
         self.stopped_ = training.stopped
         self.interrupted_ = training.stopped == "interrupted"
         self.history_ = {"loss": training.loss.numpy(), "held_out_nll": training.held_out_nll.numpy()}
@@ -204,7 +224,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             for likelihood, before, mask in zip(learned, self._likelihoods, divided.left_out, strict=True):
                 settle_(likelihood, before, effective_rows(whole[~mask]))
         self._likelihoods = learned
-        self.posterior_ = Mixture(found, hyperparameters={"method": self.method})
+        self.posterior_ = Mixture(found, hyperparameters={"method": self.method_})
         self._calibrate(divided, inputs, targets, whole, self.calibration_ if priors else None)
         return self
 
@@ -222,7 +242,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         likelihoods = [self._likelihood(number if priors else None).to(self.device) for number in range(len(rows))]
         if not moments:
             return models, likelihoods
-        fit = str(self.method).removeprefix("fawn-")
+        fit = self._method_name.removeprefix("fawn-")
         pairs = zip(likelihoods, rows, strict=True)
         return models, [MomentObjective(likelihood, fit, count).to(self.device) for likelihood, count in pairs]
 
@@ -233,7 +253,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
     def _options(self, rows: Sequence[int], priors: Mixture | None) -> dict[str, Any]:
         options: dict[str, Any] = {"lr": self.lr}
-        if self._method.posterior == "fawn":
+        if self._method.posterior in ("fawn", "anchored"):
             return options
         if self._method.train == "adam":
             return options | {"weight_decay": [self.prior_precision / count for count in rows]}
@@ -245,7 +265,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         self, divided: Plan, held_out: Sequence[tuple[Tensor, Tensor]], targets: Tensor, weight: Array | None
     ) -> Callable[[Population], float] | None:
         """Return a function that scores the members on the rows that they left out; lower is better."""
-        if not self.early_stopping or not held_out or self._method.posterior == "fawn":
+        if not self.early_stopping or not held_out or self._method.posterior in ("fawn", "anchored"):
             return None
         rows = divided.rows
         place = np.zeros(len(targets), dtype=np.int64)
@@ -372,4 +392,4 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
 
 def continues(estimator: BayesianMLP) -> bool:
     """Whether the posterior of the estimator's method can be the prior for more data."""
-    return method_named(estimator.method).continues
+    return method_named(estimator._method_name).continues

@@ -53,6 +53,10 @@ class RegressionEnsemble(BayesianMLP):
         return not isinstance(self.noise, str)
 
     @property
+    def _calibrates(self) -> bool:
+        return self.calibrate and not (self._known_noise and self._method.posterior == "anchored")
+
+    @property
     def noise_(self) -> Any:
         """The model of the noise of each output."""
         check_is_fitted(self, "posterior_")
@@ -80,13 +84,13 @@ class RegressionEnsemble(BayesianMLP):
             self._between, self._reach = True, reach
         elif self._reach is not None:
             self._reach = self._reach.joined(reach)
-        if before is not None and self.calibrate:
+        if before is not None and self._calibrates:
             patterns = list(self._patterns)
             known = list(np.stack([before["epistemic"], before["aleatoric"]], axis=1))
             scales = [Scales(a, b, 0.0, error) for (a, b), error in zip(known, before["error"], strict=True)]
         rows = divided.rows
         self._left_out = None
-        if self.calibrate and self._gaussian and len(rows) >= 2:
+        if self._calibrates and self._gaussian and len(rows) >= 2:
             found = np.zeros((3, len(divided.left_out), len(inputs), width))
             for member in np.flatnonzero(divided.left_out.any(1)).tolist():
                 own = np.flatnonzero(divided.left_out[member])

@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bayesadam.anchored import anchored, integrated, perturbed, prior_of
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments import MomentModule
 from bayesadam.population import Population
 from bayesadam.population.batches import Pair
+from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation
 from bayesadam.posthoc.badam import badam_from_moments, unbiased
@@ -34,6 +36,24 @@ LAPLACE_ROWS = 20_000
 
 ROWS = 8_192
 """Number of rows that are predicted at a time."""
+
+
+def randomized(
+    network: nn.Module, data: Sequence[Pair], likelihoods: Sequence[Likelihood], prior_precision: float, seed: int
+) -> tuple[list[Pair], list[Tensor] | None, list[DiagonalGaussian]]:
+    """Return data, weights of the rows, and priors of members that differ as :func:`bayesadam.anchored_ensemble` says.
+
+    Args:
+        network: A network of the ensemble.
+        data: Training rows of every member.
+        likelihoods: Likelihood of every member. If its noise is learned, members differ in the weights of the rows.
+        prior_precision: Precision of the prior.
+        seed: Seed of the random numbers.
+    """
+    pairs = zip(data, likelihoods, strict=True)
+    found = [perturbed(rows, likelihood, number, seed) for number, (rows, likelihood) in enumerate(pairs)]
+    weights = [weight for _, weight in found if weight is not None]
+    return [rows for rows, _ in found], weights or None, anchored(prior_of(network, prior_precision), len(data), seed)
 
 
 def posteriors(
@@ -65,6 +85,9 @@ def posteriors(
         if method.posterior == "fawn":
             assert isinstance(network, MomentModule)
             found.append(network.posterior())  # type: ignore[arg-type]  # of Gaussian weights
+        elif method.posterior == "anchored":
+            prior = prior_of(network, prior_precision)
+            found.append(integrated(network, nets.posteriors[number], (x, y), likelihoods[number], prior))
         elif method.posterior == "laplace":
             found.append(_laplace(network, x, y, likelihoods[number], prior_precision))
         elif method.posterior == "badam":

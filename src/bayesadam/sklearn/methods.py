@@ -12,8 +12,8 @@ class Method:
     Attributes:
         train: A method of :func:`bayesadam.population.train`.
         predict: A method of :func:`bayesadam.predict`.
-        posterior: Source of the posteriors: ``"own"``, the training itself; ``"laplace"`` or ``"badam"``, an
-            approximation after the training; ``"fawn"``, networks that propagate moments.
+        posterior: Source of the posteriors: ``"own"``, the training itself; ``"laplace"``, ``"badam"`` or
+            ``"anchored"``, an approximation after the training; ``"fawn"``, networks that propagate moments.
         about: A line that helps to choose a method.
     """
 
@@ -33,10 +33,11 @@ def _perturbed(name: str, about: str) -> Method:
 
 
 _METHODS = {
-    "laplace": Method(
-        "adam", "linearized", "laplace", "networks by Adam, curvature around them; the default for regression"
-    ),
+    "laplace": Method("adam", "linearized", "laplace", "networks by Adam, curvature around them; regression's default"),
     "badam": Method("adam", "linearized", "badam", "networks by Adam, variances read off its second moments; free"),
+    "anchored": Method(
+        "adam", "linearized", "anchored", "modes of randomised posteriors by Adam, and exact last layers"
+    ),
     "ensemble": Method("adam", "mean", "own", "networks by Adam without posteriors: a deep ensemble"),
     "vadam": _perturbed("vadam", "variational inference by Adam on perturbed weights; the default for classification"),
     "vprop": _perturbed("vprop", "variational inference by RMSprop on perturbed weights"),

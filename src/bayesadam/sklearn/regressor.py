@@ -52,7 +52,11 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     output that describes the targets best.
 
     Args:
-        method: One of ``bayesadam.sklearn.METHODS``.
+        method: One of ``bayesadam.sklearn.METHODS``. The default, ``"auto"``, is ``"anchored"`` if ``noise`` is a
+            number and ``"laplace"`` otherwise. With ``"anchored"``, members differ as draws from the posterior do
+            (:func:`bayesadam.anchored_ensemble`), and the prior is meant literally, so that 1 is a better precision
+            than the default. If the noise is known, too, the posterior is determined by the model: every member is
+            trained on all rows, and nothing is calibrated.
         hidden: Numbers of units of the hidden layers.
         activation: Activation function: ``"tanh"``, ``"relu"``, ``"silu"`` or ``"gelu"``.
         members: Number of networks in the ensemble. The default, ``None``, is 20 for up to 5,000 rows, 10 for up to
@@ -70,7 +74,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             networks are fitted to the errors on the rows left out. ``"auto"`` chooses ``"input"`` if it improves the
             log density of these rows by more than the standard error of the improvement. A positive number is the known
             standard deviation in the units of the targets: training uses it, and calibration scales the epistemic
-            variance only. With a ``likelihood`` other than ``"gaussian"`` this must be ``"auto"``.
+            variance at most. With a ``likelihood`` other than ``"gaussian"`` this must be ``"auto"``.
         likelihood: Distribution of the targets: ``"gaussian"``; ``"student_t"``; ``"poisson"`` or
             ``"negative_binomial"`` for counts; ``"log_normal"`` or ``"gamma"`` for positive targets; or a
             :class:`bayesadam.likelihoods.Likelihood` of the targets in their units. Parameters of named ones are
@@ -86,7 +90,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         standardize: Whether to shift and scale the inputs; with ``False`` they must be standardised already.
         early_stopping: Whether to keep the weights of the epoch at which the members predicted the rows that they leave
             out best, and to stop the training when there was no improvement for long. Otherwise the weights of the last
-            epoch are kept. It has no effect on FAWN.
+            epoch are kept. It has no effect on FAWN and ``"anchored"``.
         calibrate: Whether to fit the scales of the variances on the rows left out. Otherwise both scales are 1, and the
             noise is constant.
         time_budget: Duration of the training in seconds, which determines the number of epochs.
@@ -99,6 +103,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             (for standardised inputs and targets).
         network_: ``nn.Module`` of one member.
         target_transform_: Name of the transform; a list of names for targets ``(N, K)``.
+        method_: Name of the method that trained the members.
         likelihood_: The likelihood's name, or the likelihood that was given.
         calibration_: ``{"epistemic": a, "aleatoric": b, "error": e}`` with one number per output: the factors of both
             variances, and the standard deviation of the logarithm of ``a`` (0 without calibration). If this is above
@@ -118,7 +123,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
 
     def __init__(
         self,
-        method: str = "laplace",
+        method: str = "auto",
         *,
         hidden: Any = (50,),
         activation: str = "tanh",
@@ -323,6 +328,12 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
 
     _start: Tensor | None = None
     _functions: list[Monotone]
+
+    @property
+    def _method_name(self) -> str:
+        if self.method == "auto":
+            return "anchored" if self._known_noise else "laplace"
+        return self.method
 
     def _validated(
         self, X: ArrayLike, y: ArrayLike, *, sample_weight: ArrayLike | None = None, reset: bool = True

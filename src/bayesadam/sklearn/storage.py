@@ -23,7 +23,6 @@ from bayesadam.sklearn.base import BayesianMLP
 from bayesadam.sklearn.classifier import BayesianMLPClassifier
 from bayesadam.sklearn.conformal import INTERVALS, SETS, LeftOutScores
 from bayesadam.sklearn.linear import LinearPart
-from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.network import perceptron
 from bayesadam.sklearn.noise import NoisePattern
 from bayesadam.sklearn.reach import Reach
@@ -169,7 +168,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         params["noise"] = "input" if params.pop("heteroscedastic") and params["calibrate"] else "auto"
     estimator: Any = _KINDS[told["kind"]](**params)
     estimator._check()
-    estimator._method = method_named(estimator.method)
+    estimator.method_ = estimator._method_name
     estimator._x_mean, estimator._x_std = _scales("inputs", told["inputs"])
     estimator.inputs_ = _inputs(told["columns"], len(estimator._x_mean)) if "columns" in told else None
     coded = estimator.inputs_
