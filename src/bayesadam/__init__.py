@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from bayesadam import conformal as conformal
     from bayesadam import curvature as curvature
     from bayesadam import data as data
+    from bayesadam import distance as distance
     from bayesadam import functional as functional
     from bayesadam import integrations as integrations
     from bayesadam import likelihoods as likelihoods
@@ -77,7 +78,18 @@ __version__ = "0.1.0"
 
 MODULES = (
     *("active", "bandits", "bayes_by_backprop", "black_box", "calibration", "conformal", "curvature", "data"),
-    *("functional", "integrations", "likelihoods", "metrics", "moments", "noise", "objectives", "optim", "plots"),
+    *(
+        "distance",
+        "functional",
+        "integrations",
+        "likelihoods",
+        "metrics",
+        "moments",
+        "noise",
+        "objectives",
+        "optim",
+        "plots",
+    ),
     *("population", "posterior", "posthoc", "predictive", "priors", "pruning", "sklearn", "tuning"),
 )
 """Public modules, each of which is imported at its first use: ``ba.population`` needs no import of its own."""

@@ -1,0 +1,120 @@
+"""Away from the data, on images: do last layers in random features tell foreign images better than plain ones?
+
+    python benchmarks/distance.py            # two tasks, three seeds: prints, writes runs/benchmarks/distance.json
+    python benchmarks/distance.py --quick    # 1,000 images, two epochs, one seed
+
+Tasks, networks and scores are those of ``defaults.py``. All networks are trained by Adam, with the best of three
+learning rates by the validation NLL, once as they are and once by ``ba.distance.distance_aware``. Both are scored
+as points and with a Laplace approximation over the last layer at a prior precision of 1. ``auroc`` is that of the
+entropy for telling images of the task from foreign ones.
+
+Finished units are kept in the file: a run that was interrupted continues, ``--again`` does its units again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam.distance import distance_aware
+from default_runs.scores import score, validation_nll
+from default_runs.training import Trained, adam, fit, plan_of
+from default_tasks import ALL, Data, Task
+from record import arguments, conditions, save
+
+TASKS = ("mnist", "fashion-5k")
+SIZE = 5_000
+RATES = (3e-4, 1e-3, 3e-3)
+NETWORKS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "plain": lambda model: model,
+    "distance-aware": distance_aware,
+    "random features only": lambda model: distance_aware(model, bound=None),
+}
+MEASURES = ("nll", "accuracy", "ece", "auroc")
+
+
+def scores(trained: Trained, data: Data, q: ba.posterior.NetworkDistribution) -> dict[str, float]:
+    """On the test images, and the NLL on the validation images."""
+    inputs = {"validation": data.validation[0], "test": data.test[0], "outside": data.outside}
+    found = {
+        part: ba.predict(trained.model, q, x, likelihood=trained.likelihood, batch_size=500)
+        for part, x in inputs.items()
+    }
+    return {**score(found, data), "validation": validation_nll(found, data)}
+
+
+def unit(task: Task, data: Data, network: str, seed: int) -> dict[str, dict[str, float]]:
+    """Scores of the network as a point and with a posterior of its last layer."""
+    began = time.process_time()
+    best: tuple[dict[str, float], Trained] | None = None
+    for rate in RATES:
+        torch.manual_seed(seed)
+        model, plan = NETWORKS[network](task.model(data)), plan_of(task, data)
+        trained = fit(task, data, model, task.likelihood(), adam(task, rate)(model, plan), plan, seed)
+        found = scores(trained, data, ba.DiagonalGaussian.point_mass(trained.model)) | {"lr": rate}
+        if best is None or found["validation"] < best[0]["validation"]:
+            best = found, trained
+    assert best is not None
+    point, trained = best
+    q = ba.laplace(
+        trained.model, data.train, likelihood=trained.likelihood, structure="last_layer_kron", prior_precision=1.0
+    )
+    seconds = {"seconds": time.process_time() - began}
+    found = {"point": point, "posterior": scores(trained, data, q) | seconds}
+    return {part: {name: round(value, 5) for name, value in own.items()} for part, own in found.items()}
+
+
+def summary(units: dict[str, Any], label: str, seeds: int) -> list[str]:
+    """Means over the seeds, and their standard errors."""
+    lines = []
+    for network in NETWORKS:
+        own = [units[key] for seed in range(seeds) if (key := f"{label}/{network}/{seed}") in units]
+        for part in ("point", "posterior"):
+            cells = []
+            for measure in MEASURES:
+                values = [found[part][measure] for found in own]
+                error = statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+                cells.append(f"{measure} {statistics.mean(values):.4f} +- {error:.4f}")
+            lines.append(f"{label}, {network}, {part}: {', '.join(cells)}")
+    return lines
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--task", nargs="+", choices=TASKS, default=list(TASKS), metavar="NAME")
+    parser.add_argument("--seeds", type=int, default=3, metavar="K")
+    parser.add_argument("--quick", action="store_true", help="1,000 images, two epochs, one seed")
+    parser.add_argument("--again", action="store_true", help="do finished units again")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    path = options.output / "distance.json"
+    units: dict[str, Any] = dict(json.loads(path.read_text())["units"]) if path.exists() else {}
+    report = conditions("torch", "bayesadam")
+    seeds = 1 if options.quick else options.seeds
+    for name in options.task:
+        changes: dict[str, Any] = {"size": 1_000, "epochs": 2} if options.quick else {"size": SIZE}
+        task = dataclasses.replace(ALL[name], **changes)
+        label = f"{name} {'quick' if options.quick else task.size}"
+        for seed in range(seeds):
+            data = task.load(seed)
+            for network in NETWORKS:
+                key = f"{label}/{network}/{seed}"
+                if key not in units or options.again:
+                    units[key] = unit(task, data, network, seed)
+                    save(path, {**report, "units": dict(sorted(units.items()))})
+                print(f"{key:<40}{units[key]}", flush=True)
+        print("\n".join(summary(units, label, seeds)), flush=True)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

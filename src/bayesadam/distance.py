@@ -1,0 +1,154 @@
+"""``distance_aware``: networks whose last layer knows how far an input is from the training data.
+
+Spectral-normalised neural Gaussian processes (Liu et al. 2020, arXiv 2006.10108): the layers before the last one keep
+distances between inputs within bounds, and the last one is a Gaussian process, in random features.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrize
+
+from bayesadam.checks import check, is_whole
+
+BOUNDED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""Layers whose weights are bounded. Transposed convolutions, whose outputs are the second axis, are not."""
+
+FIRST_ITERATIONS = 15
+"""Number of power iterations for the first estimate of a spectral norm; each training step makes another one."""
+
+
+class SpectralBound(nn.Module):
+    """A parametrisation that divides a weight by its spectral norm, as far as this exceeds a bound.
+
+    The weight is taken as a matrix of the outputs by everything else. For a convolution, its spectral norm is smaller
+    than that of the layer by a factor of at most the square root of the number of positions in its kernel.
+
+    Args:
+        weight: The weight, with its outputs along the first axis.
+        bound: Largest spectral norm.
+    """
+
+    direction: Tensor
+
+    def __init__(self, weight: Tensor, *, bound: float) -> None:
+        super().__init__()
+        self.bound = bound
+        matrix = weight.detach().flatten(1)
+        self.register_buffer("direction", functional.normalize(torch.randn_like(matrix[:, 0]), dim=0))
+        for _ in range(FIRST_ITERATIONS):
+            self._iterate(matrix)
+
+    def extra_repr(self) -> str:
+        """The bound, as text."""
+        return f"bound={self.bound:g}"
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """The bounded weight. In training mode, the estimate of the largest singular vector is improved as well."""
+        matrix = weight.flatten(1)
+        if self.training:
+            self._iterate(matrix.detach())
+        direction = self.direction.clone()  # the next iteration may come before the backward pass
+        right = functional.normalize(matrix.detach().T @ direction, dim=0)
+        return weight / (direction @ (matrix @ right) / self.bound).clamp_min(1.0)
+
+    @torch.no_grad()
+    def _iterate(self, matrix: Tensor) -> None:
+        right = functional.normalize(matrix.T @ self.direction, dim=0)
+        self.direction.copy_(functional.normalize(matrix @ right, dim=0))
+
+
+class RandomFeatures(nn.Module):
+    """Random Fourier features ``sqrt(2 / F) cos(W z + b)`` of the kernel ``exp(-|z - z'|^2 / 2)`` (Rahimi, Recht 2007).
+
+    Here ``z = (h - m) / (s l sqrt(D))``, with the running means ``m`` and standard deviations ``s`` of the inputs
+    ``h``, so that two typical inputs have a squared distance of about ``2 / l^2``, whatever their number ``D`` is.
+
+    Args:
+        in_features: Number ``D`` of inputs.
+        features: Number ``F`` of features.
+        length_scale: The length scale ``l``.
+
+    Attributes:
+        frequencies: ``W``, ``(F, D)``, standard normal; not trained.
+        phases: ``b``, ``(F,)``, uniform in ``[0, 2 pi]``; not trained.
+    """
+
+    frequencies: Tensor
+    phases: Tensor
+
+    def __init__(self, in_features: int, features: int = 1024, *, length_scale: float = 1.0) -> None:
+        super().__init__()
+        self.length_scale = length_scale
+        self.scaling = nn.BatchNorm1d(in_features, affine=False)
+        self.register_buffer("frequencies", torch.randn(features, in_features))
+        self.register_buffer("phases", 2.0 * math.pi * torch.rand(features))
+
+    def extra_repr(self) -> str:
+        """The number of features and the length scale, as text."""
+        return f"features={len(self.phases)}, length_scale={self.length_scale:g}"
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Features ``(..., F)`` of inputs ``(..., D)``; each has the squared norm 1 up to the error of the features."""
+        z = self.scaling(h.flatten(0, -2)).view(h.shape) / (self.length_scale * math.sqrt(h.shape[-1]))
+        return math.sqrt(2.0 / len(self.phases)) * torch.cos(functional.linear(z, self.frequencies, self.phases))
+
+
+def distance_aware(
+    model: nn.Module,
+    *,
+    features: int = 1024,
+    length_scale: float = 1.0,
+    bound: float | None = 0.95,
+    last_layer: str | None = None,
+) -> nn.Module:
+    """Return a copy of a network whose last layer is replaced by a Gaussian process in random features.
+
+    Train the result as any network, for example by Adam. Then
+    ``ba.laplace(net, data, likelihood=..., structure="last_layer_kron", prior_precision=1.0)`` is the posterior of the
+    new last layer, whose linearised predictions (the default) return to the prior with the distance from the training
+    inputs: this is the method of Liu et al. 2020, with a Laplace approximation for all outputs together.
+
+    Args:
+        model: A network with an ``nn.Linear`` whose inputs are representations ``(..., D)``. It is not changed.
+        features: Number of random features, and inputs of the new last layer.
+        length_scale: Length scale of the kernel, see :class:`RandomFeatures`. With smaller values the network is sure
+            in the neighbourhood of training inputs only.
+        bound: Largest spectral norm of the weights of all other linear and convolutional layers, see
+            :class:`SpectralBound`; ``None`` for no bound. Distances between representations are then bounded by those
+            between inputs. That they are not lost needs residual connections.
+        last_layer: Name of the layer that is replaced; default: the last ``nn.Linear`` in ``model.named_modules()``.
+
+    Raises:
+        ValueError: A number is out of range, or there is no such layer.
+    """
+    check("features", features, "a whole number of at least 1", is_whole)
+    check("length_scale", length_scale, "a positive, finite number", lambda v: 0 < v < math.inf)
+    check("bound", bound, "None or a positive, finite number", lambda v: v is None or 0 < v < math.inf)
+    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
+    if not names:
+        raise ValueError("model must have an nn.Linear, got none")
+    if last_layer is not None and last_layer not in names:
+        raise ValueError(f"last_layer must be the name of an nn.Linear, one of {names}, got {last_layer!r}")
+    name = names[-1] if last_layer is None else last_layer
+    model = copy.deepcopy(model)
+    old = model.get_submodule(name)
+    assert isinstance(old, nn.Linear)
+    new = nn.Sequential(
+        RandomFeatures(old.in_features, features, length_scale=length_scale), nn.Linear(features, old.out_features)
+    ).to(old.weight.device, old.weight.dtype)
+    if bound is not None:
+        for module in list(model.modules()):
+            if type(module) in BOUNDED and module is not old:
+                weight: Tensor = module.weight  # type: ignore[assignment]
+                parametrize.register_parametrization(module, "weight", SpectralBound(weight, bound=bound))
+    if name == "":
+        return new
+    parent, _, own = name.rpartition(".")
+    setattr(model.get_submodule(parent), own, new)
+    return model

@@ -1,0 +1,144 @@
+"""Networks with last layers in random features: the kernel, the bounds, and variances that grow with the distance."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+from bayesadam.distance import RandomFeatures, SpectralBound, distance_aware
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def perceptron():
+    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def test_features_have_the_gaussian_kernel():
+    """With 20,000 features to within 0.03, which is four standard errors."""
+    layer = RandomFeatures(3, 20_000, length_scale=0.5).eval()
+    layer.scaling.running_mean.copy_(torch.tensor([1.0, -2.0, 0.0]))
+    layer.scaling.running_var.copy_(torch.tensor([4.0, 0.25, 1.0]))
+    h = torch.randn(20, 3)
+    z = (h - layer.scaling.running_mean) / (layer.scaling.running_var + layer.scaling.eps).sqrt() / (0.5 * math.sqrt(3))
+    expected = (-0.5 * torch.cdist(z, z).square()).exp()
+    features = layer(h)
+    torch.testing.assert_close(features @ features.T, expected, rtol=0.0, atol=0.03)
+    torch.testing.assert_close(layer(h.view(4, 5, 3)), features.view(4, 5, -1))
+
+
+def test_representations_are_scaled_by_their_running_moments():
+    layer = RandomFeatures(2, 8)
+    for _ in range(200):
+        layer(3.0 + 2.0 * torch.randn(64, 2))
+    torch.testing.assert_close(layer.scaling.running_mean, torch.full((2,), 3.0), rtol=0.1, atol=0.0)
+    torch.testing.assert_close(layer.scaling.running_var, torch.full((2,), 4.0), rtol=0.2, atol=0.0)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 3, 2, 2)])
+def test_a_weight_is_divided_as_far_as_its_norm_exceeds_the_bound(shape):
+    weight = torch.randn(shape)
+    norm = torch.linalg.matrix_norm(weight.flatten(1), 2)
+    bound = SpectralBound(weight, bound=0.5)
+    for _ in range(100):
+        bound(weight)
+    torch.testing.assert_close(bound(weight), weight * (0.5 / norm), rtol=1e-3, atol=1e-4)
+    small = weight * (0.4 / norm)
+    torch.testing.assert_close(SpectralBound(small, bound=0.5)(small), small, rtol=0.0, atol=0.0)
+
+
+def test_its_gradient_is_that_of_the_division_by_the_norm():
+    weight = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    bound = SpectralBound(weight, bound=0.5)
+    for _ in range(500):
+        bound(weight)
+    target = torch.randn(4, 3, dtype=torch.float64)
+    (ours,) = torch.autograd.grad((bound(weight) * target).sum(), weight)
+    (exact,) = torch.autograd.grad((weight * 0.5 / torch.linalg.matrix_norm(weight, 2) * target).sum(), weight)
+    torch.testing.assert_close(ours, exact, rtol=1e-6, atol=1e-8)
+
+
+def test_estimates_change_in_training_mode_only():
+    bound = SpectralBound(torch.randn(4, 3), bound=0.5)
+    other, before = torch.randn(4, 3), bound.direction.clone()
+    bound.eval()(other)
+    assert torch.equal(bound.direction, before)
+    bound.train()(other)
+    assert not torch.equal(bound.direction, before)
+
+
+def test_all_layers_but_the_last_are_bounded_and_the_network_is_not_changed():
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)
+    ).double()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    net = distance_aware(model, features=32, bound=0.1)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    net(torch.randn(5, 1, 4, 4, dtype=torch.float64))
+    for layer in (net[0], net[3]):
+        assert torch.linalg.matrix_norm(layer.weight.flatten(1), 2) < 0.11
+    features, last = net[4]
+    assert isinstance(features, RandomFeatures)
+    assert last.weight.shape == (3, 32)
+    assert last.weight.dtype == torch.float64
+    free = distance_aware(model, features=32, bound=None)
+    assert torch.equal(free[3].weight, model[3].weight)
+    assert list(free.state_dict()) == [*list(before)[:-2], *(f"4.{name}" for name in free[4].state_dict())]
+
+
+def test_the_layer_may_be_named_or_be_the_model():
+    model = perceptron()
+    net = distance_aware(model, features=8, last_layer="2")
+    assert isinstance(net[2], nn.Sequential)
+    assert isinstance(net[4], nn.Linear)
+    alone = distance_aware(nn.Linear(3, 2), features=8)
+    assert alone(torch.randn(4, 3)).shape == (4, 2)
+
+
+def test_the_variance_returns_to_the_prior_with_the_distance():
+    x = torch.randn(200, 2)
+    y = x.sum(1, keepdim=True).sin()
+    net, likelihood = distance_aware(perceptron(), features=256), ba.Gaussian(100.0)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(300):
+        optimizer.zero_grad()
+        likelihood(net(x), y).backward()
+        optimizer.step()
+    net.eval()
+    q = ba.laplace(net, (x, y), likelihood=likelihood, structure="last_layer_kron", prior_precision=1.0)
+    far = 100.0 * torch.randn(50, 2)
+    near, away = (ba.predict(net, q, rows, likelihood=likelihood).epistemic.mean() for rows in (x, far))
+    assert near < 0.1
+    assert 0.7 < away < 2.5  # the variance 1 of the features' weights, and that of the bias
+
+
+def test_a_state_dict_is_loaded_with_the_same_outputs():
+    net, x = distance_aware(perceptron(), features=16), torch.randn(5, 2)
+    net(torch.randn(20, 2))
+    again = distance_aware(perceptron(), features=16)
+    again.load_state_dict(net.state_dict())
+    torch.testing.assert_close(again.eval()(x), net.eval()(x), rtol=0.0, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"features": 0}, "features must be a whole number of at least 1, got 0"),
+        ({"length_scale": 0.0}, "length_scale must be a positive, finite number, got 0.0"),
+        ({"bound": math.inf}, "bound must be None or a positive, finite number, got inf"),
+        ({"last_layer": "1"}, r"last_layer must be the name of an nn.Linear, one of \['0', '2', '4'\], got '1'"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        distance_aware(perceptron(), **options)
+
+
+def test_a_model_without_a_linear_layer_is_refused():
+    with pytest.raises(ValueError, match=r"^model must have an nn.Linear, got none$"):
+        distance_aware(nn.Sequential(nn.ReLU()))
