@@ -110,7 +110,7 @@ def main() -> None:
                 key = f"{label}/{network}/{seed}"
                 if key not in units or options.again:
                     units[key] = unit(task, data, network, seed)
-                    save(path, {**report, "units": dict(sorted(units.items()))})
+                    save(options.output / "distance.json", {**report, "units": dict(sorted(units.items()))})
                 print(f"{key:<40}{units[key]}", flush=True)
         print("\n".join(summary(units, label, seeds)), flush=True)
     print(f"wrote {path}")
