@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+USABLE := $(VENV)/.usable
 export BAYESADAM_DATA ?= $(if $(wildcard ../shared/data),$(abspath ../shared/data))
 
 .PHONY: help test demo docs lint types unit benchmark clean
 
 help:
-	@echo "make demo       what a posterior adds, in a minute"
+	@echo "make demo       what a posterior adds, in one or two minutes"
 	@echo "make test       lint, types and unit: everything that continuous integration runs"
 	@echo "make lint       ruff"
 	@echo "make types      mypy"
@@ -33,7 +34,7 @@ unit: $(READY)
 docs: $(READY)
 	$(BIN)/mkdocs build --strict
 
-demo: $(READY)
+demo: $(USABLE)
 	$(BIN)/python -m bayesadam demo
 
 benchmark: $(READY)
@@ -53,10 +54,15 @@ benchmark: $(READY)
 	$(BIN)/python benchmarks/estimators.py
 	$(BIN)/python benchmarks/large_table.py
 
-$(READY): pyproject.toml
+# The library with all of its extras, and then what its tests need as well.
+$(USABLE): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed") if sys.version_info < (3, 10) else None'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet -e ".[all]"
+	touch $@
+
+$(READY): $(USABLE)
 	$(BIN)/python -m pip install --quiet -e ".[dev]"
 	touch $@
 

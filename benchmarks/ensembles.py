@@ -24,6 +24,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import nn
 
 import bayesadam as ba
 from default_runs.scores import score, validation_nll
@@ -57,10 +58,11 @@ def scores(task: Task, data: Data, q: ba.Mixture, samples: int) -> dict[str, flo
     """On the test images, and the NLL on the validation images."""
     inputs = {"validation": data.validation[0], "test": data.test[0], "outside": data.outside}
     model, count = task.model(data), samples * len(q.components)
-    found = {
-        part: ba.predict(model, q, x, likelihood=task.likelihood(), mc_samples=count, batch_size=500)
-        for part, x in inputs.items()
-    }
+    normalised = any(isinstance(layer, nn.BatchNorm2d) for layer in model.modules())
+    options: dict[str, Any] = {"mc_samples": count, "batch_size": 500}
+    if normalised and samples > 1:  # the statistics of every sample are its own
+        options["batch_norm"] = data.train[0]
+    found = {part: ba.predict(model, q, x, likelihood=task.likelihood(), **options) for part, x in inputs.items()}
     return {**score(found, data), "validation": validation_nll(found, data)}
 
 

@@ -273,3 +273,10 @@ class TestPlot:
         plots.pruning(axes, {"one": PruningCurve([0.0, 0.5], [2, 1], {"nll": [1.0, 2.0]})}, score="nll")
         assert axes.get_ylabel() == "negative log-likelihood (nats)"
         np.testing.assert_allclose(axes.lines[0].get_ydata(), [1.0, 2.0])
+
+
+def test_a_point_mass_has_no_signal_to_noise_ratios():
+    q = ba.DiagonalGaussian.point_mass({"w": torch.tensor([1.0, -2.0])})
+    with pytest.raises(ValueError, match="^by must be 'magnitude' for a posterior in which no weight has a variance, "):
+        q.prune(0.5)
+    assert q.prune(0.5, by="magnitude").mean["w"].tolist() == [0.0, -2.0]

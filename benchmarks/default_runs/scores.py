@@ -17,10 +17,10 @@ SAMPLES = 32
 
 
 def predict(trained: Trained, x: Tensor, *, posterior: bool) -> Any:
-    """By 32 posterior samples, or at the weights as they are."""
+    """By 32 posterior samples, or at the weights as they are; with the running statistics of batch norm."""
     if posterior:
-        q = trained.posterior()
-        return ba.predict(trained.model, q, x, likelihood=trained.likelihood, mc_samples=SAMPLES, batch_size=500)
+        q, how = trained.posterior(), {"mc_samples": SAMPLES, "batch_size": 500}
+        return ba.predict(trained.model, q, x, likelihood=trained.likelihood, batch_norm=None, **how)
     q = ba.DiagonalGaussian.point_mass(trained.model)
     return ba.predict(trained.model, q, x, likelihood=trained.likelihood, method="mean", batch_size=500)
 

@@ -64,8 +64,9 @@ def train_ensemble(
         progress: Whether to show a progress bar; by default it is shown in a terminal.
 
     Returns:
-        An equal mixture of the members' posteriors. With ``mc_samples`` a multiple of ``members``, predictions draw
-        equally often from each of them.
+        An equal mixture of the members' posteriors, and of the statistics of their batch norm layers, if they have any;
+        for samples of a posterior, give :func:`bayesadam.predict` training inputs as ``batch_norm`` instead. With
+        ``mc_samples`` a multiple of ``members``, predictions draw equally often from each of them.
 
     Raises:
         ValueError: A number is out of range, the method is unknown, something is no likelihood or one with learned

@@ -285,3 +285,38 @@ class TestInputsKnownFromTraining:
         net = network()
         with pytest.raises(ValueError, match="batch_norm must be 'auto', None or inputs, got 'own'"):
             ba.predict(net, posterior(net), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
+
+
+class TestTheWarning:
+    """Of running statistics with samples of an optimiser's posterior."""
+
+    @staticmethod
+    def trained(attached):
+        net = network()
+        opt = ba.IVON(net.named_parameters(), num_data=20.0, batch_size=20)
+        if attached:
+            opt.attach(net)
+        x, y = draw(20, 3), draw(20, 2, seed=1)
+        for _ in range(3):
+            with opt.sampled_params():
+                opt.zero_grad()
+                GAUSSIAN(net(x), y).backward()
+            opt.step()
+        return net, opt.posterior()
+
+    def test_is_issued_if_the_inputs_of_training_are_not_known(self):
+        net, q = self.trained(attached=False)
+        message = (
+            "^the network has batch norm layers, and their running statistics are averages over the weight samples"
+        )
+        for posterior in (q, ba.Mixture([q, q])):
+            with pytest.warns(UserWarning, match=message):
+                ba.predict(net, posterior, draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)
+
+    @pytest.mark.parametrize("attached", [False, True])
+    def test_is_not_issued_otherwise(self, attached):
+        net, q = self.trained(attached)
+        told = [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]
+        for options in told:
+            ba.predict(net, q, draw(4, 3), likelihood=GAUSSIAN, mc_samples=2, **options)
+        ba.predict(net, posterior(net), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)

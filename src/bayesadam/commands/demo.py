@@ -131,7 +131,7 @@ def _curve(console: Console, rows: Mapping[str, Any]) -> None:
 
 
 def _report(console: Console, report: Mapping[str, Any]) -> None:
-    columns = ["weights", "width 1%", "50%", "99%", "start", "mean/width", "by data"]
+    columns = ["weights", "width 1%", "50%", "99%", "start", "|mean|\n/ width", "determined"]
     table = _table("(d) IVON on the digits, by opt.report()", "", columns)
     for row in (*report["rows"], report["total"]):
         table.add_row(

@@ -115,12 +115,15 @@ class GaussianPosterior(Posterior):
             by: ``"signal_to_noise"`` or ``"magnitude"``, the absolute value of the mean.
 
         Raises:
-            ValueError: ``by`` is neither.
+            ValueError: ``by`` is neither, or there are no signal-to-noise ratios because no weight has a variance.
         """
         if by not in PRUNING:
             raise ValueError(f"by must be one of {PRUNING}, got {by!r}")
-        scores = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
-        return torch.cat([score.flatten() for score in scores.values()]).argsort(stable=True)
+        found = self.signal_to_noise() if by == "signal_to_noise" else {n: m.abs() for n, m in self.mean.items()}
+        scores = torch.cat([score.flatten() for score in found.values()])
+        if len(scores) and scores.isinf().all():
+            raise ValueError(f"by must be 'magnitude' for a posterior in which no weight has a variance, got {by!r}")
+        return scores.argsort(stable=True)
 
     def prune(self: Self, fraction: float, *, by: str = "signal_to_noise") -> Self:
         """Return a copy in which the given fraction of all weights, the weakest, is exactly zero.
@@ -136,7 +139,7 @@ class GaussianPosterior(Posterior):
             by: Criterion of weakness: a small ``"signal_to_noise"`` ratio, or a small ``"magnitude"`` of the mean.
 
         Raises:
-            ValueError: ``fraction`` is outside [0, 1], or ``by`` is not a criterion.
+            ValueError: ``fraction`` is outside [0, 1], or ``by`` is not a criterion that the posterior has.
         """
         check_fraction("fraction", fraction)
         kept = self.mask(self.pruning_order(by)[round(fraction * self.num_weights) :])

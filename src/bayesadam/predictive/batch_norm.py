@@ -9,6 +9,7 @@ training. The difference grows with the width of the posterior.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +18,8 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bayesadam.posterior import NetworkDistribution
+from bayesadam.posterior import Mixture, NetworkDistribution, Posterior
+from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.posterior.training_inputs import normalized
 from bayesadam.predictive.batches import Rows, as_batches, call, groups, in_eval_mode, no_batches
 
@@ -65,6 +67,22 @@ class WithOwnStatistics(NetworkDistribution):
         finally:
             for buffer, before in buffers:
                 buffer.copy_(before)
+
+
+def warn_of_running_statistics(model: nn.Module, posterior: NetworkDistribution) -> None:
+    """Warn if samples of an optimiser's posterior are about to be used with statistics that are averages over samples.
+
+    Layers whose statistics were fixed in training cannot be told from the others by now.
+    """
+    parts = posterior.components if isinstance(posterior, Mixture) else (posterior,)
+    if any(isinstance(part, Posterior) and PER_TENSOR in part.hyperparameters for part in parts) and normalized(model):
+        warnings.warn(
+            "the network has batch norm layers, and their running statistics are averages over the weight samples of "
+            "training, with which predictions may be useless: call attach(model) of the optimiser before training, or "
+            "give predict inputs like those of training as batch_norm (None keeps the running statistics)",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 @torch.no_grad()

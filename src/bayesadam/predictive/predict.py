@@ -19,7 +19,7 @@ from bayesadam.posterior import Mixture, NetworkDistribution
 from bayesadam.posterior.mixture import component_seed
 from bayesadam.posterior.sharded import unsharded
 from bayesadam.posterior.training_inputs import inputs_of
-from bayesadam.predictive.batch_norm import WithOwnStatistics
+from bayesadam.predictive.batch_norm import WithOwnStatistics, warn_of_running_statistics
 from bayesadam.predictive.batches import repeatable
 from bayesadam.predictive.choice import MOST_OUTPUTS, suited_method, warn_of_samples
 from bayesadam.predictive.gaussian import LINKS, from_gaussian, uncertain_part
@@ -100,7 +100,7 @@ def predict(
             like those of training, in any form that ``inputs`` may have, about 1,000 of which are used. ``None`` stands
             for the running statistics; use it if the model was trained further by other means. ``"auto"`` never
             changes the statistics for ``"linearized"`` and ``"moments"``, nor layers whose statistics were fixed in
-            training.
+            training. A warning is issued if it uses running statistics with samples of an optimiser's posterior.
         progress: Whether to show a progress bar; by default it is shown for loaders in a terminal.
 
     Returns:
@@ -215,6 +215,8 @@ def network_outputs(
         return _linearized_mixture(model, posterior, inputs, how, most)
     if isinstance(how.batch_norm, str):
         how = replace(how, batch_norm=None if how.method in GAUSSIAN else inputs_of(model))
+        if how.batch_norm is None and how.method == "monte_carlo":
+            warn_of_running_statistics(model, posterior)
     if how.batch_norm is not None:
         distribution = WithOwnStatistics(posterior, how.batch_norm)
         how = replace(how, batch_norm=None)

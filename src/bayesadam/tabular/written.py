@@ -107,7 +107,7 @@ def _pattern(decimal: str) -> str:
     mark = r"\." if decimal == "." else ","
     grouped = "|".join(rf"[1-9]\d{{0,2}}(?:{separator}\d{{3}})+" for separator in _THOUSANDS[decimal])
     body = rf"(?:{grouped}|\d+)(?:{mark}\d*)?|{mark}\d+"
-    after = rf"%|{_MONEY}|[\p{{L}}\x{{B0}}\x{{B5}}\x{{B2}}\x{{B3}}/%]{{1,12}}"
+    after = rf"%|{_MONEY}|[\p{{L}}\x{{B0}}\x{{B5}}\x{{B2}}\x{{B3}}/%]{{1,12}}|[\p{{L}}/]{{0,10}}m[23]"
     number = rf"(?P<body>{body})(?P<exponent>(?:[eE][+-]?\d+)?)"
     head = rf"(?P<open>\(?)(?P<sign>[+-]?) ?(?P<before>(?:{_MONEY})?) ?(?P<inner>[+-]?)"
     return rf"^{head}{number} ?(?P<after>(?:{after})?)\)?$"
