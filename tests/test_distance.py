@@ -21,7 +21,7 @@ def perceptron():
 
 def test_features_have_the_gaussian_kernel():
     """With 20,000 features to within 0.03, which is four standard errors."""
-    layer = RandomFeatures(3, 20_000, length_scale=0.5).eval()
+    layer = RandomFeatures(3, features=20_000, length_scale=0.5).eval()
     layer.scaling.running_mean.copy_(torch.tensor([1.0, -2.0, 0.0]))
     layer.scaling.running_var.copy_(torch.tensor([4.0, 0.25, 1.0]))
     h = torch.randn(20, 3)
@@ -33,7 +33,7 @@ def test_features_have_the_gaussian_kernel():
 
 
 def test_representations_are_scaled_by_their_running_moments():
-    layer = RandomFeatures(2, 8)
+    layer = RandomFeatures(2, features=8)
     for _ in range(200):
         layer(3.0 + 2.0 * torch.randn(64, 2))
     torch.testing.assert_close(layer.scaling.running_mean, torch.full((2,), 3.0), rtol=0.1, atol=0.0)

@@ -1,7 +1,7 @@
 """``distance_aware``: networks whose last layer knows how far an input is from the training data.
 
-Spectral-normalised neural Gaussian processes (Liu et al. 2020, arXiv 2006.10108): the layers before the last one keep
-distances between inputs within bounds, and the last one is a Gaussian process, in random features.
+Spectral-normalised neural Gaussian processes (Liu et al. 2020, arXiv 2006.10108): the last layer is a Gaussian process
+in random features, and the layers before it may keep distances between inputs within bounds.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class RandomFeatures(nn.Module):
     frequencies: Tensor
     phases: Tensor
 
-    def __init__(self, in_features: int, features: int = 1024, *, length_scale: float = 1.0) -> None:
+    def __init__(self, in_features: int, *, features: int = 1024, length_scale: float = 1.0) -> None:
         super().__init__()
         self.length_scale = length_scale
         self.scaling = nn.BatchNorm1d(in_features, affine=False)
@@ -104,7 +104,7 @@ def distance_aware(
     *,
     features: int = 1024,
     length_scale: float = 1.0,
-    bound: float | None = 0.95,
+    bound: float | None = None,
     last_layer: str | None = None,
 ) -> nn.Module:
     """Return a copy of a network whose last layer is replaced by a Gaussian process in random features.
@@ -120,8 +120,9 @@ def distance_aware(
         length_scale: Length scale of the kernel, see :class:`RandomFeatures`. With smaller values the network is sure
             in the neighbourhood of training inputs only.
         bound: Largest spectral norm of the weights of all other linear and convolutional layers, see
-            :class:`SpectralBound`; ``None`` for no bound. Distances between representations are then bounded by those
-            between inputs. That they are not lost needs residual connections.
+            :class:`SpectralBound`; 0.95 in the paper. Distances between representations are then bounded by those
+            between inputs. The default, ``None``, is no bound: networks without residual connections, which lose
+            distances, are better off without (``benchmarks/distance.py``).
         last_layer: Name of the layer that is replaced; default: the last ``nn.Linear`` in ``model.named_modules()``.
 
     Raises:
@@ -140,7 +141,8 @@ def distance_aware(
     old = model.get_submodule(name)
     assert isinstance(old, nn.Linear)
     new = nn.Sequential(
-        RandomFeatures(old.in_features, features, length_scale=length_scale), nn.Linear(features, old.out_features)
+        RandomFeatures(old.in_features, features=features, length_scale=length_scale),
+        nn.Linear(features, old.out_features),
     ).to(old.weight.device, old.weight.dtype)
     if bound is not None:
         for module in list(model.modules()):
