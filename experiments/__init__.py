@@ -1,12 +1,12 @@
-"""Published tables and figures, made again: our number beside the paper's.
+"""Reproductions of published tables and figures, with our numbers beside those of the paper.
 
     python -m experiments list
-    python -m experiments run NAME       # continues where it was stopped; ends with the report
+    python -m experiments run NAME       # resumes a stopped run; writes the report at the end
     python -m experiments report NAME    # tables and figures from the committed results
 
-An experiment is a sub-package with an ``EXPERIMENT`` and one line in ``registry.py``. It cuts its work into units, each
-of which gives one JSON file, ``results/KEY.json`` in its folder. Modules with an ``EXPERIMENT`` import what is slow to
-import, torch for one, inside the functions that need it, so that ``list`` is quick.
+An experiment is a sub-package with an ``EXPERIMENT`` and one line in ``registry.py``. Its work is divided into units,
+each of which writes one JSON file, ``results/KEY.json`` in the folder of the experiment. Modules with an ``EXPERIMENT``
+import slow packages such as torch inside the functions that need them, so that ``list`` is fast.
 """
 
 from experiments.experiment import Context as Context

@@ -24,7 +24,7 @@ Name = Annotated[str, typer.Argument(help="An experiment that `list` shows.", sh
 
 @app.command("list")
 def show() -> None:
-    """Show the experiments, and how many of their units are finished."""
+    """List the experiments and the numbers of their finished units."""
     table = Table("name", "title", "source", "finished")
     for name in registry.EXPERIMENTS:
         try:
@@ -49,7 +49,7 @@ def run(
     quick: Annotated[bool, typer.Option("--quick", help="The short version: units named quick-.")] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Redo units that are finished or begun.")] = False,
 ) -> None:
-    """Do what is not finished, then write the report. A run that was stopped continues where it was."""
+    """Run the units that are not finished, then write the report. A stopped run is resumed."""
     if quick and only:
         _fail(f"--quick must not be given together with --only, got {only!r}")
     only = ["quick-"] if quick else only

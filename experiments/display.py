@@ -1,4 +1,4 @@
-"""What a run shows on stderr: bars where somebody looks, else lines for a log."""
+"""The progress of a run on stderr: bars in a terminal, and otherwise lines for a log."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from experiments.worker import Outcome, State
 
 
 class Screen(Protocol):
-    """Something that shows how a run goes."""
+    """Interface of the classes that show the progress of a run."""
 
     def show(self, running: Mapping[str, State], fraction: float, text: str) -> None:
-        """Called twice a second with the units that run, how much of the whole is done, and that in words."""
+        """Called twice a second with the running units, the completed share of the work, and this share in words."""
 
     def say(self, text: str) -> None:
-        """Called when something happened."""
+        """Called with a message when a unit starts or ends."""
 
     def close(self) -> None:
-        """Called at the end."""
+        """Called at the end of the run."""
 
 
 class Bars:
-    """A bar for the whole, and one for each unit that runs, as far as the terminal has lines; gone at the end."""
+    """A bar for the whole run and one for each running unit, as many as fit; they disappear at the end."""
 
     def __init__(self, title: str, console: Console) -> None:
         self.progress = Progress(
@@ -50,7 +50,7 @@ class Bars:
         self.progress.start()
 
     def show(self, running: Mapping[str, State], fraction: float, text: str) -> None:
-        """Move the bars."""
+        """Update the bars."""
         self.progress.update(self.whole, completed=fraction, note=text)
         for key in [key for key in self.tasks if key not in running]:
             self.progress.remove_task(self.tasks.pop(key))
@@ -60,15 +60,15 @@ class Bars:
             self.progress.update(self.tasks[key], completed=state.fraction, note=state.note)
 
     def say(self, text: str) -> None:
-        """Nothing: the bars show it."""
+        """Do nothing, since the bars already show the state."""
 
     def close(self) -> None:
-        """Leave the terminal as it was."""
+        """Remove the bars from the terminal."""
         self.progress.stop()
 
 
 class Log:
-    """A line when something happens, and one every minute."""
+    """One line for each message, and a line on the progress every minute."""
 
     EVERY = 60.0
 
@@ -76,7 +76,7 @@ class Log:
         self.title, self.written = title, time.monotonic()
 
     def show(self, running: Mapping[str, State], fraction: float, text: str) -> None:
-        """Say it, if it was long ago that it was said."""
+        """Write a line on the progress, unless the last line was written less than a minute ago."""
         if time.monotonic() - self.written >= self.EVERY:
             self.written = time.monotonic()
             units = "; ".join(f"{key} {state.fraction:.0%} {state.note}".rstrip() for key, state in running.items())
@@ -87,23 +87,23 @@ class Log:
         print(f"{datetime.now():%H:%M:%S} {self.title}: {text}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def screen(title: str) -> Screen:
-    """Bars if stderr is a terminal."""
+    """Return bars if stderr is a terminal, and otherwise a log."""
     console = Console(file=sys.stderr)
     return Bars(title, console) if sys.stderr.isatty() and not console.is_dumb_terminal else Log(title)
 
 
 class Watch:
-    """Reads what the units of a run write about their progress, and tells the screen.
+    """Reads the progress that the units of a run write to files, and passes it to the screen.
 
     Args:
-        screen: To tell.
-        schedule: What waits, runs, is finished and has failed.
-        store: Where the units write.
-        run: Name of the run; what others wrote is ignored.
+        screen: Screen that shows the progress.
+        schedule: Schedule of the units, which knows those that wait, run, are finished or have failed.
+        store: Store with the folders of the units.
+        run: Name of the run. Files of other runs are ignored.
     """
 
     EVERY = 0.5
@@ -116,7 +116,7 @@ class Watch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Look twice a second, in a thread."""
+        """Context in which a thread updates the screen twice a second."""
         stop = threading.Event()
 
         def watch() -> None:
@@ -133,7 +133,7 @@ class Watch:
             self.screen.close()
 
     def look(self) -> None:
-        """Read, and show."""
+        """Read the progress of the running units, and show it."""
         with self._lock:
             running = {}
             for key in list(self.schedule.running):
@@ -144,14 +144,14 @@ class Watch:
             self.screen.show(running, *self._whole())
 
     def ended(self, outcome: Outcome) -> None:
-        """Say how a unit ended; the schedule knows it already."""
+        """Show how a unit ended. The schedule must have been updated before."""
         with self._lock:
             self._seen(outcome.key, self.states.get(outcome.key, State()))
             what = "finished in" if outcome.error is None else "failed after"
             self.screen.say(f"{outcome.key} {what} {duration(outcome.seconds)} ({self._whole()[1]})")
 
     def started(self) -> set[str]:
-        """Keys of the units that run and have said so."""
+        """Return the keys of the running units that have written a state."""
         self.look()
         return self.states.keys() & set(self.schedule.running)
 
@@ -162,7 +162,7 @@ class Watch:
         self.states[key] = state
 
     def _whole(self) -> tuple[float, str]:
-        """Fraction of all the work that is done, weighted by cost, and what else there is to say."""
+        """Return the completed share of the work, weighted by cost, and a text on the state of the run."""
         schedule, states = self.schedule, self.states
         cost = {key: unit.cost for key, unit in schedule.units.items()}
         finished = cost.keys() & set(schedule.results)
@@ -178,13 +178,13 @@ class Watch:
         if schedule.failed:
             words.append(f"{len(schedule.failed)} failed")
         elapsed = time.monotonic() - self.began
-        if running and gained > 0 and elapsed > 2.0:  # before, it would be a guess
+        if running and gained > 0 and elapsed > 2.0:  # earlier estimates would be poor
             words.append(f"about {duration(elapsed * left / gained)} left")
         return done / sum(cost.values()), ", ".join(words)
 
 
 def duration(seconds: float) -> str:
-    """In words, with two units at most: "12 s", "5 min 20 s", "2 h 5 min", "3 d 4 h"."""
+    """Return a duration in words, with at most two units: "12 s", "5 min 20 s", "2 h 5 min", "3 d 4 h"."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,4 +1,4 @@
-"""What an experiment is: units of work, each with one result, and a report made of the results."""
+"""The base class of experiments, which consist of units of work with one result each and a report on the results."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ class Unit:
     """A piece of work that runs in one process and gives one result.
 
     Attributes:
-        key: Name of the result's file; unique in the experiment whatever the case of its letters.
-        config: Everything that determines the result, as JSON; when it changes, the unit is done anew.
-        cost: Expected time in any scale common to the units: expensive ones start first, and the overall bar is
-            weighted by it.
-        needs: Keys of the units whose results this one is handed; done anew when one of those results changes.
-        optional: Run only if it is asked for by the beginning of its key; the experiment is finished without it.
+        key: Name of the result's file. It must be unique in the experiment, even if the case of letters is ignored.
+        config: Everything that determines the result, as JSON. If it changes, the unit is run again.
+        cost: Expected duration, on a scale that all units share. Expensive units start first, and the overall progress
+            is weighted by the costs.
+        needs: Keys of the units whose results this unit receives. If one of these results changes, the unit is run
+            again.
+        optional: Whether the unit is run only on request, by the beginning of its key. The experiment counts as
+            finished without it.
     """
 
     key: str
@@ -53,13 +55,15 @@ class Unit:
 
 
 def seed_by_seed(choice: str, choices: Mapping[str, Any], seeds: int, protocol: Mapping[str, Any]) -> list[Unit]:
-    """Units of all choices and seeds, the first seed of every choice first: a run that is stopped can be compared.
+    """Return a unit for each choice and seed. The first seed of every choice comes first, so that the results of a
+    stopped run can be compared.
 
     Args:
-        choice: What is chosen, ``"method"`` say; its name in the config, beside ``"settings"`` and ``"seed"``.
-        choices: Settings by name.
+        choice: Name in the config for the name of the choice, such as ``"method"``. The config also has ``"settings"``
+            and ``"seed"``.
+        choices: Settings of each choice, by name.
         seeds: Number of seeds.
-        protocol: What all units have in their config.
+        protocol: Entries that the configs of all units share.
     """
     return [
         Unit(
@@ -73,10 +77,10 @@ def seed_by_seed(choice: str, choices: Mapping[str, Any], seeds: int, protocol: 
 
 
 def in_order(units: Sequence[Unit]) -> list[Unit]:
-    """The units, each after those that it needs, otherwise as given.
+    """Return the units in the given order, except that each unit comes after those that it needs.
 
     Raises:
-        ValueError: Keys are not unique; a needed unit is missing; units need each other.
+        ValueError: Keys are not unique, a needed unit is missing, or units need each other in a circle.
     """
     keys = [unit.key for unit in units]
     for i, key in enumerate(keys):
@@ -102,21 +106,21 @@ def in_order(units: Sequence[Unit]) -> list[Unit]:
 
 
 class Progress(Protocol):
-    """Says how much of a unit is done, as often as one likes; ``note`` is shown behind the bar."""
+    """Function that reports the progress of a unit. It may be called often; ``note`` is shown after the bar."""
 
     def __call__(self, done: float, total: float, note: str = "") -> None: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a unit gets from the runner.
+    """The objects that a unit receives from the runner.
 
     Attributes:
-        folder: The unit's own, for checkpoints. It outlives a killed run, so a unit looks here first; it is emptied
-            when the config changes and removed when the unit is finished. Write with ``replacing``: a kill may come at
-            any time.
-        results: Results of the units that it needs.
-        progress: See :class:`Progress`.
+        folder: Folder of the unit for checkpoints. Since it remains after a killed run, a unit should first look for a
+            checkpoint there. The folder is emptied when the config changes, and removed when the unit is finished.
+            Files should be written with ``replacing``, because the process may be killed at any time.
+        results: Results of the units that this unit needs, by key.
+        progress: Function to report the progress; see :class:`Progress`.
     """
 
     folder: Path
@@ -126,12 +130,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Report:
-    """What an experiment shows.
+    """The contents of an experiment's page.
 
     Attributes:
-        tables: In this order.
-        figures: Saved as ``NAME.png``.
-        notes: Markdown: where we depart from the paper, and what to make of the numbers.
+        tables: Tables, in the order of the page.
+        figures: Figures by name, which are saved as ``NAME.png``.
+        notes: Text in Markdown on the differences from the paper and the interpretation of the numbers.
     """
 
     tables: Sequence[Table] = ()
@@ -140,11 +144,11 @@ class Report:
 
 
 class Experiment(ABC):
-    """A published table or figure. Instances are sent to worker processes, so they must pickle.
+    """A published table or figure. Instances must be picklable, as they are sent to worker processes.
 
     Attributes:
-        name: On the command line, "uci-table1".
-        title: One line.
+        name: Name on the command line, such as "uci-table1".
+        title: Title in one line.
         source: Citation with the number of the table or figure.
     """
 
@@ -154,21 +158,22 @@ class Experiment(ABC):
 
     @property
     def folder(self) -> Path:
-        """Where results, tables and figures go: that of the module with the class."""
+        """Folder for results, tables and figures, which is that of the module with the class."""
         return Path(inspect.getfile(type(self))).parent
 
     @abstractmethod
     def units(self) -> list[Unit]:
-        """All the work."""
+        """Return all units."""
 
     @abstractmethod
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Do one unit, in a process that does one at a time.
+        """Run one unit, in a process that runs one unit at a time.
 
         Returns:
-            What to keep, as JSON. Arrays and tensors become lists; a number that is not finite becomes ``None``.
+            The result, which is saved as JSON. Arrays and tensors become lists, and numbers that are not finite become
+            ``None``.
         """
 
     @abstractmethod
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Tables and figures from the results of the finished units, by key. Some units may be missing."""
+        """Return tables and figures from the results of the finished units, by key. Some units may be missing."""

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, however a process ends."""
+"""Writing of files that are complete or do not exist, even if the process is killed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside ``path``, which takes its place if the block succeeds.
+    """Context with a temporary path beside ``path``. The temporary file replaces ``path`` if the block succeeds.
 
     ::
 
@@ -18,7 +18,7 @@ def replacing(path: Path) -> Iterator[Path]:
             torch.save(state, path)
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")  # keeps the suffix, by which some writers go
+    temporary = path.with_name(f".tmp-{os.getpid()}-{path.name}")  # some writers depend on the suffix
     try:
         yield temporary
         os.replace(temporary, path)
@@ -27,6 +27,6 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file by way of a temporary one."""
+    """Write a text to a temporary file, which then replaces ``path``."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

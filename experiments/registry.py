@@ -1,4 +1,4 @@
-"""The experiments by name, imported when asked for: a package that one needs and nobody installed harms no other."""
+"""The experiments by name. They are imported on demand, so that a missing package affects only some of them."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ EXPERIMENTS: dict[str, str] = {
     "char-lm": "experiments.char_lm",
     "char-lm-full": "experiments.char_lm_full",
 }
-"""Modules with an ``EXPERIMENT`` by its name."""
+"""Modules with an ``EXPERIMENT``, by the name of the experiment."""
 
 
 def load(name: str) -> Experiment:
-    """Find an experiment.
+    """Import an experiment by its name.
 
     Raises:
-        ValueError: There is none of this name; or a package that it needs is not installed.
+        ValueError: No experiment has this name, or a package that it needs is not installed.
     """
     if name not in EXPERIMENTS:
         close = get_close_matches(name, EXPERIMENTS, n=1, cutoff=0.5)

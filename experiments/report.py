@@ -13,15 +13,15 @@ from experiments.results import Result, Store, counted, finished
 
 
 def write(experiment: Experiment) -> Report:
-    """Write the page.
+    """Write the page of an experiment.
 
     Returns:
-        The experiment's own report, its figures closed.
+        The report of the experiment, with closed figures.
 
     Raises:
-        ValueError: There is nothing to report yet.
+        ValueError: No unit is finished.
     """
-    os.environ.setdefault("MPLBACKEND", "Agg")  # figures are for files
+    os.environ.setdefault("MPLBACKEND", "Agg")  # figures are only written to files
     units, store = in_order(experiment.units()), Store.of(experiment)
     results = finished(units, store)
     if not results:
@@ -31,7 +31,7 @@ def write(experiment: Experiment) -> Report:
     for name, figure in report.figures.items():
         with replacing(folder / f"{name}.png") as path:
             figure.savefig(path, dpi=150)
-    if "matplotlib.pyplot" in sys.modules:  # else nothing keeps them
+    if "matplotlib.pyplot" in sys.modules:  # otherwise no figures are kept open
         for figure in report.figures.values():
             sys.modules["matplotlib.pyplot"].close(figure)
     tables = "\n\n".join(table.markdown() for table in report.tables)

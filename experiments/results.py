@@ -1,4 +1,4 @@
-"""Results: a JSON file for each finished unit, committed; and checkpoints of the others, which are not."""
+"""Results of finished units as JSON files, which are committed, and checkpoints of other units, which are not."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from experiments.experiment import Experiment, Unit
 from experiments.files import write_text
 
 RUNS = Path("runs", "experiments")
-"""Where the checkpoints are, from the repository root."""
+"""Folder of the checkpoints, relative to the root of the repository."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a file in ``results`` says.
+    """The contents of a file in ``results``.
 
     Attributes:
-        experiment: Name.
-        unit: Key.
-        config: The unit's.
-        needs: Digests of the results that were handed to the unit, by key.
+        experiment: Name of the experiment.
+        unit: Key of the unit.
+        config: Config of the unit.
+        needs: Digests of the results that the unit received, by key.
         result: What the unit returned.
-        seconds: Wall time, that of killed attempts included.
-        cpu_seconds: Processor time of all threads, likewise.
-        versions: Of Python and the packages that matter.
+        seconds: Wall time, including that of killed attempts.
+        cpu_seconds: Processor time of all threads, including that of killed attempts.
+        versions: Versions of Python and the packages that influence the numbers.
         machine: Platform, processor and number of cores.
-        finished: Date and time, UTC.
+        finished: Date and time of the end, in UTC.
     """
 
     experiment: str
@@ -54,7 +54,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Store:
-    """Where the files of one experiment are."""
+    """The files of one experiment."""
 
     experiment: str
     results: Path
@@ -62,15 +62,15 @@ class Store:
 
     @classmethod
     def of(cls, experiment: Experiment, runs: Path = RUNS) -> Store:
-        """The experiment's own folder for results; ``runs`` for the rest."""
+        """Return the store of an experiment: its own folder for the results, and ``runs`` for other files."""
         return cls(experiment.name, experiment.folder / "results", runs.absolute() / experiment.name)
 
     def folder(self, key: str) -> Path:
-        """The unit's folder for checkpoints."""
+        """Return the unit's folder for checkpoints."""
         return self.runs / key
 
     def open_folder(self, unit: Unit, needed: Mapping[str, Result]) -> Path:
-        """The unit's folder, emptied if it was left by another config."""
+        """Return the unit's folder. It is emptied first if its contents belong to another config."""
         folder, mark = self.folder(unit.key), json.dumps(_inputs(unit, needed), sort_keys=True)
         known = folder / "unit.json"
         if not known.is_file() or known.read_text(encoding="utf-8") != mark:
@@ -79,10 +79,10 @@ class Store:
         return folder
 
     def load(self, unit: Unit, needed: Mapping[str, Result]) -> Result | None:
-        """The unit's result, or ``None`` where there is none of the same config and needs.
+        """Return the unit's result, or ``None`` if there is no result for this config and these needed results.
 
         Raises:
-            ValueError: The file is not one that was written here.
+            ValueError: The file is not the result of a unit.
         """
         path = self.results / f"{unit.key}.json"
         if not path.is_file():
@@ -96,10 +96,10 @@ class Store:
     def save(
         self, unit: Unit, needed: Mapping[str, Result], result: Mapping[str, Any], seconds: float, cpu_seconds: float
     ) -> list[str]:
-        """Write the result; the unit is finished then.
+        """Write the result, with which the unit is finished.
 
         Returns:
-            Where in the result ``null`` stands for a number that is not finite: ``["loss", "curve[3]"]``.
+            Places in the result where ``null`` replaces a number that is not finite, such as ``["loss", "curve[3]"]``.
 
         Raises:
             TypeError: The result is not JSON; nothing has been written.
@@ -122,13 +122,13 @@ class Store:
         return lost
 
     def forget(self, key: str) -> None:
-        """Remove what there is of a unit."""
+        """Delete the result and the checkpoints of a unit."""
         (self.results / f"{key}.json").unlink(missing_ok=True)
         shutil.rmtree(self.folder(key), ignore_errors=True)
 
 
 def finished(units: Sequence[Unit], store: Store) -> dict[str, Result]:
-    """Results of the finished units, in the order of ``units``, in which needed ones must come first."""
+    """Return the results of the finished units in the given order, in which needed units must come first."""
     results: dict[str, Result] = {}
     for unit in units:
         if results.keys() >= set(unit.needs) and (found := store.load(unit, results)) is not None:
@@ -137,13 +137,13 @@ def finished(units: Sequence[Unit], store: Store) -> dict[str, Result]:
 
 
 def counted(units: Sequence[Unit], results: Mapping[str, Result]) -> tuple[int, int]:
-    """How many units are finished, and how many there are: optional ones are not counted."""
+    """Return the number of finished units and the number of all units, both without optional units."""
     keys = [unit.key for unit in units if not unit.optional]
     return sum(key in results for key in keys), len(keys)
 
 
 def dumps(value: Any, indent: int = 0) -> str:
-    """Strict JSON that is easy to compare line by line, yet has a list of numbers on one line."""
+    """Return strict JSON that is easy to compare line by line. A list of numbers is on one line."""
     start, end = "\n" + " " * (indent + 1), "\n" + " " * indent
     if isinstance(value, Mapping) and value:
         items = [f"{json.dumps(key)}: {dumps(item, indent + 1)}" for key, item in value.items()]
@@ -155,13 +155,13 @@ def dumps(value: Any, indent: int = 0) -> str:
 
 @cache
 def versions() -> dict[str, str]:
-    """Of Python and the packages that determine numbers."""
+    """Return the versions of Python and of the packages that influence the numbers."""
     return {"python": platform.python_version(), **dict(_installed("torch", "numpy", "bayesadam"))}
 
 
 @cache
 def machine() -> dict[str, Any]:
-    """What the wall time depends on."""
+    """Return a description of the machine, on which the wall time depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -183,7 +183,7 @@ def _installed(*packages: str) -> Iterator[tuple[str, str]]:
 
 
 def _inputs(unit: Unit, needed: Mapping[str, Result]) -> dict[str, Any]:
-    """All that a result depends on."""
+    """Return everything that a result depends on."""
     return {"config": unit.config, "needs": {key: _digest(needed[key]) for key in unit.needs}}
 
 
@@ -196,7 +196,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _plain(value: Any, where: str, lost: list[str]) -> Any:
-    """JSON of a value; the places of numbers that are not finite go to ``lost``."""
+    """Convert a value to JSON values, and add the places of numbers that are not finite to ``lost``."""
     if hasattr(value, "tolist"):  # arrays, tensors and their scalars
         value = value.tolist()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Runs the units of an experiment in parallel processes; what is finished is never lost, the rest continues later."""
+"""Runs the units of an experiment in parallel processes. Finished units are kept, and a stopped run can be resumed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from experiments.worker import Outcome, idle, work
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended.
+    """The outcome of a run.
 
     Attributes:
-        finished: How many units of the experiment are finished.
-        units: How many there are.
-        failed: What went wrong, by key.
-        not_finite: Where results of this run have ``null`` for a number that is not finite, by key.
+        finished: Number of finished units of the experiment.
+        units: Number of all units.
+        failed: Error messages of the units that failed, by key.
+        not_finite: Places in results of this run where ``null`` replaces a number that is not finite, by key.
     """
 
     finished: int
@@ -46,20 +46,22 @@ def run(
     fresh: bool = False,
     runs: Path = RUNS,
 ) -> Summary:
-    """Do the units that are not finished.
+    """Run the units that are not finished.
 
     Args:
-        experiment: Its units are run in worker processes, or in this one if there is one job only.
-        jobs: How many at a time; -1: one for each core; ``None``: what ``joblib.parallel_config`` says, else 1. The
-            backend is that of ``joblib.parallel_config``, else loky. Backends on other machines need the same files.
-        only: Units whose key contains one of these texts, and what they need; none: all but the optional ones. An
-            optional one is run if its key begins with a text.
-        fresh: Redo these units, even if they are finished, and without old checkpoints.
+        experiment: Experiment whose units are run in worker processes, or in this process if there is only one job.
+        jobs: Number of units that run at the same time; -1 stands for one per core. With ``None``, it is the number
+            that ``joblib.parallel_config`` sets, or 1. The backend is the one that ``joblib.parallel_config`` sets, or
+            loky. Backends on other machines need access to the same files.
+        only: Texts that select the units whose keys contain one of them, and the units that these need. An optional
+            unit is selected if its key begins with a text. Without texts, all units except the optional ones are run.
+        fresh: Whether to run the selected units again from the start, even if they are finished or have checkpoints.
         runs: Folder for checkpoints.
 
     Raises:
-        ValueError: Units contradict each other; a text is in no key; another process runs the experiment.
-        KeyboardInterrupt: After the workers have been stopped.
+        ValueError: The keys or needs of the units are invalid, no key contains a text, or another process runs the
+            experiment.
+        KeyboardInterrupt: The user pressed Ctrl-C. It is raised after the workers have been stopped.
     """
     import joblib  # type: ignore[import-untyped,unused-ignore]
 
@@ -73,7 +75,7 @@ def run(
         schedule = Schedule(_with_needs(units, asked), results, store)
         name = uuid.uuid4().hex
         jobs = joblib.effective_n_jobs(jobs)
-        if jobs > 1:  # not less than 2: how many threads a unit has must not depend on how many units are left
+        if jobs > 1:  # at least 2: a unit's number of threads must not depend on the number of units left
             jobs = max(2, min(jobs, len(schedule.waiting)))
         watch = Watch(screen(experiment.name), schedule, store, name)
         not_finite = {}
@@ -92,7 +94,7 @@ def run(
 
 
 def _outcomes(experiment: Experiment, schedule: Schedule, store: Store, name: str, jobs: int) -> Generator[Outcome]:
-    """Run what the schedule hands out; ending early ends the workers."""
+    """Run the units from the schedule and yield their outcomes. If the generator is closed early, the workers end."""
     from joblib import Parallel, delayed
 
     here = os.getpid()
@@ -112,13 +114,13 @@ def _outcomes(experiment: Experiment, schedule: Schedule, store: Store, name: st
         yield from (outcome for outcome in outcomes if outcome is not None)
     finally:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that not all outcomes were used
+            warnings.simplefilter("ignore")  # the warning that not all outcomes were used
             outcomes.close()
 
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C for good: it is for the runner, which ends them."""
+    """Context in which new processes ignore Ctrl-C permanently, because the runner handles it and ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -131,7 +133,7 @@ def _deaf() -> Iterator[None]:
 
 @contextmanager
 def _locked(store: Store) -> Iterator[None]:
-    """Two runs of one experiment would write the same checkpoints."""
+    """Context with a lock on the experiment, because two runs of it would write the same checkpoints."""
     try:
         import fcntl
     except ImportError:  # Windows

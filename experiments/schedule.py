@@ -1,4 +1,4 @@
-"""Which unit is next."""
+"""The order in which units are run."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from experiments.results import Result, Store
 
 
 class Schedule:
-    """Hands out units whose needs are there, those with the longest way to the end first.
+    """Selects the next unit among those whose needed results exist: the unit with the largest remaining cost in its
+    chain of dependent units.
 
-    The runner's main thread and the threads that feed its workers use it at the same time.
+    It is used by the runner's main thread and the threads that feed its workers at the same time.
 
     Args:
-        units: Those to finish, in an order in which needed ones come first.
-        results: Results that are there already, of other units too.
-        store: Where results are read from.
+        units: Units to run. Every unit comes after those that it needs.
+        results: Results that already exist, including those of units that are not run.
+        store: Store from which results are read.
     """
 
     def __init__(self, units: Sequence[Unit], results: Mapping[str, Result], store: Store) -> None:
@@ -36,7 +37,7 @@ class Schedule:
         )
 
     def next(self) -> Unit | None:
-        """A unit to run now; ``None``: all that wait need something that is not there yet."""
+        """Return a unit to run now, or ``None`` if all waiting units need results that do not exist yet."""
         with self._lock:
             if self.running.keys() & self._alone:
                 return None
@@ -48,15 +49,15 @@ class Schedule:
                 if found is None:
                     self.running[unit.key] = unit
                     return unit
-                self.results[unit.key] = found  # what it needs was redone and came out as before
+                self.results[unit.key] = found  # a needed unit was run again with the same result
             return None
 
     def needed(self, unit: Unit) -> dict[str, Result]:
-        """The results that a unit is handed."""
+        """Return the results that a unit needs, by key."""
         return {key: self.results[key] for key in unit.needs}
 
     def ended(self, key: str, error: str | None) -> None:
-        """A unit that ran has its result, or has failed, and with it all that need it."""
+        """Record that a running unit has ended. If it failed, the units that need it fail as well."""
         with self._lock:
             unit = self.running.pop(key)
             if error is None:
@@ -68,10 +69,10 @@ class Schedule:
             self._fail(key, error)
 
     def crashed(self, started: set[str]) -> None:
-        """Worker processes died: one did, and the pool ends all then.
+        """Handle the death of a worker process, after which the pool ends all worker processes.
 
-        Nobody knows which unit was it, so those that had started are tried once more, at the end, one at a time; a
-        unit that ran alone is the one.
+        The unit that caused it is unknown. The units that had started are therefore run once more, at the end and one
+        at a time. A unit that ran alone has failed.
         """
         with self._lock:
             lost, self.running = self.running, {}

@@ -1,4 +1,4 @@
-"""Tables of numbers with their standard errors, ours and published ones."""
+"""Tables of our numbers and published numbers, with their standard errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     import rich.table
 
 MISSING = "-"
-"""Shown for what is not known."""
+"""Text that stands for an unknown number."""
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number that knows its error.
+    """A number with its error.
 
-    ``str`` gives ``"3.93 ± 0.26"``: ``decimals`` of them, or as many as the error deserves, by the rule of the Particle
-    Data Group: two significant digits of the error if its first three are 100 to 354, else one. Without an error, or
-    with an error of 0, four significant digits.
+    ``str`` returns a text such as ``"3.93 ± 0.26"``. If ``decimals`` is ``None``, the number of decimals follows from
+    the error by the rule of the Particle Data Group: the error has two significant digits if its first three digits are
+    100 to 354, and otherwise one. Without an error, or with an error of 0, the number has four significant digits.
     """
 
     mean: float | None
@@ -32,10 +32,11 @@ class Number:
 
     @classmethod
     def of(cls, values: Iterable[float], *, ddof: int = 1, decimals: int | None = None) -> Number:
-        """Mean and its standard error, ``sqrt(sum (x - mean)^2 / (n - ddof) / n)``; some papers take ``ddof=0``.
+        """Return the mean and its standard error, ``sqrt(sum (x - mean)^2 / (n - ddof) / n)``; some papers use
+        ``ddof=0``.
 
         Raises:
-            ValueError: No values, or one that is missing or not finite.
+            ValueError: There are no values, or a value is missing or not finite.
         """
         found = list(values)
         if not found or not all(isinstance(value, int | float) and math.isfinite(value) for value in found):
@@ -63,7 +64,7 @@ Cell: TypeAlias = "str | int | float | Number | None"
 
 @dataclass(frozen=True)
 class Table:
-    """Cells are text, numbers, or ``None`` where there is nothing to say; columns without text are set right."""
+    """A table. Cells are text, numbers, or ``None`` for an unknown number; columns without text are right-aligned."""
 
     title: str
     header: Sequence[str]
@@ -75,7 +76,7 @@ class Table:
                 raise ValueError(f"rows must have {len(self.header)} cells, got {row!r}")
 
     def markdown(self) -> str:
-        """As GitHub shows it, the title in bold above."""
+        """Return the table in GitHub's Markdown, below its title in bold."""
         lines = [self.header, [" ---: " if right else " --- " for right in self._right()], *self._text()]
         cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in lines]
         body = [f"| {' | '.join(line)} |" for line in cells]
@@ -83,7 +84,7 @@ class Table:
         return "\n".join([f"**{self.title}**", "", *body])
 
     def rich(self) -> rich.table.Table:
-        """For the terminal."""
+        """Return the table for the terminal."""
         from rich.markup import escape
         from rich.table import Table as RichTable
 
@@ -103,7 +104,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Published:
-    """A number from a paper; ``which_error`` says what the error is, ``source`` where both were found."""
+    """A number from a paper; ``which_error`` is the kind of its error, and ``source`` the place of both."""
 
     value: Number
     which_error: str
@@ -111,13 +112,13 @@ class Published:
 
 
 def published(path: Path) -> dict[tuple[str, str, str], Published]:
-    """Published numbers by data set, method and metric, with as many decimals as the file has.
+    """Return published numbers by data set, method and metric, with as many decimals as in the file.
 
     Args:
         path: CSV with the columns experiment, dataset, method, metric, mean, std_or_stderr, which_error, source.
 
     Raises:
-        ValueError: A column is missing, a number is not one, or a row comes twice.
+        ValueError: A column is missing, a cell is not a number, or a row occurs twice.
     """
     numbers: dict[tuple[str, str, str], Published] = {}
     with open(path, newline="", encoding="utf-8") as file:
@@ -150,11 +151,11 @@ def _shown(cell: int | float | Number | None) -> str:
 
 
 def _decimals(error: float) -> int:
-    """How many an error deserves; less than none where tens, hundreds, ... are all that is known."""
+    """Return the number of decimals for an error, which is negative for an error of tens, hundreds, ..."""
     digits, exponent = f"{error:.2e}".split("e")
     leading = int(digits.replace(".", ""))
     return (1 if leading < 355 else 0) - int(exponent)
 
 
 def _fixed(value: float, decimals: int) -> str:
-    return f"{round(value, decimals) + 0.0:.{max(decimals, 0)}f}"  # + 0.0: no "-0.0"
+    return f"{round(value, decimals) + 0.0:.{max(decimals, 0)}f}"  # adding 0.0 avoids "-0.0"

@@ -1,4 +1,4 @@
-"""What happens in a worker process: one unit at a time, its progress written where the runner can read it."""
+"""The work of a worker process: it runs one unit at a time and writes the progress to a file for the runner."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from experiments.results import Result, Store
 
 @dataclass(frozen=True)
 class State:
-    """How far a unit is.
+    """The progress of a unit.
 
     Attributes:
-        run: Which run wrote it.
-        start: Fraction that was done before this run.
-        fraction: Fraction that is done.
-        note: From the experiment.
-        seconds: Wall time, that of killed attempts included.
-        cpu_seconds: Processor time, likewise.
+        run: Name of the run that wrote it.
+        start: Share of the unit that was done before this run.
+        fraction: Share of the unit that is done.
+        note: Note of the experiment.
+        seconds: Wall time, including that of killed attempts.
+        cpu_seconds: Processor time, including that of killed attempts.
     """
 
     run: str = ""
@@ -41,19 +41,19 @@ class State:
 
     @classmethod
     def read(cls, folder: Path) -> State | None:
-        """The last that was written there."""
+        """Return the last state that was written to a folder, or ``None`` if there is none."""
         try:
             return cls(**json.loads((folder / "progress.json").read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # removed meanwhile, or of another version
+        except (OSError, ValueError, TypeError):  # the file was removed, or another version wrote it
             return None
 
     def write(self, folder: Path) -> None:
-        """Replace the last."""
+        """Write the state to a folder, and replace the last one."""
         write_text(folder / "progress.json", json.dumps(asdict(self)))
 
 
 class Meter:
-    """``Context.progress``: writes the state at most twice a second. A value outside the range is clipped."""
+    """The function ``Context.progress``. It writes the state at most twice a second, and clips values."""
 
     EVERY = 0.5
 
@@ -65,14 +65,14 @@ class Meter:
         self._write(self.start, self.past.note)
 
     def __call__(self, done: float, total: float, note: str = "") -> None:
-        """See :class:`experiments.Progress`."""
+        """Report the progress; see :class:`experiments.Progress`."""
         fraction = min(max(done / total, 0.0), 1.0) if total > 0 else 0.0
-        self.start = min(self.start, fraction)  # less, if the checkpoint was older than the last state, or none
+        self.start = min(self.start, fraction)  # smaller if the checkpoint is older than the last state or missing
         if time.perf_counter() - self.written >= self.EVERY:
             self._write(fraction, note)
 
     def seconds(self) -> tuple[float, float]:
-        """Wall and processor time so far."""
+        """Return the wall time and the processor time so far."""
         return (
             self.past.seconds + time.perf_counter() - self.began,
             self.past.cpu_seconds + time.process_time() - self.cpu_began,
@@ -85,7 +85,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a unit ended, after how many seconds; where ``error`` is ``None``, its result has been written."""
+    """The outcome of a unit and its duration in seconds. If ``error`` is ``None``, its result has been written."""
 
     key: str
     seconds: float
@@ -96,7 +96,7 @@ class Outcome:
 def work(
     experiment: Experiment, unit: Unit, needed: Mapping[str, Result], store: Store, run: str, parent: int
 ) -> Outcome:
-    """Do a unit; whatever goes wrong is told, never raised."""
+    """Run a unit. Errors are returned in the outcome and never raised."""
     if os.getpid() != parent:
         _end_with_parent()
         _one_thread()
@@ -118,7 +118,7 @@ def work(
 
 
 def idle(parent: int) -> None:
-    """Pass the time while the next unit waits for what it needs."""
+    """Wait a moment, as the waiting units need results that do not exist yet."""
     if os.getpid() != parent:
         _end_with_parent()
     time.sleep(0.1)
@@ -126,7 +126,7 @@ def idle(parent: int) -> None:
 
 @cache
 def _one_thread() -> None:
-    """Workers share the cores: threads of one would only wait for those of the others."""
+    """Use one thread, as the workers share the cores and more threads would only wait for each other."""
     import torch
 
     torch.set_num_threads(1)
@@ -134,7 +134,7 @@ def _one_thread() -> None:
 
 @cache
 def _keep_memory() -> None:
-    """Freed memory stays with the process: to fault it in again costs more than what small networks compute in it."""
+    """Keep freed memory in the process: for small networks, page faults would cost more time than the computations."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):  # not the GNU C library
@@ -145,7 +145,7 @@ def _keep_memory() -> None:
 
 @cache
 def _end_with_parent() -> None:
-    """Nobody stops the workers of a runner that was killed, so each of them watches."""
+    """Start a thread that ends this process when its parent ends, since a killed runner cannot do so."""
     parent = os.getppid()
 
     def watch() -> None:

@@ -1,4 +1,4 @@
-"""Units: a problem and an algorithm, all runs at once; a short version of each; and the wheel."""
+"""The units: one per problem and algorithm, with all runs at once, a short version of each, and the wheel problem."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.results import Result
 
 
 class Bandits(Experiment):
-    """Units of the table, ``quick-`` ones and those of the wheel; arguments shorten it for tests."""
+    """The table, its short ``quick-`` version, and the wheel. The arguments shorten the experiment for tests."""
 
     name = "bandits"
     title = "Contextual bandits: cumulative reward over that of the optimal policy"
@@ -28,7 +28,7 @@ class Bandits(Experiment):
         self._algorithms, self._problems, self._quick = algorithms, problems, quick
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return the units of the table, their short versions, and the units of the wheel."""
         rounds, runs = self._quick
         found = []
         for problem in self._problems:
@@ -47,13 +47,13 @@ class Bandits(Experiment):
         return Unit(key, config, settings.cost(name, rounds, runs))
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Play one problem with one algorithm."""
+        """Play one problem with one algorithm, and return the rewards."""
         from experiments.bandits.protocol import play
 
         return play(unit.config, context.folder, context.progress)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Tables and figures, the published numbers beside ours."""
+        """Return tables and figures with the published numbers beside ours."""
         return report(results)
 
 

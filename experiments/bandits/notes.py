@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 All agents with a network have one of 100 and 100 ReLU units, trained by 50 minibatches of 512, drawn with replacement

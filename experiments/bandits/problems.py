@@ -1,4 +1,4 @@
-"""The six problems of the table, and the wheel: what every action would have paid in every round of every run.
+"""The six problems of the table, and the wheel: the rewards of all actions in every round of every run.
 
 Rewards and contexts are those of Riquelme et al. 2018 ("Deep Bayesian Bandits Showdown").
 """
@@ -28,29 +28,30 @@ LENGTHS = {
     "adult": 45222,
     "covertype": 10000,
 }
-"""Rounds at the published length."""
+"""Published number of rounds of each problem."""
 
 JOKES = 54
 """Seed of the division of the jokes into contexts and actions.
 
 The published reward of uniform play, 0.34 with a standard deviation of 0.00, shows that the actions were the same eight
-jokes in all runs, but not which; uniform play earns between 0 and 0.4. This is the first seed with which it earns 0.34.
+jokes in all runs, but not which jokes. With other divisions uniform play earns between 0 and 0.4; this is the first
+seed with which it earns 0.34.
 """
 
 NOISE = 0.01
 """Standard deviation of the wheel's rewards."""
 WHEEL = (1.2, 1.0, 50.0)
-"""Expected reward of the safe action, of the other four, and of the right one of these outside the wheel."""
+"""Expected rewards of the safe action, of the other four actions, and of the best of these four outside the wheel."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """``R`` runs of ``T`` rounds.
+    """A problem for ``R`` runs of ``T`` rounds.
 
     Attributes:
         contexts: ``(R, T, d)`` in float32.
         rewards: ``(R, T, A)``, in float32.
-        optimal: What the reward is divided by: that of the optimal policy, ``(R, T)``, in float64.
+        optimal: Rewards of the optimal policy, ``(R, T)`` in float64, by which the rewards of an agent are divided.
     """
 
     contexts: Tensor
@@ -59,7 +60,7 @@ class Problem:
 
 
 def problem(name: str, rounds: int, seeds: Sequence[int]) -> Problem:
-    """A problem of the table, or ``"wheel-0.95"`` for the wheel with this delta; one run per seed."""
+    """Create a problem of the table, or the wheel with a delta of 0.95 for ``"wheel-0.95"``, with one run per seed."""
     if name.startswith("wheel-"):
         delta = float(name.removeprefix("wheel-"))
         tables = [wheel(np.random.default_rng([seed, 7]), rounds, delta) for seed in seeds]
@@ -71,9 +72,11 @@ def problem(name: str, rounds: int, seeds: Sequence[int]) -> Problem:
 
 
 def mushroom(rng: np.random.Generator, rounds: int) -> Table:
-    """Eat (action 1) or not: edible +5; poisonous +5 or -35, each with probability 1/2. Rows drawn with replacement.
+    """Draw mushrooms, with replacement, that are eaten (action 1) or not (action 0).
 
-    The optimal policy's reward is the expected one: 5 for an edible mushroom, else 0.
+    Eating an edible mushroom has the reward 5; a poisonous one has 5 or -35, each with probability 1/2.
+
+    The reward of the optimal policy is the expected one: 5 for an edible mushroom, and otherwise 0.
     """
     data = ba.data.load("bandits/mushroom")
     rows = rng.integers(len(data.x), size=rounds)
@@ -83,7 +86,7 @@ def mushroom(rng: np.random.Generator, rounds: int) -> Table:
 
 
 def financial(rng: np.random.Generator, rounds: int) -> Table:
-    """Eight portfolios: random weights of norm 1 on 21 price differences, with noise of 0.01 to 0.08."""
+    """Draw eight portfolios, with random weights of norm 1 on 21 price differences, and noise of 0.01 to 0.08."""
     x = _rows("financial", rng, rounds)[0]
     weights = rng.uniform(-1.0, 1.0, (x.shape[1], 8))
     means = x @ (weights / np.linalg.norm(weights, axis=0))
@@ -92,14 +95,14 @@ def financial(rng: np.random.Generator, rounds: int) -> Table:
 
 
 def jester(rng: np.random.Generator, rounds: int) -> Table:
-    """Which of eight jokes, given the ratings of 32 others. The division of the jokes is the same in all runs."""
+    """Draw a choice among eight jokes, given the ratings of 32 others. The division is the same in all runs."""
     ratings, _ = _rows("jester", rng, rounds)
     ratings = ratings[:, np.random.default_rng(JOKES).permutation(ratings.shape[1])]
     return ratings[:, :32], ratings[:, 32:], ratings[:, 32:].max(axis=1)
 
 
 def _classes(name: str) -> Callable[[np.random.Generator, int], Table]:
-    """Reward 1 for the right label; features are standardised over the rows of the run."""
+    """Return a function that draws a classification: a reward of 1 for the right label, and standardised features."""
 
     def make(rng: np.random.Generator, rounds: int) -> Table:
         x, y = _rows(name, rng, rounds)
@@ -111,9 +114,11 @@ def _classes(name: str) -> Callable[[np.random.Generator, int], Table]:
 
 
 def wheel(rng: np.random.Generator, rounds: int, delta: float) -> Table:
-    """Contexts uniform in the unit disc. Action 0 pays 1.2, the others 1, but one pays 50 outside of radius ``delta``.
+    """Draw the wheel, with contexts that are uniform in the unit disc.
 
-    Which one it is depends on the quadrant (Riquelme et al. 2018, section 5.4).
+    Action 0 has the reward 1.2 and the others have 1, except that one of these has 50 outside the radius ``delta``.
+
+    The quadrant determines which action it is (Riquelme et al. 2018, section 5.4).
     """
     radius = np.sqrt(rng.random(rounds))
     angle = rng.uniform(0.0, 2.0 * math.pi, rounds)
@@ -128,7 +133,7 @@ def wheel(rng: np.random.Generator, rounds: int, delta: float) -> Table:
 
 
 def _rows(name: str, rng: np.random.Generator, rounds: int) -> tuple[Floats, NDArray[np.int64]]:
-    """The first rows of a new order."""
+    """Return the first rows of a data set in random order."""
     data = ba.data.load(f"bandits/{name}")
     x, y = (data.x_train, data.y_train) if name == "statlog" else (data.x, data.y)
     rows = torch.from_numpy(rng.permutation(len(x))[:rounds])

@@ -1,4 +1,4 @@
-"""What one unit does: agents with several seeds play one problem, in lock step."""
+"""The work of one unit: agents with several seeds play one problem in lock step."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from experiments.experiment import Progress
 from experiments.files import replacing
 
 EVERY = 120.0
-"""Seconds between two checkpoints, at least."""
+"""Minimum time in seconds between two checkpoints."""
 POINTS = 50
-"""Of a curve."""
+"""Number of points of a curve."""
 FIRST = 20
-"""Rounds before its first point."""
+"""Number of rounds before the first point of a curve."""
 
 
 def agents(config: Mapping[str, Any], game: Problem) -> bandits.Agents:
-    """The agents of a unit before their first round."""
+    """Create the agents of a unit, before their first round."""
     make = {"neural": bandits.Neural, "linear": bandits.Linear}[config["belief"]]
     return bandits.Agents(
         make(**config["options"]),
@@ -40,12 +40,13 @@ def agents(config: Mapping[str, Any], game: Problem) -> bandits.Agents:
 
 
 def play(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[str, Any]:
-    """Play all rounds; a run that was killed goes on from its last checkpoint, to the same end.
+    """Play all rounds. A killed run is resumed from its last checkpoint, and its result is that of an uninterrupted
+    run.
 
     Returns:
-        ``"ratio"``: cumulative reward over that of the optimal policy, of every run; ``"second_half"``: the same in
-        the second half of the rounds; ``"curve"``: the cumulative ratio of all runs together after each of
-        ``"rounds"``.
+        ``"ratio"``: the cumulative reward of every run, divided by that of the optimal policy. ``"second_half"``: the
+        same ratio for the second half of the rounds. ``"curve"``: the cumulative ratio of all runs together after each
+        number of rounds in ``"rounds"``.
     """
     rounds, runs = config["rounds"], config["runs"]
     game = problem(config["problem"], rounds, range(runs))
@@ -72,7 +73,7 @@ def _scores(earned: NDArray[np.float64], optimal: NDArray[np.float64]) -> dict[s
     half = earned.shape[1] // 2
     first = min(FIRST, earned.shape[1])
     shown = np.unique(np.linspace(first, earned.shape[1], POINTS).round().astype(int))
-    # Of the sums over all runs: a run's optimal reward may be 0 for some rounds.
+    # The ratio is that of the sums over all runs, because the optimal reward of a single run may be 0 for some rounds.
     curve = earned.sum(0).cumsum()[shown - 1] / optimal.sum(0).cumsum()[shown - 1]
     return {
         "ratio": earned.sum(1) / optimal.sum(1),
@@ -90,7 +91,7 @@ def _save(folder: Path, players: bandits.Agents, earned: NDArray[np.float64], do
 
 
 def _resume(folder: Path, players: bandits.Agents, earned: NDArray[np.float64]) -> int:
-    """How many rounds are done."""
+    """Restore the last checkpoint, if there is one, and return the number of completed rounds."""
     path = folder / "agents.safetensors"
     if not path.is_file():
         return 0

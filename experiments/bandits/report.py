@@ -1,4 +1,4 @@
-"""The published table beside ours, the short version, and the wheel."""
+"""The page: our table beside the published one, the short version, and the wheel."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ COLORS = {
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     found = {key: result.result for key, result in results.items()}
     tables = [
         _scores(found, "table", f"Mean and standard error over {RUNS} runs; published: mean and standard deviation"),
@@ -82,7 +82,7 @@ def _scores(found: Found, kind: str, title: str) -> Table:
 
 
 def _target(found: Found) -> Table:
-    """The best of ours against the best published, problem by problem."""
+    """Compare our best algorithm with the best published one for each problem."""
     paper = _published()
     rows: list[list[Cell]] = []
     for problem in LENGTHS:
@@ -111,7 +111,7 @@ def _wheel(found: Found) -> Table:
 
 
 def _curves(found: Found, kind: str) -> Figure:
-    """Cumulative reward over the optimal one, by rounds."""
+    """Plot the cumulative reward, divided by that of the optimal policy, against the round."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6), layout="constrained")

@@ -1,4 +1,4 @@
-"""The algorithms and their settings, the same on all problems. Those of ours were chosen on Covertype alone."""
+"""The algorithms and their settings, which are the same for all problems. Ours were chosen on Covertype alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ALGORITHMS: dict[str, Setting] = {
     "greedy": {**_neural("adam"), "policy": "greedy"},
     "uniform": {"belief": "linear", "options": {}, "policy": "uniform"},
 }
-"""``belief``, its ``options``, and the ``policy`` if it is not Thompson sampling."""
+"""For each algorithm the ``belief``, its ``options``, and the ``policy`` unless it is Thompson sampling."""
 
 LABELS = {
     "vadam": "Vadam",
@@ -56,10 +56,10 @@ PUBLISHED = {
     "greedy": "Greedy",
     "uniform": "Uniform",
 }
-"""The paper's name."""
+"""Names of the algorithms in the paper."""
 
 LONG = ("badam", "vadam", "ivon", "linear", "neural-linear", "uniform")
-"""Run at the published length; the others stop after 10,000 rounds."""
+"""Algorithms that play the published number of rounds. The other algorithms stop after 10,000 rounds."""
 
 RUNS, SHORT, QUICK_RUNS, QUICK = 10, 10_000, 3, 2_000
 
@@ -71,10 +71,10 @@ _FACTORS = {"linear": 0.05, "uniform": 0.01, "neural-linear": 1.6, "last-layer":
 
 
 def cost(algorithm: str, rounds: int, runs: int) -> float:
-    """Expected time in seconds, about."""
+    """Return the approximate duration in seconds."""
     return _FACTORS.get(algorithm, 1.0) * rounds * 2.5 * 0.0008 * (runs + 1)
 
 
 def rounds_of(problem: str, algorithm: str) -> int:
-    """Rounds of a unit of the table."""
+    """Return the number of rounds of a unit of the table."""
     return LENGTHS[problem] if algorithm in LONG else min(SHORT, LENGTHS[problem])

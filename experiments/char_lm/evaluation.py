@@ -1,4 +1,4 @@
-"""What is measured: loss, perplexity and calibration per character, of the mean network and of samples."""
+"""The scores: loss, perplexity and calibration per character, of the mean network and of averages over samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Block = tuple[slice | Tensor, slice]
 
 
 def _logits(model: nn.Module, data: Rows) -> Iterator[tuple[Block, Tensor]]:
-    """All blocks in the order of the text, the state carried from one to the next."""
+    """Yield the logits of all blocks in the order of the text; the state is carried from one block to the next."""
     state = None
     for step in range(data.steps):
         rows, columns = data.block(step)
@@ -27,7 +27,7 @@ def _logits(model: nn.Module, data: Rows) -> Iterator[tuple[Block, Tensor]]:
 
 @torch.no_grad()
 def mean_loss(model: nn.Module, data: Rows) -> float:
-    """Nats per character at the weights that the network has."""
+    """Return the loss in nats per character with the current weights of the network."""
     total = math.fsum(
         float(F.cross_entropy(logits.flatten(0, 1), data.y[block].flatten(), reduction="sum"))
         for block, logits in _logits(model, data)
@@ -43,19 +43,19 @@ def scores(
     counts: Sequence[int] = (),
     passage: int = 0,
 ) -> dict[str, Any]:
-    """Scores per character of the predictive distributions; each sample reads the text with a memory of its own.
+    """Return scores per character of the predictive distributions. Each sample reads the text with its own memory.
 
     Args:
-        model: At its mean or point estimate.
-        posterior: To sample from.
-        data: What to predict.
-        counts: Averages over the first so many samples, rising.
+        model: Network with the posterior mean or the point estimate as weights.
+        posterior: Posterior from which weights are sampled.
+        data: The text to predict.
+        counts: Numbers of samples, in ascending order; predictions are averaged over the first samples.
         passage: Length of the piece of text, from the beginning, of which every character is kept.
 
     Returns:
-        ``"mean"`` and ``"samples-8"``, say, each with ``nll`` in nats, ``perplexity``, ``ece`` in 15 bins and
-        ``accuracy``; ``"passage"``: of the mean network and of the most samples, the NLL and the entropy of every
-        character, and of the samples the mutual information.
+        Entries such as ``"mean"`` and ``"samples-8"``, each with ``nll`` in nats, ``perplexity``, ``ece`` in 15 bins
+        and ``accuracy``; ``"passage"`` has the NLL and the entropy of every character for the mean network and for the
+        largest number of samples, and for the samples also the mutual information.
     """
     probs, _ = _probabilities(model, data)
     target = data.y.flatten()
@@ -79,7 +79,7 @@ def scores(
 
 
 def _probabilities(model: nn.Module, data: Rows) -> tuple[Tensor, Tensor]:
-    """Of all characters in the order of the text, ``(n, characters)``, and their entropies, ``(n,)``."""
+    """Return the probabilities in the order of the text, ``(n, characters)``, and their entropies, ``(n,)``."""
     probs, entropy = torch.empty(0), torch.empty(data.y.shape)
     for block, logits in _logits(model, data):
         if not len(probs):

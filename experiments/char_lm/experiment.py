@@ -1,4 +1,4 @@
-"""Units: the published methods; of the others all candidates in a short training, then the best ones."""
+"""The units: published methods, short trainings of the other methods' candidates, and long ones of the best."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from experiments.results import Result
 
 
 class CharLM(Experiment):
-    """Shortened trainings; arguments shorten them further, for tests, or make them as long as the published ones.
+    """Trainings that are shorter than the published ones. The arguments change their lengths.
 
     Args:
-        epochs: Of the final trainings, by network.
-        search_epochs: Of the trainings that choose a setting.
-        seeds: How many, of the published methods with decay (``"published"``) and without (``"constant"``), and of the
-            others by network.
-        networks: Changes of their entries in ``NETWORKS``.
-        protocol: Changes of ``PROTOCOL``.
+        epochs: Number of epochs of the final trainings, by network.
+        search_epochs: Number of epochs of the trainings by which a setting is chosen.
+        seeds: Numbers of seeds: ``"published"`` for the published methods with decay, ``"constant"`` for those without,
+            and the name of the network for the other methods.
+        networks: Networks, as in ``NETWORKS``.
+        protocol: Entries that replace those of ``PROTOCOL``.
     """
 
     name = "char-lm"
@@ -50,7 +50,7 @@ class CharLM(Experiment):
         self._networks, self._protocol = networks, {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return the units; the final units of a method need those of its candidates."""
         found = []
         for unit in UNITS:
             options = {**PUBLISHED["vadagrad"]["options"], "unit": unit}
@@ -95,19 +95,19 @@ class CharLM(Experiment):
         return Unit(key, {"part": "final", "samples": [], "passage": 0, **config}, epochs, needs)
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Train one network and score it."""
+        """Train one network, and return its scores."""
         from experiments.char_lm.protocol import run
         from experiments.char_lm.text import Text
 
         return run(unit.config, context, Text.load())
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Tables and figures, beside the published losses."""
+        """Return tables and figures with the published losses beside ours."""
         return report(results)
 
 
 def _steady(setting: Mapping[str, Any]) -> dict[str, Any]:
-    """Without decay."""
+    """Return a setting without decay of the learning rate."""
     return {**setting, "decay_every": PROTOCOL["published_epochs"]}
 
 

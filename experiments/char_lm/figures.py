@@ -25,7 +25,7 @@ COLUMNS = 80
 
 
 def curves(results: Mapping[str, Result], paper: Mapping[str, float]) -> Figure:
-    """Test losses by epoch, a line per seed; grey band: from the lowest to the highest published, of 200 epochs."""
+    """Plot test losses by epoch, one line per seed, and a grey band from the lowest to the highest published loss."""
     from matplotlib.figure import Figure
 
     panels = {
@@ -66,7 +66,7 @@ def _lines(axis: Axes, results: Mapping[str, Result], prefix: str, methods: Sequ
 
 
 def passage(found: Mapping[str, Any], title: str) -> Figure:
-    """A piece of the test text twice: in the colours of the entropy, and of the part that is the weights'."""
+    """Show a piece of the test text twice, coloured by the entropy and by the mutual information with the weights."""
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What the finished trainings say about the claims, in sentences; and how they are compared, seed by seed."""
+"""Sentences on the paper's claims from the finished trainings, which are compared seed by seed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Runs = Mapping[int, Mapping[str, Any]]
 
 
 def trained(results: Mapping[str, Result], prefix: str, method: str) -> Runs:
-    """Results of the finished trainings of a method by seed, but for those that diverged."""
+    """Return the results of a method's finished trainings by seed, without those that diverged."""
     found: dict[int, Mapping[str, Any]] = {}
     for key, result in results.items():
         head, _, seed = key.rpartition("-")
@@ -23,12 +23,12 @@ def trained(results: Mapping[str, Result], prefix: str, method: str) -> Runs:
 
 
 def differences(one: Runs, other: Runs, kind: str = "mean") -> list[float]:
-    """Test losses of one method minus those of the mean network of another, over the seeds that both have."""
+    """Return one method's test losses minus those of another method's mean network, for the seeds that both have."""
     return [one[seed]["test"][kind]["nll"] - other[seed]["test"]["mean"]["nll"] for seed in one if seed in other]
 
 
 def findings(results: Mapping[str, Result], paper: Mapping[str, float]) -> str:
-    """Markdown; empty where no two methods can be compared yet."""
+    """Return the sentences in Markdown; the text is empty if no two methods can be compared yet."""
     lines = [*_vadagrad(results, paper), *_posteriors(results)]
     return "\n".join(["## What the finished trainings say", "", *lines, ""]) if lines else ""
 
@@ -77,7 +77,7 @@ def _seeds(found: list[float]) -> str:
 
 
 def _verdict(gap: Number, claim: str) -> str:
-    """Two standard errors decide; one seed has none."""
+    """Return the verdict on a claim by two standard errors; a single seed has no standard error."""
     if gap.mean is None or gap.error is None:
         return f"{claim} is {'what' if (gap.mean or 0.0) < 0 else 'not what'} this one seed shows."
     if abs(gap.mean) <= 2 * gap.error:

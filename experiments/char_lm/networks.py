@@ -37,13 +37,13 @@ class LSTM(nn.Module):
             nn.init.zeros_(other).requires_grad_(False)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        """Logits ``(batch, length, characters)`` and the state after the last character."""
+        """Return logits ``(batch, length, characters)`` and the state after the last character."""
         hidden, state = self.lstm(self.embedding(x), state)
         return self.head(hidden), state
 
 
 class Block(nn.Module):
-    """Attention to what came before, and a perceptron; layer norms before both."""
+    """Causal attention and a perceptron, each after a layer norm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Block(nn.Module):
         self.inner, self.outer = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``(batch, length, width)`` to the same."""
+        """Return hidden states for hidden states, both ``(batch, length, width)``."""
         batch, length, width = x.shape
         parts = self.attention(self.norm1(x)).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
@@ -79,7 +79,7 @@ class Transformer(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State | None]:
-        """Logits ``(batch, length, characters)``; there is no state."""
+        """Return logits ``(batch, length, characters)``, without a state."""
         hidden = self.embedding(x) + self.position.weight[: x.shape[1]]
         for block in self.blocks:
             hidden = block(hidden)
@@ -90,15 +90,15 @@ NETWORKS: Mapping[str, tuple[Callable[..., nn.Module], type[Streams] | type[Wind
     "lstm": (LSTM, Streams),
     "transformer": (Transformer, Windows),
 }
-"""With the order in which each reads the text."""
+"""Each network with the order in which it reads the text."""
 
 
 def build(config: Mapping[str, Any], characters: int) -> nn.Module:
-    """The network of a unit, initialised by its seed."""
+    """Create the network of a unit, initialised with its seed."""
     torch.manual_seed(config["seed"])
     return NETWORKS[config["network"]][0](characters, **config["sizes"])
 
 
 def rows(config: Mapping[str, Any], codes: Tensor) -> Rows:
-    """A part of the text as the network of a unit reads it."""
+    """Return a part of the text in the form in which the network of a unit reads it."""
     return NETWORKS[config["network"]][1](codes, config["batch_size"], config["length"])

@@ -1,4 +1,4 @@
-"""What was chosen where the paper says nothing, and what to make of the numbers."""
+"""Notes for the page: choices where the paper gives no details, and the interpretation of the numbers."""
 
 CHOICES = """\
 ## What is not published, and what was chosen

@@ -1,4 +1,4 @@
-"""What one unit does."""
+"""The work of one unit."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def run(config: Mapping[str, Any], context: Context, text: Text) -> dict[str, An
     """Train one network, with the best setting of the units that it needs, and score it.
 
     Returns:
-        ``setting``, and ``chosen``, the unit that it comes from; ``curve``; ``diverged`` and ``steps`` as
-        :class:`Trained` has them; ``validation``: loss at the end; of a final training ``test``, the scores, and
-        ``passage``; of a posterior ``widths``: the 1%, 50% and 99% quantiles of its standard deviations.
+        ``setting``, and ``chosen``, the unit by which it was chosen; ``curve``, ``diverged`` and ``steps`` of
+        :class:`Trained`; ``validation``, the loss at the end. A final training also has the scores ``test``, and
+        ``passage``. A posterior also has ``widths``, the 1%, 50% and 99% quantiles of its standard deviations.
     """
     chosen = best(context.results)
     if chosen is not None:
@@ -49,13 +49,13 @@ def run(config: Mapping[str, Any], context: Context, text: Text) -> dict[str, An
         result["test"] = test
     if trained.posterior is not None:
         deviations = torch.cat([v.sqrt().flatten() for v in trained.posterior.variance.values()])
-        deviations = deviations[deviations > 0].sort().values  # norm layers are not perturbed
+        deviations = deviations[deviations > 0].sort().values  # norm layers have no noise
         result["widths"] = [float(deviations[int(q * (len(deviations) - 1))]) for q in (0.01, 0.5, 0.99)]
     return result
 
 
 def best(results: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The unit with the lowest validation loss; one that diverged has none."""
+    """Return the unit with the lowest validation loss. Diverged trainings have no such loss."""
     finite = {key: result["validation"] for key, result in results.items() if result["validation"] is not None}
     if results and not finite:
         raise ValueError(f"a candidate must not diverge, but all did: {', '.join(results)}")

@@ -1,4 +1,4 @@
-"""Losses beside the published ones; perplexity and calibration of posteriors."""
+"""The page: our losses beside the published ones, and the perplexity and calibration of posteriors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READINGS = {
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     paper = _paper()
     tables = [
         _losses(results, paper, "lstm", "With the published settings, their decay scaled to the epochs run"),
@@ -47,14 +47,14 @@ def report(results: Mapping[str, Result]) -> Report:
 
 
 def _paper() -> dict[str, float]:
-    """The best test losses in the figure, by our name."""
+    """Return the best test losses in the published figure, by our names of the methods."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     rows = {name: numbers["war_and_peace", LABELS[name], "best_test_loss_nats_per_char"] for name in PUBLISHED}
     return {name: row.value.mean for name, row in rows.items() if row.value.mean is not None}
 
 
 def _losses(results: Mapping[str, Result], paper: Mapping[str, float], prefix: str, title: str) -> Table:
-    """Losses per character of the published methods, and VadaGrad's difference to each in the same seeds."""
+    """Tabulate losses per character of the published methods, and VadaGrad's differences from each, paired by seed."""
     rows: list[list[Cell]] = []
     reference = trained(results, prefix, "vadagrad")
     for name in PUBLISHED:
@@ -84,7 +84,7 @@ def _epochs(results: Mapping[str, Result], starts: Sequence[str]) -> str:
 
 
 def _scores(results: Mapping[str, Result], network: str) -> Table:
-    """Perplexity and calibration of the chosen methods."""
+    """Tabulate the perplexity and the calibration of the chosen methods."""
     rows: list[list[Cell]] = []
     reference = trained(results, network, "adamw")
     for name in CHOSEN[network]:

@@ -1,4 +1,4 @@
-"""What is published, what is chosen, and how long a training is."""
+"""The published settings, the candidates for other settings, and the lengths of the trainings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 PROTOCOL: Mapping[str, Any] = {"held_out": 0.1, "published_epochs": 200, "records": 2}
-"""``records``: how many per epoch."""
+"""``records`` is the number of records of the curve per epoch."""
 
 NETWORKS: Mapping[str, Mapping[str, Any]] = {
     "lstm": {
@@ -29,7 +29,7 @@ NETWORKS: Mapping[str, Mapping[str, Any]] = {
 EPOCHS = {"lstm": 2, "transformer": 2}
 SEARCH_EPOCHS = 0.5
 SEEDS = {"published": 3, "constant": 3, "lstm": 1, "transformer": 3}
-"""``constant``: the published methods without decay, as the first 40 published epochs are."""
+"""Numbers of seeds. ``constant`` means the published methods without decay, as in the first 40 published epochs."""
 SAMPLES = (8, 32)
 PASSAGE = 400
 
@@ -49,8 +49,10 @@ PUBLISHED: Mapping[str, Setting] = {
 """Khan et al. 2018, Table 4. The unit of VadaGrad's ``s0`` and the network are not published."""
 
 UNITS = ("mean", "data", "sum")
-"""What ``s0 = 1e-4`` may be: in the square of the gradient of the mean loss, with ``sigma^2 = 1 / s`` or
-``1 / (N s)``; or in that of the loss summed over the text, with ``sigma^2 = 1 / s``. Chosen as rates are."""
+"""Possible units of ``s0 = 1e-4``: the squared gradient of the mean loss with ``sigma^2 = 1 / s`` (``"mean"``) or
+``sigma^2 = 1 / (N s)`` (``"data"``), or that of the loss summed over the text with ``sigma^2 = 1 / s`` (``"sum"``). The
+unit is chosen by the validation loss, like a learning rate.
+"""
 
 
 def _chosen(method: str, *rates: float, **options: Any) -> Sequence[Setting]:
@@ -68,7 +70,7 @@ CHOSEN: Mapping[str, Mapping[str, Sequence[Setting]]] = {
         "adamw": _chosen("adamw", 0.001, 0.003, 0.01),
     },
 }
-"""Candidates by network and method; all else is the library's default."""
+"""Candidates by network and method. All other hyper-parameters have the defaults of the library."""
 
 LABELS = {
     "vadagrad": "VadaGrad",

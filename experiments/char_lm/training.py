@@ -1,4 +1,4 @@
-"""One training loop for both networks and all methods; a killed one continues from its checkpoint."""
+"""The training loop for both networks and all methods. A killed training is resumed from its checkpoint."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from experiments.experiment import Progress
 from experiments.files import replacing
 
 Annealing = Callable[[float], float]
-"""From the share of the training that is done to the factor on the learning rate."""
+"""Function that returns the factor of the learning rate for the completed share of the training."""
 
 
 @dataclass
 class Curve:
-    """What is recorded several times per epoch.
+    """The records of a training, several per epoch.
 
     Attributes:
-        epoch: When, in epochs.
-        train: Mean training loss per character since the last record, at the weights that were trained with.
-        test: Loss per character of the test part: of the mean network, where there is a posterior.
+        epoch: Times of the records, in epochs.
+        train: Mean training loss per character since the last record, at the weights of the training steps.
+        test: Loss per character of the test part; with a posterior, it is that of the mean network.
     """
 
     epoch: list[float] = field(default_factory=list)
@@ -46,11 +46,11 @@ class Trained:
     """A network after training.
 
     Attributes:
-        model: Its weights are the point estimate, or the posterior's mean.
-        posterior: Where the method has one.
-        curve: The record.
-        diverged: The step, counted from 1, with a loss or a gradient that was not finite, where training ended.
-        steps: Steps that were made.
+        model: The network, whose weights are the point estimate or the posterior mean.
+        posterior: The posterior, or ``None`` if the method has none.
+        curve: The records.
+        diverged: The step, counted from 1, at which training ended because a loss or a gradient was not finite.
+        steps: Number of steps that were made.
     """
 
     model: nn.Module
@@ -61,13 +61,13 @@ class Trained:
 
 
 def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int, steps: int) -> Optimizer:
-    """The optimiser of a unit.
+    """Create the optimiser of a unit.
 
     Args:
         model: The network.
         config: ``method``, its ``options``, ``batch_size``, ``length``, ``seed``.
         characters: Size of the training part, which is ``num_data``.
-        steps: Length of the training.
+        steps: Number of steps of the training.
     """
     name, options = config["method"], dict(config["options"])
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -92,7 +92,7 @@ def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int,
 def _vadagrad(
     model: nn.Module, characters: int, *, lr: float, beta: float, s0: float, unit: str, seed: int
 ) -> Optimizer:
-    """VadaGrad with ``s0`` in one of the units of ``UNITS``."""
+    """Create VadaGrad with ``s0`` in one of the units in ``UNITS``."""
     num_data, precision = {
         "mean": (1.0, s0),
         "data": (math.sqrt(characters), characters * s0),
@@ -104,23 +104,23 @@ def _vadagrad(
 
 
 def annealing(config: Mapping[str, Any]) -> Annealing | None:
-    """How the learning rate falls; ``None`` where the optimiser sees to it."""
+    """Return the schedule of the learning rate, or ``None`` if the optimiser has its own."""
     if config["decay"] == "steps":
         every = config["decay_every"] / config["published_epochs"]
         return lambda done: 0.1 ** math.floor(done / every + 1e-9)
     if config["method"] in ("vadam", "ivon"):
         return None
-    return lambda done: 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # that of our own optimisers
+    return lambda done: 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in our own optimisers
 
 
 def train(config: Mapping[str, Any], text: Text, folder: Path, progress: Progress) -> Trained:
-    """Train one network, or continue.
+    """Train one network, or resume its training.
 
     Args:
-        config: As the units have it.
-        text: To train on, and to test on.
-        folder: For checkpoints: as many as there are records.
-        progress: Told after every few steps.
+        config: Config of the unit.
+        text: Text with the training and the test part.
+        folder: Folder for checkpoints, which are written with every record.
+        progress: Function that is called after every few steps.
     """
     model = build(config, len(text.alphabet))
     data, test = rows(config, text.train), rows(config, text.test)
@@ -164,7 +164,7 @@ def train(config: Mapping[str, Any], text: Text, folder: Path, progress: Progres
 
 @dataclass
 class _Run:
-    """What is between two steps, beside network and optimiser."""
+    """The state of a training between two steps, besides the network and the optimiser."""
 
     step: int = 0
     begun: int = 0
@@ -176,7 +176,7 @@ class _Run:
 def _step(
     model: nn.Module, optimizer: Optimizer, x: Tensor, y: Tensor, state: State | None, clamp: float | None
 ) -> tuple[float, State | None]:
-    """One step; at a posterior sample, where the method has them. The loss, and the state to go on from."""
+    """Make one step, at a posterior sample if the method has one, and return the loss and the next state."""
     with optimizer.sampled_params() if isinstance(optimizer, PerturbedOptimizer) else nullcontext():
         optimizer.zero_grad()
         logits, state = model(x, state)

@@ -12,7 +12,7 @@ from experiments.results import Result
 
 
 class FullCharLM(CharLM):
-    """The same units, longer; settings are chosen in five epochs, and every epoch has a checkpoint."""
+    """The same units with longer trainings. Settings are chosen in five epochs, and every epoch has a checkpoint."""
 
     name = "char-lm-full"
     title = "Characters of War and Peace, at the published length"
@@ -26,7 +26,7 @@ class FullCharLM(CharLM):
         )
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """As that of ``char-lm``, without what was found there."""
+        """Return a report like that of ``char-lm``, without its findings."""
         return replace(super().report(results), notes=CHOICES)
 
 

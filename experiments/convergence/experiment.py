@@ -1,4 +1,4 @@
-"""Units: one per method, minibatch size and number of samples, each with all seeds at once."""
+"""The units: one per method, minibatch size and number of samples, each with all seeds at once."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from experiments.experiment import Context, Experiment, Report, Unit
 from experiments.results import Result
 
 SETTINGS = ((1, 1), (1, 16), (128, 16))
-"""Minibatch size and samples per step."""
+"""Minibatch sizes and numbers of samples per step."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "bbb": {"lr": 0.001, "betas": [0.9, 0.999]},
     "vadam": {"lr": 0.001, "betas": [0.9, 0.999]},
     "vogn": {"lr": 0.001, "betas": [0.0, 0.999]},
 }
-"""By the engine's names; VOGN has no momentum."""
+"""Settings of the methods, by the engine's names. VOGN has no momentum."""
 
 PROTOCOL = {
     "dataset": "libsvm/australian",
@@ -44,7 +44,7 @@ class Convergence(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per method, minibatch size and number of samples."""
         return [
             Unit(
                 f"{method}-m{size}-s{samples}",
@@ -56,13 +56,13 @@ class Convergence(Experiment):
         ]
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Train, and test every few iterations."""
+        """Train all seeds, test them every few iterations, and return a summary of the losses."""
         from experiments.convergence.protocol import losses, summary
 
         return summary(losses(unit.config, context.progress), unit.config)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Curves beside the paper's."""
+        """Return curves beside those of the paper."""
         return report(results, self._settings)
 
 

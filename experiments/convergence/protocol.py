@@ -1,4 +1,4 @@
-"""Training and testing of all seeds, and what is kept of their curves."""
+"""Training and testing of all seeds, and a summary of their curves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ Array = NDArray[np.float64]
 def losses(config: Mapping[str, Any], progress: Progress) -> dict[str, Array]:
     """Test losses in bits per point, ``(seeds, evaluations)``: ``"joint"`` over the test set, and ``"pointwise"``.
 
-    Seed ``r`` has the library's split ``r`` of the data in halves, its own first weights, noise and minibatches.
+    Seed ``r`` uses the library's split ``r`` of the data into halves, and its own initial weights, noise and
+    minibatches.
     """
     seeds, every = range(config["seeds"]), config["every"]
     splits = [ba.data.load(config["dataset"], split=seed) for seed in seeds]
@@ -65,7 +66,7 @@ def losses(config: Mapping[str, Any], progress: Progress) -> dict[str, Array]:
 
 
 def summary(found: Mapping[str, Array], config: Mapping[str, Any]) -> dict[str, Any]:
-    """Of every loss the running median of each seed over a window of iterations: its median and quantiles over seeds.
+    """Return median and quantiles over the seeds of every loss, which is smoothed by a running median for each seed.
 
     One evaluation has few samples and is noisy, most of all the joint loss.
     """

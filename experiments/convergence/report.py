@@ -1,4 +1,4 @@
-"""Fig. 3, ours beside the paper's."""
+"""The page: our Fig. 3 beside that of the paper."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 METHODS = {"bbb": "BBVI", "vadam": "Vadam", "vogn": "VOGN"}
-"""Of the paper; those without results are shown as published only."""
+"""Names of the methods in the paper. For a method without results, only the published curve is shown."""
 
 NOTES = """\
 A network of one hidden layer of 64 ReLU on Australian credit, 345 points to train and 345 to test. Lines are medians
@@ -59,13 +59,13 @@ Numbers = Mapping[tuple[str, str, str], Published]
 
 
 def report(results: Mapping[str, Result], settings: Sequence[tuple[int, int]]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     return Report([_table(results, settings, numbers)], {"curves": _figure(results, settings, numbers)}, NOTES)
 
 
 def _paper(numbers: Numbers, size: int, samples: int, name: str) -> dict[int, float]:
-    """Median of the last 100 evaluations at some iterations."""
+    """Return the published medians of the last 100 evaluations, by iteration."""
     start = "test_log2loss_median_of_last100@iter"
     return {
         int(metric.removeprefix(start)): row.value.mean
@@ -100,7 +100,7 @@ def _table(results: Mapping[str, Result], settings: Sequence[tuple[int, int]], n
 
 
 def _figure(results: Mapping[str, Result], settings: Sequence[tuple[int, int]], numbers: Numbers) -> Figure:
-    """Lines and bands: median and 10 to 90% of our seeds; dotted with circles: the paper's single runs."""
+    """Plot the medians and the 10% to 90% bands of our seeds, and the paper's single runs as dots with circles."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -1,1 +1,1 @@
-"""What the experiments of Bayer et al. 2015 share: networks trained side by side, and their scores."""
+"""Shared code of the experiments of Bayer et al. 2015: the training of several networks at once, and their scores."""

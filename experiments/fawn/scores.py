@@ -13,7 +13,7 @@ from experiments.uci_table1.protocol import Part
 
 
 def predictive(fitted: Fitted, part: Part, *, covariance: bool = False) -> ba.predictive.GaussianPredictive:
-    """By moment propagation, of the held-out inputs; ``covariance``: with that of the outputs of a data point."""
+    """Return predictions of the held-out inputs by moment propagation, with output covariances if requested."""
     found = ba.predict(fitted.model, fitted.posterior, part.x, likelihood=fitted.likelihood, method="moments")
     assert isinstance(found, ba.predictive.GaussianPredictive)
     if not covariance:
@@ -22,11 +22,11 @@ def predictive(fitted: Fitted, part: Part, *, covariance: bool = False) -> ba.pr
 
 
 def sampled(fitted: Fitted, part: Part, samples: int, seed: int) -> ba.predictive.RegressionPredictive:
-    """A mixture over sampled weights of the first layer, those of the last one integrated out in closed form.
+    """Return a mixture over sampled weights of the first layer; the last layer is integrated out in closed form.
 
-    Given the hidden units, outputs are exactly Gaussian and independent if the weights are Gaussian; so this has no
-    approximation but the number of samples. To sample all weights would be to no avail: where the learned noise is a
-    thousandth of what the weights do, no sample is near a target.
+    If the weights are Gaussian, the outputs given the hidden units are exactly Gaussian and independent, so that the
+    only approximation is the finite number of samples. Samples of all weights would be useless: if the learned noise is
+    a thousandth of the variation due to the weights, no sample is near a target.
     """
     q = fitted.posterior
     assert isinstance(q, ba.DiagonalGaussian | ba.posterior.BernoulliPosterior)
@@ -42,10 +42,10 @@ def sampled(fitted: Fitted, part: Part, samples: int, seed: int) -> ba.predictiv
 
 @torch.no_grad()
 def scores(fitted: Fitted, part: Part, config: Mapping[str, Any]) -> dict[str, Any]:
-    """NLL per data point, of its outputs together, and RMSE; ``sampled_``: the same by :func:`sampled`.
+    """Return the joint NLL of the outputs per data point, and the RMSE; the prefix ``sampled_`` means :func:`sampled`.
 
-    ``noise_sd`` is the learned noise of every output, ``sd`` the root of the mean predictive variance, the noise
-    included, and ``epistemic`` the share of the weights in the latter.
+    ``noise_sd`` is the standard deviation of the learned noise of every output, ``sd`` the root of the mean predictive
+    variance, including the noise, and ``epistemic`` the share of this variance that is due to the weights.
     """
     found = predictive(fitted, part, covariance=config.get("covariance", False))
     mixture = sampled(fitted, part, config["mc_samples"], config["seed"])

@@ -1,4 +1,4 @@
-"""All splits of a data set are trained side by side: their parameters are stacked along a new first axis."""
+"""Training of the networks for all splits of a data set together, with parameters stacked along a new first axis."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from experiments.experiment import Progress
 from experiments.uci_table1.protocol import Part
 
 CURVE = 20
-"""Points of the curve of the training loss."""
+"""Number of points of the curve of the training loss."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Fitted:
 
     Attributes:
         model: The network.
-        posterior: Of its weights.
-        likelihood: With the learned noise, in standardised units.
+        posterior: Posterior of the network's weights.
+        likelihood: Likelihood with the learned noise, in standardised units.
     """
 
     model: nn.Module
@@ -35,7 +35,7 @@ class Fitted:
 
 
 class Member(nn.Module):
-    """A network and its noise, of one split."""
+    """A network for one split, and its noise."""
 
     def __init__(self, inputs: int, outputs: int, seed: int, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -59,13 +59,13 @@ class Member(nn.Module):
         self._fit = {"ropd": ba.moments.log_predictive, "vi": ba.moments.expected_log_likelihood}[config["objective"]]
 
     def forward(self, data: tuple[Tensor, Tensor] | None) -> Tensor:
-        """Mean loss of the data points without the divergence; ``None``: the divergence."""
+        """Return the mean loss of the data points without the divergence, or the divergence if ``data`` is ``None``."""
         if data is None:
             return self.net.kl_divergence()
         return -self._fit(self.likelihood, self.net(data[0]), data[1]).mean(-1)
 
     def fitted(self) -> Fitted:
-        """As it stands."""
+        """Return the network with its current parameters."""
         posterior = self.net.posterior()
         self.likelihood.requires_grad_(False)
         return Fitted(self.net.weights.model, posterior, self.likelihood)
@@ -77,17 +77,18 @@ def fit(
     """Train one network per part, by Adam.
 
     Args:
-        parts: Of the same shapes.
-        seeds: Of the weights and the order of the data, one per part.
+        parts: Training and held-out parts, all of the same shapes.
+        seeds: Seeds of the weights and of the order of the data, one per part.
         config: hidden, weights, scales, objective, covariance, initial_std, noise_sd (in standardised units), lr,
-            batch_size, iterations; and drawn_std, if all parameters start with draws of this deviation around 0.
-        progress: Told now and then.
+            batch_size, iterations; and drawn_std, the standard deviation of the draws around 0 with which all
+            parameters start, if they do.
+        progress: Function that is called regularly with the progress.
 
     Returns:
-        The networks, and the curve of each one's training loss per data point: means over ``CURVE`` equal pieces.
+        The networks, and for each the curve of its training loss per data point, averaged over ``CURVE`` equal pieces.
 
     Raises:
-        FloatingPointError: A loss is not finite in the end.
+        FloatingPointError: A loss is not finite at the end.
     """
     x, y = (torch.stack([part.train[i] for part in parts]) for i in (0, 1))
     members = [Member(x.shape[-1], y.shape[-1], seed, config) for seed in seeds]
@@ -108,7 +109,7 @@ def fit(
         optimizer.param_groups[0]["lr"] = config["lr"] * decay(step / iterations)
         optimizer.zero_grad()
         chosen = next(rows)
-        # The layers take leading axes, so that only the divergence has to be mapped over the networks.
+        # The layers support leading axes, so that only the divergence must be mapped over the networks.
         loss = functional_call(base, everything, ((x[network, chosen], y[network, chosen]),))
         loss = loss + divergences(learned) / size
         torch.autograd.backward(loss.sum())
@@ -127,12 +128,12 @@ def fit(
 
 
 def decay(done: float) -> float:
-    """Of the step size: 1 in the first half, then by a cosine to 0."""
+    """Return the factor of the step size: 1 in the first half, then a cosine that falls to 0."""
     return half_cosine(done, flat=0.5)
 
 
 def minibatches(size: int, batch_size: int, seeds: Sequence[int]) -> Iterator[Tensor]:
-    """Rows ``(networks, batch)`` without end: whole minibatches of one permutation after the other."""
+    """Yield rows ``(networks, batch)`` endlessly: complete minibatches of one permutation after another."""
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     batch = min(batch_size, size)
     while True:

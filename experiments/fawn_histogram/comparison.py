@@ -1,4 +1,4 @@
-"""Outputs of many sampled networks at every held-out point, against the Gaussian that moments give."""
+"""Comparison of the outputs of many sampled networks at every held-out point with the propagated Gaussian."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Floats = NDArray[np.float64]
 
 LEVEL = 0.05
 BLOCKS = (100, 1_000)
-"""How many samples the smaller tests have."""
+"""Numbers of samples in the smaller tests."""
 
 
 def compare(fitted: Fitted, part: Part, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Statistics at every held-out point, and histograms at some, in original units and without the noise."""
+    """Return statistics at every held-out point and histograms at some, in original units and without the noise."""
     moments = predictive(fitted, part)
     mean, sd = (values[:, 0].double().numpy() for values in (moments.mean, moments.epistemic.sqrt()))
     drawn = ba.predict(
@@ -36,7 +36,7 @@ def compare(fitted: Fitted, part: Part, config: Mapping[str, Any]) -> dict[str, 
     assert isinstance(drawn, ba.predictive.RegressionPredictive)
     samples = drawn.rescale(part.scaler.mean, part.scaler.std).means[..., 0].double().numpy()
     points = [statistics(samples[:, i], mean[i], sd[i]) for i in range(len(mean))]
-    # Points from the smallest mean to the largest.
+    # Points with evenly spaced ranks of their means.
     ranks = np.linspace(0, len(mean) - 1, config["shown"]).round().astype(int)
     histograms = []
     for i in np.argsort(mean)[ranks]:
@@ -48,7 +48,7 @@ def compare(fitted: Fitted, part: Part, config: Mapping[str, Any]) -> dict[str, 
 def statistics(samples: Floats, mean: float, sd: float) -> dict[str, Any]:
     """Moments of the samples beside the propagated ones, and Kolmogorov-Smirnov tests against ``N(mean, sd^2)``.
 
-    ``rejected_by_N``: how many of the tests with ``N`` samples each reject at the level 0.05.
+    ``rejected_by_N``: the share of the tests with ``N`` samples each that reject at the level 0.05.
     """
     test = stats.kstest(samples, stats.norm(mean, sd).cdf)
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Units: one per kind of weights."""
+"""The units: one per kind of weights."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class FawnHistogram(Experiment):
         self._protocol = {**PROTOCOL, **own}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per kind of weights."""
         return [Unit(weights, {**self._protocol, "weights": weights}) for weights in WEIGHTS]
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Train, sample, compare."""
+        """Train a network, sample its outputs, and compare them with the propagated Gaussian."""
         from experiments.fawn.training import fit
         from experiments.fawn_histogram.comparison import compare
         from experiments.uci_table1.protocol import splits
@@ -54,7 +54,7 @@ class FawnHistogram(Experiment):
         return compare(fitted, part, config)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Histograms and a table."""
+        """Return histograms and tables."""
         return report(results)
 
 

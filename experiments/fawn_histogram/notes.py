@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 Two networks with one hidden layer of 50 ReLU, both trained on the predictive density, on split 0 of boston; 20,000

@@ -1,4 +1,4 @@
-"""Histograms with the propagated Gaussian over them, and how far they are from it."""
+"""The page: histograms with the propagated Gaussian, and statistics of their differences."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     found = {key: results[key] for key in WEIGHTS if key in results}
     tables = [_all(found), *(_shown(key, result) for key, result in found.items())]
     return Report(tables, {"histograms": _figure(found)}, NOTES)
 
 
 def _all(results: Mapping[str, Result]) -> Table:
-    """Over all held-out points."""
+    """Tabulate the differences over all held-out points."""
     rows: list[list[Cell]] = []
     for key, result in results.items():
         points = result.result["points"]
 
         def middle(name: str, points: list[Mapping[str, float]] = points) -> tuple[float, float]:
-            """Median and largest absolute value."""
+            """Return the median and the largest absolute value of a statistic."""
             values = np.abs([point[name] for point in points])
             return float(np.median(values)), float(values.max())
 
@@ -69,7 +69,7 @@ def _shown(key: str, result: Result) -> Table:
 
 
 def _figure(results: Mapping[str, Result]) -> Figure:
-    """A row of panels per network."""
+    """Plot one row of panels per network."""
     from matplotlib.figure import Figure
 
     columns = max(len(result.result["histograms"]) for result in results.values())

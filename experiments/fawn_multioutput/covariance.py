@@ -1,4 +1,4 @@
-"""What a network says about its outputs together, whether or not it was trained to."""
+"""Scores of a network's joint predictions of its outputs, whether or not it was trained on their covariance."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from experiments.uci_table1.protocol import Part
 
 
 def together(fitted: Fitted, part: Part) -> dict[str, Any]:
-    """NLL with the outputs taken as independent and not, and covariances in standardised units.
+    """Return the NLL with and without the covariance of the outputs, and covariances in standardised units.
 
-    ``log_scale`` is what the NLL in original units has more than that in standardised ones; ``predicted`` the mean of
-    the predictive covariances over the held-out points, ``observed`` the second moments of the residuals.
+    ``log_scale`` is the NLL in original units minus the NLL in standardised units, ``predicted`` the mean of the
+    predictive covariances over the held-out points, and ``observed`` the matrix of second moments of the residuals.
     """
     single, full = (predictive(fitted, part, covariance=covariance) for covariance in (False, True))
     std = part.scaler.std

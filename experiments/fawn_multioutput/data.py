@@ -1,4 +1,4 @@
-"""The splits of the sets with several targets."""
+"""The splits of the data sets with several targets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import bayesadam as ba
 from experiments.uci_table1.protocol import Part
 
 PLACES = 2
-"""Jura's first features, the coordinates; the others are codes of land use and rock."""
+"""Number of Jura's first features, the coordinates. The other features are codes of land use and rock."""
 
 
 def parts(dataset: str, count: int) -> list[Part]:
-    """The first splits. Jura's published one is "jura"; "jura-random" are random 90% and 10% of all its rows."""
+    """Return the first splits. "jura" is Jura's published split; "jura-random" are random 90/10 splits of its rows."""
     if dataset == "jura":
         data = ba.data.load("jura")
         return [Part.of((data.x_train[:, :PLACES], data.y_train), (data.x_test[:, :PLACES], data.y_test))]

@@ -1,4 +1,4 @@
-"""Units: one per data set and method, all splits side by side."""
+"""The units: one per data set and method, with all splits at once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ITERATIONS = {
 }
 
 SOURCES = {"energy": "uci/energy-2", "naval": "uci/naval-2", "sarcos": "sarcos-test"}
-"""Names of the data where they are others."""
+"""Names of the data in the library, if they differ from those of the experiment."""
 
 SPLITS = {"jura": 1, "sarcos": 5}
-"""Where there are fewer than those asked for."""
+"""Number of splits of the data sets that have fewer than requested."""
 
 METHODS: dict[str, dict[str, Any]] = {"ropd": {"covariance": False}, "co": {"covariance": True}}
 
@@ -51,7 +51,7 @@ class FawnMultioutput(Experiment):
         self._datasets, self._own = tuple(datasets), own
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per data set and method."""
         found = []
         for dataset in self._datasets:
             protocol = {**PROTOCOL, "iterations": ITERATIONS[dataset], **self._own}
@@ -62,7 +62,7 @@ class FawnMultioutput(Experiment):
         return found
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Fit all splits and score them."""
+        """Fit the networks for all splits, and return their scores."""
         from experiments.fawn.scores import scores
         from experiments.fawn.training import fit
         from experiments.fawn_multioutput.covariance import together
@@ -84,7 +84,7 @@ class FawnMultioutput(Experiment):
         }
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Our numbers beside the paper's, and the correlations of Jura's metals."""
+        """Return our numbers beside the paper's, and the correlations of Jura's metals."""
         return report(results, self._datasets)
 
 

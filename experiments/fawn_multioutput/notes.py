@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 Both methods train on the predictive density (ROPD); FAWN-ROPD on that of independent outputs, Co-FAWN on that with

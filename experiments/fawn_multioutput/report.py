@@ -1,4 +1,4 @@
-"""Table 2, ours beside the paper's, and what the covariance looks like."""
+"""The page: our Table 2 beside the paper's, and the predicted and observed correlations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 
 def report(results: Results, datasets: Sequence[str]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     tables = [_beside(results, datasets, numbers), _gain(results, datasets), _crossed(results, datasets)]
     tables += [_rmse(results, datasets)]
@@ -43,7 +43,7 @@ def report(results: Results, datasets: Sequence[str]) -> Report:
 
 
 def correlations(covariance: Floats) -> Floats:
-    """Of a covariance matrix."""
+    """Return the correlations of a covariance matrix."""
     sd = np.sqrt(np.diag(covariance))
     return np.asarray(covariance / np.outer(sd, sd))
 
@@ -74,7 +74,7 @@ def _beside(results: Results, datasets: Sequence[str], numbers: Mapping[tuple[st
 
 
 def _gain(results: Results, datasets: Sequence[str]) -> Table:
-    """Co-FAWN less FAWN-ROPD, on the same splits."""
+    """Tabulate the NLL of Co-FAWN minus that of FAWN-ROPD on the same splits."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     rows: list[list[Cell]] = []
     for dataset in datasets:
@@ -139,7 +139,7 @@ def _mean(results: Results, key: str, name: str) -> Floats:
 
 
 def _figure(results: Results, dataset: str) -> Figure:
-    """Correlations of the residuals, and those that the networks predict."""
+    """Plot the correlations of the residuals and those that the networks predict."""
     from matplotlib.figure import Figure
 
     panels = [("residuals of Co-FAWN", _mean(results, f"co-{dataset}", "observed"))]

@@ -1,4 +1,4 @@
-"""Units: one per data set and method, all splits side by side."""
+"""The units: one per data set and method, with all splits at once."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ ITERATIONS = {
 }
 
 SHORTER = ("vi", "bern", "bern-inputs")
-"""Methods that get two fifths of them, to save time."""
+"""Methods with two fifths of the iterations, to save time."""
 
 SPLITS = {"protein": 5}
-"""Published ones, where there are fewer than those asked for."""
+"""Number of published splits of the data sets that have fewer than requested."""
 
 METHODS: dict[str, dict[str, Any]] = {
     "vi": {"weights": "gaussian", "objective": "vi"},
@@ -34,7 +34,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "bern": {"weights": "bernoulli", "objective": "ropd"},
     "bern-inputs": {"weights": "bernoulli", "objective": "ropd", "scales": "inputs", "drawn_std": 0.2},
 }
-"""The last is FAWN-BERN with a scale per input unit in place of one per output unit, and the paper's initialisation."""
+"""The last method is FAWN-BERN with a scale per input unit instead of output unit, and the paper's initialisation."""
 
 PROTOCOL = {
     "splits": 10,
@@ -48,7 +48,7 @@ PROTOCOL = {
 }
 
 GP = {"boston": 3, "concrete": 3, "energy": 3, "yacht": 3}
-"""Restarts, on the sets where the paper has a Gaussian process."""
+"""Numbers of restarts for the data sets for which the paper has a Gaussian process."""
 
 
 class FawnUCI(Experiment):
@@ -62,7 +62,7 @@ class FawnUCI(Experiment):
         self._datasets, self._restarts, self._own = tuple(datasets), restarts, own
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per data set and method."""
         found = []
         for dataset in self._datasets:
             protocol = {**PROTOCOL, "iterations": ITERATIONS[dataset], **self._own}
@@ -79,7 +79,7 @@ class FawnUCI(Experiment):
         return found
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Fit all splits and score them."""
+        """Fit the models for all splits, and return their scores."""
         from experiments.fawn.scores import scores
         from experiments.fawn.training import fit
         from experiments.fawn_uci.gp import gp
@@ -99,7 +99,7 @@ class FawnUCI(Experiment):
         }
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Our numbers beside the paper's."""
+        """Return our numbers beside those of the paper."""
         return report(results, self._datasets)
 
 

@@ -1,6 +1,7 @@
 """The Gaussian process of the paper: a linear and a squared exponential kernel with a length for every input.
 
-Not scikit-learn's, whose gradient takes an array ``(n, n, d)``: here it takes some products of matrices.
+It replaces scikit-learn's Gaussian process, whose gradient needs an array ``(n, n, d)``; here the gradient needs a few
+matrix products.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from experiments.experiment import Progress
 from experiments.uci_table1.protocol import Part
 
 START = {"length": 0.0, "smooth": 0.0, "linear": 0.0, "constant": 0.0, "noise": -2.0}
-"""Natural logarithms of the first start, in standardised units: lengths, else variances."""
+"""Natural logarithms of the hyper-parameters of the first start: length scales and variances, in standardised units."""
 
 BOUNDS = {"length": (-4.0, 9.0), "smooth": (-9.0, 9.0), "linear": (-12.0, 7.0), "constant": (-12.0, 7.0)}
 NOISE_BOUNDS = (-14.0, 3.0)
 
 
 class Process:
-    """Data, and hyper-parameters as one vector: lengths of the inputs, then smooth, linear, constant, noise."""
+    """The data. Hyper-parameters are a vector: length scales of the inputs, then smooth, linear, constant, noise."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.double(), y.double()
@@ -37,7 +38,7 @@ class Process:
         self.start = np.array(lengths + [START[n] for n in ("smooth", "linear", "constant", "noise")])
 
     def kernel(self, theta: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Without the noise."""
+        """Return the kernel matrix without the noise."""
         scale, (smooth, linear, constant) = (-theta[:-4]).exp(), theta[-4:-1].exp()
         a_scaled, b_scaled = a * scale, b * scale
         squares = a_scaled.square().sum(1)[:, None] + b_scaled.square().sum(1) - 2.0 * a_scaled @ b_scaled.T
@@ -45,19 +46,19 @@ class Process:
         return found
 
     def log_marginal_likelihood(self, theta: Tensor) -> tuple[Tensor, Tensor]:
-        """Of all training targets together, 0-d, and its slope by the hyper-parameters."""
+        """Return the log marginal likelihood of all training targets, 0-d, and its gradient."""
         with torch.no_grad():
             factor, weights = self._solved(theta)
             value = -0.5 * (self.y * weights).sum() - factor.diagonal().log().sum()
             value = value - 0.5 * len(self.y) * math.log(2.0 * math.pi)
-            # By hand: half of what it costs to go back through the decomposition.
+            # The gradient in closed form takes half as long as backpropagation through the decomposition.
             inner = 0.5 * (weights @ weights.T - torch.cholesky_inverse(factor))
         theta = theta.detach().requires_grad_()
         (slope,) = torch.autograd.grad((inner * self._covariance(theta)).sum(), theta)
         return value, slope
 
     def predict(self, theta: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance ``(m, 1)`` of targets, the noise included."""
+        """Return mean and variance of the targets, ``(m, 1)``, including the noise."""
         factor, weights = self._solved(theta)
         across = self.kernel(theta, self.x, x.double())
         known = torch.linalg.solve_triangular(factor, across, upper=False).square().sum(0)
@@ -65,13 +66,13 @@ class Process:
         return across.T @ weights, (own - known + theta[-1].exp()).clamp_min(theta[-1].exp())[:, None]
 
     def fit(self, start: NDArray[np.float64]) -> tuple[Tensor, float]:
-        """The best hyper-parameters that L-BFGS finds from a start, and their log marginal likelihood."""
+        """Return the hyper-parameters that L-BFGS finds from a start, and their log marginal likelihood."""
         from scipy.optimize import minimize
 
         def objective(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             try:
                 value, slope = self.log_marginal_likelihood(torch.tensor(values, dtype=torch.float64))
-            except RuntimeError:  # numerically singular
+            except RuntimeError:  # the matrix is numerically singular
                 return 1e10, np.zeros_like(values)
             return -value.item(), -slope.numpy()
 
@@ -89,7 +90,7 @@ class Process:
 
 
 def gp(parts: Sequence[Part], config: Mapping[str, Any], progress: Progress) -> list[dict[str, Any]]:
-    """Scores of every split; hyper-parameters by marginal likelihood, the best of several starts."""
+    """Return the scores of every split, with the hyper-parameters of the largest marginal likelihood."""
     found = []
     starts = 1 + config["restarts"]
     for number, part in enumerate(parts):

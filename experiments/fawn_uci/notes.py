@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 Ten of the published 90/10 splits (protein has five, all of them here), which are not the paper's own random ones;

@@ -1,4 +1,4 @@
-"""Table 1, ours beside the paper's."""
+"""The page: our Table 1 beside that of the paper."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Numbers = Mapping[tuple[str, str, str], Published]
 
 
 def report(results: Results, datasets: Sequence[str]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     tables = [_nll(results, datasets, numbers, method) for method in METHODS]
     tables += [_others(datasets, numbers), _rmse(results, datasets), _spread(results, datasets)]
@@ -52,7 +52,7 @@ def report(results: Results, datasets: Sequence[str]) -> Report:
 
 
 def reached(ours: Number, theirs: Number) -> bool | None:
-    """Whether ours is at most the paper's plus one standard error of it (of ten splits)."""
+    """Whether our number is at most the paper's number plus its standard error over ten splits."""
     difference = in_errors(ours, theirs)
     return None if difference is None else difference <= 1.0
 
@@ -100,7 +100,7 @@ def _rmse(results: Results, datasets: Sequence[str]) -> Table:
 
 
 def _spread(results: Results, datasets: Sequence[str]) -> Table:
-    """What the predictive variance is made of."""
+    """Tabulate the parts of the predictive variance."""
     header, rows = ["data"], list[list[Cell]]()
     for method in FAWN:
         header += [f"{METHODS[method]}: noise sd", "predictive sd", "of the weights"]
@@ -157,7 +157,7 @@ def _seconds(results: Results, datasets: Sequence[str]) -> Table:
 
 
 def _figure(results: Results, datasets: Sequence[str], numbers: Numbers) -> Figure:
-    """A panel per data set: our means filled, the paper's open, bars of one standard deviation."""
+    """Plot a panel per data set: our means are filled, the paper's are open, and bars are one standard deviation."""
     from matplotlib.figure import Figure
 
     columns = min(3, len(datasets))

@@ -1,4 +1,4 @@
-"""What the finished trainings say: curves, differences between methods with errors over seeds, and conclusions."""
+"""Curves of the finished trainings, differences between methods with errors over seeds, and conclusions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments.results import Result
 from experiments.tables import Number, published
 
 Curves = Mapping[str, Mapping[int, npt.NDArray[np.float64]]]
-"""Of every method and seed: the mean return of the test episodes, one for each evaluation."""
+"""The mean return of the test episodes of each evaluation, by method and seed."""
 
 NAMES = {
     "vadam": "Vadam",
@@ -24,20 +24,20 @@ NAMES = {
     "sgd-explore": "SGD-Explore",
     "sgd-plain": "SGD-Plain",
 }
-"""As the paper has them."""
+"""Names of the methods in the paper."""
 RUNS = {"run1(HalfCheetah-v1": "paper, run 1", "run2(HalfCheetah-v1_2nd": "paper, run 2"}
-"""Starts of the names of the authors' two stored runs, and what they are called here; the paper shows the first."""
+"""Prefixes of the names of the authors' two stored runs, and their names here. The paper shows the first run."""
 STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """97.5% quantiles of Student's t by degrees of freedom."""
 
 
 def episodes_of(results: Mapping[str, Result]) -> list[int]:
-    """After which episodes, counted from 0, the mean was evaluated."""
+    """Return the numbers, counted from 0, of the episodes after which the mean was evaluated."""
     return list(next(iter(results.values())).result["episodes"])
 
 
 def curves_of(results: Mapping[str, Result]) -> Curves:
-    """From the finished units."""
+    """Return the curves from the results of the finished units."""
     found: dict[str, dict[int, npt.NDArray[np.float64]]] = {method: {} for method in METHODS}
     for result in results.values():
         returns = np.array(result.result["returns"], float).mean(1)
@@ -46,7 +46,7 @@ def curves_of(results: Mapping[str, Result]) -> Curves:
 
 
 def paper() -> dict[str, dict[str, dict[int, Number]]]:
-    """Of both runs and every method: the mean over 5 seeds, with its error, after some episodes."""
+    """Return the means over 5 seeds, with their errors, after some episodes, by run and method."""
     found: dict[str, dict[str, dict[int, Number]]] = {name: {key: {} for key in NAMES} for name in RUNS.values()}
     keys = {name: key for key, name in NAMES.items()}
     for (run, method, metric), row in published(Path(__file__).with_name("paper.csv")).items():
@@ -58,13 +58,13 @@ def paper() -> dict[str, dict[str, dict[int, Number]]]:
 
 
 def difference(curves: Curves, one: str, other: str) -> tuple[Number, float, int] | None:
-    """Mean over the evaluations after the first, ``one`` less ``other``, paired by seed.
+    """Return the difference ``one`` minus ``other``, averaged over the evaluations after the first and paired by seed.
 
-    Seeds have first weights, starts of episodes and minibatches' places in common.
+    Methods with the same seed share the initial weights, the starts of episodes and the places of minibatches.
 
     Returns:
-        Mean with its standard error, half the width of the 95% interval by Student's t, and the number of seeds;
-        ``None`` where there are less than two.
+        The mean with its standard error, half the width of the 95% interval by Student's t, and the number of seeds;
+        ``None`` for fewer than two seeds.
     """
     seeds = sorted(curves.get(one, {}).keys() & curves.get(other, {}).keys())
     if len(seeds) < 2:
@@ -76,7 +76,7 @@ def difference(curves: Curves, one: str, other: str) -> tuple[Number, float, int
 
 
 def conclusion(curves: Curves, episodes: Sequence[int]) -> str:
-    """Two sentences: which differences of Vadam exceed their 95% intervals, and what follows."""
+    """Return two sentences: the differences of Vadam that exceed their 95% intervals, and the conclusion."""
     known: dict[str, tuple[Number, float, int]] = {}
     for method in METHODS:
         found = difference(curves, "vadam", method) if method != "vadam" else None

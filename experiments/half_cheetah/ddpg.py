@@ -19,10 +19,10 @@ Array = npt.NDArray[np.float32]
 
 
 class Replay:
-    """First in, first out; minibatches are drawn uniformly, with replacement.
+    """A buffer of the latest transitions, from which minibatches are drawn uniformly with replacement.
 
     Args:
-        size: How many transitions it keeps.
+        size: Maximum number of transitions.
         inputs: Length of a state.
         actions: Length of an action.
     """
@@ -36,21 +36,21 @@ class Replay:
         return min(self.added, len(self.rows))
 
     def add(self, state: Array, action: Array, reward: float, terminal: bool, following: Array) -> None:
-        """Keep a transition, in the place of the oldest if there is no more."""
+        """Add a transition, which replaces the oldest one if the buffer is full."""
         self.rows[self.added % len(self.rows)] = np.concatenate((state, action, (reward, terminal), following))
         self.added += 1
 
     def draw(self, size: int, rng: np.random.Generator) -> list[Tensor]:
-        """States, actions, rewards, whether it was the last of an episode, and the states that followed."""
+        """Return states, actions, rewards, flags of the last step of an episode, and the next states."""
         rows = torch.from_numpy(self.rows[rng.integers(len(self), size=size)])
         return list(torch.tensor_split(rows, self._parts, dim=1))
 
 
 class DDPG:
-    """Actor, critic, their targets and optimisers.
+    """Actor and critic with their target networks and optimisers.
 
     Args:
-        config: The unit's.
+        config: Config of the unit.
         inputs: Length of a state.
         actions: Length of an action.
         bound: Largest action.
@@ -66,20 +66,20 @@ class DDPG:
         self.discount, self.rate = config["discount"], config["target_rate"]
 
     def explored(self) -> AbstractContextManager[None]:
-        """Inside, the actor has one sample of its weights, if the method has noise; its gradient is for ``step``."""
+        """Context in which the actor has one sample of its weights if the method has noise; ``step`` uses it."""
         if isinstance(self.optimizer, ba.optim.PerturbedOptimizer):
             return self.optimizer.sampled_params()
         return nullcontext()
 
     @torch.no_grad()
     def act(self, states: Array) -> Array:
-        """Actions of the weights that the actor has at present, one row for each state."""
+        """Return the actions of the actor with its current weights, one row per state."""
         actions: Array = self.actor(torch.from_numpy(states)).numpy()
         return actions
 
     @torch.no_grad()
     def learn(self, states: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, following: Tensor) -> None:
-        """A step of the critic; then the gradient of the actor, the **sum** over the minibatch as in their code."""
+        """Step the critic, and compute the actor's gradient: the **sum** over the minibatch, as in their code."""
         critic, actor = self.critic, self.actor
         value = self.critic_target(following, self.actor_target(following))
         goal = rewards + self.discount * (1.0 - terminal) * value
@@ -93,19 +93,19 @@ class DDPG:
 
     @torch.no_grad()
     def step(self) -> None:
-        """A step of the actor's mean, outside of ``explored``, and of the targets, which follow means."""
+        """Step the actor's mean, outside ``explored``, and the target networks, which follow the means."""
         self.optimizer.step()
         for network, target in ((self.actor, self.actor_target), (self.critic, self.critic_target)):
             target.weights.lerp_(network.weights, self.rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, between two steps."""
+        """Return the state for a checkpoint, between two steps."""
         optimizers = {name: getattr(self, name).state_dict() for name in ("optimizer", "critic_optimizer")}
         return {"weights": [network.weights.detach() for network in self._networks()], **optimizers}
 
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From a checkpoint."""
+        """Restore the state from a checkpoint."""
         for network, weights in zip(self._networks(), state["weights"], strict=True):
             network.weights.copy_(weights)
         for name in ("optimizer", "critic_optimizer"):

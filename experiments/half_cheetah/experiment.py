@@ -1,4 +1,4 @@
-"""Units: one for each method and seed."""
+"""The units: one per method and seed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "sgd-explore": {"lr": 1e-4, "initial_precision": 1e4, "precision_lr": 0.01},
     "sgd-plain": {"lr": 1e-4},
 }
-"""Khan et al. 2018, Table 3, with what their code adds."""
+"""Settings of Khan et al. 2018, Table 3, with those that only their code has."""
 
 PROTOCOL = {
     "environment": "HalfCheetah-v5",
@@ -31,11 +31,11 @@ PROTOCOL = {
     "target_rate": 0.001,
     "critic_lr": 0.001,
 }
-"""The authors' code, but for the environment's version and the number of episodes."""
+"""Settings of the authors' code, except for the version of the environment and the number of episodes."""
 
 
 class HalfCheetah(Experiment):
-    """The first episodes. Arguments shorten the protocol for tests."""
+    """The first episodes of the published trainings. The arguments shorten the protocol for tests."""
 
     name = "half-cheetah"
     title = "HalfCheetah: exploration by noise in the weights of the actor"
@@ -46,17 +46,17 @@ class HalfCheetah(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """All methods with the first seed come first, so that a run that is stopped can be compared."""
+        """Return the units. All methods with the first seed come first, so that a stopped run can be compared."""
         return seed_by_seed("method", METHODS, self._seeds, self._protocol)
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Train and evaluate."""
+        """Train one agent, and return its evaluations."""
         from experiments.half_cheetah.training import learn
 
         return learn(unit.config, context.folder, context.progress)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Curves beside both of the authors' runs."""
+        """Return curves beside those of both runs of the authors."""
         from experiments.half_cheetah.report import report
 
         return report(results)

@@ -1,4 +1,4 @@
-"""The six methods: what moves the actor's mean, and what the noise in its weights is.
+"""The six methods: the step of the actor's mean, and the noise in its weights.
 
 All of them minimise ``F``, minus the sum of the values of the actor's actions in a minibatch, so ``num_data`` is 1.
 """
@@ -29,13 +29,13 @@ class ExploringVadamRule(VadamRule):
     options = (*VadamRule.options, Option("floor", 1e4, "a positive, finite number", lambda v: 0 < v < math.inf))
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
-        """That of Vadam and the floor."""
+        """Return the precision of Vadam plus the floor."""
         found = super().precision(state, hp)
         return found.add_(factor(hp["floor"], found))
 
 
 class ExploringVadam(ba.Vadam):
-    """See :class:`ExploringVadamRule`."""
+    """The optimiser with the rule :class:`ExploringVadamRule`."""
 
     rule = ExploringVadamRule()
 
@@ -45,7 +45,7 @@ class SGDExploreRule:
 
         mu <- mu - lr g                  s <- s - precision_lr d             d = dF/ds = -g eps s^(-3/2) / 2
 
-    The paper has the variance in the place of ``s``; the authors' code has the precision.
+    In the paper ``s`` is the variance; in the authors' code it is the precision.
     """
 
     state: tuple[str, ...] = ("noise_precision",)
@@ -60,11 +60,11 @@ class SGDExploreRule:
         return start
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
-        """``s``."""
+        """Return ``s``."""
         return torch.mul(state["noise_precision"], 1.0)
 
     def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
-        """``dF/ds``, by the derivative of the sample ``mu + eps / sqrt(s)``."""
+        """Return ``dF/ds``, from the derivative of the sample ``mu + eps / sqrt(s)``."""
         assert eps is not None
         precision = state["noise_precision"]
         return torch.mul(grad, eps).mul_(-0.5).div_(precision).div_(torch.sqrt(precision))
@@ -77,7 +77,7 @@ class SGDExploreRule:
 
 
 class AdamExploreRule(SGDExploreRule):
-    """The same two gradients, each in a step of Adam with the same ``betas``."""
+    """The rule with the same two gradients, each of which is used in a step of Adam with the same ``betas``."""
 
     state = ("noise_precision", "exp_avg", "exp_avg_sq", "precision_avg", "precision_avg_sq")
 
@@ -96,14 +96,14 @@ class AdamExploreRule(SGDExploreRule):
 
 
 class SGDExplore(ba.optim.PerturbedOptimizer):
-    """See :class:`SGDExploreRule`."""
+    """The optimiser with the rule :class:`SGDExploreRule`."""
 
     rule = SGDExploreRule()
     has_prior = False
 
 
 class AdamExplore(ba.optim.PerturbedOptimizer):
-    """See :class:`AdamExploreRule`."""
+    """The optimiser with the rule :class:`AdamExploreRule`."""
 
     rule = AdamExploreRule()
     has_prior = False
@@ -121,7 +121,7 @@ OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
 
 
 def optimizer_of(method: str, settings: Mapping[str, Any], weights: torch.nn.Parameter, seed: int) -> Optimizer:
-    """The method's optimiser of an actor's weights; ``seed`` is that of their noise."""
+    """Create the method's optimiser of an actor's weights; ``seed`` is the seed of their noise."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in settings.items()}
     if issubclass(OPTIMIZERS[method], ba.optim.PerturbedOptimizer):  # type: ignore[arg-type]
         given |= {"num_data": 1, "seed": seed}

@@ -1,7 +1,7 @@
 """Actor and critic of the published code, with its initial values, as functions of one vector of weights each.
 
-Their gradients are written out, for speed: a step of training is a dozen products of small matrices, and what automatic
-differentiation, and a list of parameters, add to that is a quarter of the time.
+Their gradients are written out for speed: a step of training consists of a dozen products of small matrices, and
+automatic differentiation and a list of parameters would take an additional quarter of the time.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ Shape = tuple[int, ...]
 
 
 class Network:
-    """A vector of weights with its gradient, and views of both that are matrices and biases.
+    """A vector of weights with its gradient, and views of both as matrices and biases.
 
     Attributes:
         weights: The vector.
-        gradient: What the last ``backward`` found.
+        gradient: Gradient of the last call of ``backward``.
     """
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
@@ -33,7 +33,7 @@ class Network:
         )
 
     def _layer_gradient(self, number: int, inputs: Tensor, slope: Tensor) -> None:
-        """Of the matrix with this number and of the bias that follows it."""
+        """Store the gradients of the matrix with this number and of the bias that follows it."""
         torch.mm(slope.t(), inputs, out=self.slopes[number])
         torch.sum(slope, 0, out=self.slopes[number + 1])
 
@@ -57,7 +57,7 @@ class Actor(Network):
             bias.fill_(0.1)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Actions, of shape ``(n, actions)``, for states of shape ``(n, inputs)``."""
+        """Return actions ``(n, actions)`` for states ``(n, inputs)``."""
         matrix_1, bias_1, matrix_2, bias_2, matrix_3, bias_3 = self.parts
         self.hidden_1 = torch.addmm(bias_1, states, matrix_1.t()).relu_()
         self.hidden_2 = torch.addmm(bias_2, self.hidden_1, matrix_2.t()).relu_()
@@ -65,7 +65,7 @@ class Actor(Network):
         return self.squashed * self.bound
 
     def backward(self, states: Tensor, slope: Tensor) -> None:
-        """The gradient of ``sum(slope * actions)``; ``states`` are those of the last call."""
+        """Compute the gradient of ``sum(slope * actions)``; ``states`` must be those of the last call."""
         slope = slope * self.bound * (1.0 - self.squashed.square())
         self._layer_gradient(4, self.hidden_2, slope)
         slope = (slope @ self.parts[4]).mul_(self.hidden_2 > 0)
@@ -75,7 +75,7 @@ class Actor(Network):
 
 
 class Critic(Network):
-    """Two hidden layers of ReLU, the action enters at the second; linear output.
+    """Two hidden layers of ReLU and a linear output. The action is an input of the second layer.
 
     Weights start as ``N(0, 0.02^2)`` cut at two standard deviations, those of the output as ``U(-0.003, 0.003)``;
     biases are 0.
@@ -90,14 +90,14 @@ class Critic(Network):
         self.parts[4].uniform_(-0.003, 0.003, generator=generator)
 
     def __call__(self, states: Tensor, actions: Tensor) -> Tensor:
-        """Values, of shape ``(n, 1)``."""
+        """Return values, ``(n, 1)``."""
         matrix_1, bias_1, matrix_2, bias_2, matrix_3, bias_3, action = self.parts
         self.hidden_1 = torch.addmm(bias_1, states, matrix_1.t()).relu_()
         self.hidden_2 = torch.addmm(bias_2, self.hidden_1, matrix_2.t()).addmm_(actions, action.t()).relu_()
         return torch.addmm(bias_3, self.hidden_2, matrix_3.t())
 
     def backward(self, states: Tensor, actions: Tensor, slope: Tensor) -> None:
-        """The gradient of ``sum(slope * values)``; states and actions are those of the last call."""
+        """Compute the gradient of ``sum(slope * values)``; states and actions must be those of the last call."""
         self._layer_gradient(4, self.hidden_2, slope)
         slope = (slope @ self.parts[4]).mul_(self.hidden_2 > 0)
         torch.mm(slope.t(), actions, out=self.slopes[6])
@@ -106,5 +106,5 @@ class Critic(Network):
         self._layer_gradient(0, states, slope)
 
     def action_gradient(self) -> Tensor:
-        """``dQ / da`` at the states and actions of the last call: actions enter late, so this is cheap."""
+        """Return ``dQ / da`` at the states and actions of the last call; it is cheap, as actions enter late."""
         return torch.mul(self.parts[4], self.hidden_2 > 0) @ self.parts[6]

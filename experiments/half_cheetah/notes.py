@@ -1,4 +1,4 @@
-"""What the page says beside its tables."""
+"""Notes for the page: the differences from the paper."""
 
 NOTES = """\
 Lines are means over seeds, bands and bars one standard error **over seeds**. (The paper's own bands are of another

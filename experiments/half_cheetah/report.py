@@ -1,4 +1,4 @@
-"""The page: returns beside both of the authors' runs, differences between methods, curves."""
+"""The page: returns beside those of both runs of the authors, differences between methods, and curves."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ COLOURS = {
     "sgd-explore": "#CC79A7",
     "sgd-plain": "#000000",
 }
-"""Okabe and Ito's."""
+"""Colours of Okabe and Ito."""
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     curves, episodes, theirs = curves_of(results), episodes_of(results), paper()
     shown = sorted({episode for run in theirs.values() for each in run.values() for episode in each} & set(episodes))
     shown += [episodes[-1]] * (episodes[-1] not in shown)
@@ -76,7 +76,7 @@ def _differences(curves: Curves, episodes: list[int]) -> Table:
 
 
 def _figure(curves: Curves, episodes: list[int], theirs: Mapping[str, Mapping[str, Mapping[int, Number]]]) -> Figure:
-    """Ours with bands of one standard error over seeds, and both of the authors' runs with theirs."""
+    """Plot our curves and those of both runs of the authors, with bands of one standard error over seeds."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

@@ -1,4 +1,4 @@
-"""One method with one seed: episodes of training, and every few of them an evaluation of the mean."""
+"""Training of one method with one seed, with an evaluation of the mean after every few episodes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def learn(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[str, Any]:
-    """Train, from the last checkpoint in the folder if there is one.
+    """Train an agent, from the last checkpoint in the folder if there is one.
 
-    Every episode has its own seeds, so that a training that was interrupted has the same end.
+    Every episode has its own seeds, so that a resumed training has the same result as an uninterrupted one.
 
     Returns:
-        ``"episodes"``: after which episodes, counted from 0, the mean was evaluated. ``"returns"``: of each evaluation
-        the undiscounted return of every test episode. ``"training"``: the return of every training episode.
+        ``"episodes"``: numbers, counted from 0, of the episodes after which the mean was evaluated. ``"returns"``: the
+        undiscounted return of every test episode of each evaluation. ``"training"``: the return of every training
+        episode.
     """
     env, *tests = (environment(config["environment"]) for _ in range(1 + config["tests"]))
     inputs, actions = env.observation_space.shape[0], env.action_space.shape[0]  # type: ignore[index]
@@ -50,7 +51,7 @@ def learn(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[s
 
 
 def environment(name: str) -> gymnasium.Env[Any, Any]:
-    """One of gymnasium's, without rendering."""
+    """Create an environment of gymnasium, without rendering."""
     import gymnasium
 
     return gymnasium.make(name)
@@ -58,7 +59,7 @@ def environment(name: str) -> gymnasium.Env[Any, Any]:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """The matrices are too small for more."""
+    """Context with one thread, because the matrices are too small for several threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -68,14 +69,14 @@ def one_thread() -> Iterator[None]:
 
 
 def _seed(*numbers: int) -> int:
-    """A seed of its own for every purpose, seed and episode."""
+    """Return a different seed for every purpose, seed and episode."""
     return int(np.random.SeedSequence(numbers).generate_state(1)[0])
 
 
 def _train(agent: DDPG, replay: Replay, env: gymnasium.Env[Any, Any], config: Mapping[str, Any], episode: int) -> float:
-    """One episode; returns its return.
+    """Train for one episode, and return its return.
 
-    The sample of the weights with which a step of the environment is made is also that of the step's gradient.
+    The sample of the weights that chooses the action in a step is also used for the gradient in this step.
     """
     rng = np.random.default_rng([2, config["seed"], episode])
     state = env.reset(seed=_seed(1, config["seed"], episode))[0].astype(np.float32)
@@ -101,7 +102,7 @@ def _train(agent: DDPG, replay: Replay, env: gymnasium.Env[Any, Any], config: Ma
 
 
 def evaluate(agent: DDPG, tests: list[gymnasium.Env[Any, Any]], config: Mapping[str, Any], episode: int) -> list[float]:
-    """The mean in as many test episodes as there are environments, side by side."""
+    """Evaluate the mean in one test episode per environment, all side by side."""
     seeds = [_seed(3, config["seed"], episode, number) for number in range(len(tests))]
     states = np.stack([env.reset(seed=seed)[0] for env, seed in zip(tests, seeds, strict=True)]).astype(np.float32)
     returns, running = np.zeros(len(tests)), np.ones(len(tests), bool)
@@ -123,7 +124,7 @@ def _save(path: Path, agent: DDPG, replay: Replay, found: Mapping[str, Any]) -> 
 
 
 def _load(path: Path, agent: DDPG, replay: Replay, found: dict[str, Any]) -> int:
-    """Continue where a checkpoint was made; returns the episode that comes next."""
+    """Restore a checkpoint, and return the number of the next episode."""
     if not path.is_file():
         return 0
     state = torch.load(path, weights_only=True)

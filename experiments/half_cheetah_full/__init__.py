@@ -6,7 +6,7 @@ from experiments.half_cheetah.experiment import HalfCheetah
 
 
 class FullHalfCheetah(HalfCheetah):
-    """The same protocol, longer: some three hours of one core for each of the 30 units, which resume."""
+    """The same protocol, with more episodes: about three hours of one core for each of the 30 units."""
 
     name = "half-cheetah-full"
     title = "HalfCheetah at the published length"

@@ -1,4 +1,4 @@
-"""Units: one per method, with its search for a learning rate."""
+"""The units: one per method, with the search for its learning rate."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class Landscape(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per method."""
         return [
             Unit(name, {**self._protocol, "method": name, **own}, float(len(own.get("num_data", [1]))))
             for name, own in METHODS.items()
         ]
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Search, and then descend from all starts."""
+        """Search for a learning rate, and descend with it from all starts."""
         from experiments.landscape.protocol import search
 
         return search(unit.config, context.progress)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Shares, settings, paths and ends."""
+        """Return tables of the shares and the settings, and a figure of paths and ends."""
         return report(results)
 
 

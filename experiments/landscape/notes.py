@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 `F = -h` with the paper's `h(x, y) = exp(-(x sin 20y + y sin 20x)^2 - (x cos 10y - y sin 10x)^2)`. Its minimum -1 is

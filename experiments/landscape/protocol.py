@@ -13,14 +13,15 @@ import bayesadam as ba
 from experiments.experiment import Progress
 
 LINE, CENTRE, DEEP = 0.02, 0.2, -0.99
-"""A point is on the line with ``|x|`` below the first, in the widest part of that valley with a distance from the
-origin below the second, and in any minimum with ``F`` below the third."""
+"""Bounds for the end of a descent: it is on the line if ``|x|`` is below the first, in the widest part of that valley
+if the distance from the origin is below the second, and in any minimum if ``F`` is below the third.
+"""
 SHOWN = ((-0.7, 0.3), (0.6, -0.5), (0.5, 0.7), (-0.4, -0.8))
-"""Four starts, as in the figure, off the line."""
+"""Four starts of the paths in the figure, away from the line."""
 
 
 def objective(points: Tensor) -> Tensor:
-    """``F = -h`` at points ``(..., 2)``: its minimum -1 is on the line ``x = 0`` and at isolated points."""
+    """Return ``F = -h`` at points ``(..., 2)``. Its minimum -1 is on the line ``x = 0`` and at isolated points."""
     x, y = points.unbind(-1)
     first = x * torch.sin(20 * y) + y * torch.sin(20 * x)
     second = x * torch.cos(10 * y) - y * torch.sin(10 * x)
@@ -28,12 +29,12 @@ def objective(points: Tensor) -> Tensor:
 
 
 def starts(seed: int, count: int) -> Tensor:
-    """Uniform on [-1, 1]^2, ``(count, 2)``."""
+    """Return starts that are uniform on [-1, 1]^2, ``(count, 2)``."""
     return 2 * torch.rand(count, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 1
 
 
 def make(parameter: Tensor, config: Mapping[str, Any], lr: float, num_data: float) -> torch.optim.Optimizer:
-    """The optimiser of a method."""
+    """Create the optimiser of a method."""
     match config["method"]:
         case "gradient-descent":
             return torch.optim.SGD([parameter], lr=lr)
@@ -53,10 +54,10 @@ def make(parameter: Tensor, config: Mapping[str, Any], lr: float, num_data: floa
 
 
 def descend(first: Tensor, config: Mapping[str, Any], lr: float, num_data: float, every: int = 0) -> list[Tensor]:
-    """Means after every so many steps and at the end, from starts ``(n, 2)``.
+    """Return the means after every ``every`` steps and at the end, from starts ``(n, 2)``.
 
-    All rules are element-wise, so that one tensor has as many independent descents as it has rows. Where the method is
-    annealed, the temperature falls linearly from 1 to 0.
+    All rules are element-wise, so that one tensor has as many independent descents as it has rows. For the method
+    ``"annealed"``, the temperature falls linearly from 1 to 0.
     """
     parameter = torch.nn.Parameter(first.clone())
     optimizer = make(parameter, config, lr, num_data)
@@ -79,9 +80,10 @@ def descend(first: Tensor, config: Mapping[str, Any], lr: float, num_data: float
 
 
 def scores(ends: Tensor, steps: int) -> dict[str, float]:
-    """Of ends ``(n, 2)``: shares in the flat and in any minimum and outside, mean value, curvature in the minima.
+    """Return scores of ends ``(n, 2)``: shares in the flat minimum, in any minimum and outside, value, and curvature.
 
-    ``settled`` is the share on the line after so many steps of gradient descent, which take the last noise away.
+    ``settled`` is the share on the line after ``steps`` steps of gradient descent, which remove the remaining noise.
+    The value is averaged over all ends, and the curvature is the median over ends in a minimum.
     """
     settled = descend(ends, {"method": "gradient-descent", "steps": steps}, 0.001, 1.0)[-1]
     values, deep = objective(ends), objective(ends) < DEEP
@@ -103,7 +105,7 @@ def _on_line(ends: Tensor) -> float:
 
 
 def search(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """The setting with the lowest mean value from the tuning starts, and how it does from the others."""
+    """Return the setting with the lowest mean value from the tuning starts, and its scores from the test starts."""
 
     def together(seeds: list[int]) -> Tensor:
         return torch.cat([starts(seed, config["starts"]) for seed in seeds])

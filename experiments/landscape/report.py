@@ -1,4 +1,4 @@
-"""Shares with their errors, what was tried, and the picture of paths and ends."""
+"""The page: shares with their errors, the settings that were tried, and a figure of paths and ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ORANGE = "#D55E00"
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     found = {key: results[key].result for key in METHODS if key in results}
     return Report([_shares(found), _tried(found)], {"paths": _figure(found)}, NOTES)
 
@@ -64,7 +64,7 @@ def _number(values: list[float], digits: int) -> Number:
 
 
 def _tried(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Mean value from the tuning starts, by learning rate."""
+    """Tabulate the mean values from the tuning starts, by learning rate."""
     rates = sorted({one["lr"] for result in found.values() for one in result["tried"]})
     rows: list[list[Cell]] = []
     for key, result in found.items():
@@ -85,7 +85,7 @@ def _cell(tried: list[Mapping[str, float]], rate: float, scale: float) -> str | 
 
 
 def _figure(found: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Above paths from four starts, below where the first 200 end."""
+    """Plot paths from four starts in the upper row, and the ends of the first 200 in the lower row."""
     import torch
     from matplotlib.figure import Figure
 

@@ -1,5 +1,5 @@
-"""Bayesian logistic regression as in Khan et al. 2018, Fig. 2: what its three experiments share.
+"""Bayesian logistic regression as in Khan et al. 2018, Fig. 2: the shared code of its three experiments.
 
-The model is ``p(y = 1 | x) = sigmoid(x'theta)``, its first weight the bias where there is one. Posteriors are
-mean-field Gaussians; the exact optimum of their evidence lower bound (:mod:`.mf_exact`) is what they are compared with.
+The model is ``p(y = 1 | x) = sigmoid(x'theta)``. If it has a bias, this is the first weight. Posteriors are mean-field
+Gaussians, which are compared with the exact optimum of their evidence lower bound (:mod:`.mf_exact`).
 """

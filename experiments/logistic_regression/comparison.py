@@ -1,4 +1,4 @@
-"""Methods compared with MF-Exact on halves of a data set: what Fig. 2b and 2c have in common."""
+"""Comparison of methods with MF-Exact on halves of a data set, for Fig. 2b and 2c."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ if TYPE_CHECKING:
 
 
 class Comparison(Experiment):
-    """Units are methods; every unit runs its method on all splits, or with all seeds, at once.
+    """An experiment with one unit per method. A unit runs its method on all splits, or with all seeds, at once.
 
     Attributes:
-        dataset: The library's name of it.
+        dataset: Name of the data set in the library.
         prior: Prior precision of the weights.
-        step: Seconds of a step, for the cost of the units.
+        step: Duration of a step in seconds, for the cost of the units.
         methods: Settings of every method by the unit's key, see :mod:`.protocol`; ``None`` for MF-Exact.
-        splits: Which division of the data every run has; the run's number is its seed. A method may have its own.
+        splits: Number of the split that each run uses. The seed of a run is its index. A method may have its own
+            splits.
     """
 
     BIAS = 1e-5
@@ -34,7 +35,7 @@ class Comparison(Experiment):
     splits: list[int]
 
     def units(self) -> list[Unit]:
-        """See the class."""
+        """Return one unit per method."""
         shared = {"dataset": self.dataset, "prior": self.prior, "bias_prior": self.BIAS, "splits": self.splits}
         return [
             Unit(key, {**shared, **(method or {"method": "mf-exact"})}, cost(method or {}, self.step))
@@ -42,7 +43,7 @@ class Comparison(Experiment):
         ]
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Fit all runs, and score them."""
+        """Fit all runs of a method, and return their scores."""
         from experiments.logistic_regression.methods import fit
         from experiments.logistic_regression.mf_exact import mf_exact
         from experiments.logistic_regression.problem import halves
@@ -60,22 +61,22 @@ class Comparison(Experiment):
 
 
 def cost(method: Mapping[str, Any], step: float) -> float:
-    """Seconds that a method takes on the machine of the committed results, about.
+    """Return the approximate duration of a method in seconds, on the machine of the committed results.
 
     Args:
-        method: Its settings.
-        step: Seconds of a step of a method with minibatches; one on all data with second derivatives is longer.
+        method: Settings of the method.
+        step: Duration of a step with minibatches, in seconds. A step on all data with second derivatives takes longer.
     """
     return 1.0 + step * float(method.get("iterations", 0)) * (1.0 if "batch_size" in method else 5.0)
 
 
 def values(result: Result, metric: str) -> list[float]:
-    """Of all runs of a unit."""
+    """Return the values of a metric for all runs of a unit."""
     return [run[metric] for run in result.result["runs"]]
 
 
 def quantiles(numbers: Sequence[float]) -> tuple[float, float, float]:
-    """First quartile, median, third quartile."""
+    """Return the first quartile, the median and the third quartile."""
     import numpy as np
 
     low, median, high = np.quantile(list(numbers), [0.25, 0.5, 0.75])
@@ -83,7 +84,7 @@ def quantiles(numbers: Sequence[float]) -> tuple[float, float, float]:
 
 
 def _scores(q: Gaussian, problem: Problem, optimum: Optimum) -> dict[str, float]:
-    """In nats; the negative evidence lower bound and the log-loss per point."""
+    """Return scores in nats; the negative evidence lower bound and the log-loss are per data point."""
     from experiments.logistic_regression.metrics import log_loss, symmetric_kl
     from experiments.logistic_regression.mf_exact import negative_elbo
 

@@ -1,4 +1,4 @@
-"""The step of the authors' MATLAB code, with which the published Fig. 2 was made; not the paper's."""
+"""The step of the authors' MATLAB code, which produced the published Fig. 2 and differs from the paper's step."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class MatlabVadamRule:
 
     It differs from Khan et al. 2018, Fig. 1, in three things:
 
-    * The mean's step divides by ``sqrt(s / N)``, not by ``sqrt(s)``: the code's ``S = N s`` goes under the root, yet
-      the gradient is the sum over the data.
+    * The mean's step divides by ``sqrt(s / N)``, not by ``sqrt(s)``: the code takes the root of its ``S = N s``,
+      although its gradient is the sum over the data.
     * The noise and the posterior take the bias-corrected ``s_hat``.
-    * The correction is ``1 - b2^t`` with the *current* ``b2``, also where ``b2`` is scheduled: under the decay of
-      eq. 104 it corrects too much, on USPS by 17% after all 120,312 steps.
+    * The correction is ``1 - b2^t`` with the *current* ``b2``, even if ``b2`` is scheduled: under the decay of
+      eq. 104 the correction is too large, on USPS by 17% after all 120,312 steps.
 
     ``s`` starts at ``1 / N`` (the code's ``S = I``), so ``initial_precision`` is not used. There is no temperature.
     """
@@ -36,18 +36,18 @@ class MatlabVadamRule:
     options = ()
 
     def init(self, mean: Tensor, hp: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Momentum 0, curvature ``1 / N``."""
+        """Return the initial state: momentum 0 and curvature ``1 / N``."""
         start = torch.ones_like(mean) / hp["num_data"]
         return {"exp_avg": torch.zeros_like(mean), "exp_avg_sq": start, "corrected": start.clone()}
 
     def precision(self, state: Mapping[str, Tensor], hp: Mapping[str, Any]) -> Tensor:
-        """``N (s_hat + lt)``."""
+        """Return the precision ``N (s_hat + lt)``."""
         return torch.mul(state["corrected"], hp["num_data"]).add_(hp["prior_precision"])
 
     def curvature(
         self, grad: Tensor, eps: Tensor | None, state: Mapping[str, Tensor], hp: Mapping[str, Any]
     ) -> Tensor | None:
-        """The gradient's magnitude, ``g^2``."""
+        """Return the gradient's magnitude, ``g^2``."""
         return grad.square()
 
     def update_(
@@ -58,7 +58,7 @@ class MatlabVadamRule:
         curvature: Tensor | None,
         hp: Mapping[str, Any],
     ) -> None:
-        """One step; see the class."""
+        """Make one step, as described in the class."""
         assert curvature is not None
         average, running, corrected = (state[name] for name in self.state)
         (b1, b2), step, num_data = hp["betas"], hp["step"], hp["num_data"]
@@ -71,6 +71,6 @@ class MatlabVadamRule:
 
 
 class MatlabVadam(PerturbedOptimizer):
-    """The optimiser with this rule; for the experiments only."""
+    """The optimiser with this rule, which is only for the experiments."""
 
     rule = MatlabVadamRule()

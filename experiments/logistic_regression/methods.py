@@ -19,10 +19,10 @@ from experiments.logistic_regression.mf_exact import Array, Gaussian
 from experiments.logistic_regression.problem import Problem
 
 STEPS = 1000
-"""Between two looks at the progress; the number of iterations is rounded up to a multiple of it."""
+"""Number of steps between two reports of the progress. The number of iterations is rounded up to a multiple of it."""
 
 METHODS: dict[str, Any] = {"vadam": "vadam", "vadam-matlab": MatlabVadam, "vogn": "vogn", "von": "von"}
-"""What the engine calls them."""
+"""The engine's name or rule of each method."""
 
 
 def fit(
@@ -34,15 +34,15 @@ def fit(
     checkpoint: Path | None = None,
     progress: Progress | None = None,
 ) -> list[Gaussian]:
-    """The posteriors that a method ends with, in float64.
+    """Return the posteriors at the end of a method's training, in float64.
 
     Args:
-        problems: Of one size, one per member; all with the prior of the first.
-        config: Of :func:`.protocol.settings`, or :data:`.protocol.VON` with any changes.
-        seeds: Of the noise and of the minibatches.
-        start: Every mean's first value; with a prior that differs between the weights it must be 0.
-        checkpoint: Folder for checkpoints; not for a method whose steps are averaged.
-        progress: Told now and then.
+        problems: Problems of equal size, one per member, which all have the prior of the first.
+        config: Settings from :func:`.protocol.settings`, or :data:`.protocol.VON`, possibly with changes.
+        seeds: Seeds of the noise and of the minibatches, one per member.
+        start: Initial value of all means. It must be 0 if the prior differs between the weights.
+        checkpoint: Folder for checkpoints. Methods whose steps are averaged do not use it.
+        progress: Function that is called regularly with the progress.
     """
     first = problems[0]
     shared = {
@@ -83,7 +83,7 @@ def fit(
 def _von(
     models: list[nn.Module], data: Any, shared: dict[str, Any], config: Mapping[str, Any], told: Progress
 ) -> list[Gaussian]:
-    """VON on full batches; the mean, and the precision that its running Hessian gives, averaged at the end."""
+    """Run VON on full batches, and average the mean and the precision from the running Hessian over the last steps."""
     epochs = config["iterations"]
     begin = epochs - math.ceil(config["averaged"] * epochs)
     totals: dict[str, Any] = {"mean": 0.0, "precision": 0.0}
@@ -115,7 +115,7 @@ def _von(
 
 
 def _model(problem: Problem, start: float) -> nn.Module:
-    """A linear layer, its bias in place of the column of ones."""
+    """Create a linear layer, whose bias replaces the column of ones."""
     model = nn.Linear(problem.x.shape[1] - problem.bias, 1, bias=problem.bias).double()
     for parameter in model.parameters():
         nn.init.constant_(parameter, start)
@@ -123,9 +123,10 @@ def _model(problem: Problem, start: float) -> nn.Module:
 
 
 def _prior(problem: Problem) -> dict[str, Any]:
-    """The prior, and the initial precision: 1 more than the largest of the prior's, the MATLAB code's ``S = I``.
+    """Return the prior, and an initial precision of 1 plus the largest one of the prior (``S = I`` in the MATLAB code).
 
-    A prior that differs between the weights is one "to continue from", whose mean 0 is then the first mean too.
+    A prior that differs between the weights is passed as a posterior to continue from, so that its mean 0 is also the
+    initial mean.
     """
     largest = float(problem.prior.max())
     if not problem.bias:
@@ -137,7 +138,7 @@ def _prior(problem: Problem) -> dict[str, Any]:
 
 
 def _tensors(problems: Sequence[Problem]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs without the column of ones, and targets ``(N, 1)``; problems that are the same object share them."""
+    """Return inputs without the column of ones, and targets ``(N, 1)``, once for problems that are the same object."""
     found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
     for problem in problems:
         pair = torch.from_numpy(problem.x[:, int(problem.bias) :].copy()), torch.from_numpy(problem.y).unsqueeze(1)
@@ -146,5 +147,5 @@ def _tensors(problems: Sequence[Problem]) -> list[tuple[torch.Tensor, torch.Tens
 
 
 def _rows(tensors: Mapping[str, torch.Tensor]) -> Array:
-    """``(P, D)``, the bias first."""
+    """Return the weights as rows, ``(P, D)``, with the bias first."""
     return torch.cat([tensors[name].flatten(1) for name in ("bias", "weight") if name in tensors], dim=1).numpy()

@@ -33,13 +33,14 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Optimum:
-    """What was found.
+    """The optimum of the evidence lower bound.
 
     Attributes:
-        posterior: The optimum.
-        negative_elbo: There, in nats, of the whole data set.
-        gradient: Largest derivative there, by means in units of the starting deviations, or by log deviations.
-        evaluations: Of the bound.
+        posterior: The optimal posterior.
+        negative_elbo: Negative evidence lower bound at the optimum, in nats, of the whole data set.
+        gradient: Largest absolute derivative at the optimum, with respect to means in units of the initial deviations
+            and to log deviations.
+        evaluations: Number of evaluations of the bound.
     """
 
     posterior: Gaussian
@@ -49,19 +50,19 @@ class Optimum:
 
 
 def logits(q: Gaussian, x: Array) -> tuple[Array, Array]:
-    """Mean and standard deviation of ``x'theta``; ``x`` is ``(N, D)``."""
+    """Return the means and standard deviations of ``x'theta``, for ``x`` of shape ``(N, D)``."""
     return x @ q.mean, np.sqrt(np.square(x) @ np.square(q.deviation))
 
 
 def kl_divergence(q: Gaussian, p: Gaussian) -> float:
-    """``KL(q || p)`` in nats, the sum over the weights."""
+    """Return ``KL(q || p)`` in nats, summed over the weights."""
     ratio = q.deviation / p.deviation
     difference = (q.mean - p.mean) / p.deviation
     return float(0.5 * np.sum(np.square(ratio) + np.square(difference) - 1.0) - np.sum(np.log(ratio)))
 
 
 def negative_elbo(q: Gaussian, x: Array, y: Array, prior: Array) -> float:
-    """``E_q[-log p(y | x, theta)] + KL(q || N(0, 1 / prior))`` in nats, of the whole data set.
+    """Return ``E_q[-log p(y | x, theta)] + KL(q || N(0, 1 / prior))`` in nats, summed over the data set.
 
     Args:
         q: The posterior.
@@ -83,11 +84,11 @@ def mf_exact(x: Array, y: Array, prior: Array, start: Gaussian | None = None) ->
         x: ``(N, D)``.
         y: Labels 0 and 1, ``(N,)``.
         prior: Precisions of the prior ``N(0, 1 / prior)``, ``(D,)``.
-        start: By default mean 0 and deviation 1, or the prior's where that is smaller. Means are moved in units of
-            its deviations.
+        start: Initial posterior. By default its means are 0, and its deviations 1 or those of the prior if these are
+            smaller. The optimisation uses means in units of its deviations.
 
     Raises:
-        RuntimeError: It did not converge: a derivative is above 1e-5 at the end.
+        RuntimeError: The optimisation did not converge: a derivative is above 1e-5 at the end.
     """
     if start is None:
         start = Gaussian(np.zeros_like(prior), np.minimum(1.0, prior**-0.5))

@@ -9,20 +9,20 @@ from pathlib import Path
 from experiments.tables import published
 
 STATISTICS = {"whislo": "whisker_lo", "q1": "q25", "med": "median", "q3": "q75", "whishi": "whisker_hi"}
-"""Names that matplotlib's ``bxp`` has for what the file calls otherwise."""
+"""Names of the statistics in matplotlib's ``bxp``, with those in the file."""
 
 NAMES = {
     "negative_elbo": "neg_ELBO_per_train_point_nats",
     "log_loss": "test_logloss_nats",
     "symmetric_kl": "symmetric_KL_to_MF-Exact",
 }
-"""The file's names of the metrics."""
+"""Names of the metrics in the file."""
 
 Box = Mapping[str, float]
 
 
 def box(dataset: str, method: str, metric: str) -> Box:
-    """What is known of a box plot: some of ``STATISTICS``, and ``mean``; empty where nothing was published."""
+    """Return the known numbers of a box plot: some of ``STATISTICS`` and ``mean``, or none if none were published."""
     numbers = _numbers()
     names = {**STATISTICS, "mean": "mean"}
     found = {ours: (dataset, method, f"{NAMES[metric]}:{theirs}") for ours, theirs in names.items()}
@@ -30,7 +30,7 @@ def box(dataset: str, method: str, metric: str) -> Box:
 
 
 def toy(method: str) -> Box:
-    """``mu_1``, ``sd_1``, ``mu_2``, ``sd_2`` of a posterior in Fig. 2a."""
+    """Return ``mu_1``, ``sd_1``, ``mu_2`` and ``sd_2`` of a posterior in Fig. 2a."""
     return {m: v for (data, by, m), v in _numbers().items() if data == "murphy_synth_seed0" and by == method}
 
 

@@ -1,4 +1,4 @@
-"""How the figures of these experiments look: one colour per method, all distinct for the colour-blind."""
+"""The style of the figures of these experiments: one colour per method, distinct also for the colour-blind."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ COLOURS = {
     "Vadam, MATLAB step": "#56B4E9",
     "BBVI": "#CC79A7",
 }
-"""Okabe and Ito's."""
+"""Colours of Okabe and Ito, by method."""
 
 GREY = "0.45"
-"""What is published."""
+"""Colour of published results."""
 
 
 def ours(axis: Axes, place: float, values: Sequence[float], colour: str, width: float = 0.3) -> None:
-    """A filled box of our runs, the runs themselves as dots."""
+    """Draw a filled box of our runs, with the runs as dots."""
     axis.boxplot(
         [list(values)],
         positions=[place],
@@ -44,7 +44,7 @@ def ours(axis: Axes, place: float, values: Sequence[float], colour: str, width: 
 
 
 def theirs(axis: Axes, place: float, box: Box, width: float = 0.3) -> None:
-    """A hollow box of published statistics; where there is no median, the mean is a dashed line."""
+    """Draw a hollow box of published statistics. If there is no median, the mean is a dashed line."""
     if not box:
         return
     complete: dict[str, Any] = {"whislo": box["q1"], "whishi": box["q3"], "med": float("nan"), "fliers": [], **box}

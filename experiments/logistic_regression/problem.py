@@ -1,4 +1,4 @@
-"""The data of an experiment: halves of a data set in float64, with a column of ones and one prior precision each."""
+"""The data of an experiment: halves of a data set in float64, with a column of ones and prior precisions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Problem:
     """Logistic regression on one training set.
 
     Attributes:
-        x: Inputs ``(N, D)``; where ``bias``, the first column is 1.
+        x: Inputs ``(N, D)``; if ``bias`` is true, the first column is 1.
         y: Labels 0 and 1, ``(N,)``.
-        x_test: As ``x``; may have no rows.
-        y_test: As ``y``.
+        x_test: Test inputs, as ``x``; they may have no rows.
+        y_test: Test labels, as ``y``.
         prior: Precisions of the prior ``N(0, 1 / prior)``, ``(D,)``.
         bias: Whether the first weight is a bias.
     """
@@ -31,7 +31,7 @@ class Problem:
 
 
 def halves(name: str, split: int, prior_precision: float, bias_precision: float) -> Problem:
-    """Random halves of a data set of the library, features as shipped; the bias has a prior of its own."""
+    """Load random halves of a data set, with features as in its files. The bias has its own prior precision."""
     import bayesadam as ba
 
     data = ba.data.load(name, split=split)

@@ -1,4 +1,4 @@
-"""The settings of the methods, as JSON: what determines a unit's result."""
+"""The settings of the methods as JSON, which determine the result of a unit."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ def settings(
     momentum: float = 0.9,
     decay: float | None = None,
 ) -> dict[str, Any]:
-    """How a method is run, as JSON.
+    """Return the settings of a method, as JSON.
 
     Args:
         method: ``"vadam"``, ``"vadam-matlab"``, ``"vogn"``.
-        batch_size: Drawn with replacement; at least the number of data points: all of them, in every step.
-        iterations: Steps.
-        lr: First learning rate.
-        rate: First ``1 - b2``.
-        momentum: ``b1``.
-        decay: Both rates are divided by ``1 + t^decay`` (Khan et al. 2018, eq. 104); ``None``: constant.
+        batch_size: Number of points per minibatch, which are drawn with replacement. If it is at least the number of
+            data points, every step uses all of them.
+        iterations: Number of steps.
+        lr: Initial learning rate.
+        rate: Initial value of ``1 - b2``.
+        momentum: Momentum ``b1``.
+        decay: Exponent with which both rates are divided by ``1 + t^decay`` (Khan et al. 2018, eq. 104); they are
+            constant for ``None``.
     """
     found = {"method": method, "batch_size": batch_size, "iterations": iterations, "lr": lr, "rate": rate}
     return {**found, "momentum": momentum, "decay": decay}
@@ -38,7 +40,6 @@ VON: dict[str, Any] = {
     "half_life": 1000,
     "averaged": 0.2,
 }
-"""VON with exact Hessians on full batches; both rates are divided by ``1 + t / half_life``.
-
-The last share ``averaged`` of the steps is averaged.
+"""Settings of VON with exact Hessians on full batches. Both rates are divided by ``1 + t / half_life``, and the results
+are averaged over the last share ``averaged`` of the steps.
 """

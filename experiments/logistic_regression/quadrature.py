@@ -1,4 +1,4 @@
-"""Expectations of the logistic function and its integral under a Gaussian, to rounding, for any mean and deviation."""
+"""Gaussian expectations of the logistic function and its integral, exact to rounding for any mean and deviation."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from scipy.special import ndtr
 Array = NDArray[np.float64]
 
 _NODES = 80
-_REACH = 9.0  # standard deviations: the Gaussian has 2e-19 beyond
+_REACH = 9.0  # standard deviations; the probability beyond is 2e-19
 _RANGE = 40.0  # exp(-40) = 4e-18
 
 
 @dataclass(frozen=True)
 class Expectations:
-    """Of ``z ~ N(mean, deviation^2)``, one per element.
+    """Expectations over ``z ~ N(mean, deviation^2)``, one per element.
 
     Attributes:
         softplus: ``E log(1 + exp(z))``.
         sigmoid: ``E sigmoid(z)``: the derivative of ``softplus`` with respect to the mean.
-        slope: ``E sigmoid'(z)``: that of ``sigmoid``; ``deviation * slope`` is that of ``softplus`` with respect to
-            the deviation.
+        slope: ``E sigmoid'(z)``: the derivative of ``sigmoid`` with respect to the mean. The derivative of ``softplus``
+            with respect to the deviation is ``deviation * slope``.
     """
 
     softplus: Array
@@ -33,7 +33,7 @@ class Expectations:
 
 
 def expectations(mean: Array, deviation: Array) -> Expectations:
-    """All three, by the same nodes.
+    """Return all three expectations, from the same nodes.
 
     ``log(1 + exp(z)) = relu(z) + log1p(exp(-|z|))``. The expectation of the first is known; the second is smooth on
     either side of 0 and negligible beyond ``|z| = 40``, so Gauss-Legendre with 80 nodes on each side, within 9 standard
@@ -54,7 +54,7 @@ def expectations(mean: Array, deviation: Array) -> Expectations:
         half = 0.5 * (high - low)[..., None]
         at = low[..., None] + half * (1.0 + nodes)
         mass = half * weights * _density(at)
-        # On its side of 0 it is not positive, but for the rounding of a node beside 0.
+        # On its side of 0 it is not positive, except for the rounding of a node next to 0.
         decay = np.exp(np.minimum(sign * (mean[..., None] + safe[..., None] * at), 0.0))
         share = decay / (1.0 + decay)
         softplus += (mass * np.log1p(decay)).sum(-1)

@@ -1,4 +1,4 @@
-"""Units: one per method and minibatch size, each with all seeds at once; VON instead with as many splits."""
+"""The units: one per method and minibatch size, each with all seeds at once. VON uses as many splits instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VADAM_EPOCHS, VOGN_EPOCHS = 10_000, 2000
 
 
 class BreastCancer(Comparison):
-    """Twenty seeds on one half of the data; VON on twenty halves. Arguments shorten the protocol for tests."""
+    """Twenty seeds on one half of the data, and VON on twenty halves. The arguments shorten the protocol for tests."""
 
     name = "logreg-breast-cancer"
     title = "Logistic regression, minibatch sizes on breast cancer"
@@ -39,7 +39,7 @@ class BreastCancer(Comparison):
         self.methods = methods
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Box plots beside the paper's."""
+        """Return box plots beside those of the paper."""
         return report(results)
 
 

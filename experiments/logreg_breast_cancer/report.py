@@ -1,4 +1,4 @@
-"""Fig. 2c, ours beside the paper's."""
+"""The page: our Fig. 2c beside that of the paper."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ rounded up to whole thousands.
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     return Report([_vadam(results), _others(results)], {"symmetric-kl": _figure(results)}, NOTES)
 
 
@@ -84,7 +84,7 @@ def _others(results: Mapping[str, Result]) -> Table:
 
 
 def _figure(results: Mapping[str, Result]) -> Figure:
-    """Filled: ours; hollow: the paper's."""
+    """Plot our boxes, which are filled, and those of the paper, which are hollow."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

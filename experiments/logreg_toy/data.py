@@ -12,11 +12,11 @@ PRIOR = 0.01
 
 
 def draw(seed: int) -> Problem:
-    """Thirty points of class 1 around (1, 5), deviation 1, and thirty of class 0 around (-5, 1), deviation 2.2.
+    """Draw 30 points of class 1 around (1, 5), deviation 1, and 30 of class 0 around (-5, 1), deviation 2.2.
 
-    The published draw needs MATLAB's old generators; here NumPy's, whose stream of a seed is its own.
+    The published points were drawn with MATLAB's old generators. NumPy's generator gives different points.
     """
-    generator = np.random.RandomState(seed)  # its streams are frozen for good
+    generator = np.random.RandomState(seed)  # its streams do not change between versions
     positive = generator.normal((1.0, 5.0), 1.0, (30, 2))
     negative = generator.normal((-5.0, 1.0), 2.2, (30, 2))
     y = np.repeat([1.0, 0.0], 30)
@@ -24,7 +24,7 @@ def draw(seed: int) -> Problem:
 
 
 def grid(problem: Problem, reach: float, step: float) -> tuple[Array, Array]:
-    """The exact posterior on a square grid: its axis ``(n,)``, and masses that add up to 1, ``(n, n)``.
+    """Return the exact posterior on a square grid: the axis ``(n,)``, and masses ``(n, n)`` that add up to 1.
 
     Rows are values of the second weight, columns of the first.
     """

@@ -1,4 +1,4 @@
-"""Units: one per method, each on twenty draws of the data at once; the figure shows one of them."""
+"""The units: one per method, each on twenty draws of the data at once. The figure shows one of the draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ITERATIONS = 500_000
 
 
 class Toy(Experiment):
-    """Two weights. Arguments shorten the protocol for tests."""
+    """Posteriors of two weights. The arguments shorten the protocol for tests."""
 
     name = "logreg-toy"
     title = "Logistic regression with two weights"
@@ -38,7 +38,7 @@ class Toy(Experiment):
         }
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per method."""
         shown = [SHOWN] if SHOWN in self._draws else self._draws[:1]
         return [
             Unit(key, {**config, "draws": shown if key == "von-full" else self._draws}, cost(config, 0.0003))
@@ -46,7 +46,7 @@ class Toy(Experiment):
         ]
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Means and standard deviations, or a covariance; and how far from MF-Exact."""
+        """Return means, standard deviations and divergences from MF-Exact, or means and covariances."""
         from experiments.logistic_regression.methods import fit
         from experiments.logistic_regression.metrics import symmetric_kl
         from experiments.logistic_regression.mf_exact import mf_exact
@@ -69,12 +69,12 @@ class Toy(Experiment):
         }
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Contours and ellipses, and the numbers."""
+        """Return tables, and a figure with contours and ellipses."""
         return report(results)
 
 
 def _full(problem: Problem, config: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """VON with a full covariance: the library's optimiser, by the same schedule and averaged alike."""
+    """Run the library's VON with a full covariance, with the same schedule and the same averaging."""
     import math
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""Fig. 2a: the exact posterior, and what the methods make of it."""
+"""The page: Fig. 2a with the exact posterior and its approximations by the methods."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ METHODS = {
     "vadam": ("Vadam, the paper's step", "Vadam", "-"),
     "von-full": ("VON, full covariance", "VON", ":"),
 }
-"""Label, colour and line, by unit."""
+"""Label, colour and line style, by unit."""
 
 PUBLISHED = {
     "MF-Exact": ("MF-Exact", "MF-Exact"),
     "VOGN-1": ("VOGN-1", "VOGN"),
     "Vadam": ("Vadam, MATLAB step", "Vadam, MATLAB step"),
 }
-"""Label and colour, by the paper's name."""
+"""Label and colour, by the name in the paper."""
 
 SHOWN = 13
-"""The draw of the figure: of the twenty, that whose MF-Exact is nearest to the published one."""
+"""The draw in the figure: the one of the twenty whose MF-Exact is nearest to the published one."""
 
 NOTES = """\
 Sixty points of two Gaussian classes, two weights, prior precision 0.01. Grey lines are 2, 5, 10, 20, 40 and 70% of the
@@ -62,12 +62,12 @@ of our twenty whose MF-Exact is nearest to theirs), a finer grid, and for the pa
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     return Report([_shapes(results), _first(results)], {"posteriors": _figure(results)}, NOTES)
 
 
 def _shapes(results: Mapping[str, Result]) -> Table:
-    """Over all draws, since a draw of the data moves the posterior more than a method does."""
+    """Tabulate posteriors over all draws, because they differ more between draws than between methods."""
     import numpy as np
 
     rows: list[list[Cell]] = []
@@ -105,7 +105,7 @@ def _first(results: Mapping[str, Result]) -> Table:
 
 
 def _shown(result: Result) -> dict[str, Any]:
-    """The run on the draw of the figure; with fewer draws, in tests, the first."""
+    """Return the run on the draw in the figure, or the first run if there are fewer draws, as in tests."""
     draws = result.config["draws"]
     run: dict[str, Any] = result.result["runs"][draws.index(SHOWN) if SHOWN in draws else 0]
     return run
@@ -118,7 +118,7 @@ def _moments(run: Mapping[str, Any]) -> tuple[list[float], list[float]]:
 
 
 def _figure(results: Mapping[str, Result]) -> Figure:
-    """Left our draw; right the published ellipses, of the authors' draw, whose contours are not known."""
+    """Plot our draw on the left, and on the right the published ellipses of a draw whose contours are unknown."""
     import numpy as np
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""Units: one per method, each on all splits at once."""
+"""The units: one per method, each on all splits at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class USPS(Comparison):
         }
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Box plots beside the paper's."""
+        """Return box plots beside those of the paper."""
         return report(results)
 
 

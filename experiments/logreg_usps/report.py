@@ -1,4 +1,4 @@
-"""Fig. 2b, ours beside the paper's."""
+"""The page: our Fig. 2b beside that of the paper."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ METHODS = {
     "vadam-matlab": ("Vadam,\nMATLAB step", "Vadam, MATLAB step", "Vadam M=64"),
     "vadam": ("Vadam", "Vadam", ""),
 }
-"""Label, colour, and the paper's name, by unit."""
+"""Label, colour, and name in the paper, by unit."""
 
 METRICS = {
     "negative_elbo": "negative ELBO per point (nats)",
@@ -31,7 +31,7 @@ METRICS = {
 }
 
 BIAS = -0.5 * math.log(Comparison.BIAS) / 770
-"""What the authors' code leaves out of the negative ELBO per point: the log-determinant of the bias's prior."""
+"""Term that the authors' code omits from the negative ELBO per point: the log-determinant of the bias's prior."""
 
 NOTES = """\
 Twenty random halves of the 1,540 images, 770 to train and 770 to test; 256 pixels as shipped and a bias; prior
@@ -68,12 +68,12 @@ Departures, and choices where the sources differ:
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     return Report([_table(results)], {"box-plots": _figure(results)}, NOTES)
 
 
 def _shown(result: Result, metric: str) -> list[float]:
-    """As the paper counts it."""
+    """Return the values of a metric as defined in the paper."""
     return [value - (BIAS if metric == "negative_elbo" else 0.0) for value in values(result, metric)]
 
 
@@ -95,7 +95,7 @@ def _table(results: Mapping[str, Result]) -> Table:
 
 
 def _figure(results: Mapping[str, Result]) -> Figure:
-    """Filled: ours; hollow: the paper's."""
+    """Plot our boxes, which are filled, and those of the paper, which are hollow."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch

@@ -1,1 +1,1 @@
-"""What the experiments on MNIST share: one network, and training by every method that is compared."""
+"""Shared code of the experiments on MNIST: the network, and its training by all methods."""

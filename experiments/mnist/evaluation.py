@@ -1,4 +1,4 @@
-"""What is measured of a trained network: errors, calibration, and whether it knows what is no digit."""
+"""Scores of a trained network: error, calibration, and detection of images that are not digits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiments.mnist.training import LIKELIHOOD, Trained
 
 
 def predictive(trained: Trained, x: Tensor, **options: Any) -> ba.predictive.ClassificationPredictive:
-    """Of images ``(n, 784)``, in batches, with the options of :func:`bayesadam.predict`."""
+    """Return the prediction for images ``(n, 784)``, in batches, with options of :func:`bayesadam.predict`."""
     found = ba.predict(trained.model, trained.distribution, x, likelihood=LIKELIHOOD, batch_size=1000, **options)
     assert isinstance(found, ba.predictive.ClassificationPredictive)
     return found
@@ -22,12 +22,12 @@ def scores(
     y: Tensor,
     outside: ba.predictive.ClassificationPredictive | None = None,
 ) -> dict[str, float]:
-    """Error in per cent, NLL in nats, ECE with 15 bins; and the AUROC of entropy, and of mutual information.
+    """Return error in per cent, NLL in nats, ECE with 15 bins, and the AUROC of entropy and of mutual information.
 
     Args:
-        found: Predictive of the images.
+        found: Predictive distribution for the images.
         y: Labels ``(n,)``.
-        outside: Predictive of images that are no digits.
+        outside: Predictive distribution for images that are not digits.
     """
     result = {
         "error": 100.0 * (1.0 - ba.metrics.accuracy(found.probs, y)),

@@ -1,4 +1,4 @@
-"""Training by every method that is compared, all with the same loop, batches and schedule."""
+"""Training by all methods that are compared, with the same loop, batches and schedule."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Trained:
     """A network after training.
 
     Attributes:
-        model: Its weights are the point estimate, or the posterior's mean.
-        distribution: What was learned about it: a posterior over the weights, or masks over its units.
-        optimizer: For what can be read off its state.
+        model: The network, whose weights are the point estimate or the posterior mean.
+        distribution: A posterior over the weights, or dropout masks for the units.
+        optimizer: The optimiser, whose state is used as well.
     """
 
     model: nn.Module
@@ -37,7 +37,7 @@ class Trained:
 
 
 def perceptron(seed: int, hidden: int = 400, dropout: float = 0.0) -> nn.Sequential:
-    """784 pixels, two hidden layers of ReLU, each followed by dropout if there is any, and ten logits."""
+    """Create a network of 784 pixels, two hidden layers of ReLU (with dropout, if any), and ten logits."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
     for inputs, outputs in ((784, hidden), (hidden, hidden)):
@@ -55,7 +55,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, progress: Progress) -
             ``options`` of the method.
         x: Images ``(n, 784)``.
         y: Labels ``(n,)``.
-        progress: Told after every few steps.
+        progress: Function that is called after every few steps.
 
     The learning rate falls to 0 along half a cosine, for all methods.
     """
@@ -78,7 +78,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, progress: Progress) -
 
 
 def nll(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Mean negative log-likelihood; the labels are known to be right."""
+    """Return the mean negative log-likelihood. The labels must have been checked."""
     return nn.functional.cross_entropy(model(x), y)
 
 
@@ -95,7 +95,7 @@ def _backward(model: nn.Module) -> Step:
 
 
 def _adam(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -> Prepared:
-    """A point estimate; where the network has dropout, its masks are kept for prediction."""
+    """Train a point estimate. If the network has dropout, predictions use its masks."""
     optimizer = torch.optim.Adam(model.parameters(), fused=True, **options)
     uncertain = any(isinstance(module, nn.Dropout) for module in model.modules())
     return (
@@ -123,7 +123,7 @@ def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
 
 
 def _bbb(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -> Prepared:
-    """Bayes by Backprop by Adam."""
+    """Train by Bayes by Backprop, with Adam."""
     lr, temperature = options.pop("lr"), options.pop("temperature", 1.0)
     kind, *arguments = options.pop("prior")
     if kind == "ScaleMixture":
@@ -148,4 +148,4 @@ METHODS: Mapping[str, Callable[[nn.Module, int, int, dict[str, Any]], Prepared]]
     "ivon": _perturbed(ba.IVON),
     "bbb": _bbb,
 }
-"""By the name in a unit's config."""
+"""Training functions, by the name of the method in a unit's config."""

@@ -1,4 +1,4 @@
-"""Units: every candidate setting on one validation split; then, of each method, the best with several seeds."""
+"""The units: every candidate setting on one validation split, and each method's best setting with several seeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from experiments.results import Result
 
 
 class MNIST(Experiment):
-    """The same epochs and minibatches for all. Arguments shorten it for tests."""
+    """All methods have the same epochs and minibatches. The arguments shorten the experiment for tests."""
 
     name = "mnist-bbb"
     title = "MNIST: errors, calibration, and images that are no digits"
@@ -25,7 +25,7 @@ class MNIST(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return the units; the final units of a method need those of its candidates."""
         found = []
         for name, candidates in self._candidates.items():
             cost, seeds = COSTS.get(name, 3.0), min(self._seeds, SEEDS.get(name, self._seeds))
@@ -45,7 +45,7 @@ class MNIST(Experiment):
         return found
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Train and score one network."""
+        """Train one network, and return its scores."""
         from experiments.mnist_bbb.protocol import final, search
 
         if unit.config["part"] == "search":
@@ -55,7 +55,7 @@ class MNIST(Experiment):
         return {"chosen": best, **final({**unit.config, **chosen}, context.progress)}
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Tables and a figure, beside the paper's errors."""
+        """Return tables and a figure with the errors of the paper beside ours."""
         return report(results, self._candidates)
 
 

@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 784-400-400-10 with ReLU, pixels in [0, 1], minibatches of 128, 20 epochs (the paper's have 600), the learning rate

@@ -1,4 +1,4 @@
-"""What one unit does: train a network, and score it on held-out digits, or on test digits and clothes."""
+"""The work of one unit: train a network, and score it on held-out digits, or on test digits and clothes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BINS = 40
 
 
 def search(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """Train on one part of the training digits, score on the other."""
+    """Train on one part of the training digits, and return scores on the other part."""
     data = ba.data.load("mnist")
     order = torch.randperm(len(data.x_train), generator=torch.Generator().manual_seed(config["split"]))
     inner, outer = torch.split(order[: config["train"]], config["train"] - config["held_out"])
@@ -31,9 +31,9 @@ def search(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def final(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """Train on all training digits, score on the test digits and on the test images of Fashion-MNIST.
+    """Train on all training digits, and return scores on the test digits and on the test images of Fashion-MNIST.
 
-    Where weights or units are random, the mean network is scored beside the average over samples.
+    If weights or units are random, both the mean network and the average over samples are scored.
     """
     digits, clothes = ba.data.load("mnist"), ba.data.load("fashion-mnist")
     trained = train(config, digits.x_train[: config["train"]], digits.y_train[: config["train"]], progress)

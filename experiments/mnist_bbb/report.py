@@ -1,4 +1,4 @@
-"""Errors beside the published ones; calibration and out-of-distribution detection."""
+"""The page: our errors beside the published ones, calibration, and out-of-distribution detection."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ METHODS = {
     "bbb-gaussian": ("BBB, Gaussian prior", "BBB Gaussian prior"),
     "bbb-mixture": ("BBB, scale mixture", "BBB scale mixture prior"),
 }
-"""Label, and the paper's name."""
+"""Labels of the methods, and their names in the paper."""
 
 METRICS = {"error": ("test error (%)", 2), "nll": ("NLL (nats)", 4), "ece": ("ECE", 4), "auroc": ("OOD AUROC", 3)}
 BLUE, GREY = "#0072B2", "0.45"
 
 
 def report(results: Mapping[str, Result], candidates: Mapping[str, Sequence[Any]]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     finals = {
         name: [r.result for key, r in results.items() if key.rpartition("-")[0] == f"final-{name}"] for name in METHODS
     }
@@ -44,7 +44,7 @@ def report(results: Mapping[str, Result], candidates: Mapping[str, Sequence[Any]
 
 
 def _paper() -> dict[str, float]:
-    """Test errors of 400 units, by our name."""
+    """Return the published test errors of networks with 400 units, by our names of the methods."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     found = {}
     for name, (_, theirs) in METHODS.items():
@@ -55,7 +55,7 @@ def _paper() -> dict[str, float]:
 
 
 def _predictive(run: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Scores of the predictive that the method is for."""
+    """Return the scores of the method's main predictions: averages over samples, or those of the mean network."""
     found: Mapping[str, Any] = run.get("monte_carlo") or run["mean"]
     return found
 
@@ -120,7 +120,7 @@ def _search(results: Mapping[str, Result], candidates: Mapping[str, Sequence[Any
 
 
 def _figure(finals: Mapping[str, Sequence[Mapping[str, Any]]], paper: Mapping[str, float]) -> Figure:
-    """Dots: runs; lines: their means; diamonds: published."""
+    """Plot runs as dots, their means as lines, and published errors as diamonds."""
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 

@@ -1,4 +1,4 @@
-"""What all methods share, and the candidates of each: three, but for Bayes by Backprop, which is the slowest."""
+"""The settings that all methods share, and three candidates for each, but only one for Bayes by Backprop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PROTOCOL = {
 }
 
 COSTS = {"adam": 1.0, "dropout": 1.1, "ivon": 1.4, "vadam": 1.4, "vadam-tempered": 1.4}
-"""Relative time; 3 for the others."""
+"""Relative durations of a training. It is 3 for the other methods."""
 
 SEEDS = {"bbb-gaussian": 1, "bbb-mixture": 1}
-"""Of the final runs; 2 for the others."""
+"""Numbers of seeds of the final runs, if there are fewer than for the other methods (2 by default)."""
 
 Candidate = Mapping[str, Any]
 
@@ -62,4 +62,4 @@ CANDIDATES: Mapping[str, Sequence[Candidate]] = {
     "bbb-gaussian": [_bbb(0.001, 0.02, "Gaussian", 100.0)],
     "bbb-mixture": [_bbb(0.003, 0.02, "ScaleMixture", 0.5, 0.37, 0.0025)],
 }
-"""A method with a single candidate needs no search."""
+"""Candidate settings by method. A method with a single candidate needs no search."""

@@ -1,4 +1,4 @@
-"""Units: one network per method and seed, with the curves that can be drawn from it."""
+"""The units: one network per method and seed, with its pruning curves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ COSTS = {"badam": 1.0, "vadam": 1.5, "ivon": 1.5, "bbb": 2.0}
 
 
 class Pruning(Experiment):
-    """Four trainings, six curves. Arguments shorten the protocol for tests."""
+    """Four trainings with six curves. The arguments shorten the protocol for tests."""
 
     name = "mnist-pruning"
     title = "Pruning a network for MNIST"
@@ -49,7 +49,7 @@ class Pruning(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per method and seed."""
         return [
             Unit(f"{name}-{seed}", {**self._protocol, **own, "seed": seed}, COSTS[name])
             for name, own in self._methods.items()
@@ -57,13 +57,13 @@ class Pruning(Experiment):
         ]
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Train, prune, and test."""
+        """Train one network, prune it, and return its test scores."""
         from experiments.mnist_pruning.protocol import curves
 
         return curves(unit.config, context.progress)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Curves beside the published ones."""
+        """Return curves beside the published ones."""
         return report(results)
 
 

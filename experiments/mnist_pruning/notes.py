@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 784-400-400-10 with ReLU, 20 epochs, minibatches of 128, the learning rate falling along half a cosine. All weights

@@ -1,4 +1,4 @@
-"""Train a network, and prune it."""
+"""Training and pruning of a network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from experiments.mnist.training import LIKELIHOOD, Trained, train
 
 
 def curves(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """Test scores of the mean network at every level, by what its weights are ranked by."""
+    """Return test scores of the mean network at every level of pruning, by the ranking of the weights."""
     data = ba.data.load("mnist")
     trained = train(config, data.x_train[: config["train"]], data.y_train[: config["train"]], progress)
     found = {}
@@ -30,7 +30,7 @@ def _posterior(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor
 
 
 def _badam(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.pruning.PruningCurve:
-    # Dead pixels have a second moment of 0, and so an infinite variance without a prior; the order is the same.
+    # Dead pixels have a second moment of 0: without a prior the variance is infinite. The order is the same.
     posterior = ba.badam(trained.optimizer, trained.model, num_data=config["train"], prior_precision=1e-6)
     return _by_deviation(trained, posterior, x, y)
 
@@ -41,7 +41,7 @@ def _magnitude(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor
 
 
 def _mc_dropout(trained: Trained, config: Mapping[str, Any], x: Tensor, y: Tensor) -> ba.pruning.PruningCurve:
-    """By magnitude, and the average over masks."""
+    """Prune by magnitude, and average the predictions over dropout masks."""
     model, masks = trained.model, ba.MCDropout(trained.model)
     predict = partial(ba.predict, model, masks, x, likelihood=LIKELIHOOD, mc_samples=config["mc_samples"])
 

@@ -1,4 +1,4 @@
-"""Accuracy against the share of weights that are gone, ours beside the published curves."""
+"""The page: accuracy against the share of pruned weights, with the published curves beside ours."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ CURVES = {
     "badam/magnitude": ("magnitude", "#000000", "x-"),
     "badam/mc-dropout": ("MC dropout, magnitude", "#E69F00", "P-"),
 }
-"""Label, colour and line by unit and curve."""
+"""Label, colour and line style, by unit and curve."""
 
 PUBLISHED = {"Badam SNR": ("Badam, published", "#0072B2", "D:"), "magnitude": ("magnitude, published", "0.4", "x:")}
 SHOWN = (0.0, 0.5, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99)
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     ours: dict[str, list[dict[float, float]]] = {}
     for key, result in results.items():
         for name, curve in result.result["curves"].items():
@@ -56,7 +56,7 @@ def _table(ours: Mapping[str, list[dict[float, float]]], theirs: Mapping[str, di
 
 
 def _figure(ours: Mapping[str, list[dict[float, float]]], theirs: Mapping[str, dict[float, float]]) -> Figure:
-    """The share that is left on a logarithmic axis: what matters happens in the last tenth."""
+    """Plot the share of remaining weights on a logarithmic axis, as the curves differ mainly in the last tenth."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 

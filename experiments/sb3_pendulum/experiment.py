@@ -1,4 +1,4 @@
-"""Units: one for each way to explore and seed."""
+"""The units: one per kind of exploration and seed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ EXPLORATIONS: Mapping[str, dict[str, Any]] = {
     "action-noise": {"sigma": 0.1},
     "none": {},
 }
-"""Noise in the weights by Vadam, of standard deviation 0.05, and 0.01 as in Khan et al. 2018, and less where gradients
-have been large; Gaussian noise in the actions, which are in [-1, 1]; none."""
+"""The kinds of exploration: Vadam's noise in the weights with a standard deviation of at most 0.05, or 0.01 as in Khan
+et al. 2018, which is smaller where gradients have been large; Gaussian noise in the actions, which are in [-1, 1]; and
+none.
+"""
 
 PROTOCOL = {
     "environment": "Pendulum-v1",
@@ -29,7 +31,7 @@ PROTOCOL = {
 
 
 class Pendulum(Experiment):
-    """Arguments shorten the protocol for tests."""
+    """The experiment on Pendulum. The arguments shorten the protocol for tests."""
 
     name = "sb3-pendulum"
     title = "Noise in the weights in unmodified stable-baselines3: DDPG on Pendulum"
@@ -40,17 +42,17 @@ class Pendulum(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """All explorations with the first seed come first."""
+        """Return the units. All kinds of exploration with the first seed come first."""
         return seed_by_seed("exploration", EXPLORATIONS, self._seeds, self._protocol)
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Train and evaluate."""
+        """Train one agent, and return its evaluations."""
         from experiments.sb3_pendulum.training import learn
 
         return learn(unit.config, context.progress)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Returns after so many steps."""
+        """Return tables and a figure of the returns by the number of steps."""
         from experiments.sb3_pendulum.report import report
 
         return report(results)

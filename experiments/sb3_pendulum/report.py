@@ -1,4 +1,4 @@
-"""The page: returns after so many steps, with errors over seeds, and one figure."""
+"""The page: returns after several numbers of steps, with errors over seeds, and one figure."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ random, and Pendulum asks for little more.
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     steps = list(next(iter(results.values())).result["steps"])
     curves: dict[str, list[npt.NDArray[np.float64]]] = {name: [] for name in EXPLORATIONS}
     deviations: dict[str, list[float]] = {name: [] for name in EXPLORATIONS}

@@ -1,4 +1,4 @@
-"""DDPG as stable-baselines3 has it, evaluated with its own callback."""
+"""Training of the DDPG of stable-baselines3, which a callback of this module evaluates."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from experiments.experiment import Progress
 
 
 def learn(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    """Train and evaluate.
+    """Train an agent, and evaluate it regularly.
 
     Returns:
-        ``"steps"``: after which steps it was evaluated. ``"returns"``: of each evaluation the return of every test
-        episode. ``"deviation"``: at the end, the mean standard deviation of the weights' noise, if there is any.
+        ``"steps"``: numbers of steps after which the agent was evaluated. ``"returns"``: the return of every test
+        episode of each evaluation. ``"deviation"``: the mean standard deviation of the weights' noise at the end, if
+        there is noise.
     """
     torch.set_num_threads(1)
     settings, seed, kind = config["settings"], config["seed"], config["exploration"]
@@ -55,7 +56,7 @@ def learn(config: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 class Evaluation(BaseCallback):
-    """The deterministic policy in test episodes with the same starts each time."""
+    """Callback that evaluates the deterministic policy in test episodes, which have the same starts each time."""
 
     def __init__(self, config: Mapping[str, Any], progress: Progress) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Units: one per panel."""
+"""The units: one per panel of the figure."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ METHODS: dict[str, dict[str, Any]] = {
     },
     "anchored": {"lr": 0.01, "prior_precision": 1.0, "noise_sd": 0.065, "members": 20},
 }
-"""The noise of the last three is given: what the residuals of the first two are."""
+"""Settings of the methods. The last three have a given noise, the standard deviation of the first two's residuals."""
 
 
 class ToyRegression(Experiment):
-    """Six panels. Arguments shorten the protocol for tests."""
+    """A figure of six panels. The arguments shorten the protocol for tests."""
 
     name = "toy-regression"
     title = "Regression with a gap on both sides"
@@ -39,14 +39,14 @@ class ToyRegression(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per panel."""
         return [
             Unit(name, {**self._protocol, "method": name, **own}, 0.1 if name == "gp" else 1.0)
             for name, own in METHODS.items()
         ]
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Fit, and predict on the grid."""
+        """Fit one method, and return its scores and its predictions on the grid."""
         from experiments.toy_regression.protocol import METHODS as FITS
         from experiments.toy_regression.protocol import Problem, panel
 
@@ -54,7 +54,7 @@ class ToyRegression(Experiment):
         return panel(problem, *FITS[unit.config["method"]](problem, unit.config, context.progress))
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Six panels and a table."""
+        """Return a figure with six panels, and a table."""
         return report(results)
 
 

@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 200 points on a grid in [0, 0.5), `y = x + 0.3 sin(2 pi (x + e)) + 0.3 sin(4 pi (x + e)) + e`, `e` with standard

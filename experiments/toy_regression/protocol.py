@@ -1,4 +1,4 @@
-"""The data, a fit by every method, and what is kept of it."""
+"""The data, the fit of every method, and its results."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from experiments.experiment import Progress
 
 Pair = tuple[Tensor, Tensor]
 Predict = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
-"""Inputs ``(n, 1)`` to mean, variance of the function, and variance of the noise, each ``(n,)``."""
+"""Function from inputs ``(n, 1)`` to mean, variance of the function, and variance of the noise, each ``(n,)``."""
 
 
 MARGIN = 0.02
-"""Nats per data point."""
+"""Largest loss of NLL, in nats per data point, of the chosen number of pseudo-observations; see :func:`badam`."""
 
 
 def truth(x: Tensor) -> Tensor:
-    """The function without noise."""
+    """Return the function without noise."""
     return x + 0.3 * torch.sin(2 * math.pi * x) + 0.3 * torch.sin(4 * math.pi * x)
 
 
 def observed(x: Tensor, generator: torch.Generator) -> Tensor:
-    """With noise of standard deviation 0.02 inside the sines and outside of them."""
+    """Return targets, with noise of standard deviation 0.02 that is added both inside and outside the sines."""
     noise = 0.02 * torch.randn(x.shape, generator=generator)
     return truth(x + noise)
 
@@ -44,7 +44,7 @@ class Problem:
 
     @classmethod
     def draw(cls, seed: int) -> Problem:
-        """Everything is in [0, 0.5)."""
+        """Draw the data; all inputs are in [0, 0.5)."""
         generator = torch.Generator().manual_seed(seed)
         grid = torch.arange(200)[:, None] / 400
         inputs = [grid, *(0.5 * torch.rand(count, 1, generator=generator) for count in (200, 1000))]
@@ -52,7 +52,7 @@ class Problem:
 
 
 def panel(problem: Problem, predict: Predict, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores, and the curves on [-0.5, 1.2)."""
+    """Return scores, and the predictions on [-0.5, 1.2)."""
     x, y = problem.test
     mean, function, noise = predict(x)
     nll = nn.functional.gaussian_nll_loss(mean, y[:, 0], function + noise, full=True)
@@ -79,13 +79,13 @@ def panel(problem: Problem, predict: Predict, found: Mapping[str, Any]) -> dict[
 
 
 def network(config: Mapping[str, Any]) -> nn.Sequential:
-    """Two hidden layers of tanh, as in the authors' code, and Xavier's first weights."""
+    """Create a network with two hidden layers of tanh, as in the authors' code, and Xavier's initial weights."""
     torch.manual_seed(config["seed"])
     return unseeded(config)
 
 
 def unseeded(config: Mapping[str, Any]) -> nn.Sequential:
-    """The same with first weights from torch's generator as it is."""
+    """Create the same network with initial weights from the current state of torch's generator."""
     hidden, rate = config["hidden"], config.get("dropout", 0.0)
     layers: list[nn.Module] = []
     for inputs in (1, hidden):
@@ -99,7 +99,7 @@ def unseeded(config: Mapping[str, Any]) -> nn.Sequential:
 
 
 def minibatches(problem: Problem, config: Mapping[str, Any], progress: Progress) -> Iterator[Pair]:
-    """Each from a new permutation of the training data."""
+    """Yield minibatches, each of which is drawn from a new permutation of the training data."""
     generator = torch.Generator().manual_seed(config["seed"])
     x, y = problem.train
     for step in range(config["steps"]):
@@ -110,7 +110,7 @@ def minibatches(problem: Problem, config: Mapping[str, Any], progress: Progress)
 
 
 def gp(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """A Gaussian process with a squared exponential kernel, its hyper-parameters by marginal likelihood."""
+    """Fit a Gaussian process with a squared exponential kernel, with hyper-parameters by marginal likelihood."""
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
@@ -132,7 +132,7 @@ def gp(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple
 def _mean_squared_error(
     problem: Problem, config: Mapping[str, Any], progress: Progress
 ) -> tuple[nn.Sequential, torch.optim.Optimizer]:
-    """The paper's loss: mean squared error, and half the squared norm of the weights times ``l2``."""
+    """Train by the paper's loss: the mean squared error plus ``l2 / 2`` times the squared norm of the weights."""
     model = network(config)
     optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], weight_decay=config["l2"])
     for x, y in minibatches(problem, config, progress):
@@ -143,10 +143,10 @@ def _mean_squared_error(
 
 
 def badam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """Linearised; as few pseudo-observations as the validation data allow.
+    """Fit Badam with linearised predictions and as few pseudo-observations as the validation data allow.
 
-    Inside of the data a narrower posterior is never worse, so the largest number has the best NLL there; this is the
-    smallest whose NLL is worse by ``MARGIN`` at most.
+    In the region of the data a narrower posterior is never worse, so that the largest number of pseudo-observations has
+    the best NLL there. The smallest number whose NLL is worse by at most ``MARGIN`` is used.
     """
     model, optimizer = _mean_squared_error(problem, config, progress)
     noise = _residual_variance(problem, lambda x: model(x).detach()[:, 0])
@@ -168,7 +168,7 @@ def badam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tu
 
 
 def mc_dropout(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """Dropout after both hidden layers, at test time too."""
+    """Fit MC dropout, which is used after both hidden layers, also at test time."""
     model, _ = _mean_squared_error(problem, config, progress)
     masks = ba.MCDropout(model)
     found = _predictor(model, masks, ba.Gaussian(1.0))
@@ -177,7 +177,7 @@ def mc_dropout(problem: Problem, config: Mapping[str, Any], progress: Progress) 
 
 
 def bbb(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """Bayes by Backprop with local reparameterisation."""
+    """Fit Bayes by Backprop with local reparameterisation."""
     model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
     net = ba.variational(
         model,
@@ -197,7 +197,7 @@ def bbb(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tupl
 
 
 def vadam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """Vadam."""
+    """Fit Vadam."""
     model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
     optimizer = ba.Vadam(
         model.named_parameters(),
@@ -219,7 +219,7 @@ def vadam(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tu
 
 
 def anchored(problem: Problem, config: Mapping[str, Any], progress: Progress) -> tuple[Predict, dict[str, Any]]:
-    """An anchored ensemble with the last layer integrated."""
+    """Fit an anchored ensemble whose last layer is integrated out."""
     likelihood = ba.Gaussian(config["noise_sd"] ** -2)
     posterior = ba.anchored_ensemble(
         partial(unseeded, config),

@@ -1,4 +1,4 @@
-"""Six panels: mean, and one standard deviation as in the paper."""
+"""The page: six panels with the mean and one standard deviation, as in the paper."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ BLUE, ORANGE = "#0072B2", "#D55E00"
 
 
 def report(results: Mapping[str, Result]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     rows: list[list[Cell]] = [
         [label, *(Number(results[key].result[name], None, digits) for name, (_, digits) in COLUMNS.items())]
         for key, label in METHODS.items()
@@ -49,7 +49,7 @@ def report(results: Mapping[str, Result]) -> Report:
 
 
 def _figure(results: Mapping[str, Result]) -> Figure:
-    """Two rows, so that a panel is wide enough on a page."""
+    """Plot the panels in two rows, so that they are wide enough on a page."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 6.2), layout="constrained")

@@ -1,3 +1,3 @@
-"""One recipe for nine UCI data sets, beside the best published number of each."""
+"""One recipe for nine UCI data sets, compared with the best published number of each data set."""
 
 from experiments.uci_best.experiment import EXPERIMENT as EXPERIMENT

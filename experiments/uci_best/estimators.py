@@ -1,4 +1,4 @@
-"""The estimators: each is fitted to a training split and gives a predictive distribution in the units of the target."""
+"""The estimators, which are fitted to a training split and return predictive distributions in the target's units."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEVELS = torch.arange(0.005, 1.0, 0.01, dtype=torch.float64)
 
 
 def score(estimator: str, dataset: str, split: int, settings: Mapping[str, Any]) -> dict[str, float]:
-    """Fit a training split and score its test rows."""
+    """Fit an estimator to a training split, and return its scores on the test rows."""
     data = ba.data.load(f"uci/{dataset}", split=split)
     parts = [part.double().numpy() for part in (data.x_train, data.y_train[:, 0], data.x_test)]
     began, cpu = time.perf_counter(), time.process_time()
@@ -35,7 +35,7 @@ def score(estimator: str, dataset: str, split: int, settings: Mapping[str, Any])
 
 
 def scores(pred: Any, y: Tensor) -> dict[str, float]:
-    """Pointwise log-likelihood, RMSE, CRPS by 100 quantiles, and the share of rows in central intervals."""
+    """Return pointwise log-likelihood, RMSE, CRPS by 100 quantiles, and the shares of rows in central intervals."""
     quantiles = pred.quantile(LEVELS)
     below = y - quantiles
     pinball = torch.maximum(LEVELS[:, None] * below, (LEVELS[:, None] - 1.0) * below)
@@ -51,7 +51,7 @@ def scores(pred: Any, y: Tensor) -> dict[str, float]:
 
 
 def bayesadam(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
-    """Untouched; ``settings`` shorten tests."""
+    """Fit our estimator with its defaults; ``settings`` are only for shorter tests."""
     from bayesadam.sklearn import BayesianMLPRegressor
 
     pred: Predictive = BayesianMLPRegressor(random_state=seed, **settings).fit(x, y).predictive(new)
@@ -59,7 +59,7 @@ def bayesadam(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, 
 
 
 def deep_ensemble(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
-    """Networks that give mean and variance, a mixture taken as one Gaussian (Lakshminarayanan et al. 2017)."""
+    """Fit a deep ensemble; its mixture is approximated by one Gaussian (Lakshminarayanan et al. 2017)."""
     part = _standardised(x, y, new)
 
     def make() -> nn.Module:
@@ -87,7 +87,7 @@ def deep_ensemble(x: Array, y: Array, new: Array, seed: int, settings: Mapping[s
 
 
 def gaussian_process(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
-    """Hyper-parameters by marginal likelihood, the best of several starts."""
+    """Fit a Gaussian process by marginal likelihood, with the best of several starts."""
     from experiments.fawn_uci.gp import Process
 
     part = _standardised(x, y, new)
@@ -103,7 +103,7 @@ def gaussian_process(x: Array, y: Array, new: Array, seed: int, settings: Mappin
 
 
 def ngboost(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
-    """Natural gradient boosting of a Gaussian's mean and log deviation, with early stopping."""
+    """Fit natural gradient boosting of a Gaussian's mean and log deviation, with early stopping."""
     from ngboost import NGBRegressor
 
     (x, y), stop = _divided(x, y, settings["held_out"], seed)
@@ -113,7 +113,7 @@ def ngboost(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, An
 
 
 def catboost(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
-    """Boosting of a Gaussian's mean and variance with early stopping; of a grid, the best on the rows held out."""
+    """Fit boosting of a Gaussian's mean and variance, with early stopping and the best of a grid on held-out rows."""
     from catboost import CatBoostRegressor
 
     (x, y), stop = _divided(x, y, settings["held_out"], seed)
@@ -146,7 +146,7 @@ FITS: dict[str, Callable[..., Predictive]] = {
 
 
 def _standardised(x: Array, y: Array, new: Array) -> Part:
-    """Training rows and new inputs; the targets of the latter are not known here."""
+    """Return standardised training rows and new inputs. The targets of the new inputs are not known here."""
     return Part.of(
         (torch.from_numpy(x), torch.from_numpy(y)[:, None]), (torch.from_numpy(new), torch.zeros(len(new), 1))
     )

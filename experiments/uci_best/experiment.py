@@ -1,4 +1,4 @@
-"""Units: one per data set and estimator, its splits one after the other; a unit that was stopped keeps those done."""
+"""The units: one per data set and estimator, which fits the splits in turn. A stopped unit keeps finished splits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS = {
     "yacht": 308,
 }
 SPLITS = {"protein": 5}
-"""Published ones, where there are not 20."""
+"""Number of published splits of the data sets with fewer than 20."""
 
 ESTIMATORS: dict[str, dict[str, Any]] = {
     "bayesadam": {},
@@ -37,13 +37,13 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
         "grid": {"depth": [4, 6, 8], "learning_rate": [0.03, 0.1]},
     },
 }
-"""``bayesadam`` is ``BayesianMLPRegressor()`` untouched: whatever it chooses, it chooses inside of a training split."""
+"""Settings of the estimators. ``bayesadam`` is ``BayesianMLPRegressor()``, which chooses on training splits only."""
 
 GP_ROWS = 2_000
 
 
 class UCIBest(Experiment):
-    """The headline table. Arguments shorten it for tests."""
+    """The table of the overall comparison. The arguments shorten the experiment for tests."""
 
     name = "uci-best"
     title = "One recipe for nine UCI data sets, beside the best published numbers"
@@ -58,7 +58,7 @@ class UCIBest(Experiment):
         self._datasets, self._splits, self._own = tuple(datasets), splits, dict(own or {})
 
     def units(self) -> list[Unit]:
-        """Ours first."""
+        """Return one unit per data set and estimator; those of our estimator come first."""
         found = []
         for estimator, settings in ESTIMATORS.items():
             for dataset in self._datasets:
@@ -75,7 +75,7 @@ class UCIBest(Experiment):
         return found
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Fit and score every split."""
+        """Fit every split, and return the scores."""
         from experiments.uci_best.estimators import score
 
         config, path = unit.config, context.folder / "splits.json"
@@ -87,7 +87,7 @@ class UCIBest(Experiment):
         return {"splits": done}
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Ours beside the best published number and the other estimators."""
+        """Return our numbers beside the best published ones and those of the other estimators."""
         return report(results, self._datasets)
 
 

@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 *Ours* is `BayesianMLPRegressor()` with its defaults on all nine data sets, trained on each published training split (20

@@ -1,4 +1,4 @@
-"""Ours beside the best published number of each data set, and paired with the other estimators."""
+"""The page: our numbers beside the best published one of each data set, and paired with the other estimators."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PEERS = {
 }
 COLOURS = dict(zip(PEERS, ("#0072B2", "#555555", "#009E73", "#E69F00", "#D55E00"), strict=True))
 METRICS = {"log_likelihood": ("test_loglik", 1.0), "rmse": ("test_RMSE", -1.0)}
-"""Of the published numbers, and the sign that makes more of it better."""
+"""Names of the metrics in the published numbers, and the signs with which larger values are better."""
 
 Results = Mapping[str, Result]
 Numbers = Mapping[tuple[str, str, str], Published]
 
 
 def report(results: Results, datasets: Sequence[str]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     tables = [_headline(results, datasets, numbers), _calibration(results, datasets)]
     tables += [
@@ -45,9 +45,9 @@ def report(results: Results, datasets: Sequence[str]) -> Report:
 
 
 def best_published(numbers: Numbers, dataset: str, metric: str) -> tuple[str, Number] | None:
-    """The best of the comparable cells: whose it is, and the number.
+    """Return the method with the best comparable published number, and this number.
 
-    Left out are joint log-likelihoods, which the CSV names so, and an RMSE that its source has rounded to 0.
+    Joint log-likelihoods, which the CSV marks as such, and an RMSE that its source rounds to 0 are left out.
     """
     name, sign = METRICS[metric]
     cells = [
@@ -59,7 +59,7 @@ def best_published(numbers: Numbers, dataset: str, metric: str) -> tuple[str, Nu
 
 
 def better_by(ours: Number, theirs: Number, sign: float) -> float:
-    """How much better ours is, in standard errors of the difference of two independent means."""
+    """Return by how much ours is better, in standard errors of the difference of two independent means."""
     assert ours.mean is not None
     assert theirs.mean is not None
     error = ((ours.error or 0.0) ** 2 + (theirs.error or 0.0) ** 2) ** 0.5
@@ -114,7 +114,7 @@ def _calibration(results: Results, datasets: Sequence[str]) -> Table:
 
 
 def _differences(results: Results, peer: str, dataset: str, metric: str, sign: float) -> Number | None:
-    """How much better ours is, split by split; relative to our mean for what has units."""
+    """Return by how much ours is better, paired by split. Metrics with units are relative to our mean."""
     ours, theirs = (_values(results, estimator, dataset, metric) for estimator in (OURS, peer))
     if not ours or len(ours) != len(theirs):
         return None
@@ -142,7 +142,7 @@ def _seconds(results: Results, datasets: Sequence[str]) -> Table:
 
 
 def _figure(results: Results, datasets: Sequence[str]) -> Figure:
-    """Paired differences of the log-likelihood with two standard errors."""
+    """Plot paired differences of the log-likelihood, with two standard errors."""
     from matplotlib.figure import Figure
 
     names = _finished(results, datasets)

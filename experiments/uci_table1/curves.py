@@ -1,4 +1,4 @@
-"""Fig. 4: test RMSE by epoch; bands are one standard error, circles are the paper's curves, digitised."""
+"""Fig. 4: test RMSE by epoch. Bands are one standard error, and circles the digitised curves of the paper."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ LINES = {
     "ivon": ("IVON", "tab:purple"),
     "ropd": ("FAWN-ROPD", "tab:brown"),
 }
-"""Names and colours; the first three are in the paper's figure."""
+"""Names and colours of the methods. The first three are in the figure of the paper."""
 
 Numbers = Mapping[tuple[str, str, str], Published]
 
 
 def curves(results: Mapping[str, Result], datasets: Sequence[str], numbers: Numbers) -> Figure:
-    """A panel per data set."""
+    """Plot one panel per data set."""
     from matplotlib.figure import Figure
 
     columns = min(4, len(datasets))

@@ -1,7 +1,7 @@
-"""MC dropout as Gal's code of 2018 has it: a grid of dropout rates and noise precisions, chosen on a fifth of the rows.
+"""MC dropout as in Gal's code of 2018: dropout rate and noise precision are chosen from a grid on a fifth of the rows.
 
-Grid and validation part are those of his repository: the last fifth of every training split is held out, the pair with
-the best pointwise log-likelihood is taken, and a new network is trained on the whole split.
+The grid and the validation part are those of his repository: the last fifth of every training split is held out, the
+pair with the best pointwise log-likelihood is taken, and a new network is trained on the whole split.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ NOISE_PRECISIONS: dict[str, tuple[float, float, float]] = {
     "wine": (2.5, 3.0, 3.5),
     "yacht": (0.25, 0.5, 0.75),
 }
-"""In original units."""
+"""Candidates for the noise precision by data set, in original units."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Dropout rate and noise precision, in original units."""
+    """A dropout rate, and a noise precision in original units."""
 
     rate: float
     noise_precision: float
 
 
 def network(inputs: int, hidden: int, rate: float) -> nn.Sequential:
-    """Dropout on inputs and hidden units; weights start as Keras has them: uniform by Glorot and Bengio, biases 0."""
+    """Create a network with dropout on inputs and hidden units, and Keras's initial weights (Glorot's, biases 0)."""
     model = nn.Sequential(
         nn.Dropout(rate), nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(rate), nn.Linear(hidden, 1)
     )
@@ -62,15 +62,15 @@ def fit(
     folder: Path,
     progress: Callable[[float], None],
 ) -> list[nn.Module]:
-    """Train one network per part and candidate, those of one dropout rate side by side.
+    """Train one network per part and candidate. Networks with the same dropout rate are trained together.
 
     Args:
-        parts: Of equal sizes.
-        candidates: One per part.
-        seeds: Of the first weights, one per part.
+        parts: Training parts of equal sizes.
+        candidates: One candidate per part.
+        seeds: Seeds of the initial weights, one per part.
         config: hidden, length_scale, epochs, batch_size, lr, seed.
-        folder: For checkpoints: a run that was killed goes on there, to the same bits.
-        progress: Told the share that is done.
+        folder: Folder for checkpoints. A killed run is resumed from there, with bitwise the same result.
+        progress: Function that is called with the completed share of the work.
     """
     trained: dict[int, nn.Module] = {}
     for rate in RATES:
@@ -94,7 +94,7 @@ def fit(
 def scores(
     models: Sequence[nn.Module], parts: Sequence[Part], candidates: Sequence[Candidate], samples: int, seed: int
 ) -> list[dict[str, float]]:
-    """Test scores of every network."""
+    """Return the test scores of every network."""
     found = []
     for model, part, own in zip(models, parts, candidates, strict=True):
         likelihood = ba.Gaussian(own.noise_precision * float(part.scaler.std) ** 2)
@@ -104,7 +104,7 @@ def scores(
 
 
 def held_out(name: str, count: int, share: float) -> list[Part]:
-    """Of the training part of every split, the last rows for validation; rows are in the files' random order."""
+    """Divide every split's training part; the last rows, in the random order of the files, are for validation."""
     found = []
     for split in range(count):
         data = ba.data.load(f"uci/{name}", split=split)
@@ -115,7 +115,7 @@ def held_out(name: str, count: int, share: float) -> list[Part]:
 
 
 def run(config: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Choose for every split, train anew and test."""
+    """Choose a candidate for every split, train again on the whole training split, and return test scores."""
     parts = splits(config["dataset"], config["splits"])
     validation = held_out(config["dataset"], config["splits"], config["validation_share"])
     grid = [Candidate(rate, noise) for rate in config["rates"] for noise in config["noise_precisions"]]
@@ -145,5 +145,5 @@ def run(config: Mapping[str, Any], context: Context) -> dict[str, Any]:
 
 
 def _seeds(config: Mapping[str, Any], each: int, offset: int) -> list[int]:
-    """The same weights and order for all candidates of a split."""
+    """Return seeds, which give all candidates of a split the same initial weights and order."""
     return [1000 * split + offset for split in range(config["splits"]) for _ in range(each)]

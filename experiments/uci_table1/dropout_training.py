@@ -1,4 +1,4 @@
-"""Networks of one dropout rate, trained side by side by Adam: their weights are stacked along a new first axis."""
+"""Training of networks with one dropout rate together by Adam: their weights are stacked along a new first axis."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from experiments.files import replacing
 
 SECONDS = 20.0
-"""Between two checkpoints, at least."""
+"""Minimum time in seconds between two checkpoints."""
 _LEVELS = 2**16
-"""Of a random number that drops a unit: dropout rates are rounded to multiples of one over this."""
+"""Number of values of a random number that drops a unit. Dropout rates are rounded to multiples of its inverse."""
 
 
 def train(
@@ -26,16 +26,17 @@ def train(
     checkpoint: Path,
     progress: Callable[[float], None],
 ) -> None:
-    """Minimise the mean squared error, with ``decay`` times the squares of the weights (biases are left out).
+    """Minimise the mean squared error plus ``decay`` times the sum of the squared weights, without the biases.
 
     Args:
-        models: Dropout, linear, ReLU, dropout, linear, all of one rate; they get the trained weights.
+        models: Networks of dropout, linear, ReLU, dropout and linear layers, all with the same rate. They receive the
+            trained weights.
         data: Inputs ``(n, d)`` and targets ``(n, 1)`` of every network, of equal sizes.
-        decay: One per network.
-        config: epochs, batch_size, lr, and the seed of order and dropout. Minibatches of an epoch are the same rows for
-            all networks; the last one is smaller.
-        checkpoint: File of a run that goes on where it was; removed by nobody here.
-        progress: Told the share that is done, after every epoch.
+        decay: Strength of the weight decay, one per network.
+        config: epochs, batch_size, lr, and the seed of order and dropout. All networks have minibatches of the same
+            rows; the last minibatch of an epoch is smaller.
+        checkpoint: File for checkpoints, from which a stopped training is resumed. This function does not delete it.
+        progress: Function that is called after every epoch with the completed share of the training.
     """
     rate = next(layer.p for layer in models[0].modules() if isinstance(layer, nn.Dropout))
     x, y = (torch.stack([pair[i] for pair in data]) for i in (0, 1))
@@ -70,7 +71,7 @@ def train(
 
 
 def forward(weights: Sequence[Tensor], x: Tensor, rate: float, generator: torch.Generator) -> Tensor:
-    """Outputs ``(P, M, 1)`` of all networks, each data point with its own units dropped."""
+    """Return outputs ``(P, M, 1)`` of all networks. The dropped units of a data point are its own."""
     first, first_bias, last, last_bias = weights
     hidden = torch.baddbmm(first_bias.unsqueeze(1), x * mask(x.shape, rate, generator), first.transpose(1, 2)).relu()
     hidden = hidden * mask(hidden.shape, rate, generator)
@@ -78,9 +79,10 @@ def forward(weights: Sequence[Tensor], x: Tensor, rate: float, generator: torch.
 
 
 def mask(shape: torch.Size, rate: float, generator: torch.Generator) -> Tensor:
-    """0 with a probability of ``rate``, else ``1 / (1 - rate)``.
+    """Return a mask, whose elements are 0 with probability ``rate`` and otherwise ``1 / (1 - rate)``.
 
-    Sixteen random bits per element, a few times as fast as ``bernoulli_``, which would be most of the training.
+    It uses sixteen random bits per element, which is a few times as fast as ``bernoulli_``, whose time would dominate
+    the training.
     """
     words = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     dropped = round(rate * _LEVELS)
@@ -103,7 +105,7 @@ def _save(
 
 
 def _load(path: Path, weights: Sequence[Tensor], optimizer: torch.optim.Adam, generator: torch.Generator) -> int:
-    """Put everything back; the number of epochs that are done."""
+    """Restore a checkpoint, and return the number of completed epochs."""
     if not path.is_file():
         return 0
     state = torch.load(path, weights_only=True)

@@ -1,7 +1,7 @@
-"""Units: one per data set and method. Precisions are tuned by Bayesian optimisation; Vprop takes Vadam's, as published.
+"""The units: one per data set and method. Bayesian optimisation tunes the precisions, and Vprop uses those of Vadam.
 
-Tuned is the mean validation log-likelihood, pointwise; for Vadam on some sets, once more, the joint one. MC dropout has
-a grid and a validation part of its own.
+The score is the mean pointwise log-likelihood of validation data. On some data sets Vadam is also tuned on the joint
+log-likelihood. That Vprop uses Vadam's precisions is as published. MC dropout has its own grid and validation part.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ DATASETS: dict[str, tuple[dict[str, int], dict[str, list[float]], float]] = {
     "wine": (LARGE, WIDE, 1.0),
     "yacht": (SMALL, WIDE, 0.7),
 }
-"""Settings, search space, and relative cost."""
+"""Settings, search space and relative cost of each data set."""
 
 TUNED_ON_JOINT = ("concrete", "energy", "kin8nm", "wine")
-"""Also tuned on the joint log-likelihood, as in the paper: sets where tuning on the pointwise one costs joint."""
+"""Data sets for which Vadam is also tuned on the joint log-likelihood, as in the paper, because tuning on the pointwise
+log-likelihood reduces the joint one.
+"""
 
 PROTOCOL = {
     "splits": 20,
@@ -54,17 +56,17 @@ PROTOCOL = {
 }
 
 BBVI = {"method": "bbb", "initial_precision": 10.0}
-"""Standard deviations start at 1/sqrt(10), and there are twice Vadam's samples."""
+"""Settings of BBVI. Standard deviations start at 1/sqrt(10), and there are twice as many samples as for Vadam."""
 
 OURS: dict[str, dict[str, Any]] = {
     "vogn": {"method": "vogn", "lr": 0.1, "initial_hessian": 1.0},
     "ivon": {"method": "ivon", "lr": 0.1, "betas": [0.9, 0.9999], "initial_hessian": 10.0},
     "ropd": {"method": "fawn-ropd", "mc_samples": 0, "initial_std": 0.05},
 }
-"""Methods without a published column. Settings are the same for all sets: chosen on folds of yacht and energy."""
+"""Methods without a published column. Their settings were chosen on folds of yacht and energy, for all data sets."""
 
 FEWER_ROUNDS = 10
-"""Of these methods."""
+"""Number of rounds of tuning for the methods in ``OURS``."""
 
 
 DROPOUT = {
@@ -78,14 +80,14 @@ DROPOUT = {
     "validation_samples": 500,
     "evaluation_samples": 10_000,
 }
-"""Gal's code of 2018 but for the number of epochs, which is a tenth of his, and of samples for validation (10,000)."""
+"""Settings of Gal's code of 2018, except for a tenth of its epochs, and 500 instead of 10,000 validation samples."""
 
 LONG = {"epochs": 4_000}
-"""Those of his stored results; these units run only if ``--only`` names them."""
+"""The number of epochs of his stored results. These units run only if ``--only`` names them."""
 
 
 class UCI(Experiment):
-    """All of it. Arguments shorten the protocol for tests; ``grid`` that of MC dropout."""
+    """The whole experiment. The arguments shorten the protocol for tests; ``grid`` changes that of MC dropout."""
 
     name = "uci-table1"
     title = "Regression on eight UCI data sets"
@@ -99,7 +101,7 @@ class UCI(Experiment):
         self._protocol = {**PROTOCOL, **protocol}
 
     def units(self) -> list[Unit]:
-        """See the module."""
+        """Return one unit per data set and method."""
         found = []
         for dataset in self._datasets:
             settings, space, cost = DATASETS[dataset]
@@ -121,7 +123,7 @@ class UCI(Experiment):
         return found
 
     def run(self, unit: Unit, context: Context) -> Mapping[str, Any]:
-        """Tune if that is asked for, then train on every training split and test."""
+        """Tune the precisions, or take those of another unit; then train on all training splits, and return scores."""
         config = dict(unit.config)
         if config["method"] == "mc-dropout":
             return dropout.run(config, context)
@@ -134,12 +136,12 @@ class UCI(Experiment):
         return _final(config, best, cv)
 
     def report(self, results: Mapping[str, Result]) -> Report:
-        """Our numbers beside the paper's, and the learning curves."""
+        """Return our numbers beside the paper's, and the learning curves."""
         return report(results, self._datasets)
 
 
 def _seeds(split: int, fold: int) -> int:
-    """Of weights, noise and order: the same in every round, so that candidates differ by their precisions only."""
+    """Return the seed of weights, noise and order. As all rounds share it, candidates differ only in precisions."""
     return 1000 * split + fold
 
 
@@ -161,7 +163,7 @@ def _scores(nets: population.Population, parts: Sequence[Part], config: dict[str
 
 
 def _tune(config: dict[str, Any], context: Context) -> tuple[list[Precisions], list[float | None]]:
-    """Best precisions of every split by the mean validation score of its folds, and that score."""
+    """Return the best precisions of every split by the mean validation score of its folds, and this score."""
     from optuna.distributions import FloatDistribution
 
     from bayesadam.tuning import tune
@@ -197,7 +199,7 @@ def _tune(config: dict[str, Any], context: Context) -> tuple[list[Precisions], l
 
 
 def _final(config: dict[str, Any], best: list[Precisions], cv: list[float | None]) -> dict[str, Any]:
-    """Train on the whole training splits; test scores after every epoch."""
+    """Train on the whole training splits, and return test scores after every epoch."""
     parts = splits(config["dataset"], config["splits"])
     curves: dict[str, list[list[float]]] = {}
 
@@ -226,7 +228,7 @@ def _final(config: dict[str, Any], best: list[Precisions], cv: list[float | None
 
 
 def _standard_error(values: Sequence[float]) -> float:
-    """Population standard deviation over the root of the number, as the authors' code has it."""
+    """Return the population standard deviation divided by the root of the number, as in the authors' code."""
     mean = sum(values) / len(values)
     return math.sqrt(sum((value - mean) ** 2 for value in values)) / len(values)
 

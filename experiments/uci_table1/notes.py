@@ -1,4 +1,4 @@
-"""What to make of the numbers."""
+"""Notes for the page: the interpretation of the numbers."""
 
 NOTES = """\
 Test scores after 40 epochs, mean and standard error over the 20 published splits (population standard deviation over

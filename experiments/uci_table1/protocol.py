@@ -28,7 +28,7 @@ class Part:
         train: Standardised inputs ``(n, d)`` and targets ``(n, 1)``.
         x: Standardised held-out inputs.
         y: Held-out targets in original units, ``(m, 1)``.
-        scaler: Of the targets.
+        scaler: Standardisation of the targets.
     """
 
     train: Pair
@@ -46,14 +46,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Precisions:
-    """What is tuned: natural logarithms of the noise precision, in standardised units, and of the prior precision."""
+    """Tuned parameters: natural logarithms of the noise precision, in standardised units, and prior precision."""
 
     log_noise: float
     log_prior: float
 
 
 def splits(name: str, count: int) -> list[Part]:
-    """The published splits."""
+    """Load the published splits."""
     found = []
     for split in range(count):
         data = ba.data.load(f"uci/{name}", split=split)
@@ -62,7 +62,7 @@ def splits(name: str, count: int) -> list[Part]:
 
 
 def folds(name: str, count: int, parts: int, seed: int) -> list[list[Part]]:
-    """Of the training part of every split, ``parts`` divisions into training and validation."""
+    """Divide the training part of every split into training and validation rows in ``parts`` ways."""
     found = []
     for split in range(count):
         data = ba.data.load(f"uci/{name}", split=split)
@@ -82,12 +82,13 @@ def fit(
     """Train one network per part and candidate.
 
     Args:
-        parts: Their training parts are used.
-        candidates: One per part.
-        seeds: Of weights, noise and order, one per part.
-        config: hidden, method, epochs, batch_size, lr, betas, mc_samples. The posterior starts at the prior; or with
-            ``initial_precision``; or with that of the prior and ``initial_hessian`` of every data point.
-        on_epoch: See :func:`bayesadam.population.train`.
+        parts: Parts, of which the training rows are used.
+        candidates: One candidate per part.
+        seeds: Seeds of weights, noise and order, one per part.
+        config: hidden, method, epochs, batch_size, lr, betas, mc_samples. The precision of the posterior starts at that
+            of the prior, or at ``initial_precision``, or at that of the prior plus ``initial_hessian`` for every data
+            point.
+        on_epoch: Function that is called after every epoch, as in :func:`bayesadam.population.train`.
     """
     prior = [math.exp(candidate.log_prior) for candidate in candidates]
     hessian, start = config.get("initial_hessian", 0.0), config.get("initial_precision")
@@ -114,20 +115,21 @@ def fit(
 
 
 def network(part: Part, hidden: int) -> nn.Sequential:
-    """One hidden layer of ReLU; weights and biases are uniform in +-1/sqrt(fan_in)."""
+    """Create a network with one hidden layer of ReLU. Weights and biases are uniform in +-1/sqrt(fan_in)."""
     return nn.Sequential(nn.Linear(part.x.shape[1], hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
 def scores(nets: population.Population, parts: Sequence[Part], samples: int, seed: int) -> dict[str, list[float]]:
-    """Test scores of every member: see :func:`score`."""
+    """Return the test scores of every member; see :func:`score`."""
     predictions = nets.predict([part.x for part in parts], mc_samples=samples, seed=seed)
     return together([score(prediction, part) for prediction, part in zip(predictions, parts, strict=True)])
 
 
 def score(prediction: Predictive, part: Part) -> dict[str, float]:
-    """In original units: RMSE of the mean, and mean log-likelihood, pointwise and joint.
+    """Return the RMSE of the mean, and the mean log-likelihood, pointwise and joint, in original units.
 
-    The joint one is left out for a predictive distribution that does not say how data points depend on each other.
+    The joint log-likelihood is left out if the predictive distribution does not describe the dependence between data
+    points.
     """
     assert isinstance(prediction, ba.predictive.RegressionPredictive)
     scaled = prediction.rescale(part.scaler.mean, part.scaler.std)
@@ -141,5 +143,5 @@ def score(prediction: Predictive, part: Part) -> dict[str, float]:
 
 
 def together(found: Sequence[dict[str, float]]) -> dict[str, list[float]]:
-    """Lists by metric, from metrics of every member."""
+    """Return lists by metric, from the metrics of every member."""
     return {metric: [own[metric] for own in found] for metric in found[0]}

@@ -1,4 +1,4 @@
-"""Table 1 and Fig. 4, ours beside the paper's."""
+"""The page: our Table 1 and Fig. 4 beside those of the paper."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from experiments.uci_table1.curves import curves
 from experiments.uci_table1.notes import NOTES
 
 PAPER = {"vadam": "Vadam", "vprop": "Vprop", "bbvi": "BBVI"}
-"""Methods of the paper, as its numbers call them."""
+"""Names of the paper's methods in its table of numbers."""
 METHODS = {**PAPER, "vogn": "VOGN", "ivon": "IVON", "ropd": "FAWN-ROPD", "dropout": "MC dropout"}
 RERUN = "MC-Dropout, 4,000 epochs"
 
@@ -22,7 +22,7 @@ Numbers = Mapping[tuple[str, str, str], Published]
 
 
 def report(results: Results, datasets: Sequence[str]) -> Report:
-    """From the finished units."""
+    """Return the report from the results of the finished units."""
     numbers = published(Path(__file__).with_name("paper.csv"))
     tables = [_rmse(results, datasets, numbers, "vadam"), _log_likelihood(results, datasets, numbers, "vadam")]
     tables += [_log_likelihood(results, datasets, numbers, "vadam-joint"), _rmse(results, datasets, numbers, "vprop")]
@@ -40,13 +40,13 @@ def report(results: Results, datasets: Sequence[str]) -> Report:
 
 
 def values(result: Result, metric: str, decimals: int | None = None) -> Number | None:
-    """Mean over the splits; ``None`` where the method has no such score."""
+    """Return the mean over the splits, or ``None`` if the method has no such score."""
     found = [split[metric] for split in result.result["splits"] if split.get(metric) is not None]
     return Number.of(found, ddof=0, decimals=decimals) if found else None
 
 
 def _rmse(results: Results, datasets: Sequence[str], numbers: Numbers, method: str) -> Table:
-    """Beside Table 1, which has two decimals and no Vprop, and the last points of Fig. 4."""
+    """Tabulate the RMSE beside Table 1, which has two decimals and no Vprop, and beside the last points of Fig. 4."""
     rows: list[list[Cell]] = []
     for dataset in datasets:
         if (result := results.get(f"{method}-{dataset}")) is None:
@@ -79,7 +79,7 @@ def _log_likelihood(results: Results, datasets: Sequence[str], numbers: Numbers,
 
 
 def _dropout(results: Results, datasets: Sequence[str], numbers: Numbers, key: str, epochs: int) -> Table:
-    """Beside Gal's run of the same grid and Table 1 of the paper; both are pointwise."""
+    """Tabulate MC dropout beside Gal's run of the same grid and Table 1 of the paper, which are both pointwise."""
     rows: list[list[Cell]] = []
     for dataset in datasets:
         if (result := results.get(f"{key}-{dataset}")) is None:
@@ -107,7 +107,7 @@ def _all(results: Results, datasets: Sequence[str], metric: str, title: str) -> 
 
 
 def _speed(results: Results, datasets: Sequence[str]) -> Table:
-    """Networks that were trained and scored in a second of processor time."""
+    """Tabulate the number of networks that are trained and scored per second of processor time."""
     rows: list[list[Cell]] = []
     for dataset in datasets:
         row: list[Cell] = []
@@ -121,7 +121,7 @@ def _speed(results: Results, datasets: Sequence[str]) -> Table:
 
 
 def fits(result: Result) -> int:
-    """How many networks a unit has trained."""
+    """Return the number of networks that a unit has trained."""
     config, tuned = result.config, not result.needs
     if config["method"] == "mc-dropout":
         return int(config["splits"] * (1 + len(config["rates"]) * len(config["noise_precisions"])))
@@ -129,12 +129,12 @@ def fits(result: Result) -> int:
 
 
 def _printed(number: Published) -> Number:
-    """As Table 1 prints it."""
+    """Format a number as in Table 1."""
     return Number(number.value.mean, number.value.error, 2)
 
 
 def _difference(ours: Number | None, theirs: Number, sign: int) -> Number:
-    """How much better we are, in combined standard errors."""
+    """Return by how much our number is better, in combined standard errors."""
     assert ours is not None
     assert ours.mean is not None
     assert theirs.mean is not None

@@ -1,4 +1,4 @@
-"""FAWN-ROPD under the same protocol: moments are propagated, and the density of the targets is maximised."""
+"""FAWN-ROPD under the same protocol: it propagates moments and maximises the density of the targets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from experiments.uci_table1.protocol import OnEpoch, Part, Precisions, network, 
 
 
 class Density(population.Objective):
-    """``-log N(y | mean, variance + 1 / noise precision)`` and the divergence from ``N(0, 1 / prior precision)``.
+    """The loss ``-log N(y | mean, variance + 1 / noise precision)`` and the divergence from
+    ``N(0, 1 / prior precision)``.
 
     Args:
         noise: Noise precision in standardised units.
@@ -32,12 +33,12 @@ class Density(population.Objective):
         self.register_buffer("num_data", torch.tensor(float(num_data), dtype=torch.float64))
 
     def losses(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Negative log-density of every target (Bayer et al. 2015, section 3.4)."""
+        """Return the negative log-density of every target (Bayer et al. 2015, section 3.4)."""
         output = model(x)
         return -self.likelihood.log_expected_density(output.mean, output.spread(), y, None)
 
     def penalty(self, model: nn.Module) -> Tensor:
-        """The divergence in closed form, per data point."""
+        """Return the divergence in closed form, per data point."""
         assert isinstance(model, ba.moments.MomentModule)
         total = torch.zeros((), dtype=torch.float64)
         for weight in model.weights.moments().values():
@@ -54,7 +55,7 @@ def fit(
     config: dict[str, Any],
     on_epoch: OnEpoch | None = None,
 ) -> population.Population:
-    """Train one network per part and candidate by Adam: see :func:`experiments.uci_table1.protocol.fit`."""
+    """Train one network per part and candidate by Adam, as in :func:`experiments.uci_table1.protocol.fit`."""
 
     def make() -> nn.Module:
         return ba.fawn(network(parts[0], config["hidden"]), prior=1.0, initial_std=config["initial_std"])
@@ -80,7 +81,7 @@ def fit(
 
 @torch.no_grad()
 def scores(nets: population.Population, parts: Sequence[Part]) -> dict[str, list[float]]:
-    """Test scores of every member, by propagated moments."""
+    """Return the test scores of every member, by propagated moments."""
     found = []
     model = network(parts[0], nets.mean["weights.model.0.weight"].shape[1])
     for member, (objective, part) in enumerate(zip(nets.objectives, parts, strict=True)):

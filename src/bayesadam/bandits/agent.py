@@ -34,8 +34,8 @@ class Agent:
         num_features: Length of a context. Contexts should be scaled to features of about -3 to 3.
         actions: Number of actions, or their labels, which are numbers or text.
         policy: ``"thompson"``; ``"greedy"``, which chooses the best action at the posterior mean; ``"epsilon-greedy"``,
-            which does the same except for a random action with probability ``epsilon``; or ``"uniform"``, which chooses
-            random actions and does not train.
+            which chooses a random action with probability ``epsilon`` and otherwise the best action at the posterior
+            mean; or ``"uniform"``, which chooses random actions and does not train.
         epsilon: Probability of a random action for ``"epsilon-greedy"``, in [0, 1].
         warm_up: Number of times that every action is first chosen, in turn.
         seed: Seed of all random numbers. The same calls with the same seed give the same actions.
@@ -102,7 +102,7 @@ class Agent:
         return self._agents.belief
 
     def scores(self, contexts: Any, *, seed: int | None = None, per_row: bool = False) -> Tensor:
-        """Expected rewards of all actions under one sample of the posterior, or at its mean.
+        """Return the expected rewards of all actions under one sample of the posterior, or at its mean.
 
         Args:
             contexts: Contexts ``(n, d)``, or one context ``(d,)``; an array, a tensor or lists.
@@ -212,7 +212,7 @@ class Agent:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, belief: Belief | None = None) -> Agent:
-        """Load an agent from the file that :meth:`save` wrote; it continues as the saved one would have.
+        """Load an agent from the file that :meth:`save` wrote. It continues as the saved agent would have continued.
 
         Args:
             path: Path of the file.
@@ -237,7 +237,7 @@ class Agent:
         return agent
 
     def _rows(self, contexts: Any) -> tuple[Tensor, bool]:
-        """Contexts as ``(n, d)`` in float32, and whether it was a single context."""
+        """Return the contexts as ``(n, d)`` in float32, and whether a single context was given."""
         try:
             rows = _floats(contexts).float()
         except (TypeError, ValueError, RuntimeError):
@@ -262,19 +262,19 @@ class Agent:
 
 
 def _label(value: Any) -> Any:
-    """The label as a Python value, without NumPy's and PyTorch's types."""
+    """Return the label as a Python value instead of a NumPy or PyTorch scalar."""
     return value.item() if isinstance(value, np.generic | Tensor) else value
 
 
 def _listed(actions: Any) -> list[Any]:
-    """A list of labels; a single label becomes a list of one."""
+    """Return a list of labels; a single label becomes a list of one."""
     if isinstance(actions, np.ndarray | Tensor):
         return list(actions.reshape(-1).tolist())
     return list(actions) if isinstance(actions, Sequence) and not isinstance(actions, str) else [actions]
 
 
 def _floats(value: Any) -> Tensor:
-    """Numbers of any type in float64, as a copy or a detached tensor."""
+    """Return numbers of any type in float64, as a copy or a detached tensor."""
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         value = torch.stack([torch.as_tensor(item) for item in value])
     if isinstance(value, Tensor):

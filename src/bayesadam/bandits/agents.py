@@ -1,4 +1,4 @@
-"""``P`` agents in lock step: the loop of a bandit for one agent and for many seeds."""
+"""``P`` agents in lock step: the loop of a bandit, for one agent or for several agents with different seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STREAM = 1
 
 
 class Agents:
-    """Agents that differ in their seeds only, each with its own history, trained at once.
+    """Agents that differ only in their seeds. Each has its own history, and all are trained together.
 
     Rounds are those of :class:`Agent`. All arguments and results have a leading axis for the ``P`` agents, which make
     the same number of rounds and of observations. Agent ``p`` does what a single agent with the same seed would do, up
@@ -71,7 +71,7 @@ class Agents:
         self._observed = np.zeros_like(self._pulls)
 
     def scores(self, contexts: Tensor, *, number: int | None = None, seeds: Sequence[int] | None = None) -> Tensor:
-        """Expected rewards ``(P, n, A)`` of contexts ``(P, n, d)`` at one posterior sample, or at the mean."""
+        """Return expected rewards ``(P, n, A)`` in contexts ``(P, n, d)`` at a posterior sample or the mean."""
         return self.learner.scores(contexts, number, seeds)
 
     def act(self, contexts: Tensor, *, count: int = 1, per_row: bool = False) -> NDArray[np.int64]:
@@ -94,7 +94,7 @@ class Agents:
         agents = np.arange(len(pulls))[:, None]
         decided = None
         for row in range(contexts.shape[1]):
-            # Actions that are still warmed up come first, those tried least often before the others.
+            # Actions in their warm-up come first, and among them the actions that were tried least often.
             waiting = pulls < self.warm_up
             first = np.where(waiting, pulls, self.warm_up)
             if (waiting.sum(axis=1) >= count).all():
@@ -113,7 +113,7 @@ class Agents:
         return is_whole(value) and value <= self.num_actions
 
     def _decided(self, contexts: Tensor, number: int) -> NDArray[np.int64]:
-        """All actions in the order in which the policy prefers them, ``(P, n, A)``."""
+        """Return all actions in the order in which the policy prefers them, ``(P, n, A)``."""
         if self.policy == "thompson":
             return _ordered(self.learner.scores(contexts, number))
         generators = [
@@ -130,7 +130,7 @@ class Agents:
         return np.where(explored, random, greedy)
 
     def observe(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Learn from rewards, and train as often as is due.
+        """Learn from rewards, and train after every ``train_every`` observations.
 
         Args:
             contexts: Contexts, ``(P, n, d)``.
@@ -139,7 +139,7 @@ class Agents:
         """
         every = self.train_every
         first, count = 0, actions.shape[1]
-        while first < count:  # as many as until the next training
+        while first < count:  # take the observations up to the next training
             size = self.replay.size
             part = slice(first, count if every is None else min(count, first + every - size % every))
             self.replay.add(contexts[:, part], actions[:, part], rewards[:, part])
@@ -167,22 +167,22 @@ class Agents:
         )
 
     def settings(self) -> dict[str, Any]:
-        """The arguments of the class except the belief, as JSON values."""
+        """Return the arguments of the class except the belief, as JSON values."""
         names = ("num_features", "num_actions", "seeds", "policy", "epsilon", "warm_up")
         return {name: getattr(self, name) for name in names}
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state, to be saved with :meth:`facts`."""
+        """Return the tensors of the state, to be saved with :meth:`facts`."""
         found = {"pulls": torch.from_numpy(self._pulls), "observed": torch.from_numpy(self._observed)}
         found |= {f"replay/{name}": value for name, value in self.replay.tensors().items()}
         return found | {f"learner/{name}": value for name, value in self.learner.tensors().items()}
 
     def facts(self) -> dict[str, Any]:
-        """The other values of the state, as JSON values."""
+        """Return the other values of the state, as JSON values."""
         return {"rounds": self.rounds, "learner": self.learner.facts()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore the results of :meth:`tensors` and :meth:`facts`; the agents continue as they would have."""
+        """Restore the results of :meth:`tensors` and :meth:`facts`; the agents then continue like the saved ones."""
         parts: dict[str, dict[str, Tensor]] = {"replay": {}, "learner": {}}
         for name, value in tensors.items():
             part, _, rest = name.partition("/")
@@ -195,5 +195,5 @@ class Agents:
 
 
 def _ordered(scores: Tensor) -> NDArray[np.int64]:
-    """Numbers of the actions, the best first."""
+    """Return the numbers of the actions, the best first."""
     return np.asarray(scores.argsort(dim=2, descending=True, stable=True).numpy())

@@ -1,4 +1,4 @@
-"""The base classes of models of rewards: a belief with the settings, and a learner with what agents have learned."""
+"""The base classes of models of rewards: a belief has the settings, and a learner the knowledge of the agents."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Belief(abc.ABC):
 
     @abc.abstractmethod
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> Learner:
-        """Make the learner of agents with these seeds, before any observation."""
+        """Create the learner of agents with these seeds, before any observation."""
 
     def settings(self) -> dict[str, Any] | None:
-        """All fields as JSON values, or ``None`` if a field is an object without a JSON form (a network, a
+        """Return all fields as JSON values, or ``None`` if a field is an object without a JSON form (a network, a
         function).
         """
         found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -44,11 +44,11 @@ class Learner(abc.ABC):
         """Learn from new observations, which are the last ``count`` of each agent."""
 
     def train(self, replay: Replay, number: int) -> None:  # noqa: B027
-        """Train for the ``number``-th time, counted from 0, on all observations."""
+        """Train on all observations; ``number`` is the number of this training, counted from 0."""
 
     @abc.abstractmethod
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
-        """Expected rewards of all actions.
+        """Return the expected rewards of all actions.
 
         Args:
             contexts: Contexts, ``(P, n, d)``.
@@ -65,16 +65,16 @@ class Learner(abc.ABC):
 
     @abc.abstractmethod
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors that have been learned."""
+        """Return the tensors that have been learned."""
 
     def facts(self) -> dict[str, Any]:
-        """The other values of the state, as JSON values."""
+        """Return the other values of the state, as JSON values."""
         return {}
 
     @abc.abstractmethod
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Restore the results of :meth:`tensors` and :meth:`facts`; ``KeyError`` or ``RuntimeError`` if they do not
-        fit.
+        """Restore the results of :meth:`tensors` and :meth:`facts`; raise ``KeyError`` or ``RuntimeError`` if they do
+        not fit.
         """
 
 

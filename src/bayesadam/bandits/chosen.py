@@ -1,4 +1,4 @@
-"""The loss of a network with one output per action, where only the reward of the chosen action is known."""
+"""The loss of a network with one output per action, when only the reward of the chosen action is known."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ChosenRewards(NegativeLogLikelihood):
         self.clip = clip
 
     def losses(self, theta: Tensor, batch: Batch) -> Tensor:
-        """Mean losses, as in the base class."""
+        """Return the mean losses, as in the base class."""
         output = self.networks(self.networks.layout.split(theta), batch.x)
         return self._of_chosen(output.gather(3, _places(output, batch.y)), batch)
 
     def gradients(self, theta: Tensor, batch: Batch, curvature: str | None = None) -> Gradients:
-        """Losses and gradients, as in the base class; for plain perceptrons in closed form."""
+        """Return losses and gradients, as in the base class; for plain perceptrons they are computed in closed form."""
         perceptron = self.networks.perceptron(batch.x)
         if perceptron is None or curvature == "exact":
             return self._clipped(Losses.gradients(self, theta, batch, curvature))
@@ -66,5 +66,5 @@ class ChosenRewards(NegativeLogLikelihood):
 
 
 def _places(output: Tensor, targets: Tensor) -> Tensor:
-    """Numbers of the chosen actions as an index, ``(k, S, M, 1)``."""
+    """Return the numbers of the chosen actions as an index, ``(k, S, M, 1)``."""
     return targets[:, None, :, :1].long().expand(-1, output.shape[1], -1, -1)

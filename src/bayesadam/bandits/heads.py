@@ -39,23 +39,23 @@ class Head(abc.ABC):
 
     @torch.no_grad()
     def outputs(self, contexts: Tensor, number: int | None, seeds: Sequence[int]) -> Tensor:
-        """Outputs ``(P, n, A)`` of sample ``number``, or at the mean for ``None``."""
+        """Return the outputs ``(P, n, A)`` under sample ``number``, or at the mean if it is ``None``."""
         weights = self.mean if number is None else self.sample(number, seeds)
         self.networks.train(False)
         return self.networks(self.networks.layout.split(weights.unsqueeze(1)), contexts).squeeze(1)
 
     def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Sampled weights, ``(P, numel)``."""
+        """Return sampled weights, ``(P, numel)``."""
         return self.mean
 
     def fit(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:  # noqa: B027
-        """Learn from all rows after training; only heads with regressions on features do this."""
+        """Learn from all rows after training. Only heads with regressions on features do this."""
 
     def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:  # noqa: B027
-        """Learn from new rows immediately; only heads with regressions on features do this."""
+        """Learn from new rows immediately. Only heads with regressions on features do this."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that :meth:`fit` and :meth:`add` have learned."""
+        """Return the tensors that :meth:`fit` and :meth:`add` have learned."""
         return {}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:  # noqa: B027
@@ -63,11 +63,11 @@ class Head(abc.ABC):
 
 
 class Point(Head):
-    """The network itself."""
+    """The network itself, without uncertainty."""
 
 
 class MeanField(Head):
-    """Independent Gaussian weights, with the posterior of the rule that trained them."""
+    """Independent Gaussian weights: the posterior of the rule that trained them."""
 
     deviation: Tensor
 
@@ -81,7 +81,7 @@ class MeanField(Head):
         self.mean, self.deviation = chunk.mean, chunk.variance().sqrt_().mul_(self.width)
 
     def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Sampled weights, as in the base class."""
+        """Return sampled weights, as in the base class."""
         eps = noise.normal_many(
             list(seeds),
             [0] * len(seeds),
@@ -109,7 +109,7 @@ class Badam(MeanField):
         self._weights, self._prior_precision = weights, prior_precision
 
     def follow(self, chunk: Chunk) -> None:
-        """Take the weights, as in the base class; before the first step there are no moments, and no uncertainty."""
+        """Take the weights, as in the base class. Before the first step there are no moments and no uncertainty."""
         own = chunk.hypers[0]
         if chunk.steps[0] == 0:
             self.mean, self.deviation = chunk.mean, torch.zeros_like(chunk.mean)
@@ -146,7 +146,7 @@ class Dropout(Head):
         self._scratch = noise.Scratch()
 
     def sample(self, number: int, seeds: Sequence[int]) -> Tensor:
-        """Sampled weights, as in the base class."""
+        """Return sampled weights, as in the base class."""
         layout = self.networks.layout
         weights = layout.split(self.mean.clone())
         sizes = {i: layout.shapes[name][1] for i, name in enumerate(self._rates)}
@@ -205,13 +205,13 @@ class LastLayer(Head):
 
     @torch.no_grad()
     def features(self, contexts: Tensor) -> Tensor:
-        """Features ``(P, n, F)``, with an intercept."""
+        """Return the features ``(P, n, F)``, with an intercept."""
         weights = self.networks.layout.split(self.mean.unsqueeze(1))
         return with_intercept(self._before(weights, contexts).squeeze(1))
 
     @torch.no_grad()
     def outputs(self, contexts: Tensor, number: int | None, seeds: Sequence[int]) -> Tensor:
-        """Outputs, as in the base class."""
+        """Return the outputs, as in the base class."""
         center = None
         if self._laplace:
             weights = self.networks.layout.split(self.mean)
@@ -234,7 +234,7 @@ class LastLayer(Head):
         self.arms.add(self.features(contexts), actions, rewards)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors of the regressions."""
+        """Return the tensors of the regressions."""
         return self.arms.tensors()
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -24,7 +24,8 @@ class Linear(Belief):
     "LinFullPost" of Riquelme et al. 2018, whose noise variance has an inverse gamma prior.
 
     Args:
-        prior_precision: Precision of the weights' prior, positive; relative to the noise precision if that is unknown.
+        prior_precision: Precision of the weights' prior, positive. If the noise precision is unknown, it is relative to
+            the noise precision.
         noise_precision: Precision of the noise in inverse squared units of the rewards; ``None`` if it is unknown, and
             learned for every action.
         width: Factor of the standard deviations of the posterior samples; below 1 agents explore less.
@@ -41,7 +42,7 @@ class Linear(Belief):
         check("width", self.width, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
 
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> LinearLearner:
-        """Make the regressions before any observation."""
+        """Create the regressions before any observation."""
         return LinearLearner(self, num_features, num_actions, seeds)
 
 
@@ -65,7 +66,7 @@ class LinearLearner(Learner):
         self._arms.add(with_intercept(x.double()), actions, rewards)
 
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
-        """Expected rewards of all actions, as in the base class."""
+        """Return the expected rewards of all actions, as in the base class."""
         arms = self._arms
         weights = arms.mean() if number is None else arms.sample(number, seeds or self.seeds, width=self._factor)
         return with_intercept(contexts.double()) @ weights.transpose(1, 2)
@@ -76,7 +77,7 @@ class LinearLearner(Learner):
         self.num_actions += count
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the regressions."""
+        """Return the tensors of the regressions."""
         return self._arms.tensors()
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -85,5 +86,5 @@ class LinearLearner(Learner):
 
 
 def with_intercept(x: Tensor) -> Tensor:
-    """Append a column of ones to ``(P, n, d)``."""
+    """Append a column of ones to features ``(P, n, d)``."""
     return torch.cat([x, x.new_ones(*x.shape[:-1], 1)], dim=-1)

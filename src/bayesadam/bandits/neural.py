@@ -1,4 +1,4 @@
-"""Rewards by neural networks, trained by any method for populations."""
+"""Rewards predicted by neural networks, which are trained by any method for populations."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Neural(Belief):
     ``method``          a posterior sample is
     =================== ==================================================================================
     ``"vadam"``, ...    a draw of all weights from the rule's own posterior (``RULES``)
-    ``"badam"``         a draw from :func:`bayesadam.badam` of Adam, the prior in the loss as weight decay
-    ``"badam-mle"``     the same with the prior added after training, ``weights="mle"``
+    ``"badam"``         a draw from :func:`bayesadam.badam`; the prior is a weight decay in Adam's loss
+    ``"badam-mle"``     the same, but the prior is added after training, ``weights="mle"``
     ``"dropout"``       the network with one dropout mask
     ``"last-layer"``    the network with a draw of its last layer from the Laplace approximation
     ``"neural-linear"`` a draw of exact linear regressions on the units before the last layer
@@ -65,8 +65,8 @@ class Neural(Belief):
         initial_curvature: Curvature at the start, where the posterior has a precision of
             ``prior_precision + initial_curvature * N``; for the methods in ``RULES``.
         data_weight: Factor between the number of observations and the size ``N`` of the data on which the width of the
-            posterior depends. With 1 and thousands of weights agents explore far too much; Kessler et al. 2018 use 512,
-            the size of a minibatch.
+            posterior depends. With a factor of 1 and thousands of weights, agents explore far too much. Kessler et al.
+            2018 use 512, the size of a minibatch.
         width: Factor of the standard deviations of the posterior samples; below 1 agents explore less.
         dropout: Rate of the dropout after the hidden layers, for ``"dropout"``.
         clip: Largest norm of a gradient; ``None`` for no limit.
@@ -112,14 +112,14 @@ class Neural(Belief):
             if any(parameter.requires_grad for parameter in self.likelihood.parameters()):
                 raise ValueError(f"likelihood must not have parameters that are learned, got {self.likelihood!r}")
 
-        object.__setattr__(self, "hidden", tuple(self.hidden))  # as a file gives a list
+        object.__setattr__(self, "hidden", tuple(self.hidden))  # files store lists
 
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> NeuralLearner:
-        """Make the networks before any observation."""
+        """Create the networks before any observation."""
         return NeuralLearner(self, num_features, num_actions, seeds)
 
     def network(self, num_features: int, num_actions: int) -> nn.Module:
-        """Make a network with new weights."""
+        """Create a network with new weights."""
         if self.model is not None:
             return self.model(num_features, num_actions)
         layers: list[nn.Module] = []
@@ -132,7 +132,7 @@ class Neural(Belief):
         return nn.Sequential(*layers, nn.Linear(width, num_actions))
 
     def hyperparameters(self, num_data: float) -> dict[str, Any]:
-        """Hyper-parameters of the optimiser for so many data points."""
+        """Return the hyper-parameters of the optimiser for a number of data points."""
         found: dict[str, Any] = {"lr": LEARNING_RATES.get(self.method, 0.001) if self.lr is None else self.lr}
         if self.method in ("ivon", "vadam", "vogn", "vprop"):
             found["bridge"] = False
@@ -141,7 +141,7 @@ class Neural(Belief):
         return found | dict(self.options) | self.changing(num_data)
 
     def changing(self, num_data: float) -> dict[str, float]:
-        """Hyper-parameters that depend on the size of the data."""
+        """Return the hyper-parameters that depend on the number of data points."""
         if self.method in RULES:
             start = self.prior_precision + self.initial_curvature * num_data
             return {"num_data": num_data, "prior_precision": self.prior_precision, "initial_precision": start}
@@ -163,7 +163,7 @@ class NeuralLearner(Learner):
         self.chunk, self.head = self._made()
 
     def _made(self) -> tuple[Chunk, Head]:
-        """Make new networks for the present number of actions."""
+        """Create new networks for the current number of actions."""
         belief, agents = self.belief, len(self.seeds)
         models = initialize(lambda: belief.network(self.num_features, self.num_actions), seeds=self.seeds)
         output = models[0](torch.zeros(2, self.num_features))
@@ -176,7 +176,7 @@ class NeuralLearner(Learner):
         rule, hypers, means = configure(
             method, models, [self.likelihood] * agents, losses.layout, [{**own, "seed": seed} for seed in self.seeds]
         )
-        hypers = [{**own, "num_data": belief.data_weight} for own in hypers]  # Adam itself does not know it
+        hypers = [{**own, "num_data": belief.data_weight} for own in hypers]  # not an argument of Adam itself
         decay = belief.lr_decay
         rates = Rates(1, lr_decay=(lambda step: 1.0 / (1.0 + decay * step)) if decay else None)
         chunk = Chunk(range(agents), losses, rule, hypers, means, self._stream, rates)  # type: ignore[arg-type]
@@ -220,7 +220,7 @@ class NeuralLearner(Learner):
         self.head.fit(replay.contexts, replay.actions, (replay.rewards - self.shift) / self.scale)
 
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
-        """Expected rewards of all actions, as in the base class."""
+        """Return the expected rewards of all actions, as in the base class."""
         outputs = self.head.outputs(contexts, number, self.seeds if seeds is None else seeds)
         mean, _ = self.likelihood.moments(outputs)
         return mean * self.scale.unsqueeze(2) + self.shift.unsqueeze(2)
@@ -247,13 +247,13 @@ class NeuralLearner(Learner):
         self.chunk, self.head = chunk, head
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state, as in the base class."""
+        """Return the tensors of the state, as in the base class."""
         found = {"shift": self.shift, "scale": self.scale, "mean": self.chunk.mean}
         found |= {f"state/{name}": value for name, value in self.chunk.state.items()}
         return found | {f"head/{name}": value for name, value in self.head.tensors().items()}
 
     def facts(self) -> dict[str, Any]:
-        """The other values of the state, as in the base class."""
+        """Return the other values of the state, as in the base class."""
         numbers = {"steps": self.chunk.steps[0], "num_data": self.chunk.hypers[0]["num_data"]}
         return {**numbers, "counters": dict(self.chunk.counters)}
 
@@ -291,7 +291,7 @@ class _Stream:
 
 
 def _grafted(old: Tensor, new: Tensor, old_layout: Layout, new_layout: Layout, before: int) -> Tensor:
-    """Rows of the new layout, with the old values of all weights that existed before."""
+    """Return rows in the new layout, with the old values of all weights that existed before."""
     source, target = old_layout.split(old), new_layout.split(new.clone())
     if list(source) != list(target):
         raise ValueError("model must have the same layers for any number of actions, got others")

@@ -1,4 +1,4 @@
-"""Rewards by any network and any posterior, fitted to all observations by a function of the user."""
+"""Rewards predicted by any network with any posterior, which a function of the user fits to all observations."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Fit = Callable[[nn.Module, Tensor, Tensor, Tensor], NetworkDistribution]
 
 @dataclass(frozen=True)
 class Refit(Belief):
-    """A network that is trained by your own function, which returns its posterior.
+    """A network that your own function trains; the function returns the posterior.
 
     This is for methods that :class:`Neural` does not have: other losses and optimisers, SWAG, ensembles, full Laplace
-    approximations. ``fit(model, contexts, actions, rewards)`` is called with the network as the last call left it,
-    contexts ``(n, d)``, the numbers of the chosen actions ``(n,)`` and rewards ``(n,)``. It may train the network
-    further or anew, and returns any posterior of the library, or an ``MCDropout`` of the network. Agents are fitted one
-    after another.
+    approximations. ``fit(model, contexts, actions, rewards)`` is called with the network in the state after the
+    previous call, contexts ``(n, d)``, the numbers of the chosen actions ``(n,)`` and rewards ``(n,)``. It may train
+    the network further or anew, and returns any posterior of the library, or an ``MCDropout`` of the network. Agents
+    are fitted one after another.
 
     Args:
         model: Function that makes a network from contexts to one output per action, given the numbers of features and
@@ -50,7 +50,7 @@ class Refit(Belief):
             check_likelihood(self.likelihood)
 
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> RefitLearner:
-        """Make the networks before any observation."""
+        """Create the networks before any observation."""
         return RefitLearner(self, num_features, num_actions, seeds)
 
 
@@ -77,7 +77,7 @@ class RefitLearner(Learner):
 
     @torch.no_grad()
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
-        """Expected rewards of all actions, as in the base class."""
+        """Return the expected rewards of all actions, as in the base class."""
         seeds = self.seeds if seeds is None else seeds
         rows = []
         for model, posterior, x, seed in zip(self.models, self.posteriors, contexts, seeds, strict=True):
@@ -97,11 +97,11 @@ class RefitLearner(Learner):
         return torch.stack(rows)
 
     def grow(self, count: int) -> None:
-        """Raise an error, since only the user's function knows how its network grows."""
+        """Raise an error, since only the user's function can add outputs to its network."""
         raise TypeError("actions must be added to Neural or Linear agents, got Refit")
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of the state, as in the base class."""
+        """Return the tensors of the state, as in the base class."""
         found: dict[str, Tensor] = {}
         for agent, (model, posterior) in enumerate(zip(self.models, self.posteriors, strict=True)):
             found |= {f"{agent}/model/{name}": value for name, value in model.state_dict().items()}
@@ -111,7 +111,7 @@ class RefitLearner(Learner):
         return found
 
     def facts(self) -> dict[str, Any]:
-        """The other values of the state, as in the base class."""
+        """Return the other values of the state, as in the base class."""
         kinds: list[Any] = []
         for posterior in self.posteriors:
             if posterior is None:

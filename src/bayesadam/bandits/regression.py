@@ -60,7 +60,7 @@ class ArmRegressions:
         self._stale = torch.zeros(self.count.shape, dtype=torch.bool)
 
     def forget(self) -> None:
-        """Return to the prior."""
+        """Remove all observations, so that the posterior is the prior."""
         self.gram.zero_().diagonal(dim1=-2, dim2=-1).fill_(self._ridge)
         for part in (self.count, self.moment, self.square):
             part.zero_()
@@ -89,12 +89,12 @@ class ArmRegressions:
                 self._stale[agent, action] = True
 
     def mean(self) -> Tensor:
-        """Posterior means, ``(P, A, F)``."""
+        """Return the posterior means, ``(P, A, F)``."""
         self._solve()
         return self._mean
 
     def sample(self, number: int, seeds: Sequence[int], *, center: Tensor | None = None, width: float = 1.0) -> Tensor:
-        """Draw the weights of all agents and actions once, ``(P, A, F)``; a function of seed and number.
+        """Draw the weights of all agents and actions once, ``(P, A, F)``. The draw depends only on seed and number.
 
         Args:
             number: Number of the draw.
@@ -129,7 +129,7 @@ class ArmRegressions:
         self._stale = torch.zeros_like(stale)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors to be saved."""
+        """Return the tensors to be saved."""
         return {"count": self.count, "gram": self.gram, "moment": self.moment, "square": self.square}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

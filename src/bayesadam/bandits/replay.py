@@ -46,7 +46,7 @@ class Replay:
         return self._rewards[:, : self.size]
 
     def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
-        """Append contexts ``(P, m, d)``, actions ``(P, m)`` and rewards ``(P, m)``; memory grows by doubling."""
+        """Append contexts ``(P, m, d)``, actions ``(P, m)`` and rewards ``(P, m)``. Full memory is doubled."""
         needed = self.size + contexts.shape[1]
         if needed > self._contexts.shape[1]:
             room = max(needed, 2 * self._contexts.shape[1], 64)
@@ -68,7 +68,7 @@ class Replay:
             steps: Number of minibatches.
             batch_size: Size ``M`` of a minibatch.
             seeds: Seeds of the agents.
-            number: Number of this training; the order is a pure function of seed and number.
+            number: Number of this training. The order depends only on the seed and this number.
             shift: Shift subtracted from the rewards, ``(P, 1)``.
             scale: Divisor of the shifted rewards, ``(P, 1)``.
         """
@@ -88,7 +88,7 @@ class Replay:
                 yield Batch(own_x, own_y, None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors to be saved."""
+        """Return the tensors to be saved."""
         return {"contexts": self.contexts, "actions": self.actions, "rewards": self.rewards}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:

@@ -24,7 +24,7 @@ KINDS: dict[str, type[Belief]] = {"Linear": Linear, "Neural": Neural}
 
 
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write a file whole or not at all."""
+    """Write a file, either completely or not at all."""
     metadata = {_KEY: json.dumps({"version": VERSION, **header})}
     separate = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
     with whole_file(Path(path)) as temporary:
@@ -32,7 +32,7 @@ def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapp
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read header and tensors.
+    """Read the header and the tensors of a file.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -58,7 +58,7 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor
 
 
 def belief_of(header: Mapping[str, Any], given: Belief | None) -> Belief:
-    """The belief of a file, or the one given for it."""
+    """Return the belief of a file, or the belief that the user has given."""
     kind = header["kind"]
     if given is not None:
         if type(given).__name__ != kind:

@@ -37,7 +37,7 @@ class Scored:
     target: Tensor
 
     def __call__(self, likelihood: Likelihood, **scale: float) -> Tensor:
-        """``-log p`` of every row in nats, in float64.
+        """Return ``-log p`` of every row, in nats and float64.
 
         Args:
             likelihood: Likelihood of the kind that the network was run for.
@@ -87,7 +87,7 @@ class HeldOut:
         return Scored(network_outputs(self.model, posterior, self.inputs, How(**given)), self.target)
 
     def rows(self) -> set[bytes]:
-        """The bytes of every row's inputs."""
+        """Return the bytes of each row's inputs."""
         found = set()
         for batch in self._batches:
             tensors = tensors_of(batch)
@@ -99,23 +99,23 @@ class HeldOut:
 
 
 def mean(values: Tensor) -> float:
-    """Mean over all rows; infinite where it would be NaN."""
+    """Return the mean over all rows, and infinity instead of NaN."""
     value = values.mean().item()
     return math.inf if math.isnan(value) else value
 
 
 def temperatures(likelihood: Likelihood) -> tuple[float, float]:
-    """Range in which a temperature is searched; it is wider for regression, whose noise may have any scale."""
+    """Return the search range of a temperature; it is wider for regression, whose noise may have any scale."""
     return (0.1, 10.0) if likelihood.defines("log_probs") else (1e-4, 1e4)
 
 
 def best_temperature(score: Callable[..., Tensor], likelihood: Likelihood) -> tuple[float, float]:
-    """Find the temperature with the lowest mean score, and that score."""
+    """Return the temperature with the lowest mean score, and this score."""
     return least(lambda value: mean(score(likelihood.tempered(value))), *temperatures(likelihood), STEPS)
 
 
 def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
-    """Whether the score falls down to the lowest temperature, so that none can be found; a warning is then issued."""
+    """Whether the lowest temperature in the range is the best one, so that there is no optimum; warn if so."""
     low, _ = temperatures(likelihood)
     if temperature > 1.01 * low:
         return False

@@ -29,7 +29,7 @@ RISE = 0.002
 """Largest rise of the mean score above the best score, in nats, that counts as harmless."""
 
 SMALLEST = 2.0**-10
-"""Factor of the width that is tried first."""
+"""Factor of the width that is tried first, the smallest one."""
 
 HARM = 0.1
 """Rise of the mean score above the network's own score, in nats, above which a warning is issued."""
@@ -113,7 +113,7 @@ class Watched:
             )
 
     def _rows(self) -> HeldOut:
-        """Some rows of the data; for a loader, the rows that were kept."""
+        """Return some rows of the data; for a loader, the rows that were kept."""
         data = self.data.first() if isinstance(self.data, Remembered) else evenly(self.data, ROWS)
         return HeldOut(self._model, data, self._likelihood, **self._options)
 

@@ -216,7 +216,7 @@ class _Search:
     Attributes:
         table: Numbers of the candidates that were tried.
         posterior: The best posterior, before it is scaled.
-        best: The row of the table that belongs to it.
+        best: The row of the table for this posterior.
         before: Score of the network itself.
         calibrated: Score of the network itself at its best temperature.
         network_temperature: The best temperature of the network itself.
@@ -242,7 +242,7 @@ class _Search:
         """Score the network itself, once; if it has no best temperature, no temperature is searched."""
         if self.count:
             return
-        mixture = isinstance(posterior, Mixture)  # the mean of whose weights is no network
+        mixture = isinstance(posterior, Mixture)  # the mean weights of a mixture are not a useful network
         score = self.rows.scored(posterior) if mixture else self.rows.scored(posterior, method="mean", batch_norm=None)
         densities = score(self.rows.likelihood)
         self.count, self.before = densities.numel(), mean(densities)
@@ -253,7 +253,7 @@ class _Search:
             self.network_temperature, self.calibrated = 1.0, self.before
 
     def scorer(self, posterior: Posterior, numbers: Mapping[str, float]) -> Callable[[float], float]:
-        """Return a function from a width to the score of the posterior, which was made with these numbers."""
+        """Return a function that scores the posterior, which was made with ``numbers``, at a given width."""
         unscaled = self.rows.scored(posterior)
 
         def score_at(scale: float) -> float:
@@ -283,7 +283,7 @@ class _Search:
 
 
 def _grid(posterior: object, candidates: Mapping[str, Sequence[float]] | None, *, few: bool) -> dict[str, list[float]]:
-    """Candidates by name for a function that makes posteriors; none for a finished posterior."""
+    """Return the candidates by name for a function that makes posteriors; for a finished posterior there are none."""
     if isinstance(posterior, Posterior):
         if candidates is not None:
             raise ValueError(f"candidates must be given for a function that makes posteriors only, got {candidates!r}")

@@ -8,5 +8,5 @@ MISSING = "Text that means a missing value in any column; may be repeated."
 
 
 def delimiter_of(given: str | None) -> str | None:
-    """Return the delimiter for an option; ``tab`` stands for a tab, which is hard to type."""
+    """Return the delimiter that an option names; ``tab`` stands for a tab, which is hard to type."""
     return "\t" if given in ("\\t", "tab") else given

@@ -24,11 +24,11 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of data, networks and noise.", min=0, max=2**32 - 1)] = 0,
     quick: Annotated[bool, typer.Option("--quick", help="A few seconds of training, to see that it runs.")] = False,
 ) -> None:
-    """Show in a minute what a posterior adds: intervals, images that are no digits, a gap in the data, a report."""
+    """Demonstrate a posterior in a minute: intervals, images that are not digits, a gap in the data, a report."""
     require("sklearn", "scikit-learn", "sklearn")
     require("PIL", "pillow", "plot")
     require("matplotlib", "matplotlib", "plot")
-    with writing_to("--out", out):  # checked before the training, which takes a while
+    with writing_to("--out", out):  # checked before the training, which takes some time
         if out.exists() and not out.is_dir():
             fail(f"--out must be a folder, got the file {str(out)!r}")
         out.mkdir(parents=True, exist_ok=True)

@@ -57,7 +57,7 @@ def fit(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a fit that was stopped.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace the run in --out.")] = False,
 ) -> None:
-    """Learn to predict a column of a table, with the uncertainty of each prediction; writes a run folder."""
+    """Train a model that predicts a column of a table with uncertainty, and write it to a run folder."""
     for module, package, extra in (
         ("pyarrow", "pyarrow", "sklearn"),
         ("sklearn", "scikit-learn", "sklearn"),

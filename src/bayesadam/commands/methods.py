@@ -22,12 +22,12 @@ ADVICE = {
     "fawn-ropd": ("regression by predictive density", "ten times a sample per step, or more"),
     "fawn-vi": ("variational inference without sampling", "ten times a sample per step, or more"),
 }
-"""When to take a method, and what it costs."""
+"""When to use each method, and its cost."""
 
 
 @app.command()
 def methods() -> None:
-    """List the methods: what each is, when to take it, and what it costs."""
+    """List the methods with a description, a recommendation of when to use them, and their cost."""
     require("sklearn", "scikit-learn", "sklearn")
     from bayesadam.sklearn import METHODS
     from bayesadam.sklearn.methods import method_named

@@ -1,4 +1,4 @@
-"""A user's mistake is one line on stderr and exit code 2."""
+"""Reports of a user's mistakes: one line on stderr, and exit code 2."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import typer
 from bayesadam.commands.options import with_options
 
 STOPPED = 130
-"""The exit code after Ctrl-C, as a shell has it."""
+"""Exit code after Ctrl-C, which is the one that shells use."""
 
 
 def fail(message: str, code: int = 2) -> NoReturn:
-    """Print an error message and end."""
+    """Print an error message and exit."""
     typer.echo(f"bayesadam: {' '.join(message.split())}", err=True)
     raise typer.Exit(code)
 
 
 def require(module: str, package: str, extra: str) -> None:
-    """End if a package is not installed."""
+    """Exit with an error message if a package is not installed."""
     if find_spec(module) is None:
         fail(f'this command needs {package}: pip install "bayesadam[{extra}]"')
 

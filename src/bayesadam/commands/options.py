@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bayesadam.runs import Settings
 
 _PARAMETER = re.compile(r"(?<!['\"`])`([a-z_]+)`(?!`)")
-"""A parameter in a message; names and values of the user are in quotation marks as well."""
+"""Pattern of a parameter in a message. The user's names and values are inside quotation marks as well."""
 
 
 def option(name: str) -> str:
@@ -35,7 +35,7 @@ def parse_hidden(text: str) -> tuple[int, ...]:
 
     try:
         return tuple(int(part) for part in text.split(",")) if text.strip() else ()
-    except ValueError:  # also for numbers with thousands of digits
+    except ValueError:  # int() raises it for numbers with thousands of digits, too
         raise RunError(f"`hidden` must be positive whole numbers, such as 50 or 100,50, got {text!r}") from None
 
 

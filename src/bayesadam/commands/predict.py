@@ -34,7 +34,7 @@ def predict(
     decimal: Annotated[str | None, typer.Option(help=DECIMAL)] = None,
     missing: Annotated[list[str] | None, typer.Option(help=MISSING)] = None,
 ) -> None:
-    """Predict every row of a table, with its uncertainty."""
+    """Predict every row of a table, with the uncertainty of each prediction."""
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     with one_line():

@@ -13,7 +13,7 @@ from bayesadam.commands.mistakes import one_line, require, writing_to
 
 @app.command()
 def report(run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit has written.")]) -> None:
-    """Make report.html of a run again from what is stored there."""
+    """Write the report.html of a run again from the data that the run folder holds."""
     require("pyarrow", "pyarrow", "sklearn")
     require("sklearn", "scikit-learn", "sklearn")
     require("bokeh", "bokeh", "report")

@@ -70,7 +70,7 @@ class Screen(Watcher):
         self._bar.update(self._task, visible=True)
 
     def epoch(self, status: Any) -> None:
-        """Move the bar."""
+        """Advance the progress bar, or print a line."""
         scores = [f"loss {status.loss:.3f}"] if math.isfinite(status.loss) else []
         if status.held_out_nll is not None and math.isfinite(status.held_out_nll):
             scores.append(f"validation NLL {status.held_out_nll:.3f}")

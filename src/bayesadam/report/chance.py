@@ -37,7 +37,7 @@ def normal_p(value: float) -> float:
 
 
 def uniform_p(values: Array) -> tuple[float, float, float]:
-    """Test whether values are uniform in [0, 1] by Kolmogorov's test, with the correction of Stephens (1970).
+    """Test whether values are uniform in [0, 1] by Kolmogorov's test with the correction of Stephens (1970).
 
     Returns:
         The p-value, the point at which the share of the values below it differs most from the expected one, and this

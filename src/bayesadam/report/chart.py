@@ -49,8 +49,8 @@ class Chart:
     Attributes:
         name: Name, unique on the page.
         title: Heading.
-        reading: A sentence that explains how to read the chart.
-        label: Description of what it shows, for screen readers.
+        reading: Sentence that explains how to read the chart.
+        label: Description of the chart for screen readers.
         plot: The Bokeh figure.
         header: Header of the table of its numbers.
         rows: Rows of this table.

@@ -19,7 +19,7 @@ _LISTED = 60
 
 
 def confusion(held: Mapping[str, Any], classes: Sequence[str]) -> Chart | None:
-    """Return a chart of the counts of actual and predicted classes, at most of those that are mistaken most often."""
+    """Return a chart of the counts of actual and predicted classes, limited to the classes with the most mistakes."""
     given = answers(held)
     if given is None:
         return None

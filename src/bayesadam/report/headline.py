@@ -20,7 +20,7 @@ OURS = "bayesadam"
 
 
 def headline(data: Mapping[str, Any]) -> list[Markup]:
-    """Return the sentences for the top of the page, with escaped values in ``<strong>``."""
+    """Return the sentences for the top of the page. Their values are escaped and put in ``<strong>``."""
     held = data.get("held_out") or {}
     given = errors(held, data["task"])
     if given is None:

@@ -34,7 +34,7 @@ class Section:
     Attributes:
         name: Name, unique on the page.
         title: Heading.
-        about: One sentence, or nothing.
+        about: One sentence, or an empty text.
         charts: The charts in order.
         block: Name of the template's block with tables, if there is one.
         values: Values for that block.

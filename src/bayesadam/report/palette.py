@@ -23,7 +23,7 @@ PALETTE = {
     "purple": ("#b5578d", "#d98fb7"),
     "cell": ("#0173b3", "#0171b1"),
 }
-"""``{name: (light, dark)}``. ``cell`` shades a table's cells under ink: nearly the same blue on both papers."""
+"""``{name: (light, dark)}``. ``cell`` shades table cells behind text, in nearly the same blue."""
 
 LIGHT = {name: light for name, (light, _) in PALETTE.items()}
 SERIES = ("blue", "vermilion", "green", "purple")
@@ -31,5 +31,5 @@ DASHES = ("solid", "dashed", "dotted")
 
 
 def custom_properties(version: int) -> str:
-    """The palette as CSS custom properties; ``version`` 0 is light, 1 is dark."""
+    """Return the palette as CSS custom properties; ``version`` is 0 for light and 1 for dark."""
     return " ".join(f"--{name}: {pair[version]};" for name, pair in PALETTE.items())

@@ -16,7 +16,7 @@ class Column:
 
     Attributes:
         name: Name of the score.
-        hint: The direction that is better, or nothing.
+        hint: Text that says which direction is better, or an empty text.
         cells: Text, and whether it is the best score, by model.
     """
 
@@ -26,7 +26,7 @@ class Column:
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Column]:
-    """Return the columns in the order in which they first appear. In times, no value is marked as the best."""
+    """Return the columns in the order in which they first appear. No duration is marked as the best."""
     models = {model: values or {} for model, values in metrics.items()}
     names = list(dict.fromkeys(name for values in models.values() for name in values))
     return [_column(name, {model: values.get(name) for model, values in models.items()}) for name in names]

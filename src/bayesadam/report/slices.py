@@ -36,7 +36,7 @@ class Slice:
 
 
 def slices(parts: Sequence[Mapping[str, Any]]) -> list[Slice]:
-    """Return the slices from the data of the report, in which only those of classes have "expected" and "variance"."""
+    """Return the slices from the data of the report. Only slices of a classification have "expected" and "variance"."""
     found = []
     for part in parts:
         rows, right = int(part["rows"]), int(part["right"])
@@ -74,7 +74,7 @@ def table(found: Sequence[Slice], task: str) -> dict[str, Any]:
 
 
 def sentence(found: Sequence[Slice], failed: Sequence[bool], task: str) -> str:
-    """Return a sentence on groups that differ by more than chance, or on what would have been noticed."""
+    """Return a sentence on groups that differ by more than chance, or on the smallest difference that would show."""
     what = f"the {NOMINAL:.0%} intervals cover" if task == "regression" else "the predicted class is right in"
     worst = [part for part, out in sorted(zip(found, failed, strict=True), key=lambda pair: pair[0].p) if out]
     looked = f"{len(found)} groups of rows were compared with what the model promises"

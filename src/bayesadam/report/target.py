@@ -16,7 +16,7 @@ _SHOWN = 20
 
 
 def distribution(data: Mapping[str, Any], target: str) -> Chart | None:
-    """Return a chart of ``data["target_histogram"]``, or ``None`` if it is missing."""
+    """Return a chart of ``data["target_histogram"]``, or ``None`` if there is no such entry."""
     given = data.get("target_histogram") or {}
     counts = vector(given.get("counts"))
     if not len(counts) or not np.isfinite(counts).all() or not counts.sum() > 0:

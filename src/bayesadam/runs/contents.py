@@ -161,7 +161,7 @@ def subset(rows: int, most: int, seed: int) -> NDArray[np.int64]:
 def _thinned(history: Any) -> list[list[float | None]]:
     """Return a list per member with at most ``MAX_EPOCHS`` epochs, including the first and the last.
 
-    For epochs without a value, it is the last value before.
+    An epoch without a value gets the last value before it.
     """
     values = np.atleast_2d(np.asarray(history, dtype=np.float64))
     known = np.maximum.accumulate(np.where(np.isnan(values), 0, np.arange(values.shape[1])), axis=1)

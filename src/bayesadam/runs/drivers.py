@@ -22,10 +22,14 @@ ROWS, FEWEST, PREDICTIONS = 300, 40, 6_000
 """Maximum and minimum number of rows whose inputs are permuted, and maximum of rows times inputs."""
 
 SHOWN, GRID, BACKGROUND, CLASSES = 3, 12, 50, 4
-"""Number of inputs whose effect is shown, of values of each, of rows for each value, and of classes."""
+"""Numbers of: inputs whose effects are shown, values of each input, rows that are averaged for each value, and
+classes.
+"""
 
 SLICED, PARTS, LEVELS, LEAST = 5, 4, 8, 10
-"""Number of inputs by which coverage is divided, of parts of a number, of levels of a category, and minimum of rows."""
+"""Numbers of: inputs by whose values coverage is shown, parts of a numeric input, and levels of a category; and the
+minimum number of rows of a part.
+"""
 
 LEVEL = 0.9
 """Probability content of the bands around the effects in a classification."""
@@ -218,7 +222,7 @@ def _dependence(
 
 
 def _slices(own: Input, held_out: Arrays) -> list[dict[str, Any]]:
-    """Divide the rows by values of an input, and count how many are right in each part, and how many should be."""
+    """Divide the rows by values of an input, and count the right rows of each part, and their expected number."""
     missing = np.isnan(own.order)
     parts = {"missing": missing}
     if own.level:

@@ -137,7 +137,7 @@ def new_run(out: Path, *, resume: Path | None = None) -> Iterator[Path]:
                 _remove(partial)
             raise
         except BaseException:
-            if resume != partial:  # a full disk must not destroy the stopped fit
+            if resume != partial:  # if the disk is full, the stopped fit must remain
                 _remove(partial)
             raise
         _drop_checkpoint(out)
@@ -313,7 +313,7 @@ def _digest(path: Path, otherwise: str) -> str:
 
 
 def _is_complete(path: Path) -> bool:
-    """Whether a run is complete. Its config says so, which is written again after all other files."""
+    """Whether a run is complete. This is recorded in its config, which is written again after all other files."""
     return _config(path).get("complete") is True and all((path / name).is_file() for name in _FILES)
 
 

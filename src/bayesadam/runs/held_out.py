@@ -25,7 +25,7 @@ def predict_held_out(estimator: Any, inputs: NDArray[np.float32], targets: NDArr
         estimator: The fitted estimator.
         inputs: ``(N, D)``.
         targets: ``(N,)``, values or indices of classes.
-        target: The target, which knows the task.
+        target: The target, which determines the task.
 
     Returns:
         Regression: "y", "mean", "std", "epistemic_std", "lower", "upper", "pit", "nll", "crps".

@@ -44,9 +44,11 @@ _CURVES = 6
 """Numbers per member and epoch in memory: losses and their copies."""
 _WIDTHS, _MEMBERS = (50,), 20
 _TRIES = 8
-"""Maximum number of errors for which a remedy is tried, one after another."""
+"""Maximum number of errors whose remedies are tried one after another."""
 _DIFFERENT = 0.5
-"""Smallest share of different rows for which equal rows count as copies; below, the columns have few values."""
+"""Smallest share of distinct rows for which equal rows count as copies. With a smaller share, rows are equal because
+the columns have few values.
+"""
 _SHOWN = 3
 
 
@@ -232,7 +234,7 @@ def _with_target(settings: Settings, file: TableFile) -> tuple[pa.Table, NDArray
 
 
 def _copies(settings: Settings, table: pa.Table, place: Place) -> tuple[NDArray[np.int64] | None, list[str]]:
-    """Return a number for each row, which equal rows share if they must stay together, and notes about copies."""
+    """Return a number for each row, equal for copies that must stay together, and notes about copies."""
     looked_at = [name for name in table.column_names if name not in settings.drop]
     columns = [
         table.column(name) for name in looked_at if name in settings.keep or not numbers_rows(table.column(name))

@@ -29,7 +29,7 @@ _MOST = 10**9
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that determines a fit. Settings of ``None`` have the estimator's default or are found from the data.
+    """Everything that determines a fit. A setting of ``None`` means the estimator's default or a choice from the data.
 
     Attributes:
         data: Path of the table.

@@ -16,7 +16,7 @@ class Watcher:
     """
 
     def prepared(self, prepared: Prepared) -> None:
-        """Called when the table was read and prepared."""
+        """Called when the table has been read and prepared."""
 
     def epoch(self, status: Any) -> None:
         """Called after each epoch of training."""

@@ -18,7 +18,7 @@ from bayesadam.tabular import Target
 QUANTILES = 200
 FRACTIONS = (0.0, 0.25, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98)
 MEMBERS = 4
-"""Number of members for the pruning curve if weights are correlated, as every level then costs a decomposition."""
+"""Number of members for the pruning curve if weights are correlated, because each level then needs a decomposition."""
 MAX_ROWS = 1_000
 
 
@@ -29,7 +29,7 @@ def weights(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], 
         estimator: The fitted estimator.
         inputs: Inputs of the rows for the scores, ``(N, D)``; only the first ``MAX_ROWS`` are used.
         targets: Targets of these rows.
-        target: The target, which knows the task.
+        target: The target, which determines the task.
 
     Returns:
         A dictionary, which is empty if no weight has a variance. "signal_to_noise" has quantiles of the logarithms to

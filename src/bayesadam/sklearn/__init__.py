@@ -1,7 +1,7 @@
 """scikit-learn estimators: calibrated predictions for tables, in two lines::
 
-from bayesadam.sklearn import BayesianMLPRegressor
-mean, std = BayesianMLPRegressor().fit(X, y).predict(X_new, return_std=True)
+    from bayesadam.sklearn import BayesianMLPRegressor
+    mean, std = BayesianMLPRegressor().fit(X, y).predict(X_new, return_std=True)
 
 Fitted estimators are saved without pickle by their method ``save``, and loaded by :func:`load_estimator`.
 """

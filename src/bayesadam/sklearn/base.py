@@ -78,14 +78,15 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     ) -> Any:
         """Train the members and calibrate their predictions on the rows that each member leaves out.
 
-        Ctrl-C ends the training, but not the fit: the members keep their weights after the last complete epoch,
-        ``interrupted_`` is true, and a ``UserWarning`` is issued.
+        Ctrl-C ends the training, but not the fit: the members have their weights after the last complete epoch, or with
+        early stopping those of the best epoch so far. ``interrupted_`` is then true, and a ``UserWarning`` is issued.
 
         Args:
             X: Inputs ``(N, D)``: numbers, or a data frame whose columns may hold numbers, truth values, categories,
                 text or dates, and may have missing values. ``inputs_`` describes how the columns were interpreted.
             y: Targets ``(N,)``; for regression also ``(N, K)``.
-            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. The method ``"anchored"`` has none.
+            sample_weight: Weights of the rows, ``(N,)``. Only their ratios matter. They must be ``None`` with the
+                method ``"anchored"``.
             groups: Group of each row, ``(N,)``. Rows of one group, such as the measurements of one patient, are left
                 out together.
             checkpoint: Folder for checkpoints. If the fit is stopped, the same call resumes it, and the result is that
@@ -173,7 +174,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         count = len(X)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         divided = plan(count, len(priors.components) if priors else self.members, numbered(groups, count), seed)
-        if self._method.posterior == "anchored" and not self._calibrates:  # nothing needs such rows
+        if self._method.posterior == "anchored" and not self._calibrates:  # all rows are for training
             divided.left_out[:] = False
         inputs, targets = self._inputs(X), self._targets(y)
         data, held_out, weights, held_out_weights = member_parts(divided, inputs, targets, weight)
@@ -341,7 +342,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
         require_single("X", X)
         with np.errstate(over="ignore"):
             inputs = standardized(X, self._x_mean, self._x_std)
-        if (absent := np.isnan(X)).any():  # a column without missing values in training: its mean
+        if (absent := np.isnan(X)).any():  # missing values of a column that had none in training become its mean
             inputs[absent] = 0.0
         if not np.isfinite(inputs).all():
             row, column = np.argwhere(~np.isfinite(inputs))[0].tolist()
@@ -386,10 +387,10 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     def _calibrate(
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
-        """Calibrate on the rows left out; an earlier calibration counts as well."""
+        """Calibrate predictions on the rows left out; the earlier calibration ``before``, if given, also counts."""
         raise NotImplementedError
 
 
 def continues(estimator: BayesianMLP) -> bool:
-    """Whether the posterior of the estimator's method can be the prior for more data."""
+    """Whether the method of the estimator has a posterior that can serve as the prior for further data."""
     return method_named(estimator._method_name).continues

@@ -23,7 +23,7 @@ PRIOR = 2
 """Number of rows that the prior of each factor counts as. The standard deviation of its logarithm is then 1."""
 
 LEAST = 0.01
-"""Lower bound of an earlier factor when it is the centre of a prior: from the logarithm of 0 it could not move away."""
+"""Lower bound of an earlier factor that becomes the centre of a prior, because the logarithm of 0 is not finite."""
 
 LOWEST, HIGHEST = np.array([math.log(1e-3), math.log(1e-6), 0.0]), np.array([math.log(1e3), math.log(1e6), 1.0])
 """Bounds of the logarithms of both factors, and of the strength."""
@@ -39,7 +39,7 @@ def effective_rows(weight: Floats) -> float:
 
 @torch.no_grad()
 def settle_(likelihood: Likelihood, before: Likelihood, rows: float) -> None:
-    """Average the learned parameters, all logarithms, with the earlier ones, weighted by their numbers of rows."""
+    """Average the learned parameters, which are all logarithms, with the earlier ones, weighted by numbers of rows."""
     old = before.state_dict()
     for name, value in likelihood.state_dict().items():
         value.lerp_(old[name].to(value), KNOWN / (KNOWN + rows))

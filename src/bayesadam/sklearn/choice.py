@@ -34,7 +34,7 @@ LEAST = 50
 FOLDS = 5
 FEATURES = 200
 FEW_FEATURES = 100
-"""Number of hidden units for likelihoods that are not Gaussian, whose regressions are iterated."""
+"""Number of hidden units for likelihoods that are not Gaussian. It is small because their regressions are iterative."""
 
 PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
 """Penalties of the ridge regressions, for features and noise of variance 1."""
@@ -234,7 +234,7 @@ def _allowed(name: str, target: Floats) -> bool:
 def _best(found: Floats, weight: Floats) -> int:
     """Return the candidate with the largest gain over the first, less ``MARGIN`` standard errors of the gain.
 
-    Among candidates that are nearly equal, it is the first one.
+    If several candidates are nearly equal, the first of them is returned.
     """
     gains = np.where(np.isfinite(found), found[0] - found, -np.inf)
     gains[0] = 0.0

@@ -155,15 +155,15 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         """Return sets of labels that contain the actual label with a given probability, ``(N, C)`` bool.
 
         A set contains the most probable labels, up to the first one with which the sum of their probabilities reaches
-        ``tau``. The method ``"bayes"`` uses ``tau = coverage``, which is right if the probabilities are. The other
-        methods are conformal (adaptive prediction sets, Romano et al. 2020): for exchangeable rows, their coverage
-        holds on average over the rows even if the probabilities are wrong. The columns are in the order of
+        ``tau``. The method ``"bayes"`` uses ``tau = coverage``; its coverage is right if the probabilities are right.
+        The other methods are conformal (adaptive prediction sets, Romano et al. 2020): for exchangeable rows, their
+        coverage holds on average over the rows even if the probabilities are wrong. The columns are in the order of
         ``classes_``.
 
         Args:
             X: ``(N, D)``.
             coverage: Probability that the actual label is in the set, in (0, 1).
-            method: ``"bayes"``: nothing is guaranteed.
+            method: ``"bayes"``: the coverage is not guaranteed.
 
                 ``"split"``: uses the rows given to :meth:`conformalize`. At least ``coverage`` is guaranteed.
 
@@ -212,7 +212,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
             y: Their labels, ``(n,)``.
 
         Raises:
-            ValueError: A label is not in ``classes_``, or the number of labels is not that of the rows.
+            ValueError: A label is not in ``classes_``, or the numbers of labels and of rows differ.
         """
         probs = self.predictive(X).probs.cpu()
         labels = np.asarray(y)
@@ -249,8 +249,8 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
     ) -> Any:
         """Continue the training on new rows: the posterior of every member becomes its prior.
 
-        The first call needs ``classes``, all labels that will occur, and fixes the scales of the inputs. In later calls
-        the earlier temperature counts as 50 rows. The method is available if ``method`` trains a posterior.
+        The first call needs ``classes``, the list of all labels that will occur, and fixes the scales of the inputs. In
+        later calls the earlier temperature counts as 50 rows. The method is available if ``method`` trains a posterior.
         """
         first = not hasattr(self, "posterior_")
         if first and classes is None:
@@ -382,7 +382,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
 
 
 def _of_labels(probs: Tensor, codes: Tensor) -> Tensor:
-    """Return the sum of all probabilities above that of the actual label, and the latter, ``(N, 2)``."""
+    """Return the sum of all probabilities above that of the actual label, and that label's probability, ``(N, 2)``."""
     return torch.stack([values.gather(1, codes[:, None])[:, 0] for values in (scores(probs), probs)], dim=1)
 
 

@@ -40,7 +40,7 @@ class RegressionEnsemble(BayesianMLP):
     _patterns: list[NoisePattern | None]
     _reach: Reach | None
     _between: bool
-    """Whether to add the variance between members with posteriors; files up to version 2 do not."""
+    """Whether to add the variance between members with posteriors; false for files up to version 2."""
 
     @property
     def _gaussian(self) -> bool:
@@ -69,7 +69,7 @@ class RegressionEnsemble(BayesianMLP):
 
     @property
     def _learned_noise(self) -> bool:
-        """Whether a variance of the noise that is the same for all rows is learned in training."""
+        """Whether training learns a variance of the noise, which is the same for all rows."""
         return isinstance(self._template, Gaussian) and any(p.requires_grad for p in self._template.parameters())
 
     def _calibrate(

@@ -19,7 +19,7 @@ START_ROWS = 10_000
 
 
 def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
-    """Raise ``ValueError`` if ``value`` is neither one of these names nor a likelihood of numbers."""
+    """Raise ``ValueError`` if ``value`` is neither one of the names in ``among`` nor a likelihood for regression."""
     if isinstance(value, Likelihood):
         if value.defines("log_probs"):
             raise ValueError(f"likelihood must be one of numbers, not classes, for a regressor, got {value!r}")
@@ -30,7 +30,7 @@ def check(value: object, among: Sequence[str] = ("auto", *NAMES)) -> None:
 
 
 def made(value: Any, outputs: int) -> Likelihood:
-    """Return the likelihood with this name, with learned parameters for each target, or a copy of a likelihood."""
+    """Return a copy of the given likelihood, or create the named one, with learned parameters for each target."""
     if isinstance(value, Likelihood):
         return copy.deepcopy(value).float()
     each: dict[str, Any] = {"learned": True}
@@ -73,7 +73,7 @@ def best_constant(likelihood: Likelihood, targets: Tensor) -> tuple[Likelihood, 
 
 
 def settled(likelihood: Likelihood, output: Tensor, target: Tensor, weight: Tensor) -> tuple[Likelihood, float]:
-    """Return a copy with its parameters fitted to given outputs, and the resulting mean negative log density.
+    """Return a copy of the likelihood whose parameters are fitted to given outputs, and its mean negative log density.
 
     Args:
         likelihood: A likelihood in float64.

@@ -29,13 +29,15 @@ PIECES = 12
 
 FOLDS = 4
 STRENGTHS = (0.01, 0.05, 0.3)
-"""Candidates for scikit-learn's ``C``, the inverse strength of the penalty, which left-out rows choose."""
+"""Candidates for scikit-learn's ``C``, the inverse strength of the penalty; ``C`` is chosen on left-out rows."""
 
 FEWEST = 40
 """Minimum number of rows for these regressions."""
 
 LARGEST = 4e6
-"""Maximum of rows times coefficients of a fit, which uses a part of the rows if need be, but at least 1,000 or all."""
+"""Maximum of the number of rows times the number of coefficients of a fit. If there are more, the fit uses a part of
+the rows, but at least 1,000 rows or all.
+"""
 
 
 @dataclass(frozen=True)
@@ -162,12 +164,12 @@ def _fitted(
     rows: NDArray[np.bool_],
     strength: float,
 ) -> LinearPart:
-    """Fit a regression to some of the rows. A class that they lack gets a constant log odds of about one row."""
+    """Fit a regression to some of the rows. A class without any of them gets constant log odds of about one row."""
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
     model = LogisticRegression(C=strength, max_iter=100)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # what is left to gain is less than the penalty
+        warnings.simplefilter("ignore", ConvergenceWarning)  # more iterations would gain less than the penalty
         model.fit((features - mean) * scale, labels[rows], weight[rows] / weight[rows].mean())
     coefficient, intercept = model.coef_, model.intercept_
     if len(model.classes_) == 2:

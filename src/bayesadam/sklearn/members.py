@@ -26,7 +26,9 @@ DENSE = 128
 """Maximum number of weights for a Laplace approximation with a full covariance."""
 
 LARGE = 1_000
-"""Maximum number of weights for one of low rank or with Kronecker factors. Above, it covers the last layer only."""
+"""Maximum number of weights for a Laplace approximation of low rank or with Kronecker factors. For larger networks, the
+approximation covers the last layer only.
+"""
 
 RANK = 32
 """Rank of the covariance besides its diagonal. From 16 to 40, the NLL is the same within its error on four UCI sets."""
@@ -41,7 +43,7 @@ ROWS = 8_192
 def randomized(
     network: nn.Module, data: Sequence[Pair], likelihoods: Sequence[Likelihood], prior_precision: float, seed: int
 ) -> tuple[list[Pair], list[Tensor] | None, list[DiagonalGaussian]]:
-    """Return data, weights of the rows, and priors of members that differ as :func:`bayesadam.anchored_ensemble` says.
+    """Return data, weights of the rows, and priors for members that differ as in :func:`bayesadam.anchored_ensemble`.
 
     Args:
         network: A network of the ensemble.

@@ -32,7 +32,7 @@ BEND = 3.0
 
 
 def check_noise(value: object, likelihood: object) -> None:
-    """Raise ``ValueError`` if ``value`` is no model of the noise, or if the likelihood already has one."""
+    """Raise ``ValueError`` if ``value`` is not a model of the noise, or if the likelihood already has a model of it."""
     number = isinstance(value, int | float | np.number) and not isinstance(value, bool) and 0 < value < np.inf
     if not number and not (isinstance(value, str) and value in NOISE):
         raise ValueError(f"noise must be one of {NOISE} or a positive standard deviation, got {value!r}")
@@ -198,7 +198,7 @@ class _Networks:
         return self.linear.square().sum() + self.hidden.square().sum() + self.out.square().sum()
 
     def average(self) -> tuple[dict[str, Any], float]:
-        """Return the arrays of a :class:`NoisePattern`, which is the networks' mean, and the constant that it lacks."""
+        """Return the arrays of a :class:`NoisePattern` that averages the networks, and the constant term left out."""
         linear, hidden, bias, out, level = (value.detach().numpy() for value in self.parameters())
         arrays = {
             "linear": linear[..., 0].mean(0),

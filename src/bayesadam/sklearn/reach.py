@@ -36,7 +36,7 @@ class Reach:
         return cls(float(squares[order[np.searchsorted(share, INSIDE)]]), effective_rows(weight))
 
     def joined(self, other: Reach) -> Reach:
-        """Return the region of the rows of both."""
+        """Return the region of the rows of both regions."""
         return Reach(max(self.square, other.square), self.rows + other.rows)
 
     def leverage(self, inputs: Floats) -> Floats:

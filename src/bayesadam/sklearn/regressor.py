@@ -205,9 +205,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95, *, method: str = "bayes") -> Array:
         """Return intervals that contain the target with a given probability, ``(N, 2)`` or ``(N, K, 2)``, in its units.
 
-        The method ``"bayes"`` is right if the predictive distribution is. The other methods are conformal
-        (:mod:`bayesadam.conformal`): for exchangeable rows, their coverage holds on average over the rows even if the
-        distribution is wrong. If the targets are transformed, these methods use the errors of the transformed targets.
+        The coverage of the method ``"bayes"`` is right if the predictive distribution is right. The other methods are
+        conformal (:mod:`bayesadam.conformal`): for exchangeable rows, their coverage holds on average over the rows
+        even if the distribution is wrong. If the targets are transformed, these methods use the errors of the
+        transformed targets.
 
         Args:
             X: ``(N, D)``.
@@ -252,7 +253,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             y: Their targets.
 
         Raises:
-            ValueError: A target is not finite, or the number of targets is not that of the rows.
+            ValueError: A target is not finite, or the numbers of targets and of rows differ.
         """
         pred = self.predictive(X)
         target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")

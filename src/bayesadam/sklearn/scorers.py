@@ -37,7 +37,8 @@ def neg_nll(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
 def neg_crps(estimator: Any, X: ArrayLike, y: ArrayLike) -> float:
     """Return the negative continuous ranked probability score, averaged over rows and targets, in the targets' units.
 
-    The formula is eq. 20 of Gneiting and Raftery (2007). Arguments and errors are those of :func:`neg_nll`.
+    The formula is eq. 20 of Gneiting and Raftery (2007). The arguments and the errors raised are those of
+    :func:`neg_nll`.
     """
     pred, target = _predictive(estimator, X, y)
     return -float(metrics.predictive_crps(pred, target).mean())

@@ -121,7 +121,7 @@ class Stack:
             yield self.left.get(bias), self.variance[bias].unsqueeze(1)
 
     def _moved(self, prefix: str, inputs: Tensor) -> Tensor | None:
-        """Return the changes of a layer's outputs if its weights change by columns of ``F``: ``(M, N, out, R)``."""
+        """Return the change of a layer's outputs for every column of ``F`` added to its weights, ``(M, N, out, R)``."""
         weight, bias = (self.factor.get(f"{prefix}{local}") for local in ("weight", "bias"))
         found = None
         if weight is not None:

@@ -35,7 +35,7 @@ variance between members. Since version 4 a classification has its regressions, 
 that members left out, which conformal predictions by "cross" need."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
-"""The new ``model.json``, until the posterior to which it belongs is in its place."""
+"""Temporary name of the new ``model.json`` until the posterior to which it belongs is in place."""
 _RULE = f"{MODEL} must be what save() wrote"
 _ENDS = ("end", "early", "time", "interrupted")
 _KINDS = {kind.__name__: kind for kind in (BayesianMLPRegressor, BayesianMLPClassifier)}
@@ -126,14 +126,14 @@ def load_estimator(folder: str | os.PathLike[str]) -> BayesianMLPRegressor | Bay
 def read_estimator(
     folder: str | os.PathLike[str],
 ) -> tuple[BayesianMLPRegressor | BayesianMLPClassifier, str | None]:
-    """Return the estimator and the digest of ``model.json``, or ``None`` and no warning if it has none."""
+    """Return the estimator and the digest of ``model.json``, which is ``None`` if missing (without a warning)."""
     path = Path(folder)
     try:
         told, posterior, digest = _pair(path, MODEL)
     except (FileNotFoundError, files.DamagedFile):  # save() may have been stopped between its two files
         try:
             told, posterior, digest = _pair(path, NEXT)
-        except (OSError, files.DamagedFile):  # or may just have completed
+        except (OSError, files.DamagedFile):  # or save() may just have completed
             told, posterior, digest = _pair(path, MODEL)
     with files.reading(_RULE, path / MODEL):
         return _restored(told, posterior), digest
@@ -159,7 +159,7 @@ def _pair(path: Path, name: str) -> tuple[dict[str, Any], Mixture, str | None]:
 
 
 def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor | BayesianMLPClassifier:
-    """Create the estimator. Any error that is not the system's means that the record is damaged."""
+    """Create the estimator. Any error other than an ``OSError`` means that the record is damaged."""
     params = dict(told["params"])
     params["hidden"] = tuple(params["hidden"])
     if told["kind"] == BayesianMLPRegressor.__name__ and told["version"] < 3:
@@ -298,7 +298,7 @@ def _read_conformal(estimator: Any, told: dict[str, Any], members: int) -> None:
 
 
 def _check_sizes(estimator: Any, posterior: Mixture) -> None:
-    """Check that the posterior is one over the network's weights, before a network is made that may be very large."""
+    """Check that the posterior matches the network's weights, before a network is created that may be very large."""
     weights = posterior.components[0].mean
     if len(estimator.hidden) > len(weights):
         raise ValueError(f"hidden must be those of the posterior, got {len(estimator.hidden)} layers")
@@ -348,5 +348,5 @@ def _number(value: Any) -> Any:
 
 
 def _rounded(values: np.ndarray[Any, Any]) -> list[Any]:
-    """Round to six digits, as the history of a long training would be a third of the file; NaN becomes None."""
+    """Round to six digits, because a long history would otherwise fill a third of the file; NaN becomes None."""
     return [[None if math.isnan(value) else float(f"{value:.6g}") for value in row] for row in values.tolist()]

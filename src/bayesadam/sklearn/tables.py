@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def is_table(X: Any) -> bool:
-    """Whether inputs have categories, text, dates or missing values; numbers and truth values alone need no table."""
+    """Whether inputs have categories, text, dates or missing values. Numbers and truth values alone need no table."""
     if hasattr(X, "iloc"):  # pandas
         return getattr(X, "ndim", 0) == 2 and not _are_numbers(X)
     if hasattr(X, "__arrow_c_stream__") or hasattr(X, "to_arrow"):

@@ -47,7 +47,7 @@ def check(value: object) -> None:
 
 
 def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
-    """Fit the transform with a name to targets.
+    """Fit the transform ``name`` to targets.
 
     The range of the targets is extended by its own length on both sides. Outside this interval the transform continues
     along its tangents. If no target is negative, predictions are not negative either. A constant target is not

@@ -81,7 +81,7 @@ class Training:
 
     Attributes:
         stopped: Reason for the end: ``"end"`` (all epochs), ``"early"`` (no improvement), ``"time"`` or
-        ``"interrupted"``.
+            ``"interrupted"``.
         best: The epoch, counted from 1, whose members are kept.
         loss: Training losses, ``(members, epochs)``; NaN after the end.
         held_out_nll: ``(members, epochs)``; NaN for epochs at which it was not computed.
@@ -116,7 +116,8 @@ class Training:
         self._begin = 0.0
 
     def run(self) -> Population:
-        """Train the members. After Ctrl-C or at the end of the time, they have the weights of the last complete epoch.
+        """Train the members. If Ctrl-C or the time budget ends the training, return the best members so far, or those
+        of the last complete epoch if ``error`` is ``None``.
 
         Raises:
             KeyboardInterrupt: The user interrupted the first epoch, so that there is nothing to keep.
@@ -170,7 +171,9 @@ class Training:
         )
 
     def _fit_into(self, seconds: float) -> None:
-        """Choose the number of epochs by the time of a few steps. If need be, an epoch does not visit all rows."""
+        """Choose the number of epochs by the time of a few steps. If the time is too short for ten passes over the
+        rows, an epoch does not visit all rows.
+        """
         shown, self.verbose = self.verbose, False
         steps = min(8, self.steps_per_epoch)
         self._steps = {"replacement": True, "steps_per_epoch": steps}
@@ -260,7 +263,7 @@ def cosine(done: float) -> float:
 
 @torch.no_grad()
 def held_out_nll(nets: Population, held_out: Sequence[Pair], weights: Sequence[Tensor] | None) -> Tensor:
-    """Return the mean negative log density of each member's own rows, at its mean weights, ``(members,)`` float64."""
+    """Return each member's mean negative log density of the rows that it left out, ``(members,)`` float64."""
     if not nets.likelihoods:  # trained by an objective, for example FAWN
         return torch.full((len(nets),), math.nan, dtype=torch.float64)
     predictions = nets.predict([x for x, _ in held_out], method="mean")

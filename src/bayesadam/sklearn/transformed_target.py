@@ -52,20 +52,20 @@ class TransformedTargetRegressor(Base):  # type: ignore[misc]
         return (mean, np.sqrt((found - mean[..., None]) ** 2 @ weights)) if return_std else mean
 
     def predict_interval(self, X: ArrayLike, coverage: float = 0.95) -> Array:
-        """Central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
+        """Return central intervals, ``(N, 2)`` or ``(N, K, 2)``, in the units of the targets.
 
         Args:
             X: ``(N, D)``.
-            coverage: Probability that a target is inside, in (0, 1).
+            coverage: Probability that a target is in its interval, in (0, 1).
 
         Raises:
-            ValueError: A coverage out of range.
+            ValueError: The coverage is out of range.
         """
         check_coverage(coverage)
         return self._quantiles(X, [0.5 - 0.5 * coverage, 0.5 + 0.5 * coverage])
 
     def get_metadata_routing(self) -> MetadataRouter:
-        """What ``predict`` takes itself, and what goes to the regressor."""
+        """Return the routing of metadata to ``predict`` itself and to the regressor."""
         return super().get_metadata_routing().add_self_request(self)
 
     def _quantiles(self, X: ArrayLike, levels: Sequence[float]) -> Array:

@@ -81,13 +81,13 @@ class CsvFile(TableFile):
         self.notes += notes
 
     def read(self) -> pa.Table:
-        """As in the base class."""
+        """Read the whole table, as described in the base class."""
         table = self._typed()
         if self.decimal is None and self.delimiter != ",":
             texts = [levels_of(column) for column in table.columns if is_text(column.type)]
             if any(decimal_of(levels) == "," for levels in texts if len(levels)):
                 self.decimal = ","
-                table = self._typed()  # 1.234 now means another number
+                table = self._typed()  # with another decimal mark, 1.234 is another number
         return table
 
     def _typed(self) -> pa.Table:
@@ -115,7 +115,7 @@ class CsvFile(TableFile):
         return self._whole(parts, reader.schema)
 
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
-        """As in the base class."""
+        """Read the table in chunks, as described in the base class."""
         raw = dict(zip(self.columns, self._raw, strict=True))
         first = 0
         try:

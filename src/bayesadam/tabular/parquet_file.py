@@ -33,7 +33,7 @@ class ParquetFile(TableFile):
         super().__init__(path, self._raw, missing)
 
     def read(self) -> pa.Table:
-        """As in the base class."""
+        """Read the whole table, as described in the base class."""
         metadata = self._file.metadata
         self._require_room(sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)))
         try:
@@ -43,7 +43,7 @@ class ParquetFile(TableFile):
         return self._known(self._whole(table.to_batches(), table.schema))
 
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
-        """As in the base class."""
+        """Read the table in chunks, as described in the base class."""
         raw = dict(zip(self.columns, self._raw, strict=True))
         first = 0
         try:

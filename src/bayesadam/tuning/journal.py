@@ -50,8 +50,8 @@ class Journal(JournalFileBackend):
 
 
 class _Lock(JournalFileOpenLock):
-    """A lock that ends with its process; where the file system has none, Optuna's own, which waits for half a
-    minute.
+    """A lock that is released when its process ends. If the file system does not support such locks, Optuna's own lock
+    is used, which another process can take after half a minute.
     """
 
     def __init__(self, path: str) -> None:
@@ -98,7 +98,7 @@ def drop_torn_line(path: str) -> None:
 
 
 def _last_line(file: Any, end: int) -> bytes:
-    """The last line among the first ``end`` bytes."""
+    """Return the last line among the first ``end`` bytes."""
     length = _TAIL
     while True:
         begin = max(0, end - length)

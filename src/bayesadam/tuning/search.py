@@ -21,7 +21,7 @@ from bayesadam.tuning.plan import Candidate, Direction, Plan, Storage
 from bayesadam.tuning.signs import Lost, may_be_shared, repeated, signs_of_life
 from bayesadam.tuning.studies import EVALUATED, TAKEN, ask, load_or_create, open_storage, tell
 
-_LOOK = 2.0  # seconds between two looks at what other processes have done
+_LOOK = 2.0  # seconds between two checks of the trials of other processes
 
 
 def tune(
@@ -101,8 +101,8 @@ def tune(
 
 
 def _state(plan: Plan, studies: Sequence[optuna.Study]) -> tuple[list[int], str]:
-    """Number of trials that each study lacks, and a note with the best value so far (for several studies the
-    median).
+    """Return the number of trials that each study lacks, and a note with the best value so far (for several studies,
+    the median of their best values).
     """
     lacking, best = [], []
     for study in studies:
@@ -130,7 +130,7 @@ def _run_share(plan: Plan, share: list[int]) -> None:
 
 
 def _run(plan: Plan, storage: BaseStorage, studies: Mapping[int, optuna.Study], report: Callable[[], None]) -> None:
-    """Run round after round; studies that are behind are continued first."""
+    """Run rounds until every study has enough trials. Each round is for the studies with the fewest trials."""
     shared = may_be_shared(storage)
     lost = Lost(studies.values(), shared)
     while True:
@@ -169,7 +169,7 @@ def _round(plan: Plan, studies: Mapping[int, optuna.Study], shared: bool) -> Non
                 tell(study, trial.number, TrialState.PRUNED)
     except BaseException:
         for study, trial in asked:
-            with suppress(Exception):  # the first error counts
+            with suppress(Exception):  # the error that is raised below is the first one
                 tell(study, trial.number, TrialState.FAIL)
         raise
 

@@ -1,8 +1,8 @@
-"""Signs of life of trials: which are being evaluated by another run, and which were lost with the run that died.
+"""Signs of life of trials, which show whether another run is evaluating a trial or has died.
 
-Optuna's heartbeats are for ``Study.optimize`` only. With its interface for asking and telling, a sign of life is a user
-attribute of the trial: the time, renewed while the objective is at work. The clocks of machines that share a database
-may differ by less than ``INTERVAL``.
+Optuna's heartbeats are for ``Study.optimize`` only. With ``ask`` and ``tell``, a sign of life is a user attribute of
+the trial: the current time, which is renewed while the objective is running. The clocks of machines that share a
+database may differ by less than ``INTERVAL``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def may_be_shared(storage: BaseStorage) -> bool:
 
 @contextmanager
 def signs_of_life(trials: Sequence[Trial]) -> Iterator[None]:
-    """Context in which these trials show that they are being evaluated."""
+    """Context in which these trials have signs of life."""
 
     def show() -> None:
         for trial in trials:
@@ -42,13 +42,13 @@ def signs_of_life(trials: Sequence[Trial]) -> Iterator[None]:
 
 
 class Lost:
-    """Finds the trials that were lost with their run.
+    """The trials that were lost because the run that evaluated them died.
 
     Args:
-        studies: Whose trials to look at.
-        shared: Whether other runs may be at work. If not, all trials that are recorded as running at the start are
-            lost; else those without a sign of life for too long. A trial that never gave one is counted from when it
-            was first seen.
+        studies: Studies whose trials are examined.
+        shared: Whether other runs may use the same storage at the same time. If not, all trials that are recorded as
+            running at the start are lost. Otherwise a trial is lost if its last sign of life is older than twice
+            ``INTERVAL``; for a trial without any sign, the time starts when it is first seen.
     """
 
     def __init__(self, studies: Iterable[optuna.Study], shared: bool) -> None:
@@ -58,7 +58,7 @@ class Lost:
                 tell(study, trial.number, TrialState.FAIL)
 
     def running(self) -> list[tuple[optuna.Study, optuna.trial.FrozenTrial]]:
-        """Trials that are recorded as running."""
+        """Return the trials that are recorded as running."""
         states = (TrialState.RUNNING,)
         return [(s, trial) for s in self._studies for trial in s.get_trials(deepcopy=False, states=states)]
 

@@ -1,4 +1,4 @@
-"""Studies of Optuna: stored, asked for candidates, and told values."""
+"""Optuna studies: storing them, asking them for candidates, and telling them values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
 
 
 def open_storage(storage: Storage) -> BaseStorage:
-    """Open what the user gave, or a storage in memory."""
+    """Open the given storage, or a storage in memory for ``None``."""
     if storage is None:
         return InMemoryStorage()
     if isinstance(storage, BaseStorage):
@@ -51,13 +51,13 @@ def open_storage(storage: Storage) -> BaseStorage:
         path = os.fspath(storage)
         return JournalStorage(Journal(path))
     url = str(storage)
-    # Writers of an SQLite file wait for each other, by default for 5 seconds only.
+    # Processes that write to an SQLite file wait for each other, by default for only 5 seconds.
     options = {"connect_args": {"timeout": 60}} if url.startswith("sqlite") else {}
     return RDBStorage(url, options)
 
 
 def load_or_create(plan: Plan, storage: BaseStorage) -> list[optuna.Study]:
-    """Load or create all studies; stored ones are checked before a new one is created."""
+    """Load or create all studies. The stored studies are checked before a new one is created."""
     stored = optuna.get_all_study_names(storage)
     for name in [name for name in plan.studies if name in stored]:
         study = optuna.load_study(study_name=name, storage=storage)
@@ -66,7 +66,7 @@ def load_or_create(plan: Plan, storage: BaseStorage) -> list[optuna.Study]:
             raise ValueError(f"direction must be {rule}, as of the stored study {name!r}, got {plan.direction!r}")
         for trial in study.get_trials(deepcopy=False):
             space = trial.distributions
-            if trial.state not in EVALUATED:  # killed in the middle of a proposal, it may lack some names
+            if trial.state not in EVALUATED:  # killed during the proposal, it may lack parameters
                 space = {**plan.space, **space}
             if space != plan.space:
                 raise ValueError(f"space must be {space!r}, as of the stored study {name!r}, got {plan.space!r}")
@@ -78,7 +78,7 @@ def load_or_create(plan: Plan, storage: BaseStorage) -> list[optuna.Study]:
 
 
 def ask(plan: Plan, position: int, study: optuna.Study) -> tuple[int, Trial] | None:
-    """The number of the round and its trial; ``None`` if other machines have taken the remaining rounds."""
+    """Return the number of the round and its trial, or ``None`` if other machines have taken the remaining rounds."""
     while True:
         trials = study.get_trials(deepcopy=False)
         number = sum(trial.state in TAKEN for trial in trials)
@@ -93,15 +93,15 @@ def ask(plan: Plan, position: int, study: optuna.Study) -> tuple[int, Trial] | N
             trial = study.ask(dict(plan.space))
         if trial.number <= len(trials):
             return number, trial
-        # Another machine has asked since the trials were counted, and may have drawn from the same seed.
+        # Another machine has asked for a candidate since the trials were counted, and may have used the same seed.
         tell(study, trial.number, TrialState.FAIL)
 
 
 def _gaussian_process(plan: Plan, study: optuna.Study, seed: int) -> BaseSampler:
-    """Make the default sampler, in which pruned trials count as the worst of all.
+    """Create the default sampler, for which pruned trials have the worst value of all trials.
 
-    Optuna's sampler ignores pruned trials and would propose the same candidate for ever. If there are any, this one
-    works on a copy of the study in which they have the worst value.
+    Optuna's sampler ignores pruned trials and would propose the same candidate for ever. If there are pruned trials,
+    the sampler works on a copy of the study in which they have the worst value.
     """
     process = GPSampler(seed=seed, n_startup_trials=plan.startup, warn_independent_sampling=False)
     trials = study.get_trials(deepcopy=False, states=TAKEN)
