@@ -1,4 +1,4 @@
-"""The algorithms and their settings, which are the same for all problems. Ours were chosen on Covertype alone."""
+"""The algorithms and their settings, which are the same for all problems; the notes say how they were chosen."""
 
 from __future__ import annotations
 
