@@ -1,7 +1,7 @@
 """Notes for the page: choices where the paper gives no details, and the interpretation of the numbers."""
 
 CHOICES = """\
-## What is not published, and what was chosen
+## Choices where the paper gives no details
 
 * **The network.** The paper does not describe it; it repeats an experiment of Wilson et al. 2017, who used torch-rnn.
   We take torch-rnn's defaults: two LSTM layers of 128, embeddings of 64, no dropout, its initialisation; 50 streams
@@ -18,13 +18,13 @@ CHOICES = """\
 * **Length.** The published trainings have 200 epochs; ours are shorter (the tables say how many), once with the decay
   (a tenth of the learning rate after every 40 or 80 of 200 epochs) scaled to the epochs run, and once without decay,
   which is what the published schedules are in their first 40 epochs. The published rates, decays and `beta` were
-  searched for on the test loss of 200 epochs; ours are theirs.
-* **Other methods.** Vadam, IVON and AdamW have the library's or PyTorch's defaults and a learning rate that falls
-  along half a cosine to a hundredth. It is chosen among three by the validation loss of the mean network after a
-  shorter training. Vadam and IVON are told the number of characters, of characters per step, and of steps; a step has
-  one sample.
-* **The transformer** is ours: two layers of width 64 with four heads, windows of 64 characters, 32 per step, in
-  random order; no clipping. Windows are tested without what comes before them.
+  searched for on the test loss of 200 epochs; we use the same values.
+* **Other methods.** Vadam, IVON and AdamW have the library's or PyTorch's defaults and a learning rate that falls along
+  half a cosine to a hundredth. Its initial value is chosen from three candidates by the validation loss of the mean
+  network after a shorter training. Vadam and IVON receive the number of characters, of characters per step, and of
+  steps. A step has one sample.
+* **The transformer** is ours: two layers of width 64 with four heads, windows of 64 characters, 32 per step, in random
+  order; no clipping. Windows are tested without the text before them.
 * **Scores.** A sample reads the whole test text with a memory of its own, and probabilities are averaged. ECE has 15
   bins. Errors are standard errors over seeds; differences are paired by seed.
 

@@ -18,40 +18,45 @@ METHODS = {"bbb": "BBVI", "vadam": "Vadam", "vogn": "VOGN"}
 """Names of the methods in the paper. For a method without results, only the published curve is shown."""
 
 NOTES = """\
-A network of one hidden layer of 64 ReLU on Australian credit, 345 points to train and 345 to test. Lines are medians
-over 10 seeds, of the running median over 100 iterations of each (a single evaluation has 10 posterior samples and is
-noisy); circles are the same median in the authors' stored runs, one seed each. BBVI is Bayes by Backprop: a Gaussian
-prior, the divergence in closed form, `sigma = log(1 + e^rho)`, and Adam on `mu` and `rho`. The axis is logarithmic, to
-show all of its curve; the paper's ends at 2.
+A network of one hidden layer of 64 ReLU on Australian credit, 345 points to train and 345 to test. A single evaluation
+has 10 posterior samples and is noisy. Each seed is therefore smoothed by a running median over 100 iterations, and
+lines are medians of these over 10 seeds. Circles are the same running median in the authors' stored runs, which have
+one seed each. BBVI is Bayes by Backprop: a Gaussian prior, the divergence in closed form, `sigma = log(1 + e^rho)`, and
+Adam on `mu` and `rho`. The axis is logarithmic, so that the whole curve of BBVI is visible; the axis in the paper ends
+at 2.
 
 The plotted loss is **joint** over the test set, `-log2 mean_s prod_i p(y_i | theta_s) / n`, as in the authors' code;
-the pointwise one, `-mean_i log2 mean_s p(y_i | theta_s)`, is in the table beside it. The joint one is in effect that of
-the best of the 10 samples, the pointwise one that of their average: they differ as long as the posterior is wide.
+the table also has the **pointwise** loss, `-mean_i log2 mean_s p(y_i | theta_s)`. The joint loss is practically that of
+the best of the 10 samples, and the pointwise loss that of their average. The two differ as long as the posterior is
+wide.
 
 What to make of it:
 
-* Every number of the paper for Vadam and VOGN is met to 0.02 bits, those for BBVI to 0.05. On (1, 1) that is closer
-  than the evaluation allows: with three other draws of its noise BBVI's 3.10 at 1000 was 2.88 to 3.66, its 1.77 at 5000
-  1.84 to 2.12. With 16 samples 0.75 at 5000 was 0.74 to 0.76.
-* BBVI is far behind on minibatches of one: after 5000 iterations it is with 16 samples where Vadam was after some 850,
-  and with one sample not there at all. Its scales start at 1 and hardly come down: after 5000 iterations one in twenty
-  is below 0.84 on (1, 1), 0.59 on (1, 16) and 0.51 on (128, 16); Vadam, which reads them off a running average of
-  squares, has one in twenty below 0.08 on (1, 1) (medians are above 0.8 in all four).
-* On (128, 16) the paper's Vadam starts faster than BBVI but ends above it. That is no accident of its one run: our
-  medians cross several times from 3370 to 4300, and at the end Vadam is above BBVI in 9 of 10 seeds, and 0.11 to 0.20
-  bits above VOGN in all. The square of the mean gradient of a large minibatch is far below the mean of the squares, so
-  the posterior stays too wide. Pointwise that costs 0.04 bits only.
-* VOGN, whose curvature does not depend on the size of the minibatch, is the fastest of the three in all panels, and
-  ends below BBVI in all seeds on (128, 16), by 0.04 to 0.20 bits.
+* All numbers of the paper are reproduced to 0.02 bits for Vadam and VOGN, and to 0.05 bits for BBVI. On (1, 1) this
+  agreement is closer than the noise of the evaluation: with three other draws of the noise, BBVI had 2.88 to 3.66
+  instead of 3.10 at iteration 1000, and 1.84 to 2.12 instead of 1.77 at iteration 5000. With 16 samples it had 0.74 to
+  0.76 instead of 0.75 at iteration 5000.
+* BBVI is much slower on minibatches of one: with 16 samples it reaches the loss of Vadam's iteration 850 after 5000
+  iterations, and with one sample it does not reach it. Its standard deviations start at 1 and hardly decrease: after
+  5000 iterations one in twenty is below 0.84 on (1, 1), 0.59 on (1, 16) and 0.51 on (128, 16). Vadam computes them from
+  a running average of squares, and one in twenty is below 0.08 on (1, 1). The medians are above 0.8 in all four cases.
+* On (128, 16) the paper's Vadam starts faster than BBVI but ends with a higher loss. This is not due to chance in its
+  single run: our medians cross several times from iteration 3370 to 4300, and at the end Vadam is above BBVI in 9 of 10
+  seeds, and 0.11 to 0.20 bits above VOGN in all seeds. The square of the mean gradient of a large minibatch is far
+  below the mean of the squares, so that the posterior stays too wide. In the pointwise loss this costs only 0.04 bits.
+* VOGN, whose curvature does not depend on the size of the minibatch, is the fastest of the three methods in all panels.
+  On (128, 16) it ends 0.04 to 0.20 bits below BBVI in all seeds.
 
 Departures from the authors' code:
 
-* Their division of the data comes as a file of its own and the LIBSVM file has another order, so every seed has a
-  random division of its own: the bands are over divisions too.
-* Minibatches are drawn with replacement; theirs are consecutive parts of a shuffled epoch, the last one smaller.
-* An evaluation every 10 iterations; theirs is after each one, and "median of the last 100" has 100 of them.
-* All seeds are evaluated with the same noise, a new one every time. Its waves are in all lines
-  alike, are not averaged out over seeds, and are not in the bands.
+* Their division of the data is stored in a separate file, and the LIBSVM file has another order. Here every seed has
+  its own random division, so that the bands also include the variation between divisions.
+* Minibatches are drawn with replacement. Theirs are consecutive parts of a shuffled epoch, of which the last is
+  smaller.
+* There is an evaluation every 10 iterations. Theirs is after every iteration, so that their "median of the last 100" is
+  over 100 evaluations.
+* All seeds are evaluated with the same noise, which is drawn anew for every evaluation. Its fluctuations are therefore
+  the same in all seeds: they are not averaged out over seeds, and the bands do not include them.
 * VOGN has no momentum, as in the code (the paper prints 0.9).
 """
 

@@ -2,10 +2,10 @@
 
 NOTES = """\
 Ten of the published 90/10 splits (protein has five, all of them here), which are not the paper's own random ones;
-errors are standard deviations over the splits, as in the paper. *Difference* is ours minus the paper's mean in
-standard errors of the latter (its deviation over the root of 10); negative is better. *Reached* is a difference of at
-most 1. FAWN-ROPD, FAWN-VI and FAWN-BERN have 50 hidden ReLU, one layer, minibatches of 128, and no validation set, as
-in the paper, which does not say what follows; these settings are ours and the same for all sets:
+errors are standard deviations over the splits, as in the paper. *Difference* is ours minus the paper's mean in standard
+errors of the latter (its deviation over the root of 10); negative is better. *Reached* is a difference of at most 1.
+FAWN-ROPD, FAWN-VI and FAWN-BERN have 50 hidden ReLU, one layer, minibatches of 128, and no validation set, as in the
+paper. The paper does not give the following settings, which are ours and the same for all sets:
 
 * inputs and targets standardised by the training part; means N(0, 1/fan-in), standard deviations 0.05, noise 0.3;
 * Adam with step size 0.01, by a cosine to 0 in the second half; 20,000 minibatches, 40,000 on naval, in place of
@@ -13,16 +13,16 @@ in the paper, which does not say what follows; these settings are ours and the s
 * the prior is one Gaussian for all weights, always the best one for them, in closed form;
 * the noise is learned, one number per network, and no training is stopped early.
 
-FAWN-BERN is trained on the predictive density (ROPD's objective); the paper does not say which it took. Its scale is
-shared by the weights of an output unit, or of an input unit; biases have no noise. The Gaussian process has a linear
-and a squared exponential kernel with a length for every input, four starts, and is our own (its likelihood, gradient
-and predictions agree with scikit-learn's to 8 digits), since scikit-learn's gradient takes five times as long on
-boston.
+FAWN-BERN is trained on the predictive density (ROPD's objective); the paper does not say which objective it used. Its
+scale is shared by the weights of an output unit, or of an input unit; biases have no noise. The Gaussian process has a
+linear and a squared exponential kernel with a length for every input, four starts, and is our own (its likelihood,
+gradient and predictions agree with scikit-learn's to 8 digits), since scikit-learn's gradient takes five times as long
+on boston.
 
 Why FAWN-BERN misses the paper with a scale per output unit: all weights of a scale have its sign, so that the last
 layer adds up hidden units with one sign, each of which has a mean that is convex in the inputs. The mean of such a
-network is convex or concave, whatever is trained. With a scale per input unit each hidden unit is added with a sign of
-its own. A probe on the first three splits, with 3,000 minibatches (standard deviations in brackets):
+network is convex or concave, whatever its weights are. With a scale per input unit each hidden unit is added with a
+sign of its own. A probe on the first three splits, with 3,000 minibatches (standard deviations in brackets):
 
 | scale, objective, start | concrete | energy | kin8nm | yacht |
 | --- | ---: | ---: | ---: | ---: |
@@ -50,12 +50,12 @@ more, with the same target; they have 0.89, the other rows 0.97, so that the net
 has seen. The paper's mean of ten random splits and ours of ten others, both with a deviation of about 0.075, differ
 by 1.7 standard errors of such a difference.
 
-Why the RMSE of FAWN-ROPD is not what the network could have: its objective is the density of the targets, and the
-weights' variance can describe their scatter, which differs at every input. Training uses this freedom: the learned
-noise goes to zero (0.009 on boston, where targets have a standard deviation of 9), and the weights become all of the
-predictive variance, against a part of it for FAWN-VI, whose objective punishes every bit of their variance. The mean
-is a by-product: an error costs little where the variance beside it can grow. On boston, the density is therefore as
-good as the paper's, while the RMSE is 3.5.
+Why the RMSE of FAWN-ROPD is higher than that which the network could reach: its objective is the density of the
+targets, and the weights' variance can describe their scatter, which differs at every input. Training uses this freedom:
+the learned noise goes to zero (0.009 on boston, where targets have a standard deviation of 9), and the weights become
+all of the predictive variance, against a part of it for FAWN-VI, whose objective punishes every bit of their variance.
+The mean is a by-product: an error costs little where the variance beside it can grow. On boston, the density is
+therefore as good as the paper's, while the RMSE is 3.5.
 
 One consequence: sampling whole networks says nothing about the density of such a model. With a thousand samples on
 boston the mixture has a test NLL of 777 nats per point, for noise of 0.009 around samples with a standard deviation

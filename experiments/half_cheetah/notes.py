@@ -2,12 +2,12 @@
 
 NOTES = """\
 Lines are means over seeds, bands and bars one standard error **over seeds**. (The paper's own bands are of another
-kind: its script averages over seeds first and takes the spread of the 20 test episodes.) "Paper, run 1" is what the
-paper shows, "paper, run 2" the authors' own repeat with the same seeds; both are computed from the arrays that they
-published. The table of differences has five intervals, so that one that excludes 0 is weak evidence; with three seeds,
-only large differences can be detected.
+kind: its script averages over seeds first and takes the spread of the 20 test episodes.) "Paper, run 1" is the run that
+the paper shows, and "paper, run 2" the authors' own repetition with the same seeds; both are computed from the arrays
+that they published. The table of differences has five intervals, so that one that excludes 0 is weak evidence; with
+three seeds, only large differences can be detected.
 
-The agent is the DDPG of the authors' code, and not that of a library, since it differs in what matters here: target
+The agent is the DDPG of the authors' code, and not that of a library, since it differs in ways that matter here: target
 networks start independently and follow by 0.001 a step; the actor's gradient is the **sum** over the minibatch of 64
 (the paper prints the mean), which matters to SGD, to VadaGrad and to `s`; there is no warm-up, no action noise and no
 scaling of observations or rewards; the last step of an episode counts as terminal. One sample of the weights is drawn
@@ -21,8 +21,8 @@ for each step of the environment and serves that step and its gradient; target n
   variance follows its gradient; in the code of its authors it is the precision.
 * **Adam-Plain, SGD-Plain**: no noise of any kind.
 
-Vadam, VadaGrad and the two that follow gradients of the precision are rules of this library's engine
-(`experiments/half_cheetah/methods.py`), the plain ones are PyTorch's.
+Vadam, VadaGrad and the two methods that follow gradients of the precision are rules of this library's engine
+(`experiments/half_cheetah/methods.py`); the plain methods are PyTorch's optimisers.
 
 Departures from the authors' runs:
 

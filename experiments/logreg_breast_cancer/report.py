@@ -19,27 +19,29 @@ STEPS = {"vadam-matlab": "Vadam, MATLAB step", "vadam": "Vadam"}
 DATASET, METRIC = "breast_cancer_scale", "symmetric_kl"
 
 NOTES = """\
-One random half of the data, 341 points with 10 features and a bias, 20 seeds; prior precision 1, on the bias 1e-5.
+One random half of the data, 341 points with 10 features and a bias, 20 seeds; prior precision 1, and 1e-5 on the bias.
 Vadam has 10,000 epochs for every minibatch size M, so 3.41 million steps at M = 1 and 53,000 at M = 64; VOGN-1 has
-2,000. VON, exact Hessians on all data, is shown over 20 halves of the data instead of seeds: 20,000 steps at rates
-0.05 / (1 + t/1000), mean and precision averaged over the last fifth. MF-Exact is the optimum, exact to rounding.
+2,000. VON has exact Hessians on all data, and 20 halves of the data instead of 20 seeds. It makes 20,000 steps at rates
+0.05 / (1 + t/1000), and its mean and precision are averaged over the last fifth. MF-Exact is the optimum, exact to
+rounding.
 
-**Two Vadams.** The published boxes are those of the authors' MATLAB code, whose step is not the paper's: it divides by
-`sqrt(s/N)` where Fig. 1, line 8, has `sqrt(s)`, and its posterior takes a bias-corrected `s`
-(`experiments/logistic_regression/matlab.py`). Both are shown.
+**Two Vadams.** The published boxes were computed by the authors' MATLAB code, whose step differs from that in the
+paper: it divides by `sqrt(s/N)` instead of `sqrt(s)` (Fig. 1, line 8), and its posterior uses a bias-corrected `s`
+(`experiments/logistic_regression/matlab.py`). Both steps are shown.
 
 What to make of it:
 
-* VON reaches the optimum on all twenty halves: symmetric KL 0.0006 in the median, 0.002 at most, where the paper's
-  methods have 0.5 to 10. (Its ELBO and log-loss in the second table are over halves too: not to be compared with the
-  other rows.)
-* From M = 8 on, the MATLAB step gives the published medians plus 5 to 15%. That much depends on the half of the data,
-  and theirs is not known: on three other halves M = 64 gives 10.5, 12.8 and 10.6.
-* At M = 1 it gives 0.56 (published 0.51): there a squared gradient is that of one example, as in VOGN-1, whose 0.74
-  (mean 0.77, published mean 0.87) it beats with 2.5 times as many steps.
-* The paper's step is three to five times as far away from M = 8 on, and less sensitive to M; at M = 1 it is the
-  farthest of all, 41.
-* Over seeds, on one half of the data, the distance of Vadam at one M is nearly a constant.
+* VON reaches the optimum on all twenty halves: its symmetric KL is 0.0006 in the median and at most 0.002, while the
+  paper's methods have 0.5 to 10. (Its ELBO and log-loss in the second table are also over halves, and cannot be
+  compared with the other rows.)
+* For M = 8 and more, the medians of the MATLAB step are 5 to 15% above the published ones. Differences of this size
+  depend on the half of the data, and the authors' half is not known: on three other halves M = 64 gives 10.5, 12.8 and
+  10.6.
+* At M = 1 the MATLAB step gives 0.56 (published: 0.51). The squared gradient is then that of a single example, as in
+  VOGN-1. With 2.5 times as many steps it is better than VOGN-1, which has 0.74 (mean 0.77, published mean 0.87).
+* For M = 8 and more, the paper's step is three to five times as far from the optimum, and less sensitive to M. At M = 1
+  it is the farthest of all, with 41.
+* On one half of the data, the distance of Vadam at a given M is nearly the same for all seeds.
 
 Departures, and choices where the sources differ: prior precision 1e-5 on the bias, as in the code; momentum 0.9 for
 VOGN and Vadam, as in the code; the posterior starts at precision 2, the prior's plus the `S = I` of the code; steps are

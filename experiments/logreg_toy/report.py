@@ -37,27 +37,29 @@ SHOWN = 13
 
 NOTES = """\
 Sixty points of two Gaussian classes, two weights, prior precision 0.01. Grey lines are 2, 5, 10, 20, 40 and 70% of the
-posterior's density at its mode; ellipses are one standard deviation. VOGN-1 has minibatches of 1, Vadam of 10, both
-500,000 steps with the decay of eq. 104, last iterate. VON takes exact Hessians on all data for 20,000 steps, at rates
-0.05 / (1 + t/1000), and averages mean and precision over the last fifth.
+posterior's density at its mode; ellipses are one standard deviation. VOGN-1 has minibatches of 1 and Vadam minibatches
+of 10; both make 500,000 steps with the decay of eq. 104, and the last iterate is shown. VON makes 20,000 steps with
+exact Hessians on all data, at rates 0.05 / (1 + t/1000), and its mean and precision are averaged over the last fifth.
 
-**Two Vadams.** The published ellipse is that of the authors' MATLAB code, which is not the paper's Vadam: its step
-divides by `sqrt(s/N)` where Fig. 1, line 8, has `sqrt(s)`, and its posterior takes a bias-corrected `s`
-(`experiments/logistic_regression/matlab.py`). Both are shown.
+**Two Vadams.** The published ellipse was computed by the authors' MATLAB code, which differs from the Vadam of the
+paper: its step divides by `sqrt(s/N)` instead of `sqrt(s)` (Fig. 1, line 8), and its posterior uses a bias-corrected
+`s` (`experiments/logistic_regression/matlab.py`). Both are shown.
 
 What to make of it:
 
-* The paper's picture is found again: on the draw of the figure, VOGN-1 (10.1 +- 2.1, 3.0 +- 0.9) and the MATLAB Vadam
+* The paper's figure is reproduced: on the draw of the figure, VOGN-1 (10.1 +- 2.1, 3.0 +- 0.9) and the MATLAB Vadam
   (16.3 +- 3.7, 4.9 +- 1.8) are near the published ellipses (9.3 +- 1.9, 3.5 +- 0.9 and 15.5 +- 3.6, 5.9 +- 1.9).
-* Over twenty draws the MATLAB Vadam is too wide and too far out in all of them, as the paper has it. VOGN-1 is too
-  narrow in sixteen, and too near in sixteen: mostly, but no law.
-* With the paper's own step Vadam is near MF-Exact, or short of it, where the posterior is as wide as in the figure
-  (presumably the rates have decayed before it gets further), and too wide and too far out elsewhere.
-* VON is MF-Exact: symmetric KL 0.003 in the median, at most 0.15. With a full covariance it follows the ridge of the
-  posterior; the best full Gaussian, by minimisation of the same bound, has mean (12.6, 4.1) and deviations 3.4 and 1.5.
+* In all twenty draws the MATLAB Vadam is too wide and too far from the origin, as in the paper. VOGN-1 is too narrow in
+  sixteen of them and too near to the origin in sixteen, which is the majority, but not all.
+* With the paper's own step, Vadam is near MF-Exact or does not reach it if the posterior is as wide as in the figure
+  (presumably because the rates decay too early). Otherwise it is too wide and too far from the origin.
+* VON agrees with MF-Exact: the symmetric KL is 0.003 in the median and at most 0.15. With a full covariance it follows
+  the ridge of the posterior. The best full Gaussian, by minimisation of the same bound, has mean (12.6, 4.1) and
+  deviations 3.4 and 1.5.
 
-Departures from the authors' code: another draw of the data (theirs needs MATLAB's old generators; the figure shows that
-of our twenty whose MF-Exact is nearest to theirs), a finer grid, and for the paper's step its own `s` for the noise.
+Departures from the authors' code: another draw of the data (their draw needs MATLAB's old generators; the figure shows
+the one of our twenty draws whose MF-Exact is nearest to theirs), a finer grid, and, for the paper's step, noise that
+follows from the paper's `s`.
 """
 
 

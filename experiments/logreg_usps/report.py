@@ -34,36 +34,40 @@ BIAS = -0.5 * math.log(Comparison.BIAS) / 770
 """Term that the authors' code omits from the negative ELBO per point: the log-determinant of the bias's prior."""
 
 NOTES = """\
-Twenty random halves of the 1,540 images, 770 to train and 770 to test; 256 pixels as shipped and a bias; prior
-precision 25, on the bias 1e-5. MF-Exact is the optimum of the mean-field evidence lower bound, by L-BFGS on a bound
-that quadrature makes exact to rounding, so a symmetric KL of 0 is the best that any method can reach. All three metrics
-are exact integrals; nothing is sampled.
+Twenty random halves of the 1,540 images, 770 to train and 770 to test; 256 pixels as in the files and a bias; prior
+precision 25, and 1e-5 on the bias. MF-Exact is the optimum of the mean-field evidence lower bound. It is found by
+L-BFGS, and quadrature makes the bound exact to rounding, so that a symmetric KL of 0 is the best possible value. All
+three metrics are computed by exact integration, without samples.
 
-**Two Vadams.** The paper's numbers are those of the authors' MATLAB code, whose step is not the paper's: it divides by
-`sqrt(s/N)` where Fig. 1, line 8, has `sqrt(s)`, and its posterior takes a bias-corrected `s`
-(`experiments/logistic_regression/matlab.py`). *Vadam, MATLAB step* is that; *Vadam* is the paper's, and the library's.
+**Two Vadams.** The paper's numbers were computed by the authors' MATLAB code, whose step differs from that in the
+paper: it divides by `sqrt(s/N)` instead of `sqrt(s)` (Fig. 1, line 8), and its posterior uses a bias-corrected `s`
+(`experiments/logistic_regression/matlab.py`). *Vadam, MATLAB step* has the step of this code, and *Vadam* the step of
+the paper and of the library.
 
 What to make of it:
 
-* VON with exact Hessians on full batches reaches the optimum: symmetric KL 0.03 in the median, 0.08 at most, where the
-  paper's methods have 8 and 26. It wants falling rates, 0.05 / (1 + t/1000) here for `lr` and `1 - b2`; at a constant
-  0.1 it diverges (symmetric KL above 1,500 after 1,500 steps). It has 20,000 steps; mean and precision are averaged
-  over the last fifth.
-* The order of the paper is found again in all three metrics, and its distances from MF-Exact in test log-loss, 0.005
-  for VOGN-1 and Vadam. In symmetric KL, VOGN-1 and the MATLAB step have 1.6 and 1.3 times the published medians, with
-  overlapping boxes. Their splits are not known, which may be a part of it; the rest we cannot explain.
-* With the paper's step the posterior is about twice as far from MF-Exact; in test log-loss that costs 0.002 nats.
+* VON with exact Hessians on full batches reaches the optimum: its symmetric KL is 0.03 in the median and at most 0.08,
+  while the paper's methods have 8 and 26. It needs decreasing rates, here 0.05 / (1 + t/1000) for `lr` and `1 - b2`;
+  with a constant rate of 0.1 it diverges (symmetric KL above 1,500 after 1,500 steps). It makes 20,000 steps, and its
+  mean and precision are averaged over the last fifth.
+* The order of the methods is that of the paper in all three metrics. Their distances from MF-Exact in test log-loss,
+  0.005 for VOGN-1 and Vadam, are also those of the paper. In symmetric KL, VOGN-1 and the MATLAB step have 1.6 and 1.3
+  times the published medians, with overlapping boxes. The authors' splits are not known, which may explain a part of
+  the difference; we cannot explain the rest.
+* With the paper's step the posterior is about twice as far from MF-Exact; in test log-loss this costs 0.002 nats.
 
 Departures, and choices where the sources differ:
 
-* The real 3s and 5s: 1,540 images, as in the authors' code. The paper's 1,781 are the number of 2s and 4s, which a
-  LIBSVM file labels 3 and 5.
-* Prior precision 1e-5 on the bias, as in the code; the paper has 25 for all. The code leaves `-0.5 log 1e-5` out of the
-  negative ELBO, 0.0075 per point for every method; so do table and figure (`results` have it in).
-* `momentum` 0.9 for VOGN and Vadam, as in the code.
-* The posterior starts at precision 26, the prior's plus the `S = I` of the code, on the bias as on the pixels (the code
-  has 1 there; MATLAB's step here too). At the end at most 1.4% of it is left.
-* Steps are rounded up to whole thousands.
+* The data are the digits 3 and 5, 1,540 images, as in the authors' code. The paper states 1,781, which is the number of
+  the digits 2 and 4; a LIBSVM file labels these 3 and 5.
+* The prior precision of the bias is 1e-5, as in the code; in the paper it is 25 for all weights. The code omits
+  `-0.5 log 1e-5` from the negative ELBO, which is 0.0075 per point for every method. The table and the figure omit it
+  as well; the files in `results` include it.
+* VOGN and Vadam have a `momentum` of 0.9, as in the code.
+* The precision of the posterior starts at 26, that of the prior plus the `S = I` of the code, for the bias as for the
+  pixels. (In the code, and for the MATLAB step here, it is 1 for the bias.) At the end at most 1.4% of this start is
+  left.
+* Numbers of steps are rounded up to multiples of 1,000.
 """
 
 

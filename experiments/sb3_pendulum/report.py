@@ -25,16 +25,17 @@ NAMES = {
 COLOURS = {"weights-wide": "#0072B2", "weights-narrow": "#56B4E9", "action-noise": "#D55E00", "none": "#000000"}
 
 NOTES = """\
-DDPG of stable-baselines3 with 64-64 units and 200 random steps at the start, otherwise with its own defaults; nothing
-of it is changed. `bayesadam.integrations.stable_baselines3.ParameterExploration` trains the actor with Vadam, whose
-noise is at most as wide as its prior (0.05 and 0.01) and narrower where gradients have been large; a new sample of
-the weights is held in every step of the environment, and evaluations, by stable-baselines3's own `evaluate_policy`,
-are at the mean. The other two train the actor with Adam. The returns are those of 10 test episodes with the same
-starts for all; Pendulum's are between about -1800 and 0, and about -150 is a pendulum that stands.
+DDPG of stable-baselines3 with 64-64 units and 200 random steps at the start, otherwise with the library's defaults and
+without any changes to its code. `bayesadam.integrations.stable_baselines3.ParameterExploration` trains the actor with
+Vadam, whose noise is at most as wide as its prior (0.05 and 0.01) and narrower where gradients have been large; the
+actor uses a new sample of the weights in every step of the environment. Evaluations use the mean, and
+stable-baselines3's own `evaluate_policy`. The other two explorations train the actor with Adam. The returns are those
+of 10 test episodes, which have the same starts for all. Returns of Pendulum are between about -1800 and 0, and a return
+of about -150 means that the pendulum stands upright.
 
-It shows that the pieces fit. That noise in weights is the better exploration it does not show: with three seeds no
-two of the four differ by two standard errors of the difference after any number of steps. The first 200 actions are
-random, and Pendulum asks for little more.
+The experiment shows that the integration works. It does not show that noise in the weights explores better: with three
+seeds, no two of the four explorations differ by two standard errors of the difference after any number of steps. The
+first 200 actions are random, and Pendulum needs little further exploration.
 """
 
 
