@@ -136,7 +136,9 @@ class Training:
                 raise
             self.stopped = "interrupted"
             warnings.warn(
-                "training was interrupted; the members keep the weights that they have now", UserWarning, stacklevel=4
+                f"training was interrupted; the members keep their weights after epoch {self.best}",
+                UserWarning,
+                stacklevel=4,
             )
         except _EnoughError:
             pass
