@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood
-from bayesadam.posterior import DenseGaussian, DiagonalGaussian
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture, Posterior
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
 
