@@ -8,7 +8,8 @@ import torch
 
 import bayesadam as ba
 from bayesadam.active import baal_predictions, informativeness, log_probs_N_K_C, query_strategy
-from bayesadam.predictive import ClassificationPredictive, RegressionPredictive
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, RegressionPredictive
+from bayesadam.predictive.linearized_mixture import GaussianMixturePredictive
 
 
 @pytest.fixture
@@ -62,6 +63,53 @@ def test_predictions_have_the_samples_last(classes, numbers):
     assert baal_predictions(RegressionPredictive(numbers.means[..., 0], torch.ones(()))).shape == (6, 1, 5)
     with pytest.raises(TypeError, match="pred must have log probabilities of posterior samples, got Tensor"):
         baal_predictions(torch.zeros(3))
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_samples_are_drawn_from_gaussian_predictions(outputs):
+    """A Laplace posterior of a linear network is exact, so that its samples have the moments of the prediction."""
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 2, generator=generator), torch.randn(30, outputs, generator=generator)
+    model = torch.nn.Linear(2, outputs)
+    q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=ba.Gaussian(1.0), structure="full").posterior(1.0)
+    pred = ba.predict(model, q, x[:5], likelihood=ba.Gaussian(1.0))
+    assert isinstance(pred, GaussianPredictive)
+    assert baal_predictions(pred).shape == (5, outputs, 64)
+    count = 20_000
+    found = torch.from_numpy(baal_predictions(pred, mc_samples=count, seed=1)).double()
+    error = pred.epistemic.double() ** 0.5 / count**0.5
+    assert ((found.mean(-1) - pred.mean).abs() < 5 * error).all()
+    assert found.var(-1) == pytest.approx(pred.epistemic.double(), rel=0.05)  # five standard errors
+    for row, covariance in zip(found, pred.epistemic_covariance.double(), strict=True):
+        assert torch.atleast_2d(row.cov()) == pytest.approx(covariance, abs=0.05 * float(covariance.max()))
+    again = baal_predictions(pred, mc_samples=7, seed=1)
+    assert (again == found[..., :7].numpy().astype(np.float32)).all()
+    assert not (again == baal_predictions(pred, mc_samples=7)).any()
+    assert baal_predictions(GaussianPredictive(torch.zeros(3), torch.ones(3), torch.ones(3))).shape == (3, 1, 64)
+    with pytest.raises(ValueError, match="^mc_samples must be a whole number of at least 1, got 0$"):
+        baal_predictions(pred, mc_samples=0)
+
+
+def test_samples_are_drawn_from_every_component():
+    means = torch.tensor([[-10.0, 0.0], [0.0, 3.0], [10.0, 6.0]])
+    within = torch.tensor([[1.0, 4.0], [2.0, 0.0], [3.0, 1.0]])
+    pred = GaussianMixturePredictive(means, within, torch.ones(3, 2))
+    found = torch.from_numpy(baal_predictions(pred, mc_samples=29_999))
+    assert found.shape == (2, 1, 30_000)
+    each = found.view(2, 10_000, 3)  # the components take turns
+    assert each.mean(1).T == pytest.approx(means, abs=0.1)
+    assert each.var(1).T == pytest.approx(within, rel=0.07)
+
+
+def test_predictions_without_samples_are_refused():
+    ones = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
+    options = {"likelihood": ba.Categorical(), "method": "linearized", "link": "probit"}
+    pred = ba.predict(torch.nn.Linear(2, 3), ba.DiagonalGaussian(ones, ones), torch.ones(4, 2), **options)
+    for convert in (baal_predictions, log_probs_N_K_C):
+        with pytest.raises(
+            TypeError, match="pred must have log probabilities of posterior samples, got Gauss.* with link='probit'$"
+        ):
+            convert(pred)
 
 
 class Estimator:

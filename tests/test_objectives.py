@@ -276,6 +276,43 @@ def test_elbo_of_a_part_of_the_data_and_of_a_dense_posterior():
         assert value == pytest.approx(exact, rel=0.03)
 
 
+@pytest.mark.parametrize("prior", [3.0, priors.GaussianPrior(3.0), "posterior"])
+def test_elbo_of_a_mixture(prior):
+    """It is the bound of its samples, by the definition; two equal components are one Gaussian."""
+    x, y = regression()
+    q = gaussian_posterior()
+    other = ba.DiagonalGaussian({name: value + 0.5 for name, value in q.mean.items()}, q.variance)
+    if prior == "posterior":
+        prior = ba.DiagonalGaussian(q.mean, {name: torch.full_like(m, 0.5) for name, m in q.mean.items()})
+    mixture = ba.Mixture([q, ba.Mixture([other])])
+    theta, model, expected = mixture.sample(30, seed=5), linear(), 0.0
+    for s in range(30):
+        part = {name: value[s] for name, value in theta.items()}
+        fit = LIKELIHOOD.log_prob(torch.func.functional_call(model, part, x), y).sum().item()
+        density = sum(
+            torch.distributions.Normal(prior.mean[name], prior.variance[name].sqrt()).log_prob(value).sum().item()
+            if isinstance(prior, ba.DiagonalGaussian)
+            else torch.distributions.Normal(0.0, 3.0**-0.5).log_prob(value).sum().item()
+            for name, value in part.items()
+        )
+        each = [math.exp(component.log_prob(part).item()) for component in (q, other)]
+        expected += (fit - math.log(sum(each) / 2) + density) / 30
+    options = {"likelihood": LIKELIHOOD, "prior": prior}
+    assert elbo(model, mixture, x, y, mc_samples=30, seed=5, **options).item() == pytest.approx(expected, rel=1e-9)
+    twice = elbo(model, ba.Mixture([q, q]), x, y, mc_samples=2000, **options).item()
+    once = elbo(model, q, x, y, mc_samples=2000, **options).item()
+    assert twice == pytest.approx(once, rel=0.03)
+
+
+def test_elbo_of_point_masses_in_a_mixture_is_refused():
+    for mixture in (
+        ba.ensemble([linear(1), linear(2)]),
+        ba.Mixture([ba.Mixture([gaussian_posterior()]), ba.Mixture([gaussian_posterior(zero=True)])]),
+    ):
+        with pytest.raises(ValueError, match="^posterior must have no point masses if it is a mixture, got some in "):
+            elbo(linear(), mixture, *regression(), likelihood=LIKELIHOOD, prior=1.0)
+
+
 def test_counts_may_be_numpys():
     assert torch.equal(call(mc_samples=np.int64(2)), call(mc_samples=2))
     assert torch.equal(kl_weights(np.int64(3)), kl_weights(3))

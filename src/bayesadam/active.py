@@ -12,8 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bayesadam.checks import is_whole
-from bayesadam.predictive import ClassificationPredictive, RegressionPredictive
+from bayesadam.checks import check, is_whole
+from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, RegressionPredictive
+from bayesadam.predictive.gaussian import gaussian_draws
+from bayesadam.predictive.linearized_mixture import GaussianMixturePredictive
 from bayesadam.predictive.result import Predictive
 
 
@@ -38,10 +40,11 @@ def log_probs_N_K_C(pred: ClassificationPredictive) -> Tensor:
     them.
 
     ``get_batchbald_batch(log_probs_N_K_C(pred), batch_size, num_samples)`` chooses a batch whose labels are jointly
-    informative (Kirsch et al. 2019).
+    informative (Kirsch et al. 2019). This needs predictions with ``method="monte_carlo"``: samples of Gaussian logits
+    (the linearised method, and moments) are independent between data points.
 
     Raises:
-        TypeError: The prediction is not a mixture of class probabilities.
+        TypeError: The prediction is not a mixture of class probabilities over samples, as with ``link="probit"``.
         ValueError: A data point has several labels.
     """
     samples = _samples(pred)
@@ -50,17 +53,29 @@ def log_probs_N_K_C(pred: ClassificationPredictive) -> Tensor:
     return samples.transpose(0, 1).contiguous()
 
 
-def baal_predictions(pred: ClassificationPredictive | RegressionPredictive) -> NDArray[Any]:
+def baal_predictions(
+    pred: ClassificationPredictive | RegressionPredictive, *, mc_samples: int = 64, seed: int = 0
+) -> NDArray[Any]:
     """Convert a prediction to an array ``(N, C, ..., K)`` of ``K`` posterior samples, as Baal's heuristics take it.
 
     For classes it has probabilities, with further labels of a data point between classes and samples. For regression it
-    has means, and ``C`` counts the outputs.
+    has means, and ``C`` counts the outputs. From Gaussian predictions (the linearised method, and moments) samples of
+    the function are drawn, independently between data points; of a mixture of them, every component has an equal share.
+
+    Args:
+        pred: The prediction.
+        mc_samples: Number of samples that are drawn from Gaussian predictions for regression, rounded up to a multiple
+            of the number of components; other predictions have samples of their own.
+        seed: Seed of these draws. Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only.
 
     Raises:
-        TypeError: The prediction is not a mixture over samples.
+        TypeError: The prediction is not a mixture over samples, as with ``link="probit"``.
+        ValueError: The number of samples is not a positive integer.
     """
+    check("mc_samples", mc_samples, "a whole number of at least 1", is_whole)
     if isinstance(pred, RegressionPredictive):
-        means = pred.means if pred.means.ndim > 2 else pred.means.unsqueeze(-1)
+        means = _functions(pred, mc_samples, seed)
+        means = means if means.ndim > 2 else means.unsqueeze(-1)
         found = means.permute(1, *range(2, means.ndim), 0)
     else:
         probs = _samples(pred).exp()
@@ -97,9 +112,21 @@ def query_strategy(learner: Any, X: Any, n_instances: int = 1) -> tuple[NDArray[
     return best.cpu().numpy(), scores[best].cpu().numpy()
 
 
+def _functions(pred: RegressionPredictive, mc_samples: int, seed: int) -> Tensor:
+    """Values of the function at samples, ``(K, N, ...)``; those of Gaussian predictions are drawn."""
+    if isinstance(pred, GaussianPredictive):
+        spread = pred.epistemic if pred.epistemic_covariance is None else pred.epistemic_covariance
+        return gaussian_draws(pred.mean, spread, mc_samples, seed)
+    if isinstance(pred, GaussianMixturePredictive):
+        return gaussian_draws(pred.means, pred.within, -(-mc_samples // len(pred.means)), seed).flatten(0, 1)
+    return pred.means
+
+
 def _samples(pred: Any) -> Tensor:
     """Log probabilities of the samples, ``(K, N, ..., C)``."""
     samples = getattr(pred, "log_probs", None)
-    if not isinstance(samples, Tensor):
-        raise TypeError(f"pred must have log probabilities of posterior samples, got {type(pred).__name__}")
+    link = getattr(pred, "link", None)
+    if not isinstance(samples, Tensor) or link == "probit":
+        found = f"{type(pred).__name__}" + (f" with link={link!r}" if link else "")
+        raise TypeError(f"pred must have log probabilities of posterior samples, got {found}")
     return samples

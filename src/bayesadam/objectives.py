@@ -1,4 +1,4 @@
-"""The ELBO of any posterior, and weights of the KL divergence in the loss of a minibatch."""
+"""The ELBO of a posterior, and weights of the KL divergence in the loss of a minibatch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from bayesadam.checks import check, is_whole
 from bayesadam.likelihoods import Likelihood
-from bayesadam.posterior import DenseGaussian, DiagonalGaussian
+from bayesadam.posterior import DenseGaussian, DiagonalGaussian, Mixture
+from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.predictive.monte_carlo import outputs_at_samples
 from bayesadam.priors import Prior, as_prior
 
@@ -21,7 +22,7 @@ SCHEDULES = ("uniform", "blundell")
 @torch.no_grad()
 def elbo(
     model: nn.Module,
-    posterior: DiagonalGaussian | DenseGaussian,
+    posterior: GaussianPosterior | Mixture,
     inputs: Tensor | tuple[Any, ...] | Mapping[str, Any] | Iterable[Any],
     target: Tensor,
     *,
@@ -33,19 +34,20 @@ def elbo(
     output: Callable[[Any], Tensor] | None = None,
     batch_size: int | None = None,
 ) -> Tensor:
-    """Evidence lower bound of any posterior in nats, summed over the data; higher is better; 0-d float64.
+    """Evidence lower bound of a posterior in nats, summed over the data; higher is better; 0-d float64.
 
     It is ``num_data * mean over samples and data points of log p(y | x, weights) - KL(posterior || prior)``. The model
     runs in evaluation mode; weights that are point masses add nothing to the divergence. A divergence without a closed
-    form is averaged over the same samples.
+    form, such as that of every mixture, is averaged over the same samples.
 
     Args:
         model: Network whose trainable parameters are those of the posterior.
-        posterior: Posterior over the model's weights.
+        posterior: Posterior over the model's weights: a Gaussian, or a mixture of Gaussians without point masses (the
+            divergence of a deep ensemble is infinite).
         inputs: Inputs, as for :func:`bayesadam.predict`.
         target: Targets of all inputs.
         likelihood: Likelihood of the targets given the output.
-        prior: A prior precision, one of :mod:`bayesadam.priors`, or a posterior.
+        prior: A prior precision, one of :mod:`bayesadam.priors`, or a posterior (for a mixture a diagonal one).
         num_data: Size of the data set that the inputs are a part of; by default the number of data points given.
         mc_samples: Number of posterior samples.
         seed: Seed of the samples. Sample ``i`` depends on ``(seed, i)`` only.
@@ -56,7 +58,8 @@ def elbo(
         The bound, a 0-d tensor in float64.
 
     Raises:
-        ValueError: A number is out of its range, or the model or the prior does not match the posterior.
+        ValueError: A number is out of its range, the model or the prior does not match the posterior, or a mixture has
+            point masses.
         TypeError: The model does not return a tensor and ``output`` is not given.
     """
     _check_count("mc_samples", mc_samples)
@@ -116,15 +119,17 @@ def kl_warmup(step: int, steps: int) -> float:
 
 
 def _divergence(
-    posterior: DiagonalGaussian | DenseGaussian,
+    posterior: GaussianPosterior | Mixture,
     prior: float | Prior | DiagonalGaussian | DenseGaussian,
     mc_samples: int,
     seed: int,
 ) -> Tensor:
     """``KL(posterior || prior)``, averaged over samples if there is no closed form."""
-    if isinstance(prior, int | float | DiagonalGaussian | DenseGaussian):
+    if isinstance(posterior, Mixture):
+        _check_density(posterior)
+    elif isinstance(prior, int | float | DiagonalGaussian | DenseGaussian):
         return posterior.kl_divergence(prior)
-    prior = as_prior(prior)
+    prior = as_prior(prior)  # type: ignore[arg-type]  # which refuses a DenseGaussian
     masks = {name: variance > 0 for name, variance in posterior.variance.items()}
     random = {name: mask for name, mask in masks.items() if mask.any()}
     prior.check({name: posterior.mean[name] for name in random})
@@ -138,6 +143,17 @@ def _divergence(
         for name, mask in random.items():
             total -= prior.log_density(theta[name][0].double(), name)[mask].sum().cpu()
     return total / mc_samples
+
+
+def _check_density(posterior: GaussianPosterior | Mixture) -> None:
+    """Check that all weights of a mixture are random: point masses at different values have no common density."""
+    if isinstance(posterior, Mixture):
+        for component in posterior.components:
+            _check_density(component)
+        return
+    for name, variance in posterior.variance.items():
+        if not (variance > 0).all():
+            raise ValueError(f"posterior must have no point masses if it is a mixture, got some in {name!r}")
 
 
 def _check_count(name: str, value: Any) -> None:

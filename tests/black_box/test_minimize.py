@@ -211,17 +211,19 @@ def test_flat_functions_end():
     assert (found.x == 0.0).all()
 
 
-@pytest.mark.parametrize("how", ["true", "iteration"])
-def test_the_callback_stops(how):
+@pytest.mark.parametrize(
+    "true", [True, np.True_, np.array([True]), torch.tensor(True), torch.tensor([[True]]), "iteration"], ids=repr
+)
+def test_the_callback_stops(true):
     seen = []
 
     def callback(intermediate_result):
         seen.append(intermediate_result)
         if len(seen) == 3:
-            if how == "iteration":
+            if true == "iteration":
                 raise StopIteration
-            return True
-        return None
+            return true
+        return None if len(seen) == 1 else not true
 
     found = ba.minimize(bowl, np.zeros(3), callback=callback)
     assert (found.status, found.success, found.nit) == (2, False, 3)
@@ -229,6 +231,11 @@ def test_the_callback_stops(how):
     assert [one.nit for one in seen] == [1, 2, 3]
     assert all(one.fun == bowl(one.x) for one in seen)
     assert found.fun <= seen[-1].fun
+
+
+@pytest.mark.parametrize("value", [1, 1.0, "stop", np.ones(1), torch.ones(()), torch.tensor([True, True])], ids=repr)
+def test_other_values_of_the_callback_do_not_stop(value):
+    assert ba.minimize(bowl, np.zeros(3), callback=lambda x: value, maxfev=60).status == 1
 
 
 def test_the_callback_may_take_the_point():

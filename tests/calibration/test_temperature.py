@@ -1,6 +1,7 @@
 """Temperature scaling: the best temperature, by which it is found, and what it is found for."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -74,6 +75,43 @@ def test_a_variance_far_off_is_found(regression):
         ba.calibrate(model, held_out, likelihood=ba.Gaussian(p)).noise_precision.item() for p in (0.01, 4.0, 400.0)
     ]
     assert found == pytest.approx([found[0]] * 3, rel=4e-3)
+
+
+@pytest.mark.parametrize("size", [5e4, 1e8, 2e-3, 1e-6])
+def test_noise_of_any_scale(regression, size):
+    """The best variance of Gaussian noise is the mean of the squared residuals."""
+    model, _, _, (x, _), _, _ = regression
+    with torch.no_grad():
+        y = model(x) + size * torch.randn(len(x), 1, generator=torch.Generator().manual_seed(1))
+        residual = (model(x) - y).double().square().mean().item()
+    found = ba.calibrate(model, (x, y), likelihood=ba.Gaussian(1.0))
+    assert 1.0 / found.noise_precision.item() == pytest.approx(residual, rel=3e-3)
+
+
+@pytest.mark.parametrize("factor", [1e-3, 300.0])
+def test_logits_of_another_scale(classes, factor):
+    """Their best temperature is larger by the same factor, also outside of the first bracket."""
+    model, _, _, held_out, _, likelihood = classes
+    expected = factor * ba.calibrate(model, held_out, likelihood=likelihood).temperature.item()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "held_out favours more confident predictions")
+        found = ba.calibrate(model, held_out, likelihood=likelihood, output=lambda logits: factor * logits)
+    assert found.temperature.item() == pytest.approx(expected, rel=3e-3)
+
+
+def test_an_end_of_the_range_is_warned_of(classes, regression):
+    model, _, _, (x, y), _, likelihood = classes
+    message = r"^held_out must determine a temperature, got rows for which every higher one is better, up to 10000: "
+    with pytest.warns(UserWarning, match=message):
+        found = ba.calibrate(model, (x, y), likelihood=likelihood, output=lambda logits: -100 * logits)
+    assert found.temperature.item() == pytest.approx(1e4, rel=1e-2)
+    model, _, _, (x, _), _, _ = regression
+    with torch.no_grad():
+        exact = model(x)
+    message = r"down to 1e-20: the temperature remains 1. The predictions of these rows are equal to their targets, as"
+    with pytest.warns(UserWarning, match=message):
+        found = ba.calibrate(model, (x, exact), likelihood=ba.Gaussian(4.0))
+    assert found.noise_precision.item() == pytest.approx(4.0)
 
 
 def test_the_model_stays_as_it_was(classes):

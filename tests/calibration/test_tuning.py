@@ -172,6 +172,17 @@ def test_message_and_edges(classes, posterior):
     assert "warning" not in found.message
 
 
+def test_noise_of_another_scale(regression):
+    model, _, train, (x, y), _, likelihood = regression
+    q = ba.posthoc.LaplaceApproximation(model, train, likelihood=likelihood).posterior(1.0)
+    rows = (x, 1e6 * y)
+    found = ba.tune_posterior(q, model, rows, likelihood=likelihood, scale=[1e-3], mc_samples=4)
+    calibrated = ba.calibrate(model, rows, likelihood=likelihood)
+    assert found.calibrated == pytest.approx(nll(model, q, rows, calibrated, method="mean"), rel=1e-6)
+    assert found.likelihood.noise_precision.item() == pytest.approx(calibrated.noise_precision.item(), rel=4e-3)
+    assert found.edges == ()
+
+
 def test_a_loader_that_shuffles(classes, posterior):
     model, _, _, held_out, _, likelihood = classes
     loader = DataLoader(TensorDataset(*held_out), batch_size=70, shuffle=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bayesadam import files
 from bayesadam.bandits import storage
 from bayesadam.bandits.agents import Agents
 from bayesadam.bandits.belief import Belief
@@ -196,7 +197,8 @@ class Agent:
         return self
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the agent to one safetensors file, without pickle. The file is written whole or not at all.
+        """Write the agent to one safetensors file, without pickle and with a digest. The file is written whole or not
+        at all.
 
         Raises:
             ValueError: Labels are neither numbers nor text.
@@ -221,10 +223,17 @@ class Agent:
 
         Raises:
             FileNotFoundError: There is no such file.
-            ValueError: The file is damaged, of another format or written by a newer version, or the belief is missing
-                or of another kind.
+            bayesadam.files.DamagedFile: The file is damaged, of another format or written by a newer version. It is a
+                ``ValueError``.
+            ValueError: The belief is missing, of another kind, or does not fit the file.
+
+        Warns:
+            bayesadam.files.NoDigestWarning: The file was written by an earlier version without a digest, so damage may
+                go unnoticed.
         """
-        header, tensors = storage.read(path)
+        header, tensors, digest = storage.read(path)
+        if digest is None:
+            files.tell_no_digest(path)
         known = storage.belief_of(header, belief)
         agent = cls.__new__(cls)
         try:

@@ -62,12 +62,12 @@ class Agents:
         seeds = [int(seed) for seed in seeds]
         if not seeds or not all(0 <= seed < 2**64 for seed in seeds):
             raise ValueError(f"seeds must be one or more integers in [0, 2**64), got {seeds!r}")
-        self.belief, self.policy, self.epsilon, self.warm_up = belief, policy, float(epsilon), warm_up
-        self.num_features, self.num_actions, self.seeds = num_features, num_actions, seeds
-        self.learner = belief.start(num_features, num_actions, seeds)
-        self.replay = Replay(len(seeds), num_features)
+        self.belief, self.policy, self.epsilon, self.warm_up = belief, policy, float(epsilon), int(warm_up)
+        self.num_features, self.num_actions, self.seeds = int(num_features), int(num_actions), seeds
+        self.learner = belief.start(self.num_features, self.num_actions, seeds)
+        self.replay = Replay(len(seeds), self.num_features)
         self.rounds = 0
-        self._pulls = np.zeros((len(seeds), num_actions), dtype=np.int64)
+        self._pulls = np.zeros((len(seeds), self.num_actions), dtype=np.int64)
         self._observed = np.zeros_like(self._pulls)
 
     def scores(self, contexts: Tensor, *, number: int | None = None, seeds: Sequence[int] | None = None) -> Tensor:
@@ -159,6 +159,7 @@ class Agents:
     def add_actions(self, count: int = 1) -> None:
         """Add actions, which are warmed up like the first ones."""
         check("count", count, "a whole number of at least 1", is_whole)
+        count = int(count)
         self.learner.grow(count)
         self.num_actions += count
         self._pulls, self._observed = (

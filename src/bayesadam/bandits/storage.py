@@ -1,60 +1,64 @@
-"""Files of agents: one safetensors file with a JSON header, without pickle."""
+"""Files of agents: one safetensors file with a JSON header and a digest, without pickle."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import safetensors
-from safetensors.torch import save_file
 from torch import Tensor
 
+from bayesadam import files
 from bayesadam.bandits.belief import Belief
 from bayesadam.bandits.linear import Linear
 from bayesadam.bandits.neural import Neural
-from bayesadam.files import whole_file
+from bayesadam.checks import is_whole
 
-VERSION = 1
-_KEY = "bayesadam.agent"
+VERSION = 2
+"""Version of the format; since version 2 there is a digest of the whole file."""
+_KIND = "agent"
+_EARLIER = "bayesadam.agent"
+_WHAT = "the agent's file"
 KINDS: dict[str, type[Belief]] = {"Linear": Linear, "Neural": Neural}
 """Beliefs that a file can hold, by name."""
 
 
 def write(path: str | os.PathLike[str], header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Write a file, either completely or not at all."""
-    metadata = {_KEY: json.dumps({"version": VERSION, **header})}
-    separate = {name: value.detach().clone().contiguous() for name, value in tensors.items()}
-    with whole_file(Path(path)) as temporary:
-        save_file(separate, temporary, metadata)
+    files.write_tensors(path, _KIND, tensors, {"version": VERSION, **header})
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the header and the tensors of a file.
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor], str | None]:
+    """Read the header and the tensors of a file, and its digest, which is ``None`` in format version 1.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, of another format or written by a newer version.
+        bayesadam.files.DamagedFile: The file is damaged, of another format or written by a newer version.
     """
-    path = os.fspath(path)
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"the agent's file must exist, got {path!r}")
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(_KEY)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"the agent's file must be a complete safetensors file, got {path!r} ({error})") from None
-    if text is None:
-        raise ValueError(f"the agent's file must have been saved by an agent, got {path!r}")
-    header: dict[str, Any] = json.loads(text)
-    if header["version"] > VERSION:
-        raise ValueError(
-            f"the agent's file must be of version {VERSION} or older (update bayesadam), got {header['version']!r}"
+    earlier = _read_earlier(path) if os.path.isfile(path) else None
+    if earlier is not None:
+        return *earlier, None
+    stored = files.read_tensors(path, _WHAT)
+    if stored.kind != _KIND:
+        raise files.DamagedFile(f"{_WHAT} must have been saved by an agent, got {os.fspath(path)!r}")
+    version = stored.hyperparameters.get("version", 0)
+    if not is_whole(version) or version > VERSION:
+        raise files.DamagedFile(
+            f"{_WHAT} must be of version {VERSION} or older (update bayesadam), got {version!r} in {os.fspath(path)!r}"
         )
-    return header, tensors
+    return stored.hyperparameters, stored.tensors, stored.digest
+
+
+def _read_earlier(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+    """Read a file of format version 1, which has a header of its own; return ``None`` for any other file."""
+    with (
+        files.reading(f"{_WHAT} must be a complete safetensors file", path),
+        safetensors.safe_open(os.fspath(path), framework="pt") as file,
+    ):
+        text = (file.metadata() or {}).get(_EARLIER)
+        return None if text is None else (json.loads(text), {name: file.get_tensor(name) for name in file.keys()})
 
 
 def belief_of(header: Mapping[str, Any], given: Belief | None) -> Belief:

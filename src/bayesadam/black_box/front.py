@@ -49,7 +49,8 @@ def minimize(
             range in which the minimum is expected. The default is a quarter of the distance of the bounds, or 1 without
             bounds.
         bounds: One pair (lower, upper) for each number of ``x0``, with ``None`` for no bound, or SciPy's ``Bounds``.
-            The function is never evaluated outside of them.
+            The function is never evaluated outside of them: they are rounded inwards to the dtype of ``x0``. An ``x0``
+            that is a bound rounded to its dtype is moved inside.
         maxfev: Largest number of points to evaluate; default 500 for each number of ``x0``. Unless a tolerance is met
             first, exactly this many points are evaluated, even if it is not a multiple of the number of points per
             step.
@@ -70,7 +71,7 @@ def minimize(
         seed: Seed of the points; everything else is deterministic.
         callback: Function that is called after every step: with a :class:`MinimizeResult` if its only argument is named
             ``intermediate_result``, otherwise with the best point, as in SciPy. It stops the minimisation by returning
-            True or raising ``StopIteration``.
+            True (also of NumPy, or as a tensor) or raising ``StopIteration``.
 
     Returns:
         The best point, its value, the widths of ``q``, and the attributes of SciPy's ``OptimizeResult``.
@@ -92,9 +93,9 @@ def minimize(
     check("seed", seed, "a whole number in [0, 2**64)", lambda v: is_whole(v, 0) and v < 2**64)
     check("callback", callback, "None or callable", lambda v: v is None or callable(v))
     function = Function(f, x0, vectorized=vectorized, nonfinite=nonfinite)
-    start = function.start
+    lower, upper = bounds_of(bounds, function.start, function.dtype)
+    start = function.start = function.start.clamp(lower, upper)
     size = len(start)
-    lower, upper = bounds_of(bounds, start)
     widths = widths_of(std, start, lower, upper)
     budget = 500 * size if maxfev is None else int(maxfev)
     usual = math.ceil(2.0 + 1.5 * math.log(size))

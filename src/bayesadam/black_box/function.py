@@ -24,6 +24,7 @@ class Function:
 
     Attributes:
         start: ``x0`` flattened, float64 on the CPU.
+        dtype: Type of the numbers of the points that the function is given.
         nfev: Number of points that were evaluated.
 
     Raises:
@@ -41,7 +42,7 @@ class Function:
             raise ValueError(f"x0 must be finite, real numbers, got {x0!r}")
         if not like.is_floating_point():
             like = like.to(torch.float64 if self._numpy else torch.get_default_dtype())
-        self._like = like
+        self._like, self.dtype = like, like.dtype
         self.start = like.flatten().to("cpu", torch.float64, copy=True)
         self.nfev = 0
 
@@ -97,16 +98,21 @@ class Function:
         return found.to("cpu", torch.float64)
 
 
-def bounds_of(bounds: Any, start: Tensor) -> tuple[Tensor, Tensor]:
+def bounds_of(bounds: Any, start: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Lower and upper bounds ``(n,)`` in float64, infinite where there are none.
+
+    The function is given points in ``dtype``. The bounds are therefore rounded to it, inwards, since a point between
+    them would otherwise be outside once it is rounded. An ``x0`` may equal a bound that is rounded to the nearest
+    number, which can be outside.
 
     Args:
         bounds: ``None``, one pair for each number of ``x0`` with ``None`` for no bound, or SciPy's ``Bounds``.
         start: ``x0`` flattened.
+        dtype: Type of the points.
 
     Raises:
-        ValueError: The bounds have another form, a lower bound is not below the upper one, or ``x0`` is outside of
-            them.
+        ValueError: The bounds have another form, a lower bound is not below the upper one after rounding, or ``x0`` is
+            outside of them.
     """
     size = len(start)
     lower, upper = start.new_full((size,), -torch.inf), start.new_full((size,), torch.inf)
@@ -123,20 +129,25 @@ def bounds_of(bounds: Any, start: Tensor) -> tuple[Tensor, Tensor]:
         pairs = np.empty((0, 2))
     if len(pairs) != size or np.isnan(pairs).any():
         raise ValueError(f"bounds must be {size} pairs (lower, upper), got {bounds!r}")
-    lower, upper = torch.from_numpy(pairs).unbind(1)
+    exact = torch.from_numpy(pairs)
+    near = exact.to(dtype)
+    low, high = near.double().unbind(1)
+    inner = torch.nextafter(near, near.new_tensor([torch.inf, -torch.inf]).expand_as(near)).double()
+    lower = torch.where(low < exact[:, 0], inner[:, 0], low)
+    upper = torch.where(high > exact[:, 1], inner[:, 1], high)
     if not (lower < upper).all():
-        raise ValueError(f"bounds must have each lower bound below the upper one, got {bounds!r}")
-    if ((start < lower) | (start > upper)).any():
-        at = int(((start < lower) | (start > upper)).nonzero()[0])
+        raise ValueError(f"bounds must have each lower bound below the upper one in {dtype}, got {bounds!r}")
+    if ((start < low) | (start > high)).any():
+        at = int(((start < low) | (start > high)).nonzero()[0])
         raise ValueError(
             f"x0 must be within the bounds, got {start[at].item()} at position {at}, "
-            f"where they are [{lower[at].item()}, {upper[at].item()}]"
+            f"where they are [{exact[at, 0].item()}, {exact[at, 1].item()}]"
         )
     return lower, upper
 
 
 def widths_of(std: Any, start: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Initial standard deviations ``(n,)``: those given, a quarter of the bounds' distance, or 1.
+    """Initial standard deviations ``(n,)``: those exact, a quarter of the bounds' distance, or 1.
 
     Raises:
         ValueError: They are not positive and finite, or there is not one for each number of ``x0``.

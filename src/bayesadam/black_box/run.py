@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,7 +125,8 @@ class Run:
             said = self._callback(intermediate_result=result) if self._named else self._callback(result.x)
         except StopIteration:
             return True
-        return said is True
+        single = isinstance(said, np.generic | np.ndarray | Tensor) and math.prod(said.shape) == 1
+        return (said.item() if single else said) is True
 
     def _finish(self, *, every: bool) -> None:
         """Evaluate the mean of ``q``; with ``every``, all remaining evaluations are made there."""

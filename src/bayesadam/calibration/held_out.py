@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bayesadam.calibration.search import least
+from bayesadam.calibration.search import is_near, least_within
 from bayesadam.likelihoods import Likelihood
 from bayesadam.posterior import NetworkDistribution
 from bayesadam.predictive.batches import tensors_of
@@ -21,7 +21,7 @@ from bayesadam.predictive.predict import How, Run, network_outputs
 from bayesadam.predictive.result import Predictive
 
 STEPS = 20
-"""Number of steps of the search for a temperature, which is then known to 0.1%."""
+"""Number of steps of the search for a temperature in one bracket; the temperature is then known to 0.1%."""
 
 
 @dataclass(frozen=True)
@@ -105,27 +105,33 @@ def mean(values: Tensor) -> float:
 
 
 def temperatures(likelihood: Likelihood) -> tuple[float, float]:
-    """Return the search range of a temperature; it is wider for regression, whose noise may have any scale."""
-    return (0.1, 10.0) if likelihood.defines("log_probs") else (1e-4, 1e4)
+    """Return the limits of a temperature; they are wider for regression, whose noise may have any scale."""
+    return (1e-4, 1e4) if likelihood.defines("log_probs") else (1e-20, 1e20)
 
 
 def best_temperature(score: Callable[..., Tensor], likelihood: Likelihood) -> tuple[float, float]:
     """Return the temperature with the lowest mean score, and this score."""
-    return least(lambda value: mean(score(likelihood.tempered(value))), *temperatures(likelihood), STEPS)
+    limits = temperatures(likelihood)
+    bracket = (0.1, 10.0) if likelihood.defines("log_probs") else (1e-4, 1e4)
+    return least_within(lambda value: mean(score(likelihood.tempered(value))), bracket, limits, STEPS)
 
 
 def is_coldest(likelihood: Likelihood, temperature: float) -> bool:
-    """Whether the lowest temperature in the range is the best one, so that there is no optimum; warn if so."""
-    low, _ = temperatures(likelihood)
-    if temperature > 1.01 * low:
-        return False
-    warnings.warn(
-        f"held_out must determine a temperature, got rows for which every lower one is better, down to {low:g}: the "
-        "temperature remains 1. All these rows are predicted correctly, as rows are that a network was trained on",
-        UserWarning,
-        stacklevel=3,
-    )
-    return True
+    """Whether every lower temperature is better, so that there is no optimum; warn if so, or if every higher one is."""
+    low, high = temperatures(likelihood)
+    coldest = is_near(temperature, low)
+    if coldest or is_near(temperature, high):
+        if coldest:
+            found = f"every lower one is better, down to {low:g}: the temperature remains 1"
+            exact = "All these rows are predicted correctly", "The predictions of these rows are equal to their targets"
+            reason = f"{exact[not likelihood.defines('log_probs')]}, as rows are that a network was trained on"
+        else:
+            found = f"every higher one is better, up to {high:g}: this is the temperature now"
+            reason = "The network predicts these rows no better than chance, or its outputs have another scale"
+        warnings.warn(
+            f"held_out must determine a temperature, got rows for which {found}. {reason}", UserWarning, stacklevel=3
+        )
+    return coldest
 
 
 def check_apart(held_out: HeldOut, train: Data | None) -> None:

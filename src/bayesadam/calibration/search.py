@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 
 RATIO = (math.sqrt(5.0) - 1.0) / 2.0
+NEAR = 1.01
+"""Largest ratio of a number to the end of a range at which it counts as being there."""
 
 
 def least(function: Callable[[float], float], low: float, high: float, steps: int) -> tuple[float, float]:
@@ -35,3 +37,31 @@ def least(function: Callable[[float], float], low: float, high: float, steps: in
             right = at(bottom + RATIO * (top - bottom))
     value, place = min(left, right)
     return math.exp(place), value
+
+
+def least_within(
+    function: Callable[[float], float], bracket: tuple[float, float], limits: tuple[float, float], steps: int
+) -> tuple[float, float]:
+    """Minimise as :func:`least` in a bracket, which moves by half its width while the minimum is at an end of it.
+
+    Args:
+        function: Function of a positive number.
+        bracket: The first bracket.
+        limits: The smallest and the largest number at which an end of a bracket may be.
+        steps: Number of times that every bracket is narrowed.
+    """
+    (low, high), (lowest, highest) = bracket, limits
+    half = math.sqrt(high / low)
+    while True:
+        found, value = least(function, low, high, steps)
+        if is_near(found, low) and low > NEAR * lowest and math.isfinite(value):
+            low, high = max(lowest, low / half), low * half
+        elif is_near(found, high) and NEAR * high < highest:
+            low, high = high / half, min(highest, high * half)
+        else:
+            return found, value
+
+
+def is_near(found: float, end: float) -> bool:
+    """Whether the result of a search is at this end; a search ends near an end, and not exactly at it."""
+    return end / NEAR < found < end * NEAR

@@ -20,7 +20,7 @@ from bayesadam.calibration.held_out import (
     mean,
     temperatures,
 )
-from bayesadam.calibration.search import least
+from bayesadam.calibration.search import is_near, least
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.posterior import Mixture, Posterior
 from bayesadam.predictive.choice import mark_as_tuned
@@ -301,5 +301,4 @@ def _grid(posterior: object, candidates: Mapping[str, Sequence[float]] | None, *
 def _edges(candidates: Mapping[str, Sequence[float]], chosen: Mapping[str, float]) -> tuple[str, ...]:
     several = [name for name, values in candidates.items() if len(set(values)) > 1]
     ends = {name: (min(candidates[name]), max(candidates[name])) for name in several}
-    # A search ends near an edge, and not exactly at it.
-    return tuple(name for name, (low, high) in ends.items() if not 1.01 * low < chosen[name] < high / 1.01)
+    return tuple(name for name, either in ends.items() if any(is_near(chosen[name], end) for end in either))

@@ -71,7 +71,8 @@ class FullSum:
             batch_of_one = example(row)
 
             def output(weights: dict[str, Tensor]) -> Tensor:
-                return call(self.network.model, batch_of_one, self.network.output, weights)
+                found = call(self.network.model, batch_of_one, self.network.output, weights)
+                return found.reshape(vectors[:1].shape)  # a model may squeeze the axis of a single row
 
             gradients = vmap(vjp(output, weights)[1])(vectors.unsqueeze(1))[0]
             return torch.cat([gradients[name].unsqueeze(-1).flatten(1) for name in weights], dim=1)
@@ -84,7 +85,7 @@ class FullSum:
         found = []
         for number, each in enumerate(vectors):
             with torch.enable_grad(), RefusingReentrant(parameters):
-                output = self.network(rows.part(number, number + 1).batch)
+                output = self.network(rows.part(number, number + 1).batch).reshape(each[:1].shape)
             for vector in each:
                 gradients = torch.autograd.grad(
                     output, parameters, vector[None], retain_graph=True, allow_unused=True, materialize_grads=True
