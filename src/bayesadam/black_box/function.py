@@ -147,7 +147,7 @@ def bounds_of(bounds: Any, start: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
 
 
 def widths_of(std: Any, start: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """Initial standard deviations ``(n,)``: those exact, a quarter of the bounds' distance, or 1.
+    """Initial standard deviations ``(n,)``: those given, a quarter of the bounds' distance, or 1.
 
     Raises:
         ValueError: They are not positive and finite, or there is not one for each number of ``x0``.
