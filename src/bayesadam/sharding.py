@@ -19,6 +19,11 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "placements")
 
 
+def gathers_weights(module: nn.Module, hook: Any) -> bool:
+    """Whether a forward hook of a module is one with which ``fully_shard`` gathers or frees its whole weights."""
+    return hasattr(module, "_get_fsdp_state") and getattr(hook, "__self__", None) is module._get_fsdp_state()  # type: ignore[operator]
+
+
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor on this rank, sharing its storage; it is to be used without gradients."""
     if type(tensor) in _PLAIN or not is_sharded(tensor):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune, spectral_norm, weight_norm
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.fallback import Replay
@@ -187,6 +188,58 @@ def test_in_several_chunks(monkeypatch):
     monkeypatch.setattr("bayesadam.curvature.fallback.LIMIT", 1)
     torch.manual_seed(0)
     check(replayed(UsesScale("both")), inputs(6, 3))
+
+
+def standardised(layer):
+    """With a hook of one's own, which also changes the input and takes keyword arguments."""
+
+    def hook(module, args, kwargs):
+        rows = module.weight_orig.flatten(1)
+        module.weight = ((rows - rows.mean(1, keepdim=True)) / rows.std(1, keepdim=True)).view(module.weight_orig.shape)
+        return tuple(value + 1.0 for value in args), kwargs
+
+    layer.weight_orig = layer.weight
+    del layer.weight
+    layer.register_forward_pre_hook(hook, with_kwargs=True)
+    return layer
+
+
+DERIVED = {
+    "weight_norm": weight_norm,
+    "spectral_norm": spectral_norm,
+    "pruned": lambda layer: prune.random_unstructured(layer, "weight", amount=0.3),
+    "pruned bias": lambda layer: prune.random_unstructured(layer, "bias", amount=1),
+    "own": standardised,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("kind", DERIVED)
+def test_weights_that_a_hook_computes(kind, training, dtype):
+    torch.manual_seed(0)
+    layers = [DERIVED[kind](layer) for layer in (nn.Conv1d(2, 3, 3), nn.Linear(12, 4), nn.Linear(4, 2))]
+    model = replayed(nn.Sequential(layers[0], nn.Flatten(), layers[1], nn.Tanh(), layers[2])).to(dtype)
+    model[4].requires_grad_(False)
+    model.train(training)
+    x, t = inputs(6, 2, 6).to(dtype), inputs(6, 2).to(dtype)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    found, _ = collected(model, x, t)
+    derived = model[0].bias if kind == "pruned bias" else model[0].weight
+    assert (derived.detach() + 1.0).isfinite().all()  # no tensor of a function transform is left behind
+    assert derived.grad_fn is not None
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state)  # spectral normalisation makes an iteration in every forward pass
+    output, named = model(x), {name: p for name, p in model.named_parameters() if p.requires_grad}
+    assert all(torch.equal(value, after[name]) for name, value in model.state_dict().items())
+    expected = {name: torch.zeros_like(p) for name, p in named.items()}
+    for own, target in zip(output, t, strict=True):
+        loss = by_example("mean")(own[None], target[None])
+        for name, grad in zip(named, torch.autograd.grad(loss, named.values(), retain_graph=True), strict=True):
+            expected[name] += grad.square() / len(x)
+    assert all(value.any() for name, value in expected.items() if kind != "pruned")
+    assert_near(found, expected, 1e-10 if dtype == torch.float64 else 1e-4)
 
 
 def test_frozen_parameter_beside_a_trained_one():

@@ -207,6 +207,17 @@ def test_subclass_with_another_forward_has_no_closed_form():
     check(nn.Sequential(*layers[:2], nn.Tanh(), *layers[2:]), inputs(5, 4, 3))
 
 
+@pytest.mark.parametrize("change", [lambda layer, args, output: 2 * output, lambda layer, args, out: out.mul_(2)])
+@pytest.mark.parametrize("make", [mlp, convnet, lambda: nn.Sequential(nn.Linear(5, 3), nn.PReLU(3))])
+def test_hooks_that_change_what_layers_return(make, change):
+    """They count as layers of their own, also where the layer's own backward pass is replaced."""
+    model = make()
+    for layer in model:
+        if [*layer.parameters()]:
+            layer.register_forward_hook(change)
+    check(model, inputs(6, 2, 8, 8) if make is convnet else inputs(6, 5))
+
+
 @pytest.mark.parametrize("name", ["weight", "bias"])
 @pytest.mark.parametrize(
     ("layer", "shape"),

@@ -694,10 +694,15 @@ def test_refusals(model, message):
             ba.fawn(model, weights=weights)
 
 
+@pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("kind", ["register_forward_hook", "register_forward_pre_hook"])
-def test_hooks(kind):
-    model = nn.Sequential(linear(3, 3), nn.Sequential(linear(3, 3)))
-    handle = getattr(model[1], kind)(lambda *_: None)
+def test_hooks(kind, own):
+    class Layers(nn.Sequential):
+        def method(self, *_):
+            pass
+
+    model = nn.Sequential(linear(3, 3), Layers(linear(3, 3)))
+    handle = getattr(model[1], kind)(model[1].method if own else lambda *_: None)
     message = "^model must have no forward hooks to propagate moments, got some at '1'$"
     with pytest.raises(ValueError, match=message):
         Graph(model)

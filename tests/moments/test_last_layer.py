@@ -541,9 +541,29 @@ def test_a_layer_that_does_not_give_the_outputs():
         net(x)
     with pytest.raises(ValueError, match="^last_layer must give the network's outputs, got '0'"):
         ba.variational_last_layer(nn.Sequential(nn.Linear(3, 2), nn.Softmax(-1)).double())(x)
+    with pytest.raises(ValueError, match="^last_layer must give the network's outputs, got '0'"):
+        ba.variational_last_layer(nn.Sequential(nn.Linear(3, 2), nn.ReLU(inplace=True)).double())(x)
     with pytest.raises(ValueError, match="^last_layer must be called once in the model's forward, got 2 calls of 'lay"):
         ba.variational_last_layer(Twice().double())(x)
     assert net._observer.calls is None
+
+
+@pytest.mark.parametrize("hook", [lambda layer, args, output: 2 * output, lambda layer, args, output: output.mul_(2)])
+def test_a_hook_that_changes_the_outputs(hook):
+    model = mlp()
+    model[0].register_forward_hook(hook)
+    x = draw(2, 3)
+    torch.testing.assert_close(ba.variational_last_layer(model)(x).mean, model(x))
+    model[2].register_forward_hook(hook)
+    with pytest.raises(ValueError, match="^last_layer must give the network's outputs, got '2', after which they ch"):
+        ba.variational_last_layer(model)(x)
+
+
+def test_inference_mode():
+    net, x = made(), draw(5, 3)
+    with torch.inference_mode():
+        found = net(x)
+    torch.testing.assert_close(found.variance, net(x).variance)
 
 
 def test_arguments_of_the_loss():

@@ -636,6 +636,45 @@ def test_the_last_layer_is_the_last_one_that_is_called(loader):
     assert not any(module._forward_hooks for module in model.modules())
 
 
+@pytest.mark.parametrize("change", [lambda layer, args, output: 2 * output, lambda layer, args, out: out.mul_(2)])
+@pytest.mark.parametrize("name", ["outputs", "categorical"])
+def test_hooks_that_change_what_layers_return(name, change):
+    """Their changes count as if they were layers of their own, also those in place."""
+    model, x, y, likelihood = case(name)
+    for layer in (model[0], model[2], model[4]):
+        layer.register_forward_hook(change)
+    expected = slow_matrix(model, x, y, likelihood, "ggn")
+    found = {
+        structure: LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure)
+        for structure in ("diagonal", "full", "kron", "last_layer", "last_layer_kron")
+    }
+    size = len(found["last_layer"].curvature)
+    last = expected[-size:, -size:]
+    torch.testing.assert_close(found["full"].curvature, expected, **EXACT)
+    torch.testing.assert_close(flat(found["diagonal"].curvature), expected.diagonal(), **EXACT)
+    torch.testing.assert_close(found["last_layer"].curvature, last, **EXACT)
+    bias = model[4].bias
+    for structure in ("kron", "last_layer_kron"):  # the factor of the outputs is exact
+        values = found[structure].curvature.spectra["4.bias"].values
+        torch.testing.assert_close(values.sum(), last[-len(bias) :, -len(bias) :].trace(), **EXACT)
+
+
+@pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
+def test_outputs_that_are_changed_in_place_after_the_last_layer(structure):
+    model, x, y, likelihood = case("categorical")
+    found = [
+        LaplaceApproximation(
+            nn.Sequential(*model, nn.LeakyReLU(0.1, inplace=inplace)),
+            (x, y),
+            likelihood=likelihood,
+            structure=structure,
+        )
+        for inplace in (True, False)
+    ]
+    samples = [fitted.posterior().sample(3, seed=0) for fitted in found]
+    torch.testing.assert_close(*samples, **EXACT)
+
+
 def test_a_layer_without_bias(references):
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4, bias=False)).double()
     _, x, y, likelihood = case("categorical")

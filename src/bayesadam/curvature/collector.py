@@ -253,7 +253,7 @@ class Collector:
         reference = weakref.ref(self)
         for unit in units:
             self._handles.append(
-                unit.module.register_forward_hook(Called(reference, weakref.ref(unit)), with_kwargs=True)
+                unit.module.register_forward_hook(Called(reference, weakref.ref(unit)), prepend=True, with_kwargs=True)
             )
         for name, module in self.root.named_modules():
             if isinstance(module, _BatchNorm):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from bayesadam.curvature.observe import observed
 from bayesadam.curvature.passes import Call, Unit, no_batch
 from bayesadam.curvature.totals import Scratch, chunks
 from bayesadam.functional.curvature import wide
-from bayesadam.sharding import is_sharded
+from bayesadam.sharding import gathers_weights, is_sharded
 
 LIMIT = 32 * 2**20
 """Memory in bytes for per-example gradients, inputs and outputs that are computed at once."""
@@ -59,6 +60,7 @@ class Context:
         outputs: Outputs through which gradients flow.
         marks: A linear form of each example's outputs, and their norm, for every output.
         low: Whether the call ran in low precision, and is repeated in a wider one.
+        derived: Whether the module holds tensors that were computed from its parameters, as by weight normalisation.
     """
 
     leaves: list[Any]
@@ -67,17 +69,35 @@ class Context:
     outputs: list[Leaf]
     marks: list[tuple[Tensor, Tensor]]
     low: bool
+    derived: bool
 
 
 class _Bare(nn.Module):
-    """A module without its hooks."""
+    """A module without its hooks, or with those before its calls, which compute weights from its parameters.
 
-    def __init__(self, module: nn.Module) -> None:
+    The arguments are those that these hooks have returned, so what they return again is ignored.
+    """
+
+    def __init__(self, module: nn.Module, *, hooks: bool) -> None:
         super().__init__()
         self.module = module
+        self.hooks = hooks
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.hooks:
+            self._derive(args, kwargs)
         return self.module.forward(*args, **kwargs)
+
+    def _derive(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compute the weights in evaluation mode, so that spectral normalisation makes no further iteration."""
+        module, training = self.module, self.module.training
+        module.training = False
+        try:
+            for number, hook in module._forward_pre_hooks.items():
+                if not gathers_weights(module, hook):
+                    hook(module, args, *((kwargs,) if number in module._forward_pre_hooks_with_kwargs else ()))
+        finally:
+            module.training = training
 
 
 class Replay:
@@ -115,7 +135,8 @@ class Replay:
         with torch.no_grad():
             marks = [_mark(result.movedim(leaf.axis, 0)) for leaf, result in zip(outputs, results, strict=True)]
         rest = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        call.context = Context(rest, spec, inputs, outputs, marks, low)
+        derived = any(tensor.grad_fn is not None for tensor in _attributes(module).values())
+        call.context = Context(rest, spec, inputs, outputs, marks, low, derived)
         for leaf, result in zip(outputs, observed(call, results, saved), strict=True):
             out_leaves[leaf.position] = result
         return tree_unflatten(out_leaves, out_spec)
@@ -150,7 +171,7 @@ class Replay:
                 grads.append(convert(grad.movedim(leaf.axis, 0)[part]))
             else:
                 grads.append(mark.new_zeros(()))
-        bare = _Bare(module)
+        bare = _Bare(module, hooks=context.derived)
         parameters = {f"module.{name}": convert(module.get_parameter(name).detach()) for name in names}
         fixed = {k: b.clone() for k, b in bare.named_buffers()}
         if context.low:
@@ -170,7 +191,8 @@ class Replay:
 
         used = [number for number, grad in enumerate(call.grads) if grad is not None]
         axes = [None if leaf.axis is None else 0 for leaf in context.inputs]
-        results, found = _map(module, outputs, parameters, inputs, axes, grads, used)
+        with _attributes_kept(module):
+            results, found = _map(module, outputs, parameters, inputs, axes, grads, used)
         for (mark, norm), result in zip(context.marks, results, strict=True):
             replayed, _ = _mark(result)
             tolerance = TOLERANCE[mark.dtype] if not context.low else 5e-2
@@ -241,6 +263,22 @@ def _loop(
         results.append([t.detach() for t in found])
     stacked = [torch.stack(items) for items in zip(*results, strict=True)]
     return stacked, {name: torch.stack(items) for name, items in zip(values, zip(*gradients, strict=True), strict=True)}
+
+
+def _attributes(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that a module holds which are neither parameters nor buffers."""
+    return {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+
+
+@contextmanager
+def _attributes_kept(module: nn.Module) -> Iterator[None]:
+    """Context after which these tensors of a module and its children are what they were."""
+    before = [(part, _attributes(part)) for part in module.modules()]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            vars(part).update(attributes)
 
 
 def _input_leaves(

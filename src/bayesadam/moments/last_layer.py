@@ -27,17 +27,17 @@ COVARIANCES = ("full", "diagonal")
 
 
 class Observer:
-    """A forward hook that takes down the inputs and outputs of a layer while it has a list for them.
+    """A forward hook that takes down the inputs and outputs of a layer, and the outputs' version, while it has a list.
 
     It stays on the layer, since ``torch.compile`` follows hooks that were there before.
     """
 
-    calls: list[tuple[Tensor, Tensor]] | None = None
+    calls: list[tuple[Tensor, Tensor, int]] | None = None
 
     def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         """Take down a call of the layer."""
         if self.calls is not None:
-            self.calls.append((inputs[0], output))
+            self.calls.append((inputs[0], output, _version(output)))
 
 
 class LastLayerModule(nn.Module):
@@ -97,7 +97,7 @@ class LastLayerModule(nn.Module):
         self.covariance = covariance
         self._names = list(means)
         self._observer = Observer()
-        model.get_submodule(name).register_forward_hook(self._observer)
+        model.get_submodule(name).register_forward_hook(self._observer, prepend=True)
 
     def extra_repr(self) -> str:
         """The layer and the kind of its covariance, as text."""
@@ -112,7 +112,7 @@ class LastLayerModule(nn.Module):
             ValueError: The layer is not called exactly once, or its outputs are not those of the network. (A network
                 may return them inside a tuple or a dict.)
         """
-        calls: list[tuple[Tensor, Tensor]] = []
+        calls: list[tuple[Tensor, Tensor, int]] = []
         self._observer.calls = calls
         try:
             result = self.model(*args, **kwargs)
@@ -122,8 +122,8 @@ class LastLayerModule(nn.Module):
             raise ValueError(
                 f"last_layer must be called once in the model's forward, got {len(calls)} calls of {self.last_layer!r}"
             )
-        features, output = calls[0]
-        if not any(leaf is output for leaf in tree_leaves(result)):
+        features, output, version = calls[0]
+        if _version(output) != version or not any(leaf is output for leaf in tree_leaves(result)):
             raise ValueError(
                 f"last_layer must give the network's outputs, got {self.last_layer!r}, after which they change"
             )
@@ -274,6 +274,11 @@ def variational_last_layer(
             parameters of its own.
     """
     return LastLayerModule(model, prior=prior, covariance=covariance, initial_std=initial_std, last_layer=last_layer)
+
+
+def _version(tensor: Tensor) -> int:
+    """The number of changes in place so far; 0 in inference mode and in compiled code, where they are not counted."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def _chosen(model: nn.Module, name: str | None) -> str:

@@ -1,4 +1,4 @@
-"""Replacements for layers through which moments cannot be propagated."""
+"""The error for what moments cannot be propagated through, and replacements for such layers."""
 
 from __future__ import annotations
 
@@ -32,3 +32,11 @@ def replacement(kind: type[nn.Module]) -> str:
         if issubclass(kind, types):
             return instead
     return SAMPLING
+
+
+def unsupported(what: str) -> ValueError:
+    """Make the error for a part of a model."""
+    return ValueError(
+        "model must have layers and functions only that moments can be propagated through (else use 'monte_carlo'), "
+        f"got {what}"
+    )

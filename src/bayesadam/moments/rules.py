@@ -27,6 +27,8 @@ ModuleRule = Callable[[Any, Moments, Weights], Moments]
 MODULES: dict[type[nn.Module], ModuleRule] = {}
 ELEMENTWISE: set[type[nn.Module]] = set()
 """Layers whose outputs are functions of a single unit each, or units in another place."""
+VIEWING: set[type[nn.Module]] = {nn.Identity, nn.Flatten, nn.Unflatten, nn.Dropout}
+"""Layers whose outputs may share the memory of their inputs."""
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 METHODS: dict[str, Callable[..., Any]] = {}
 SHAPES = ("size", "dim", "numel", "shape", "ndim", "dtype", "device")
@@ -306,9 +308,9 @@ FUNCTIONS.update({getattr(torch, name): METHODS[name] for name in _MOVES if hasa
 FUNCTIONS.update({operator.getitem: lambda x, index: x.moved(lambda tensor: tensor[index])})
 FUNCTIONS.update({functional.linear: linear, torch.cat: _cat})
 FUNCTIONS.update(dict.fromkeys((operator.add, operator.iadd, torch.add), add))
-FUNCTIONS.update(dict.fromkeys((operator.sub, torch.sub), subtract))
+FUNCTIONS.update(dict.fromkeys((operator.sub, operator.isub, torch.sub), subtract))
 FUNCTIONS.update(dict.fromkeys((operator.mul, operator.imul, torch.mul), multiply))
-FUNCTIONS.update(dict.fromkeys((operator.truediv, torch.div), divide))
+FUNCTIONS.update(dict.fromkeys((operator.truediv, operator.itruediv, torch.div), divide))
 FUNCTIONS.update(dict.fromkeys((functional.relu, torch.relu), relu))
 FUNCTIONS.update(dict.fromkeys((functional.sigmoid, torch.sigmoid), sigmoid))
 FUNCTIONS.update(dict.fromkeys((functional.tanh, torch.tanh), tanh))
@@ -317,5 +319,7 @@ _POOLS = (functional.max_pool1d, functional.max_pool2d, functional.max_pool3d)
 FUNCTIONS.update({plain: _max_pooling(axes, plain) for axes, plain in enumerate(_POOLS, start=1)})
 MIXING = (linear, *(FUNCTIONS[plain] for plain in _POOLS))
 """Rules of functions whose units differ from those of their inputs."""
+VIEWS = (*(METHODS[name] for name in _MOVES), FUNCTIONS[operator.getitem])
+"""Rules of functions whose values may share the memory of their inputs."""
 COMBINING = (add, subtract, multiply)
 """Rules of two values that must be for independent values."""

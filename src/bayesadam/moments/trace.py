@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from torch import fx, nn
 
-from bayesadam.moments.replacements import replacement
+from bayesadam.moments.in_place import InPlaceProxy, redirect
+from bayesadam.moments.replacements import replacement, unsupported
 from bayesadam.moments.rules import COMBINING, ELEMENTWISE, FUNCTIONS, METHODS, MIXING, MODULES, SHAPES
 from bayesadam.posterior.sharded import has_hooks, kind_of
 
@@ -67,7 +68,7 @@ class Step:
         parts = [before[used] for used in self.combined]
         if all(parts) and any(all(_within(unit, b) for unit in a) for a, b in permutations(parts, 2)):
             name = getattr(self.target, "__name__", self.target)
-            raise _unsupported(f"the function {name!r} of a random value and itself, or a function of itself")
+            raise unsupported(f"the function {name!r} of a random value and itself, or a function of itself")
         found = () if self.mixing else tuple(dict.fromkeys(unit for used in self.inputs for unit in before[used]))
         if self.index is not None:
             found = tuple((*unit, self.index) for unit in found)
@@ -89,6 +90,7 @@ def steps_of(model: nn.Module) -> list[Step]:
     modules, plain = dict(model.named_modules(remove_duplicate=False)), set[fx.Node]()
     for node in nodes:
         _check(node, modules, plain)
+    redirect([node for node in nodes if node not in plain], modules)
     numbers = {node: number for number, node in enumerate(nodes)}
     return [_step(node, numbers, modules) for node in nodes]
 
@@ -108,7 +110,7 @@ def _step(node: fx.Node, numbers: Mapping[fx.Node, int], modules: Mapping[str, n
         tuple(args),
         dict(kwargs),
         tuple(numbers[used] for used in inputs),
-        tuple(numbers[used] for used in inputs if list(used.users)[-1] is node),
+        tuple(numbers[used] for used in inputs if max(used.users, key=numbers.__getitem__) is node),
         tuple(places) if rule in COMBINING and len(places) == 2 else (),
         rule in MIXING or (layer is not None and layer not in ELEMENTWISE),
         str(node.args[1]) if node.target is operator.getitem else None,
@@ -120,6 +122,9 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, module: nn.Module, path: str) -> bool:
         return kind_of(module) in MODULES or super().is_leaf_module(module, path)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return InPlaceProxy(node, self)
 
 
 def _traced(model: nn.Module) -> list[fx.Node]:
@@ -140,30 +145,23 @@ def _check(node: fx.Node, modules: Mapping[str, nn.Module], plain: set[fx.Node])
     if node.op == "call_module":
         kind = kind_of(modules[str(node.target)])
         if kind not in MODULES:
-            raise _unsupported(f"the layer {str(node.target)!r} ({kind.__name__}); use {replacement(kind)}")
+            raise unsupported(f"the layer {str(node.target)!r} ({kind.__name__}); use {replacement(kind)}")
         if len(node.all_input_nodes) != 1:
-            raise _unsupported(f"the layer {str(node.target)!r} with {len(node.all_input_nodes)} inputs")
+            raise unsupported(f"the layer {str(node.target)!r} with {len(node.all_input_nodes)} inputs")
     elif node.op == "placeholder":
         if str(node.target).startswith("*"):
-            raise _unsupported(f"any number of inputs {str(node.target)!r}")
+            raise unsupported(f"any number of inputs {str(node.target)!r}")
     elif node.op == "output":
         if not isinstance(node.args[0], fx.Node) or node.args[0] in plain:
-            raise _unsupported("an output that is not one tensor")
+            raise unsupported("an output that is not one tensor")
     elif node.op in ("call_function", "call_method"):
         inputs = node.all_input_nodes
         if all(used in plain for used in inputs) or _asks_for_shape(node):
             plain.add(node)
         elif node.target not in (FUNCTIONS if node.op == "call_function" else METHODS):
-            raise _unsupported(f"the function {getattr(node.target, '__name__', node.target)!r}")
+            raise unsupported(f"the function {getattr(node.target, '__name__', node.target)!r}")
 
 
 def _asks_for_shape(node: fx.Node) -> bool:
     name = node.args[1] if node.target is getattr else node.target
     return name in SHAPES
-
-
-def _unsupported(what: str) -> ValueError:
-    return ValueError(
-        "model must have layers and functions only that moments can be propagated through (else use 'monte_carlo'), "
-        f"got {what}"
-    )

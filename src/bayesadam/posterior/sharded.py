@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.posterior.training_inputs import TrainingInputs
-from bayesadam.sharding import is_sharded, local, own_part
+from bayesadam.sharding import gathers_weights, is_sharded, local, own_part
 
 Write = Callable[[Mapping[str, Tensor], int | None], None]
 _WHOLE: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -83,10 +83,8 @@ def kind_of(module: nn.Module) -> type[nn.Module]:
 
 def has_hooks(module: nn.Module) -> bool:
     """Whether a module has forward hooks other than those that gather whole weights or watch training inputs."""
-    state = module._get_fsdp_state() if _is_fsdp(module) else module  # type: ignore[operator]
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    known = (hook for hook in hooks if not isinstance(hook, TrainingInputs))
-    return any(getattr(hook, "__self__", None) is not state for hook in known)
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return not all(isinstance(hook, TrainingInputs) or gathers_weights(module, hook) for hook in hooks)
 
 
 def _is_fsdp(module: nn.Module) -> bool:

@@ -174,7 +174,7 @@ class LastLayerKroneckerSum(LastLayer):
         return self._total / self._count
 
     def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
-        if output is call.returned and self._is_block(output, target):
+        if call.gives(output) and self._is_block(output, target):
             self._outputs += self.network.total(output, target)
         elif _is_large(output):
             _in_halves(self, rows, target)

@@ -24,6 +24,10 @@ class Call(NamedTuple):
     leaf: Tensor
     returned: Tensor
 
+    def gives(self, output: Tensor) -> bool:
+        """Whether the network's output is the layer's, which nothing has changed in place since."""
+        return output is self.returned and output._version == 0
+
 
 class LastLayer(abc.ABC):
     """Follows the forward passes of a network to one linear layer, and differentiates the layers after it.
@@ -66,7 +70,7 @@ class LastLayer(abc.ABC):
                 raise ValueError(f"last_layer must have trainable parameters of its own, got {key!r}, which is {state}")
         self.names = list(own)
         self._begin()
-        self._handle = self.layer.register_forward_hook(self._capture)
+        self._handle = self.layer.register_forward_hook(self._capture, prepend=True)
 
     @torch.no_grad()
     def _last_called(self, inputs: Any) -> str:
@@ -156,7 +160,7 @@ class LastLayerSum(LastLayer):
 
     def _collect(self, call: Call, rows: Rows, output: Tensor, target: Tensor) -> None:
         factor = self.network.factor(output, target)
-        if output is call.returned and factor.shape[2] == output.shape[-1]:  # positions are separate blocks
+        if call.gives(output) and factor.shape[2] == output.shape[-1]:  # positions are separate blocks
             self._add_products(call.features.flatten(0, -2).double(), factor.flatten(0, 1).double())
             return
         factor = self._pulled(call, factor, output)
