@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from bayesadam.functional.special import betainc, log_rising
+from bayesadam.functional.special import betainc, log_mixed, log_poisson, stirling_error
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
 
@@ -44,9 +46,8 @@ class Poisson(_Counts):
         return distributions.Poisson(output.exp(), validate_args=False)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """``y output - exp(output) - log y!`` of every count."""
-        counts = target.to(output.dtype)
-        return counts * output - output.exp() - torch.lgamma(counts + 1.0)
+        """``y output - exp(output) - log y!`` of every count, without the difference of two large numbers."""
+        return self._terms(output, output, target)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """Distribution function by the incomplete gamma function, in float64."""
@@ -66,9 +67,15 @@ class Poisson(_Counts):
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """Expected log density in closed form; the expected rate is the mean of a log-normal variable."""
-        counts = target.to(mean.dtype)
-        terms = counts * mean - (mean + 0.5 * variance).exp() - torch.lgamma(counts + 1.0)
+        terms = self._terms(mean, mean + 0.5 * variance, target)
         return terms.sum(-1) if target.ndim > 1 else terms
+
+    def _terms(self, output: Tensor, log_rate: Tensor, target: Tensor) -> Tensor:
+        """Terms of the log density from an expected output and the logarithm of the expected rate."""
+        some, counts, log_counts = _positive(target, output)
+        none = -torch.where(some, 0.0, log_rate).exp()
+        output, log_rate = (torch.where(some, value - log_counts, 0.0) for value in (output, log_rate))
+        return torch.where(some, log_poisson(counts, output, log_rate), none)
 
 
 class NegativeBinomial(_Counts):
@@ -108,11 +115,24 @@ class NegativeBinomial(_Counts):
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every count.
 
-        PyTorch's subtracts two large numbers for a small dispersion: in float32 it is wrong by 0.7 at 1e-6.
+        It is the saddle-point form of Loader (2000). PyTorch's density subtracts two large numbers for a small
+        dispersion or a large count: in float32 it is wrong by 0.7 at a dispersion of 1e-6.
         """
-        counts, inverse = target.to(output.dtype), (-self.log_dispersion.to(output)).exp().clamp_max(POISSON)
-        rising = log_rising(inverse, counts) - torch.lgamma(counts + 1.0)
-        return rising + counts * output - (inverse + counts) * (output.exp() / inverse).log1p()
+        log_inverse = (-self.log_dispersion.to(output)).clamp_max(math.log(POISSON))
+        inverse = log_inverse.exp()
+        some, counts, log_counts = _positive(target, output)
+        logits = output - log_inverse
+        far = logits > 0
+        small = (torch.where(far, 0.0, output).exp() / inverse).log1p()
+        none = -inverse * torch.where(far, torch.logaddexp(logits, torch.zeros_like(logits)), small)
+        # Of the whole of count and inverse dispersion, `rest` is the share of the inverse dispersion.
+        difference = output - log_counts
+        log_share, log_rest = -(inverse / counts).log1p(), -(counts / inverse).log1p()
+        deviance = counts * log_mixed(log_share, log_rest, -difference)
+        deviance = deviance + inverse * log_mixed(log_rest, log_share, difference)
+        errors = stirling_error(inverse + counts) - stirling_error(inverse) - stirling_error(counts)
+        constant = 0.5 * (log_rest - log_counts - math.log(2.0 * math.pi))
+        return torch.where(some, constant + errors - deviance, none)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """Distribution function by the incomplete beta function, in float64.
@@ -141,3 +161,9 @@ class NegativeBinomial(_Counts):
         """Square roots of the expected second derivative ``m / (1 + dispersion m)``, ``(N, P, 1, 1)``."""
         logits = output + self.log_dispersion.to(output)
         return diagonal_factor((0.5 * (output + torch.nn.functional.logsigmoid(-logits))).exp())
+
+
+def _positive(target: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether counts are positive, the counts with ones in place of zeros, and their logarithms."""
+    counts = target.to(output.dtype).clamp_min(1.0)
+    return target > 0, counts, counts.log()
