@@ -62,6 +62,28 @@ class TestMixture:
         reached = stats.poisson(SCALES).cdf(counts).mean(1) >= level
         assert (found == reached.argmax(0)).all()
 
+    @pytest.mark.parametrize("log_rate", [30.0, 36.0, 37.0, 40.0, 80.0])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+    def test_quantiles_of_counts_that_floating_point_numbers_skip(self, log_rate, dtype):
+        """Neighbours in float64 are more than 1 apart above 2^53."""
+        outputs, levels = torch.full((1, 1), log_rate, dtype=dtype), np.array([0.05, 0.5, 0.95])
+        rate = np.float64(outputs.exp().item())
+        for likelihood, reference in (
+            (ba.likelihoods.Poisson(), rate + stats.norm.ppf(levels) * np.sqrt(rate)),
+            (ba.likelihoods.NegativeBinomial(1.0), -rate * np.log1p(-levels)),
+            (ba.likelihoods.NegativeBinomial(1e-3), stats.gamma(1e3, scale=rate / 1e3).ppf(levels)),
+        ):
+            found = ba.predictive.MixturePredictive(outputs, likelihood).quantile(levels)
+            reference = torch.tensor(reference, dtype=dtype)[:, None]
+            torch.testing.assert_close(found, reference, rtol=1e-6, atol=0.0)
+
+    def test_quantiles_of_infinite_rates(self):
+        outputs = torch.tensor([[2.0, 800.0]], dtype=torch.float64)
+        for likelihood in (ba.likelihoods.Poisson(), ba.likelihoods.NegativeBinomial()):
+            found = ba.predictive.MixturePredictive(outputs, likelihood).quantile(0.5)
+            alone = ba.predictive.MixturePredictive(outputs[:, :1], likelihood).quantile(0.5)
+            assert found.tolist() == [*alone.tolist(), math.inf]
+
     def test_quantiles_without_moments(self):
         """Of Cauchy distributions, which have none."""
         pred = ba.predictive.MixturePredictive(1e3 * OUTPUTS[:1], ba.likelihoods.StudentT(1.0).double())

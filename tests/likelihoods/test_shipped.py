@@ -2,6 +2,7 @@
 
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -267,10 +268,12 @@ class TestExtremes:
         close(found, ba.likelihoods.Poisson().log_prob(z, y), rtol=0, atol=1e-5)
 
     def test_expected_density_far_from_the_target(self):
-        """All densities at the nodes underflow, their logarithms do not."""
+        """All densities underflow, their logarithms do not."""
         mean, variance = torch.tensor([0.0]), torch.tensor([0.01])
         found = ba.likelihoods.Poisson().log_expected_density(mean, variance, torch.tensor([1000.0]))
-        assert -5912 < found.item() < -4000  # at the mean, 1000 * 0 - 1 - log(1000!) = -5913
+        z = np.linspace(4.0, 8.0, 100_001)
+        logs = 1000.0 * z - np.exp(z) - special.gammaln(1001.0) - 50.0 * z**2 - 0.5 * np.log(2.0 * np.pi * 0.01)
+        close(found, [special.logsumexp(logs) + np.log(z[1] - z[0])], rtol=1e-9, atol=0.0)
 
 
 class TestRescaled:
@@ -354,3 +357,38 @@ def test_gradients_of_rising_gamma_functions():
     (found,) = torch.autograd.grad(log_rising(x, torch.tensor(0.5)).sum(), x)
     values = x.detach().numpy()
     close(found, special.digamma(values + 0.5) - special.digamma(values) - 0.5 / values, rtol=1e-9, atol=1e-13)
+
+
+LOG_RATES = np.array([-60.0, -8.0, -0.5, 0.0, 1.5, 9.0, 16.0, 16.1181, 16.2, 20.0, 60.0])
+MANY_COUNTS = np.array([0.0, 1.0, 2.0, 30.0, 1e3, 1e5, 1e7])[:, None]
+
+
+def exact_counts(log_rate, count, dispersion):
+    """Log density by 60 digits, and its derivative by the log rate."""
+    with mpmath.workdps(60):
+        z, y, d = mpmath.mpf(float(log_rate)), mpmath.mpf(float(count)), mpmath.mpf(dispersion)
+        rate = mpmath.exp(z)
+        if not d:
+            return float(y * z - rate - mpmath.loggamma(y + 1)), float(y - rate)
+        chance = mpmath.loggamma(y + 1 / d) - mpmath.loggamma(1 / d) - mpmath.loggamma(y + 1)
+        density = chance + y * mpmath.log(d * rate / (1 + d * rate)) - mpmath.log(1 + d * rate) / d
+        return float(density), float((y - rate) / (1 + d * rate))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dispersion", [0.0, 1e-12, 1e-3, 1.0, 1e4])
+def test_counts_keep_their_digits(dispersion, dtype):
+    """They lose no more than the rounding of ``log y`` times the derivative does."""
+    likelihood = ba.likelihoods.NegativeBinomial(dispersion) if dispersion else ba.likelihoods.Poisson()
+    output = torch.tensor(LOG_RATES, dtype=dtype).expand(len(MANY_COUNTS), -1).clone().requires_grad_()
+    target = torch.tensor(MANY_COUNTS, dtype=dtype).expand_as(output)
+    found = likelihood.element_log_density(output, target)
+    (slope,) = torch.autograd.grad(found.sum(), output)
+    exact = np.vectorize(exact_counts)(output.detach().numpy(), target.numpy(), dispersion)
+    density, derivative = map(torch.tensor, exact)
+    eps = torch.finfo(dtype).eps
+    # rounding of the logarithms of the count, the rate and the dispersion
+    allowed = eps * (30.0 + 60.0 * density.abs() + 30.0 * derivative.abs())
+    assert ((found.double() - density).abs() <= allowed).all()
+    curvature = target.double() + 1.0 if not dispersion else (target.double() + 1.0).clamp_max(1.0 / dispersion)
+    assert ((slope.double() - derivative).abs() <= eps * (100.0 * derivative.abs() + 100.0 * curvature)).all()

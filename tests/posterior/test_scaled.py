@@ -196,3 +196,16 @@ def test_a_posterior_of_your_own_that_does_not_say_how():
     del Own
     gc.collect()  # or it stays a kind that can be loaded
     assert "Own" not in posterior_kinds()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("kind", [diagonal, dense, low_rank, kronecker, lambda: partial(diagonal)])
+def test_half_precision_keeps_the_uncertainty(kind, dtype):
+    """Variances of 1e-12 are 0 in float16; only the means are rounded."""
+    q = kind().scaled(1e-6)
+    half = q.to(dtype=dtype)
+    for name, mean in half.mean.items():
+        assert torch.equal(mean, q.mean[name].to(dtype))
+        torch.testing.assert_close(half.variance[name].double(), q.variance[name].double(), rtol=1e-5, atol=1e-17)
+        assert all(draw.dtype == dtype for draw in half.sample(2).values())
+    assert float(half.entropy()) == pytest.approx(float(q.entropy()), rel=1e-5)

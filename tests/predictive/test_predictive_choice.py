@@ -221,3 +221,42 @@ class TestMixture:
         q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=ba.Categorical()).posterior(1.0)
         with pytest.raises(ValueError, match="^link must be 'monte_carlo' for a mixture of posteriors, got 'probit'$"):
             ba.predict(model, ba.Mixture([q, q]), x, likelihood=ba.Categorical(), method="linearized", link="probit")
+
+
+class SharedUnit(nn.Module):
+    """Two outputs that share one hidden unit, and so are correlated."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = nn.Linear(3, 1), nn.Linear(1, 2)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.hidden(x)))
+
+
+def test_a_mixture_of_equal_components_is_one_of_them():
+    """Its density uses the covariance of the outputs of a row, and noise whose variance is out of range."""
+    torch.manual_seed(0)
+    x, model = torch.randn(30, 3), SharedUnit()
+    options = {"likelihood": ba.Gaussian(1e4), "method": "linearized"}
+    q = ba.laplace(
+        model, (x, torch.randn(30, 2)), likelihood=ba.Gaussian(100.0), structure="full", prior_precision=0.01
+    )
+    one, both = (ba.predict(model, posterior, x, **options) for posterior in (q, ba.Mixture([q, q])))
+    correlation = one.covariance[:, 0, 1] / one.variance.prod(-1).sqrt()
+    assert correlation.abs().mean() > 0.2
+    target = one.mean + 0.05
+    torch.testing.assert_close(both.log_prob(target), one.log_prob(target))
+    torch.testing.assert_close(both.rescale(3.0, 2.0).log_prob(target), one.rescale(3.0, 2.0).log_prob(target))
+    torch.testing.assert_close(both.quantile([0.1, 0.9]), one.quantile([0.1, 0.9]))
+
+    model = nn.Linear(3, 2)
+    with torch.no_grad():
+        model.bias[1] = -120.0
+        target = model(x)[:, :1]
+    q = ba.DiagonalGaussian.point_mass(model)
+    options["likelihood"] = ba.likelihoods.HeteroscedasticGaussian()
+    one, both = (ba.predict(model, posterior, x, **options) for posterior in (q, ba.Mixture([q, q])))
+    assert one.log_prob(target).isfinite().all()
+    torch.testing.assert_close(both.log_prob(target), one.log_prob(target))
+    torch.testing.assert_close(both.rescale(3.0, 2.0).log_prob(target), one.rescale(3.0, 2.0).log_prob(target))

@@ -14,6 +14,8 @@ STEPS = 10_000
 LARGE = 32.0
 """Argument from which the error of Stirling's formula is a series, to the rounding of float64."""
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
+_LOG_TWO = math.log(2.0)
+_FAR = 20.0
 
 
 def stirling_error(x: Tensor) -> Tensor:
@@ -26,6 +28,34 @@ def stirling_error(x: Tensor) -> Tensor:
     square = inverse.square()
     series = inverse * (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square / 1680)))
     return torch.where(x < LARGE, torch.lgamma(few) - (few - 0.5) * few.log() + few - _HALF_LOG_TWO_PI, series)
+
+
+def log_poisson(x: Tensor, log_ratio: Tensor, log_expected_ratio: Tensor | None = None) -> Tensor:
+    """Log density of a Poisson distribution at ``x > 0``, whole or not, if its rate is ``x exp(log_ratio)``.
+
+    It is the saddle-point form of Loader (2000), which keeps its digits where ``x`` is large and near the rate.
+
+    Args:
+        x: Argument.
+        log_ratio: Logarithm of the ratio of the rate and ``x``, or its expectation if the rate is random.
+        log_expected_ratio: Logarithm of the expected ratio, if the rate is random; the log density is then an
+            expectation, too.
+    """
+    expected = log_ratio if log_expected_ratio is None else log_expected_ratio
+    return -0.5 * x.log() - _HALF_LOG_TWO_PI - stirling_error(x) - x * (expected.expm1() - log_ratio)
+
+
+def log_mixed(log_rest: Tensor, log_share: Tensor, log_ratio: Tensor) -> Tensor:
+    """``log(1 + share (exp(log_ratio) - 1))``, to its own digits and without the overflow of the exponential.
+
+    Args:
+        log_rest: Logarithm of ``1 - share``.
+        log_share: Logarithm of a share in (0, 1).
+        log_ratio: Logarithm of a ratio.
+    """
+    far = (log_ratio > _FAR) | ((log_share > -_LOG_TWO) & (log_ratio.abs() > 1.0))
+    near = (log_share.exp() * torch.where(far, 0.0, log_ratio).expm1()).log1p()
+    return torch.where(far, torch.logaddexp(log_rest, log_share + log_ratio), near)
 
 
 def log_rising(x: Tensor, y: Tensor | float) -> Tensor:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from bayesadam.functional.special import betainc, log_rising
+from bayesadam.functional.special import betainc, log_mixed, log_poisson, stirling_error
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
 
 POISSON = 1e18
 """Inverse of the dispersion from which the density is that of a Poisson distribution."""
+
+MANY = 1e9
+"""Count above which the distribution function of the negative binomial distribution is an approximation."""
 
 
 class _Counts(Likelihood):
@@ -41,9 +46,8 @@ class Poisson(_Counts):
         return distributions.Poisson(output.exp(), validate_args=False)
 
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
-        """``y output - exp(output) - log y!`` of every count."""
-        counts = target.to(output.dtype)
-        return counts * output - output.exp() - torch.lgamma(counts + 1.0)
+        """``y output - exp(output) - log y!`` of every count, without the difference of two large numbers."""
+        return self._terms(output, output, target)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """Distribution function by the incomplete gamma function, in float64."""
@@ -63,9 +67,15 @@ class Poisson(_Counts):
 
     def expected_log_density(self, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
         """Expected log density in closed form; the expected rate is the mean of a log-normal variable."""
-        counts = target.to(mean.dtype)
-        terms = counts * mean - (mean + 0.5 * variance).exp() - torch.lgamma(counts + 1.0)
+        terms = self._terms(mean, mean + 0.5 * variance, target)
         return terms.sum(-1) if target.ndim > 1 else terms
+
+    def _terms(self, output: Tensor, log_rate: Tensor, target: Tensor) -> Tensor:
+        """Terms of the log density from an expected output and the logarithm of the expected rate."""
+        some, counts, log_counts = _positive(target, output)
+        none = -torch.where(some, 0.0, log_rate).exp()
+        output, log_rate = (torch.where(some, value - log_counts, 0.0) for value in (output, log_rate))
+        return torch.where(some, log_poisson(counts, output, log_rate), none)
 
 
 class NegativeBinomial(_Counts):
@@ -105,17 +115,38 @@ class NegativeBinomial(_Counts):
     def element_log_density(self, output: Tensor, target: Tensor) -> Tensor:
         """Log density of every count.
 
-        PyTorch's subtracts two large numbers for a small dispersion: in float32 it is wrong by 0.7 at 1e-6.
+        It is the saddle-point form of Loader (2000). PyTorch's density subtracts two large numbers for a small
+        dispersion or a large count: in float32 it is wrong by 0.7 at a dispersion of 1e-6.
         """
-        counts, inverse = target.to(output.dtype), (-self.log_dispersion.to(output)).exp().clamp_max(POISSON)
-        rising = log_rising(inverse, counts) - torch.lgamma(counts + 1.0)
-        return rising + counts * output - (inverse + counts) * (output.exp() / inverse).log1p()
+        log_inverse = (-self.log_dispersion.to(output)).clamp_max(math.log(POISSON))
+        inverse = log_inverse.exp()
+        some, counts, log_counts = _positive(target, output)
+        logits = output - log_inverse
+        far = logits > 0
+        small = (torch.where(far, 0.0, output).exp() / inverse).log1p()
+        none = -inverse * torch.where(far, torch.logaddexp(logits, torch.zeros_like(logits)), small)
+        # Of the whole of count and inverse dispersion, `rest` is the share of the inverse dispersion.
+        difference = output - log_counts
+        log_share, log_rest = -(inverse / counts).log1p(), -(counts / inverse).log1p()
+        deviance = counts * log_mixed(log_share, log_rest, -difference)
+        deviance = deviance + inverse * log_mixed(log_rest, log_share, difference)
+        errors = stirling_error(inverse + counts) - stirling_error(inverse) - stirling_error(counts)
+        constant = 0.5 * (log_rest - log_counts - math.log(2.0 * math.pi))
+        return torch.where(some, constant + errors - deviance, none)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
-        """Distribution function by the incomplete beta function, in float64."""
+        """Distribution function by the incomplete beta function, in float64.
+
+        Above a billion it is that of the gamma distribution with the same mean and variance, at the middle between this
+        count and the next; the error is below 1e-5.
+        """
         log_dispersion = self.log_dispersion.to(output.device, torch.float64)
         whole, logits = value.double().floor(), output.double() + log_dispersion
-        below = betainc((-log_dispersion).exp(), whole.clamp_min(0.0) + 1.0, (-logits).sigmoid(), logits.sigmoid())
+        many, share = whole > MANY, (-logits).sigmoid()
+        few = torch.where(many, 0.0, whole.clamp_min(0.0))
+        below = betainc((-log_dispersion).exp(), few + 1.0, share, logits.sigmoid())
+        shape = (output.double() + torch.nn.functional.logsigmoid(-logits)).exp()
+        below = torch.where(many, torch.special.gammainc(shape, (whole + 0.5) * share), below)
         return torch.where(whole < 0, 0.0, below)
 
     @torch.no_grad()
@@ -130,3 +161,9 @@ class NegativeBinomial(_Counts):
         """Square roots of the expected second derivative ``m / (1 + dispersion m)``, ``(N, P, 1, 1)``."""
         logits = output + self.log_dispersion.to(output)
         return diagonal_factor((0.5 * (output + torch.nn.functional.logsigmoid(-logits))).exp())
+
+
+def _positive(target: Tensor, output: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Whether counts are positive, the counts with ones in place of zeros, and their logarithms."""
+    counts = target.to(output.dtype).clamp_min(1.0)
+    return target > 0, counts, counts.log()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from bayesadam.functional.moments.quadrature import gauss_hermite, hermite
+from bayesadam.functional.moments.quadrature import gauss_hermite
+from bayesadam.likelihoods.adaptive import log_expectation
 
 if TYPE_CHECKING:
     from bayesadam.likelihoods.base import Likelihood
@@ -63,7 +64,11 @@ def fisher_sum(likelihood: Likelihood, output: Tensor, target: Tensor) -> Tensor
 
 
 def expected_log_density(likelihood: Likelihood, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    """Expected log density by quadrature; see :meth:`Likelihood.expected_log_density`."""
+    """Expected log density by quadrature; see :meth:`Likelihood.expected_log_density`.
+
+    It is less accurate where the log density bends within a small part of the Gaussian: for Student's t with 4 degrees
+    of freedom the error was 0.2 at a scale of 0.05 standard deviations, near the mean.
+    """
     terms, total = _terms(likelihood, "expected_log_density", mean, target)
     return total(gauss_hermite(terms, mean, variance, NODES)[0])
 
@@ -71,12 +76,7 @@ def expected_log_density(likelihood: Likelihood, mean: Tensor, variance: Tensor,
 def log_expected_density(likelihood: Likelihood, mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
     """Log expected density by quadrature; see :meth:`Likelihood.log_expected_density`."""
     terms, total = _terms(likelihood, "log_expected_density", mean, target)
-    with torch.no_grad():  # in units of the largest density at a node none overflows, and not all of them underflow
-        steps = [float(node) * variance.sqrt() for node in hermite(NODES)[0]]
-        top = torch.stack([terms(mean + step) for part in steps for step in (part, -part)]).amax(0)
-        top = torch.maximum(top, terms(mean))
-    expected = gauss_hermite(lambda output: (terms(output) - top).exp(), mean, variance, NODES)[0]
-    return total(expected.clamp_min(torch.finfo(expected.dtype).tiny).log() + top)
+    return total(log_expectation(terms, mean, variance))
 
 
 Function = Callable[[Tensor], Tensor]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution
 
-from bayesadam.functional.special import stirling_error
+from bayesadam.functional.special import log_poisson
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.gaussian import gaussian_log_density
 from bayesadam.likelihoods.parameters import check_values, diagonal_factor, set_log
@@ -154,12 +152,10 @@ class Gamma(_Positive):
     def _terms(self, output: Tensor, log_ratio: Tensor, target: Tensor) -> Tensor:
         """Terms of the log density from the logarithm of the ratio of target and mean, or of the expected ratio.
 
-        ``shape log(shape) - log Gamma(shape)`` is written without the difference of two large numbers.
+        It is written with the density of a Poisson distribution, without the difference of two large numbers.
         """
         log_shape, log_target = self.log_shape.to(output), _log(target, output)
-        shape = log_shape.exp()
-        constant = 0.5 * (log_shape - math.log(2.0 * math.pi)) - stirling_error(shape) - log_target
-        return constant - shape * (log_ratio.expm1() - (log_target - output))
+        return log_poisson(log_shape.exp(), log_target - output, log_ratio) + log_shape - log_target
 
 
 def _log(target: Tensor, like: Tensor) -> Tensor:

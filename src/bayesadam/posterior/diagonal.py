@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.functional import gaussian
-from bayesadam.posterior.gaussian import GaussianPosterior, check_mean
+from bayesadam.posterior.gaussian import GaussianPosterior, check_mean, moved
 
 
 class DiagonalGaussian(GaussianPosterior):
@@ -153,10 +153,13 @@ class DiagonalGaussian(GaussianPosterior):
         return DiagonalGaussian(mean, variance, hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> DiagonalGaussian:
-        """Return the same posterior on another device or in another floating dtype."""
+        """Return the same posterior on another device or in another floating dtype.
+
+        In half precision only the means are; variances stay in float32.
+        """
         return DiagonalGaussian(
             {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()},
-            {name: value.to(device=device, dtype=dtype) for name, value in self.variance.items()},
+            moved(self.variance, device, dtype),
             hyperparameters=self.hyperparameters,
         )
 

@@ -16,6 +16,18 @@ from bayesadam.posterior.report import PosteriorReport, report_of
 
 Self = TypeVar("Self", bound="GaussianPosterior")
 
+
+def moved(
+    part: Mapping[str, Tensor], device: torch.device | str | None, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """Named variances, or what they are computed from, on another device or in another dtype, at least float32.
+
+    Half precision has no numbers for small variances, or 8 bits for any, which would lose the uncertainty.
+    """
+    wide = None if dtype is None else torch.promote_types(dtype, torch.float32)
+    return {name: value.to(device=device, dtype=wide) for name, value in part.items()}
+
+
 PRUNING = ("signal_to_noise", "magnitude")
 """Criteria by which weights can be ranked for pruning."""
 

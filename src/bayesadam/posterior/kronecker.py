@@ -14,7 +14,7 @@ from bayesadam.functional import gaussian
 from bayesadam.functional.kronecker import between, rotate
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all, sum_of_tensors
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian import GaussianPosterior, moved
 
 
 class KroneckerGaussian(GaussianPosterior):
@@ -222,12 +222,13 @@ class KroneckerGaussian(GaussianPosterior):
         )
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> KroneckerGaussian:
-        """Return the same posterior on another device or in another floating dtype."""
-        mean, eigenvalues, left, right = (
-            {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
-            for part in (self.mean, self.eigenvalues, self.left, self.right)
-        )
-        return KroneckerGaussian(mean, eigenvalues, left, right, hyperparameters=self.hyperparameters)
+        """Return the same posterior on another device or in another floating dtype.
+
+        In half precision only the means are; eigenvalues and bases stay in float32.
+        """
+        mean = {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()}
+        parts = (moved(part, device, dtype) for part in (self.eigenvalues, self.left, self.right))
+        return KroneckerGaussian(mean, *parts, hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:
         """``{"mean/<name>": ..., "eigenvalues/<name>": ..., "left/<name>": ..., "right/<name>": ...}``."""

@@ -13,7 +13,7 @@ from bayesadam.checks import check, is_whole
 from bayesadam.functional import gaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.posterior.diagonal import DiagonalGaussian, sum_all
-from bayesadam.posterior.gaussian import GaussianPosterior
+from bayesadam.posterior.gaussian import GaussianPosterior, moved
 
 _STEP = 1
 """Step number of the noise of the factors; the noise of the weights has step 0."""
@@ -226,11 +226,12 @@ class LowRankGaussian(GaussianPosterior):
         return LowRankGaussian(mean, diagonal, factors, hyperparameters=hyperparameters)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> LowRankGaussian:
-        """Return the same posterior on another device or in another floating dtype."""
-        mean, diagonal, factors = (
-            {name: value.to(device=device, dtype=dtype) for name, value in part.items()}
-            for part in (self.mean, self.diagonal, self.factors)
-        )
+        """Return the same posterior on another device or in another floating dtype.
+
+        In half precision only the means are; diagonal and factors stay in float32.
+        """
+        mean = {name: value.to(device=device, dtype=dtype) for name, value in self.mean.items()}
+        diagonal, factors = (moved(part, device, dtype) for part in (self.diagonal, self.factors))
         return LowRankGaussian(mean, diagonal, factors, hyperparameters=self.hyperparameters)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import cast
 
@@ -17,18 +17,29 @@ from bayesadam.predictive.result import ClassificationPredictive, Predictive, Re
 class GaussianMixturePredictive(RowByRow, RegressionPredictive):
     """An equally weighted mixture of Gaussians for every data point, each with its own epistemic variance.
 
-    The dependence between rows is not known.
+    Its log density uses the covariance of the outputs of a row, if the components know it, and the dependence between
+    rows is not known.
 
     Args:
-        means: Means of the components, ``(K, N)`` or ``(K, N, D)``, in the units of the targets.
-        within: Epistemic variances of the components, of the same shape.
+        parts: Predictive distributions of the components, all of one shape.
+
+    Attributes:
+        parts: Predictive distributions of the components.
+        within: Epistemic variances of the components, ``(K, N)`` or ``(K, N, D)``.
         noise: Variances of the noise, of the same shape.
     """
 
-    def __init__(self, means: Tensor, within: Tensor, noise: Tensor) -> None:
-        super().__init__(means, within + noise)
-        self.within = within
-        self.noise = noise
+    def __init__(self, parts: Sequence[GaussianPredictive]) -> None:
+        device = parts[0].device
+
+        def stacked(values: Iterable[Tensor]) -> Tensor:
+            return torch.stack([value.to(device) for value in values])
+
+        self.parts = list(parts)
+        self.within = stacked(part.epistemic for part in parts)
+        self.noise = stacked(part.aleatoric for part in parts)
+        log_variances = stacked(part.log_variances[0] for part in parts)
+        super().__init__(stacked(part.mean for part in parts), self.within + self.noise, log_variances)
 
     @cached_property
     def epistemic(self) -> Tensor:
@@ -49,11 +60,12 @@ class GaussianMixturePredictive(RowByRow, RegressionPredictive):
         """Return the distribution of ``mean + std * y``, which converts standardised targets to their original
         units.
         """
-        scale = torch.as_tensor(std, dtype=self.means.dtype, device=self.means.device)
-        shift = torch.as_tensor(mean, dtype=self.means.dtype, device=self.means.device)
-        return GaussianMixturePredictive(
-            shift + scale * self.means, scale.square() * self.within, scale.square() * self.noise
-        )
+        return GaussianMixturePredictive([part.rescale(mean, std) for part in self.parts])
+
+    def _log_densities(self, target: Tensor) -> Tensor:
+        """Log densities of every component and data point, ``(K, N)``, jointly over the outputs of a data point."""
+        self._check(target)
+        return torch.stack([part.log_prob(target.to(part.device)).to(self.device) for part in self.parts])
 
 
 class LogitsMixturePredictive(RowByRow, ClassificationPredictive):
@@ -64,13 +76,7 @@ def mixed(parts: Sequence[Predictive]) -> Predictive:
     """Make the equally weighted mixture of linearised predictions of several posteriors of one kind."""
     first = parts[0]
     if isinstance(first, GaussianPredictive):
-        gaussians = cast("Sequence[GaussianPredictive]", parts)
-        return GaussianMixturePredictive(
-            *(
-                torch.stack([getattr(part, name).to(first.device) for part in gaussians])
-                for name in ("mean", "epistemic", "aleatoric")
-            )
-        )
+        return GaussianMixturePredictive(cast("Sequence[GaussianPredictive]", parts))
     if isinstance(first, GaussianLogitsPredictive):
         logits = cast("Sequence[GaussianLogitsPredictive]", parts)
         return LogitsMixturePredictive(torch.cat([part.log_probs for part in logits]), binary=first.binary)

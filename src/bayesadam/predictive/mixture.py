@@ -184,8 +184,8 @@ class MixturePredictive:
         if not self.likelihood.discrete:
             return zero_between(above, low, high, width)
         low, high = low.floor() - 1.0, high.ceil()
-        while (high - low > 1.0).any():
-            middle = (0.5 * (low + high)).floor()
+        # Neighbouring numbers are more than 1 apart from 2^53 on, and the quantile of an infinite rate is infinite.
+        while ((middle := (0.5 * (low + high)).floor()) > low).logical_and(middle < high).any():
             reached = above(middle) >= 0
             low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
         return high
