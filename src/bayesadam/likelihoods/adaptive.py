@@ -27,6 +27,9 @@ NARROWEST, WIDEST = 8, 2
 NEGLIGIBLE, SMALL = 45.0, 10.0
 """Logarithms of ratios of densities, and of the masses of two peaks, above which the smaller one is left out."""
 
+AT_ONCE = 2**18
+"""Number of values that are computed in one call, so that large batches do not need many times their memory."""
+
 _GOLDEN = 0.5 * (math.sqrt(5.0) - 1.0)
 
 
@@ -47,7 +50,8 @@ def log_expectation(terms: Function, mean: Tensor, variance: Tensor) -> Tensor:
     mean. Half precision is computed in float32.
 
     Args:
-        terms: Element-wise log density; tensors that it uses are differentiated, too.
+        terms: Element-wise log density of outputs of the means' shape, with further axes before it; tensors that it
+            uses are differentiated, too.
         mean: Means of any shape.
         variance: Variances of the same shape, not negative; where one is 0, the derivative by it is 0.
     """
@@ -62,15 +66,15 @@ def log_expectation(terms: Function, mean: Tensor, variance: Tensor) -> Tensor:
     change = torch.where(narrow, std, 1.0)
     change = (change.detach() / change).log()
     values = []
-    for number in range(NODES):
+    for numbers in _numbers(NODES, mean):
         with torch.no_grad():
-            place = low + number * step
+            place = low + numbers * step
             node = centre + width * place.sinh()
             fixed, weight = mean + std * node, constant + place.cosh().log()
         output = torch.where(narrow, fixed, mean + std * node)
         node = torch.where(narrow, (fixed - mean) / torch.where(narrow, std, 1.0), node)
         values.append(terms(output) - 0.5 * node.square() + weight + change)
-    return torch.stack(values).logsumexp(0)
+    return torch.cat(values).logsumexp(0)
 
 
 def _place(terms: Function, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -80,25 +84,30 @@ def _place(terms: Function, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     it is the narrower one, to which the nodes are fitted.
     """
 
-    def height(u: Tensor) -> Tensor:
-        return terms(u) - 0.5 * u.square()
+    grid = torch.linspace(-FARTHEST, FARTHEST, FIRST, dtype=like.dtype, device=like.device)
+    places = _leading(grid, like).sinh().expand(-1, *like.shape)
+    found = torch.cat([terms(part) for part in places.split(_at_once(like))])
+    penalty = _leading(like.new_tensor([0.5, 0.0]), like)  # of the integrand, and of the log density alone
 
-    best, centre = height(torch.zeros_like(like)), torch.zeros_like(like)
-    best_terms, own = best, centre
-    for number in range(FIRST):
-        place = torch.full_like(like, (2.0 * number / (FIRST - 1) - 1.0) * FARTHEST)
-        value = terms(place.sinh())
-        best_terms, own = torch.maximum(best_terms, value), torch.where(value > best_terms, place, own)
-        value = value - 0.5 * place.sinh().square()
-        best, centre = torch.maximum(best, value), torch.where(value > best, place, centre)
-    centre, own = _refined(height, centre).sinh(), _refined(terms, own).sinh()
-    (width, low, high), (narrow, left, right) = _extent(height, centre), _extent(height, own)
-    better = height(own) + narrow.log() > height(centre) + width.log() - SMALL
-    better &= terms(own) > terms(centre) + 1.0  # else it has no peak of its own, or this one
-    centre, width = torch.where(better, own, centre), torch.where(better, narrow, width)
-    low, high = torch.where(better, left, low), torch.where(better, right, high)
+    def height(u: Tensor) -> Tensor:
+        return terms(u) - penalty * u.square()
+
+    first = torch.stack([_largest(found - 0.5 * places.square(), grid), _largest(found, grid)])
+    peaks = _refined(height, first).sinh()
+    width, low, high = _extent(lambda u: terms(u) - 0.5 * u.square(), peaks)
+    density = terms(peaks)
+    mass = density - 0.5 * peaks.square() + width.log()
+    better = mass[1] > mass[0] - SMALL
+    better &= density[1] > density[0] + 1.0  # else it has no peak of its own, or this one
+    centre, width, low, high = (torch.where(better, pair[1], pair[0]) for pair in (peaks, width, low, high))
     low = torch.maximum(low, centre.clamp_max(0.0) - REACH)
     return centre, width, low, torch.minimum(high, centre.clamp_min(0.0) + REACH)
+
+
+def _largest(values: Tensor, grid: Tensor) -> Tensor:
+    """The place on the grid of the largest value, or 0 if no value is larger than that at 0."""
+    best = values.amax(0)
+    return torch.where(best > values[len(grid) // 2], grid[values.argmax(0)], 0.0)
 
 
 def _refined(height: Function, place: Tensor) -> Tensor:
@@ -117,17 +126,33 @@ def _refined(height: Function, place: Tensor) -> Tensor:
     return 0.5 * (low + high)
 
 
-def _extent(height: Function, centre: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _extent(height: Function, peaks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Distance from a peak at which the value is lower by at most 1 on both sides, and the ends between which it is not
     negligible.
     """
-    top, width = height(centre), torch.full_like(centre, 4.0**-NARROWEST)
-    low, high = centre - 4.0 * width, centre + 4.0 * width
+    top = height(peaks)
+    width = torch.full_like(peaks, 4.0**-NARROWEST)
+    left = right = 4.0 * width
     for power in range(-NARROWEST, WIDEST + 1):
         distance = 4.0**power
-        below, above = height(centre - distance), height(centre + distance)
-        low = torch.where(below > top - NEGLIGIBLE, centre - 4.0 * distance, low)
-        high = torch.where(above > top - NEGLIGIBLE, centre + 4.0 * distance, high)
+        below, above = height(torch.stack([peaks - distance, peaks + distance]))
+        left = torch.where(below > top - NEGLIGIBLE, 4.0 * distance, left)
+        right = torch.where(above > top - NEGLIGIBLE, 4.0 * distance, right)
         if power <= 0:
             width = torch.where(torch.minimum(below, above) >= top - 1.0, distance, width)
-    return width, low, high
+    return width, peaks - left, peaks + right
+
+
+def _leading(values: Tensor, like: Tensor) -> Tensor:
+    """A vector along a new first axis of a tensor."""
+    return values.view(-1, *[1] * like.ndim)
+
+
+def _at_once(like: Tensor) -> int:
+    """How many nodes are computed in one call."""
+    return max(1, AT_ONCE // max(1, like.numel()))
+
+
+def _numbers(count: int, like: Tensor) -> tuple[Tensor, ...]:
+    """The numbers of nodes along a new first axis, in parts that are computed in one call each."""
+    return _leading(torch.arange(count, dtype=like.dtype, device=like.device), like).split(_at_once(like))

@@ -96,6 +96,6 @@ def _terms(likelihood: Likelihood, capability: str, mean: Tensor, target: Tensor
     if shape.numel() != mean.numel():
         raise likelihood.missing(f"{capability} or element_log_density")
     return (
-        lambda output: likelihood.log_density(output, target).view(mean.shape),
+        lambda output: likelihood.log_density(output, target).view(output.shape),
         lambda values: values.view(shape),
     )
