@@ -83,7 +83,6 @@ def _place(terms: Function, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     The centre is the peak of the log density, or that of the integrand if its mass is much larger: between two of them
     it is the narrower one, to which the nodes are fitted.
     """
-
     grid = torch.linspace(-FARTHEST, FARTHEST, FIRST, dtype=like.dtype, device=like.device)
     places = _leading(grid, like).sinh().expand(-1, *like.shape)
     found = torch.cat([terms(part) for part in places.split(_at_once(like))])
