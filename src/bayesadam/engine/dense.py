@@ -22,7 +22,7 @@ from bayesadam.engine.passes import follow_
 from bayesadam.engine.run import Draw, Plan, Runner
 from bayesadam.engine.sources import CurvatureSource, HessianSource
 from bayesadam.engine.store import NumbersCache, Slot, Store
-from bayesadam.engine.weights import MEAN, Weights
+from bayesadam.engine.weights import Weights
 from bayesadam.functional import hessian
 
 
@@ -358,13 +358,13 @@ class DenseGradients(Gradients):
         if self._planned is None or not slots:
             return []
         planned, divisor, known = self._planned
-        first, held_mean = self.store.first, self.weights.held == MEAN
+        first, holds = self.store.first, self.weights.holding(slots)
         prior_gradient = self.store.prior(slots) / first["num_data"]
         targets, values, parts = [], [], []
-        for slot in slots:
+        for slot, sampled in zip(slots, holds, strict=True):
             state = self.store.state_of(slot)
             mean = state["mean"].clone()
-            if held_mean or not slot.group["perturb"]:
+            if not sampled:
                 follow_(mean, slot.parameter.detach())
             parts.append((mean - state.get("prior_mean", 0.0)).flatten().double())
             targets.append(state["mean"])
@@ -375,7 +375,7 @@ class DenseGradients(Gradients):
         for slot, value, move in zip(slots, values, moves, strict=True):
             radius = float(slot.group["clip_radius"])
             value.sub_(float(slot.group["lr"]) * move.clamp(-radius, radius).view(value.shape).to(value.dtype))
-        shown = [i for i, slot in enumerate(slots) if held_mean or not slot.group["perturb"]]
+        shown = [i for i, sampled in enumerate(holds) if not sampled]
         targets += [slots[i].parameter for i in shown]
         values += [values[i] for i in shown]
         wanted = positions(known).to(planned.device)

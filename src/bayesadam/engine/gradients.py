@@ -16,7 +16,7 @@ from bayesadam.engine.rule import initial_counters
 from bayesadam.engine.run import Draw, Job, Plan, Walk, tensors_of
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper
-from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group
+from bayesadam.engine.weights import TRAIN, Weights, statics_by_group
 from bayesadam.sharding import local
 
 BACKTRACK = 0.5
@@ -166,22 +166,21 @@ class Gradients(Collection):
     def _update_walk(self, trained: list[Slot], grads: Sequence[Tensor], drop_in: bool) -> Walk:
         """The jobs of an update; those of the last step are reused if they have not changed."""
         rule, keeps = self.store.rule, self.keeps_curvature
-        held_mean = self.weights.held == MEAN
-        compiles = self.store.first["compile"]
+        compiles, holds = self.store.first["compile"], self.weights.holding(trained)
         kept = [slot.parameter in self._curvature for slot in trained] if self._curvature else [False] * len(trained)
         own = self.weights.lean.held if drop_in else ()
         lean = [slot.parameter in own for slot in trained] if own else [False] * len(trained)
-        key = (held_mean, drop_in, keeps, compiles, kept, lean, statics_by_group(self.store))
+        key = (holds, drop_in, keeps, compiles, kept, lean, statics_by_group(self.store))
         if self._walk is not None and self._walk[:2] == (key, trained) and self._walk[2].fits(grads):
             return self._walk[2]
         jobs = []
-        for slot, grad, given, recovers in zip(trained, grads, kept, lean, strict=True):
+        for slot, grad, given, recovers, sampled in zip(trained, grads, kept, lean, holds, strict=True):
             state, noisy = self.store.state_of(slot), bool(slot.group["perturb"])
             work = Pass(
                 rule,
                 "update",
                 statics_of(rule, slot.group),
-                holds_mean=held_mean or not noisy,
+                holds_mean=not sampled,
                 given=keeps,
                 noisy=rule.needs_noise and noisy and not keeps,
                 resample=drop_in and noisy,

@@ -21,7 +21,7 @@ from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import Pass, follow_, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk, tensors_of
 from bayesadam.engine.store import NumbersCache, Slot, Store, hyper
-from bayesadam.engine.weights import MEAN, Weights
+from bayesadam.engine.weights import Weights
 from bayesadam.functional import eigenbasis
 from bayesadam.sharding import is_sharded
 
@@ -225,7 +225,6 @@ class RotatedGradients(Gradients):
         """Add the updates to a plan; return the parameters that they change."""
         trained, _ = self._gradients()
         factors = self._curvature_factors(trained) if self.keeps_curvature else {}
-        held_mean = self.weights.held == MEAN
         states = [self.store.state_of(slot) for slot in trained]
         turned = [(slot, state) for slot, state in zip(trained, states, strict=True) if bases.is_rotated(state)]
         jobs, changed = [], []
@@ -237,7 +236,7 @@ class RotatedGradients(Gradients):
             plain, after = numbers.of(slot.group, state)
             sign = -1.0 if slot.group["maximize"] else 1.0
             told = numbers.scaled(plain, sign * self._factor, factors.get(slot.parameter, 1.0))
-            work = self._update(slot, state, held_mean)
+            work = self._update(slot, state)
             kept = {"kept": self._curvature[slot.parameter]} if work.kept else {}
             tensors = self._tensors(work, slot, state, grad=grad, **kept)
             if PRIOR in state:
@@ -247,7 +246,7 @@ class RotatedGradients(Gradients):
 
         def turn(mark: int) -> None:
             for slot, state in turned:
-                if held_mean:
+                if not self.weights.holds_sample(slot.parameter):
                     self.weights.adopt(slot)
                 grads[slot.parameter].copy_(self._turned(slot, state))
                 if PRIOR in state:
@@ -280,9 +279,10 @@ class RotatedGradients(Gradients):
         def turn_back(mark: int) -> None:
             moved = [slot for slot, _ in turned if float(slot.group["lr"]) != 0]
             self.weights.outdate(slot.parameter for slot in moved)
-            for slot in moved if held_mean else ():
-                self.weights.bring_up_to_date([slot.parameter])
-                slot.parameter.copy_(self.store.state_of(slot)["mean"])
+            for slot in moved:
+                if not self.weights.holds_sample(slot.parameter):
+                    self.weights.bring_up_to_date([slot.parameter])
+                    slot.parameter.copy_(self.store.state_of(slot)["mean"])
             plan.done.fill_(mark)
 
         if turned:
@@ -294,14 +294,14 @@ class RotatedGradients(Gradients):
             plan.add(turn_back)
         return changed
 
-    def _update(self, slot: Slot, state: Mapping[str, Any], held_mean: bool) -> Pass:
+    def _update(self, slot: Slot, state: Mapping[str, Any]) -> Pass:
         """The update of a parameter; that of a matrix does not touch its weights."""
         rule, keeps, noisy = self.store.rule, self.keeps_curvature, bool(slot.group["perturb"])
         return Pass(
             rule,
             "update",
             statics_of(rule, slot.group),
-            holds_mean=not bases.is_rotated(state) and (held_mean or not noisy),
+            holds_mean=not bases.is_rotated(state) and not self.weights.holds_sample(slot.parameter),
             given=keeps,
             noisy=rule.needs_noise and noisy and not keeps,
             per_weight=per_weight_of(state),

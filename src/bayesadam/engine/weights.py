@@ -69,6 +69,12 @@ class Weights:
         """Whether a parameter holds a sample at this moment."""
         return self.held != MEAN and parameter in self._written
 
+    def holding(self, slots: Sequence[Slot]) -> list[bool]:
+        """Whether each parameter holds a sample; the others hold their mean, which is authoritative."""
+        if self.held == MEAN:
+            return [False] * len(slots)
+        return [slot.parameter in self._written for slot in slots]
+
     def draw(self, sample: int, *, ahead: int = 0) -> Draw:
         """The noise of a sample of this step, or of a step ``ahead`` of it."""
         first = self.store.first
