@@ -87,7 +87,7 @@ class LocalSource:
         """Whether a rule that uses noise has it for this parameter."""
         if not self.store.rule.needs_noise:
             return True
-        return any(slot.parameter is parameter and slot.group["perturb"] for slot in self.store.slots())
+        return any(slot.parameter is parameter for slot in measurable(self.weights, self.store.slots()))
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
         """Curvature of a parameter; the first call for a sample is collective, over all parameters with a gradient."""
@@ -119,7 +119,7 @@ class LocalSource:
 
     @torch.no_grad()
     def _averaged(self, trained: Sequence[Slot]) -> dict[Tensor, Tensor]:
-        slots = measurable(self.store, trained)
+        slots = measurable(self.weights, trained)
         found: dict[Tensor, Tensor] = {s.parameter: torch.zeros_like(self.store.state_of(s)["mean"]) for s in slots}
         # A gradient that this rank does not have counts as zero, in the mean of the gradients as well.
         own = [self._own[p] if p in self._own else torch.zeros_like(p) for p in found]

@@ -116,16 +116,17 @@ class RotatedWeights(Weights):
             mean.copy_(found)
             state[COORDINATES].copy_(bases.into(found, state))
 
-    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
+    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache) -> None:
         """Plan a sample, as in the base class."""
         turned = [slot for slot in slots if bases.is_rotated(self.store.state_of(slot))]
         known = set(map(id, turned))
-        super().add(plan, [slot for slot in slots if id(slot) not in known], draw, numbers, adopt=adopt)
+        super().add(plan, [slot for slot in slots if id(slot) not in known], draw, numbers)
         if not turned:
             return
+        adopted = [slot for slot, holds in zip(turned, self.holding(turned), strict=True) if not holds]
 
         def take(mark: int) -> None:
-            for slot in turned:
+            for slot in adopted:
                 self.adopt(slot)
             plan.done.fill_(mark)
 
@@ -137,7 +138,7 @@ class RotatedWeights(Weights):
             values = [bases.out(value, state) for value, state in zip(drawn, states, strict=True)]
             torch._foreach_copy_([*targets, plan.done], [*values, torch.tensor(mark)])
 
-        if adopt:
+        if adopted:
             plan.add(take)
         plan.add(write, [slot.parameter for slot in turned])
 
@@ -198,7 +199,7 @@ class RotatedGradients(Gradients):
         """Average a sample's curvature into the one that is kept, as in the base class."""
         fresh: dict[Tensor, Tensor] = {}
         samples = []
-        for slot in measurable(self.store, trained):
+        for slot in measurable(self.weights, trained):
             parameter, state = slot.parameter, self.store.state_of(slot)
             if parameter not in self._curvature:
                 fresh[parameter] = torch.zeros_like(state["hessian"])
@@ -296,14 +297,14 @@ class RotatedGradients(Gradients):
 
     def _update(self, slot: Slot, state: Mapping[str, Any]) -> Pass:
         """The update of a parameter; that of a matrix does not touch its weights."""
-        rule, keeps, noisy = self.store.rule, self.keeps_curvature, bool(slot.group["perturb"])
+        rule, keeps = self.store.rule, self.keeps_curvature
         return Pass(
             rule,
             "update",
             statics_of(rule, slot.group),
             holds_mean=not bases.is_rotated(state) and not self.weights.holds_sample(slot.parameter),
             given=keeps,
-            noisy=rule.needs_noise and noisy and not keeps,
+            noisy=rule.needs_noise and not keeps and all(self.weights.sampled([slot])),
             per_weight=per_weight_of(state),
             kept=slot.parameter in self._curvature,
         )
