@@ -3,14 +3,25 @@ perturbed.
 """
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import bayesadam as ba
-from optim.conftest import every_method, loss_of, train, weights
+from optim.conftest import Method, batch, every_method, loss_of, make_net, train, weights
+from two_ranks import in_two_ranks
 
 EXACT = {"rtol": 0, "atol": 0}
+
+
+def step(net, opt, number, mode):
+    """A step before which only the model's gradients are cleared, of which the optimiser knows nothing."""
+    net.zero_grad()
+    with opt.sampled_params() if mode == "block" else nullcontext():
+        loss_of(net, number).backward()
+    opt.step()
 
 
 def held(net):
@@ -133,3 +144,71 @@ def test_low_memory_gives_the_same_for_parameters_that_are_unfrozen(net):
         train(each, opt, 3, first=4, mode="train")
         opt.eval()
     torch.testing.assert_close(weights(net), weights(other), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vadam", "ivon"])
+@pytest.mark.parametrize("mode", ["train", "block"])
+def test_own_samples_of_the_only_rank_are_those_of_one_process_when_parameters_come_and_go(name, mode):
+    results = []
+    for rank_samples in (True, False):
+        net = make_net(torch.float64)
+        net[0].requires_grad_(False)
+        opt = Method(name)([*net[0].parameters(), net[2].bias], rank_samples=rank_samples)
+        train(net, opt, 2, mode=mode)
+        net[0].requires_grad_(True)
+        step(net, opt, 2, mode)
+        opt.add_param_group({"params": [net[2].weight]})
+        step(net, opt, 3, mode)
+        train(net, opt, 2, first=4, mode=mode)
+        opt.eval()
+        results.append([weights(net), *(opt.state[p][opt.rule.state[-1]] for p in net.parameters())])
+    assert all(value.any() for value in results[0])
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+
+
+def test_a_gradient_that_no_rank_has_computed_is_refused(net):
+    opt = ba.Vadam(net.named_parameters(), num_data=50, rank_samples=True)
+    train(net, opt, 1, mode="train")
+    opt.zero_grad()
+    net[2](torch.ones(4, 8)).square().mean().backward()
+    net[0].bias.grad = torch.zeros(8)  # as that of a parameter without influence
+    opt.step()
+    opt.zero_grad()
+    net[2](torch.ones(4, 8)).square().mean().backward()
+    net[0].bias.grad = torch.ones(8)
+    before = weights(net)
+    with pytest.raises(RuntimeError, match="curvature of parameter '0.bias' must come with its gradient.*rank_samples"):
+        opt.step()
+    assert torch.equal(weights(net), before)
+
+
+class WithABranch(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = make_net(torch.float64)
+        self.branch = torch.nn.Linear(3, 2).double()
+
+    def forward(self, x, branch):
+        return self.body(x) + self.branch(x) if branch else self.body(x)
+
+
+def only_the_second_rank_uses_the_branch(rank, folder):
+    for name in ("vadam", "ivon"):
+        results = []
+        for parallel in (True, False):
+            net = WithABranch()
+            model = DistributedDataParallel(net, find_unused_parameters=True) if parallel else net
+            ranks = {"rank_samples": True} if parallel else {"mc_samples": 2}
+            opt = Method(name)(net.named_parameters(), **ranks)
+            for number in range(3):
+                opt.zero_grad()
+                for sample in [rank] if parallel else [0, 1]:
+                    with opt.sampled_params():
+                        model(batch(number)[0].double(), sample == 1).square().mean().backward()
+                opt.step()
+            results.append([weights(net), *opt.posterior().variance.values()])
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+
+
+def test_a_gradient_that_one_of_two_ranks_has_computed_is_accepted(tmp_path):
+    in_two_ranks("optim.test_changing_noise", ["only_the_second_rank_uses_the_branch"], tmp_path)
