@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any, TypeAlias
 
 import torch
@@ -132,7 +133,7 @@ class Collection:
             return
         fresh: dict[Tensor, Tensor] = {}
         samples = []
-        for slot in measurable(self.store, trained):
+        for slot in measurable(self.weights, trained):
             parameter = slot.parameter
             if parameter not in self._curvature:
                 fresh[parameter] = torch.zeros_like(local(self.store.state_of(slot)["mean"]))
@@ -144,7 +145,7 @@ class Collection:
     def _keep_from_source(self, slot: Slot, share: float) -> None:
         assert self.source is not None
         group, parameter = slot.group, slot.parameter
-        if not group["perturb"] and not self.source.covers(parameter):
+        if not all(self.weights.sampled([slot])) and not self.source.covers(parameter):
             return  # for example a learned noise level
         whole = self.source.curvature(parameter)
         if whole is None:
@@ -193,9 +194,11 @@ class Collection:
         return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
 
 
-def measurable(store: Store, slots: Sequence[Slot]) -> list[Slot]:
+def measurable(weights: Weights, slots: Sequence[Slot]) -> list[Slot]:
     """Return the slots whose curvature the rule can compute; without noise, a rule that needs it cannot."""
-    return [slot for slot in slots if slot.group["perturb"] or not store.rule.needs_noise]
+    if not weights.store.rule.needs_noise:
+        return list(slots)
+    return list(compress(slots, weights.sampled(slots)))
 
 
 def tensors_of_slot(work: Pass, slot: Slot, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:

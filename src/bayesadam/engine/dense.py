@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.engine.collection import Hidden
+from bayesadam.engine.collection import Hidden, measurable
 from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import follow_
 from bayesadam.engine.run import Draw, Plan, Runner
@@ -146,7 +146,8 @@ class DenseWeights(Weights):
         return self._scores
 
     def _solve(self, draw: Draw) -> None:
-        slots = [slot for slot in self.store.slots() if slot.noisy]
+        drawn = self.held != MEAN and draw.step == self.store.first["noise_step"]
+        slots = [s for s in self.store.slots() if (self.holds_sample(s.parameter) if drawn else s.noisy)]
         key = (draw, *(slot.index for slot in slots))
         if self._drawn == key:
             return
@@ -176,26 +177,22 @@ class DenseWeights(Weights):
         self._scores = dict(zip(parameters, _parts(factor @ eps, slots), strict=True))
         self._drawn = key
 
-    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
+    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache) -> None:
         """Plan a sample, as in the base class; for any slots the values are a part of one draw of all weights."""
         parameters = [slot.parameter for slot in slots]
         means = [self.store.state_of(slot)["mean"] for slot in slots]
+        holds = self.holding(slots)
 
         def take(mark: int) -> None:
-            if adopt:
-                for mean, parameter in zip(means, parameters, strict=True):
+            for mean, parameter, sampled in zip(means, parameters, holds, strict=True):
+                if not sampled:
                     follow_(mean, parameter)
             plan.done.fill_(mark)
 
         def write(mark: int) -> None:
             self._solve(draw)
-            moved = [
-                self._displacements.get(p) for p in parameters
-            ]  # none if it was frozen since, and held at its mean
-            thetas = [
-                mean if part is None else mean + part.view(mean.shape).to(mean.dtype)
-                for mean, part in zip(means, moved, strict=True)
-            ]
+            moved = [self._displacements[parameter] for parameter in parameters]
+            thetas = [mean + part.view(mean.shape).to(mean.dtype) for mean, part in zip(means, moved, strict=True)]
             torch._foreach_copy_([*parameters, plan.done], [*thetas, torch.tensor(mark)])
 
         if slots:
@@ -274,7 +271,7 @@ class DenseGradients(Gradients):
         found = torch.zeros(width, width, dtype=torch.float64, device=self.store.first["params"][0].device)
         if isinstance(self.source, DenseHessianSource):
             return found if self.source.matrix is None else sign * self.source.matrix
-        noisy = [slot for slot in self.store.trained() if slot.group["perturb"]]
+        noisy = measurable(self.weights, self.store.trained())
         if noisy:
             wanted = positions(noisy).to(found.device)
             scores = self.weights.scores(sample)
@@ -305,7 +302,8 @@ class DenseGradients(Gradients):
         current = self.store.hessian(slots)
         error = tau * current - scale[:, None] * self._matrix[wanted[:, None], wanted] * scale
         if first["hessian"] == "reparameterized":  # there is no estimate for weights without noise
-            known = torch.cat([scale.new_full((s.parameter.numel(),), float(s.group["perturb"])) for s in slots])
+            sampled = zip(slots, self.weights.sampled(slots), strict=True)
+            known = torch.cat([scale.new_full((slot.parameter.numel(),), float(noisy)) for slot, noisy in sampled])
             error = known[:, None] * error * known
         prior = self.store.prior(slots) / first["num_data"]
         active = torch.diag(prior * (tau > 0))
@@ -358,13 +356,13 @@ class DenseGradients(Gradients):
         if self._planned is None or not slots:
             return []
         planned, divisor, known = self._planned
-        first, held_mean = self.store.first, self.weights.held == MEAN
+        first, holds = self.store.first, self.weights.holding(slots)
         prior_gradient = self.store.prior(slots) / first["num_data"]
         targets, values, parts = [], [], []
-        for slot in slots:
+        for slot, sampled in zip(slots, holds, strict=True):
             state = self.store.state_of(slot)
             mean = state["mean"].clone()
-            if held_mean or not slot.group["perturb"]:
+            if not sampled:
                 follow_(mean, slot.parameter.detach())
             parts.append((mean - state.get("prior_mean", 0.0)).flatten().double())
             targets.append(state["mean"])
@@ -375,7 +373,7 @@ class DenseGradients(Gradients):
         for slot, value, move in zip(slots, values, moves, strict=True):
             radius = float(slot.group["clip_radius"])
             value.sub_(float(slot.group["lr"]) * move.clamp(-radius, radius).view(value.shape).to(value.dtype))
-        shown = [i for i, slot in enumerate(slots) if held_mean or not slot.group["perturb"]]
+        shown = [i for i, sampled in enumerate(holds) if not sampled]
         targets += [slots[i].parameter for i in shown]
         values += [values[i] for i in shown]
         wanted = positions(known).to(planned.device)

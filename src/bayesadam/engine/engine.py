@@ -202,6 +202,8 @@ class Engine:
             group["noise_step"], group["skipped_steps"] = others[0]["noise_step"], others[0]["skipped_steps"]
             if others[0]["weights"] == TRAIN:
                 self.weights.perturb(0, TRAIN)
+                if self.source is not None:
+                    self.source.include(group["params"])
             group["weights"] = others[0]["weights"]
 
     def backward(self, loss: Tensor) -> None:

@@ -16,7 +16,7 @@ from bayesadam.engine.rule import initial_counters
 from bayesadam.engine.run import Draw, Job, Plan, Walk, tensors_of
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, NumbersCache, Slot, Store, hyper
-from bayesadam.engine.weights import MEAN, TRAIN, Weights, statics_by_group
+from bayesadam.engine.weights import TRAIN, Weights, statics_by_group
 from bayesadam.sharding import local
 
 BACKTRACK = 0.5
@@ -112,7 +112,7 @@ class Gradients(Collection):
             written = [slot.parameter for slot in noisy]
             done = {id(slot) for slot, _, _ in changed} if self.resamples else set()
             rest = [slot for slot in noisy if id(slot) not in done]
-            self.weights.add(plan, rest, draws["next_eps"], numbers, adopt=False)
+            self.weights.add(plan, rest, draws["next_eps"], numbers)
 
         def settle(mark: int) -> None:
             for _, state, counters in changed:
@@ -166,25 +166,25 @@ class Gradients(Collection):
     def _update_walk(self, trained: list[Slot], grads: Sequence[Tensor], drop_in: bool) -> Walk:
         """The jobs of an update; those of the last step are reused if they have not changed."""
         rule, keeps = self.store.rule, self.keeps_curvature
-        held_mean = self.weights.held == MEAN
-        compiles = self.store.first["compile"]
+        compiles, holds = self.store.first["compile"], self.weights.holding(trained)
         kept = [slot.parameter in self._curvature for slot in trained] if self._curvature else [False] * len(trained)
-        own = self.weights.lean.held if drop_in else ()
-        lean = [slot.parameter in own for slot in trained] if own else [False] * len(trained)
-        key = (held_mean, drop_in, keeps, compiles, kept, lean, statics_by_group(self.store))
+        sampled = self.weights.sampled(trained) if rule.needs_noise and not keeps else [False] * len(trained)
+        own = self.weights.lean.held
+        lean = [held and slot.parameter in own for held, slot in zip(holds, trained, strict=True)]
+        key = (holds, sampled, drop_in, keeps, compiles, kept, lean, statics_by_group(self.store))
         if self._walk is not None and self._walk[:2] == (key, trained) and self._walk[2].fits(grads):
             return self._walk[2]
         jobs = []
-        for slot, grad, given, recovers in zip(trained, grads, kept, lean, strict=True):
-            state, noisy = self.store.state_of(slot), bool(slot.group["perturb"])
+        for slot, grad, given, recovers, held, noisy in zip(trained, grads, kept, lean, holds, sampled, strict=True):
+            state = self.store.state_of(slot)
             work = Pass(
                 rule,
                 "update",
                 statics_of(rule, slot.group),
-                holds_mean=held_mean or not noisy,
+                holds_mean=not held,
                 given=keeps,
-                noisy=rule.needs_noise and noisy and not keeps,
-                resample=drop_in and noisy,
+                noisy=noisy,
+                resample=drop_in and bool(slot.group["perturb"]),
                 recovers=recovers,
                 per_weight=per_weight_of(state),
                 kept=given,

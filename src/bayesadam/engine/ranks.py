@@ -29,7 +29,7 @@ class LocalSource:
     """
 
     differentiates = False
-    hint = "with rank_samples it must come from a backward pass on every rank"
+    hint = "with rank_samples it must come from a backward pass that begins after train() or inside a block"
 
     def __init__(self, store: Store, weights: Weights, collected: Callable[[], int]) -> None:
         self.store = store
@@ -55,8 +55,12 @@ class LocalSource:
         """Part of the :class:`CurvatureSource` protocol."""
         self.stop()
         self._after_backward = after_backward
-        slots = [slot for slot in self.store.slots() if slot.parameter.requires_grad]
-        self._handles = [_hook(slot.parameter, self._see(slot.parameter)) for slot in slots]
+        self.include([slot.parameter for slot in self.store.slots()])
+
+    def include(self, parameters: Sequence[Tensor]) -> None:
+        """Part of the :class:`CurvatureSource` protocol."""
+        possible = [p for p in parameters if p.is_floating_point() and not p.is_inference()]
+        self._handles += [_hook(parameter, self._see(parameter)) for parameter in possible]
 
     def stop(self) -> None:
         """Part of the :class:`CurvatureSource` protocol."""
@@ -87,7 +91,7 @@ class LocalSource:
         """Whether a rule that uses noise has it for this parameter."""
         if not self.store.rule.needs_noise:
             return True
-        return any(slot.parameter is parameter and slot.group["perturb"] for slot in self.store.slots())
+        return any(slot.parameter is parameter for slot in measurable(self.weights, self.store.slots()))
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
         """Curvature of a parameter; the first call for a sample is collective, over all parameters with a gradient."""
@@ -119,15 +123,24 @@ class LocalSource:
 
     @torch.no_grad()
     def _averaged(self, trained: Sequence[Slot]) -> dict[Tensor, Tensor]:
-        slots = measurable(self.store, trained)
+        slots = measurable(self.weights, trained)
         found: dict[Tensor, Tensor] = {s.parameter: torch.zeros_like(self.store.state_of(s)["mean"]) for s in slots}
         # A gradient that this rank does not have counts as zero, in the mean of the gradients as well.
         own = [self._own[p] if p in self._own else torch.zeros_like(p) for p in found]
         samples = list(zip(slots, own, found.values(), strict=True))
         add_curvature(self.weights, samples, self.collected(), 1.0, signed=False)
         average(list(found.values()))
-        return found
+        return {p: value for p, value in found.items() if p in self._own or value.any() or not self._is_used(p, value)}
+
+    def _is_used(self, parameter: Tensor, curvature: Tensor) -> bool:
+        """Whether a parameter has a gradient so large that its curvature, if a rank knew it, would not be zero."""
+        return bool(self.store.dense_gradient(parameter).to(curvature.dtype).square().any())
 
 
 def _hook(parameter: Any, function: Callable[[Tensor], None]) -> Any:
-    return parameter.register_hook(function)
+    """Add a hook; a frozen parameter, to which none can be added, keeps one when it is frozen again."""
+    trainable = parameter.requires_grad
+    try:
+        return parameter.requires_grad_(True).register_hook(function)
+    finally:
+        parameter.requires_grad_(trainable)

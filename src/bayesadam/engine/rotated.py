@@ -21,7 +21,7 @@ from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import Pass, follow_, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk, tensors_of
 from bayesadam.engine.store import NumbersCache, Slot, Store, hyper
-from bayesadam.engine.weights import MEAN, Weights
+from bayesadam.engine.weights import Weights
 from bayesadam.functional import eigenbasis
 from bayesadam.sharding import is_sharded
 
@@ -116,16 +116,17 @@ class RotatedWeights(Weights):
             mean.copy_(found)
             state[COORDINATES].copy_(bases.into(found, state))
 
-    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
+    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache) -> None:
         """Plan a sample, as in the base class."""
         turned = [slot for slot in slots if bases.is_rotated(self.store.state_of(slot))]
         known = set(map(id, turned))
-        super().add(plan, [slot for slot in slots if id(slot) not in known], draw, numbers, adopt=adopt)
+        super().add(plan, [slot for slot in slots if id(slot) not in known], draw, numbers)
         if not turned:
             return
+        adopted = [slot for slot, holds in zip(turned, self.holding(turned), strict=True) if not holds]
 
         def take(mark: int) -> None:
-            for slot in turned:
+            for slot in adopted:
                 self.adopt(slot)
             plan.done.fill_(mark)
 
@@ -137,7 +138,7 @@ class RotatedWeights(Weights):
             values = [bases.out(value, state) for value, state in zip(drawn, states, strict=True)]
             torch._foreach_copy_([*targets, plan.done], [*values, torch.tensor(mark)])
 
-        if adopt:
+        if adopted:
             plan.add(take)
         plan.add(write, [slot.parameter for slot in turned])
 
@@ -198,7 +199,7 @@ class RotatedGradients(Gradients):
         """Average a sample's curvature into the one that is kept, as in the base class."""
         fresh: dict[Tensor, Tensor] = {}
         samples = []
-        for slot in measurable(self.store, trained):
+        for slot in measurable(self.weights, trained):
             parameter, state = slot.parameter, self.store.state_of(slot)
             if parameter not in self._curvature:
                 fresh[parameter] = torch.zeros_like(state["hessian"])
@@ -225,7 +226,6 @@ class RotatedGradients(Gradients):
         """Add the updates to a plan; return the parameters that they change."""
         trained, _ = self._gradients()
         factors = self._curvature_factors(trained) if self.keeps_curvature else {}
-        held_mean = self.weights.held == MEAN
         states = [self.store.state_of(slot) for slot in trained]
         turned = [(slot, state) for slot, state in zip(trained, states, strict=True) if bases.is_rotated(state)]
         jobs, changed = [], []
@@ -237,7 +237,7 @@ class RotatedGradients(Gradients):
             plain, after = numbers.of(slot.group, state)
             sign = -1.0 if slot.group["maximize"] else 1.0
             told = numbers.scaled(plain, sign * self._factor, factors.get(slot.parameter, 1.0))
-            work = self._update(slot, state, held_mean)
+            work = self._update(slot, state)
             kept = {"kept": self._curvature[slot.parameter]} if work.kept else {}
             tensors = self._tensors(work, slot, state, grad=grad, **kept)
             if PRIOR in state:
@@ -247,7 +247,7 @@ class RotatedGradients(Gradients):
 
         def turn(mark: int) -> None:
             for slot, state in turned:
-                if held_mean:
+                if not self.weights.holds_sample(slot.parameter):
                     self.weights.adopt(slot)
                 grads[slot.parameter].copy_(self._turned(slot, state))
                 if PRIOR in state:
@@ -280,9 +280,10 @@ class RotatedGradients(Gradients):
         def turn_back(mark: int) -> None:
             moved = [slot for slot, _ in turned if float(slot.group["lr"]) != 0]
             self.weights.outdate(slot.parameter for slot in moved)
-            for slot in moved if held_mean else ():
-                self.weights.bring_up_to_date([slot.parameter])
-                slot.parameter.copy_(self.store.state_of(slot)["mean"])
+            for slot in moved:
+                if not self.weights.holds_sample(slot.parameter):
+                    self.weights.bring_up_to_date([slot.parameter])
+                    slot.parameter.copy_(self.store.state_of(slot)["mean"])
             plan.done.fill_(mark)
 
         if turned:
@@ -294,16 +295,16 @@ class RotatedGradients(Gradients):
             plan.add(turn_back)
         return changed
 
-    def _update(self, slot: Slot, state: Mapping[str, Any], held_mean: bool) -> Pass:
+    def _update(self, slot: Slot, state: Mapping[str, Any]) -> Pass:
         """The update of a parameter; that of a matrix does not touch its weights."""
-        rule, keeps, noisy = self.store.rule, self.keeps_curvature, bool(slot.group["perturb"])
+        rule, keeps = self.store.rule, self.keeps_curvature
         return Pass(
             rule,
             "update",
             statics_of(rule, slot.group),
-            holds_mean=not bases.is_rotated(state) and (held_mean or not noisy),
+            holds_mean=not bases.is_rotated(state) and not self.weights.holds_sample(slot.parameter),
             given=keeps,
-            noisy=rule.needs_noise and noisy and not keeps,
+            noisy=rule.needs_noise and not keeps and all(self.weights.sampled([slot])),
             per_weight=per_weight_of(state),
             kept=slot.parameter in self._curvature,
         )

@@ -4,7 +4,7 @@ derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -42,6 +42,9 @@ class CurvatureSource(Protocol):
 
     def resume(self, after_backward: Callable[[], None]) -> None:
         """Continue after :meth:`pause`; start if there was no pause since the last start."""
+
+    def include(self, parameters: Sequence[Tensor]) -> None:
+        """Also collect for parameters that were added to the optimiser since the start of drop-in training."""
 
     def discard(self) -> None:
         """Forget everything that was collected."""
@@ -94,6 +97,9 @@ class ExampleSource:
     def resume(self, after_backward: Callable[[], None]) -> None:
         """Part of the :class:`CurvatureSource` protocol."""
         self.squares.resume(after_backward)
+
+    def include(self, parameters: Sequence[Tensor]) -> None:
+        """Do nothing, since squares are collected for the module."""
 
     def discard(self) -> None:
         """Part of the :class:`CurvatureSource` protocol."""
@@ -166,6 +172,9 @@ class HessianSource:
 
     def resume(self, after_backward: Callable[[], None]) -> None:
         """Called only after drop-in training, which does not use this source."""
+
+    def include(self, parameters: Sequence[Tensor]) -> None:
+        """Called only in drop-in training, which does not use this source."""
 
     def discard(self) -> None:
         """Part of the :class:`CurvatureSource` protocol."""

@@ -144,11 +144,10 @@ class Store:
     def check_loaded(self) -> None:
         """Raise ``ValueError`` if a loaded state is not valid for these parameters together."""
 
-    def center(self, slot: Slot, state: Mapping[str, Any], *, in_weights: bool) -> Tensor:
-        """A copy of the current mean, which may be in the weights."""
+    def center(self, slot: Slot, state: Mapping[str, Any]) -> Tensor:
+        """A copy of the mean of a parameter that holds it."""
         mean: Tensor = state["mean"].clone()
-        if in_weights:
-            follow_(local(mean), local(slot.parameter))
+        follow_(local(mean), local(slot.parameter))
         return mean
 
     def variance(self, slot: Slot, state: Mapping[str, Any]) -> Tensor:

@@ -4,7 +4,7 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,6 +69,21 @@ class Weights:
         """Whether a parameter holds a sample at this moment."""
         return self.held != MEAN and parameter in self._written
 
+    def holding(self, slots: Sequence[Slot]) -> list[bool]:
+        """Whether each parameter holds a sample; the others hold their mean, which is authoritative."""
+        if self.held == MEAN:
+            return [False] * len(slots)
+        return [slot.parameter in self._written for slot in slots]
+
+    def sampled(self, slots: Sequence[Slot]) -> list[bool]:
+        """Whether each gradient of this step was taken at a sample of its parameter, whose noise tells the curvature.
+
+        Blocks draw a sample of every perturbed parameter; in drop-in training, one that was frozen or not perturbed
+        when the last sample was drawn holds its mean.
+        """
+        inside = self.held != MEAN
+        return [bool(slot.group["perturb"]) and (not inside or slot.parameter in self._written) for slot in slots]
+
     def draw(self, sample: int, *, ahead: int = 0) -> Draw:
         """The noise of a sample of this step, or of a step ``ahead`` of it."""
         first = self.store.first
@@ -79,14 +94,17 @@ class Weights:
 
     @torch.inference_mode(False)  # tensors that are made here must be usable in training
     @torch.no_grad()
-    def perturb(self, sample: int, then: str) -> None:
-        """Put a sample into the weights, and set their state to ``then``; if this fails, they hold the mean again."""
+    def perturb(self, sample: int, then: str, *, among: Container[Tensor] | None = None) -> None:
+        """Put a sample into the weights, of all perturbed parameters or of those ``among`` them, and set their state
+        to ``then``; if this fails, they hold the mean again.
+        """
         if self.held == BLOCK:  # a checkpoint or a copy that was made inside a block, or an interrupted end of one
             self.restore()
         before = self._written
         if self.held == MEAN:
             self.lean.begin(self.draw(sample))
-        plan = self.plan([slot for slot in self.store.slots() if slot.noisy], sample, adopt=self.held == MEAN)
+        slots = [slot for slot in self.store.slots() if slot.noisy and (among is None or slot.parameter in among)]
+        plan = self.plan(slots, sample)
         try:
             plan.run()
             self.settle(plan.written(), then)
@@ -95,35 +113,32 @@ class Weights:
             self.restore()
             raise
 
-    def plan(self, slots: Sequence[Slot], sample: int, *, adopt: bool) -> Plan:
-        """Steps that put a sample into parameters; with ``adopt`` the weights hold the mean, which is first copied
-        to the state.
-        """
+    def plan(self, slots: Sequence[Slot], sample: int) -> Plan:
+        """Steps that put a sample into parameters; the mean of those that hold it is first copied to the state."""
         plan = Plan()
         numbers = NumbersCache(self.store.rule)
-        self.add(plan, slots, self.draw(sample), numbers, adopt=adopt)
+        self.add(plan, slots, self.draw(sample), numbers)
         return plan
 
-    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache, *, adopt: bool) -> None:
+    def add(self, plan: Plan, slots: Sequence[Slot], draw: Draw, numbers: NumbersCache) -> None:
         """Add those steps to a plan."""
         if not slots:
             return
         rule, compiles = self.store.rule, self.store.first["compile"]
-        held = self.lean.held
-        lean = [slot.parameter in held for slot in slots] if held else [False] * len(slots)
-        sampled = [own and slot.parameter in self._written for own, slot in zip(lean, slots, strict=True)]
-        key = (adopt, compiles, lean, sampled, tuple(statics_by_group(self.store)))
+        holds, lean = self.holding(slots), self.lean.held
+        recovers = [own and slot.parameter in lean for own, slot in zip(holds, slots, strict=True)]
+        key = (compiles, holds, recovers, tuple(statics_by_group(self.store)))
         known = self._walk
         if known is None or known[:2] != (key, slots) or not known[2].fits(()):
             jobs = []
-            for slot, own, holds in zip(slots, lean, sampled, strict=True):
+            for slot, own, recovered in zip(slots, holds, recovers, strict=True):
                 state = self.store.state_of(slot)
                 work = Pass(
                     rule,
                     "sample",
                     statics_of(rule, slot.group),
-                    holds_mean=adopt or (own and not holds),
-                    recovers=holds and not adopt,
+                    holds_mean=not own,
+                    recovers=recovered,
                     per_weight=per_weight_of(state),
                 )
                 tensors = tensors_of(work, slot.parameter, state)
@@ -150,8 +165,9 @@ class Weights:
     def refresh(self) -> None:
         """Draw the sample of drop-in training again, if means are recomputed from it and its width has changed."""
         if self.held == TRAIN and self.lean.changed():
+            held = dict(self._written)  # a copy, since restoring empties it
             self.restore()
-            self.perturb(0, TRAIN)
+            self.perturb(0, TRAIN, among=held)
 
     @torch.no_grad()
     def restore(self) -> None:
@@ -226,7 +242,7 @@ class Weights:
             weights, mean = local(slot.parameter), local(self._states[slot.parameter]["mean"])
             if slot.parameter in self.lean.held and (allow_mean or adopt):  # its mean is no longer known
                 self._written.pop(slot.parameter)
-                self.plan([slot], sample, adopt=True).run()
+                self.plan([slot], sample).run()
                 self._written[slot.parameter] = None
                 self._versions[slot.parameter] = weights._version
                 self.lean.remember([slot.parameter])
@@ -291,7 +307,7 @@ class Weights:
                     yield slot, found
 
     def _rewrite(self, slot: Slot, sample: int) -> None:
-        self.plan([slot], sample, adopt=False).run()
+        self.plan([slot], sample).run()
         self._versions[slot.parameter] = local(slot.parameter)._version
 
     def _remember_versions(self) -> None:

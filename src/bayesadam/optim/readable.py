@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.engine.store import Slot
-from bayesadam.engine.weights import MEAN
 from bayesadam.optim import attachment, epochs, start
 from bayesadam.optim.checkpoints import Checkpointed
 from bayesadam.posterior import DiagonalGaussian
@@ -126,10 +125,9 @@ class Readable(Checkpointed):
                 )
 
     def _center(self, slot: Slot, state: dict[str, Any]) -> Tensor:
-        in_weights = self._engine.weights.held == MEAN or not slot.group["perturb"]
-        if not in_weights and slot.parameter in self.state:
+        if self._engine.weights.holds_sample(slot.parameter):
             return full(self._engine.weights.mean_of(slot.parameter)).clone()
-        return full(self._engine.store.center(slot, state, in_weights=in_weights))
+        return full(self._engine.store.center(slot, state))
 
     def _hyperparameters(self) -> dict[str, Any]:
         first = self.param_groups[0]
