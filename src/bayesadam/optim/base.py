@@ -56,7 +56,8 @@ class PerturbedOptimizer(Readable):
         betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
         prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``. With ``"init"`` each parameter tensor
             has its own prior, with ten times the variance of its initial values (rounded to a power of two; if the
-            values are all equal, their variance is taken as 1).
+            values are all equal, their variance is taken as 1). It may be changed in the groups, but a
+            number can be replaced by ``"init"`` only before training begins.
         prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
             at its mean. It needs named parameters. It may be a :class:`DiagonalGaussian`, or a
             :class:`KroneckerGaussian` or :class:`DenseGaussian`, as :func:`bayesadam.laplace` returns them: then its

@@ -1,0 +1,131 @@
+"""Hyper-parameters that are changed in the groups while training goes on."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import bayesadam as ba
+
+FIVE = [ba.Vadam, ba.Vprop, ba.IVON, ba.VOGN, ba.VON]
+
+
+def made(cls, **options):
+    torch.manual_seed(0)
+    layer = nn.Linear(5, 2)
+    if cls is ba.VOGN:
+        options["curvature"] = ba.PerExampleSquares(layer)
+    elif cls is ba.VON:
+        options["hessian"] = "reparameterized"
+    return layer, cls(layer.named_parameters(), num_data=64, **options)
+
+
+def train(layer, opt, steps, *, drop_in=False):
+    if drop_in:
+        opt.train()
+    for step in range(steps):
+        x = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+        opt.zero_grad()
+        if drop_in:
+            layer(x).square().mean().backward()
+        else:
+            with opt.sampled_params():
+                layer(x).square().mean().backward()
+        opt.step()
+    opt.eval()
+
+
+def results(opt):
+    q = opt.posterior()
+    return [*q.mean.values(), *q.variance.values()]
+
+
+def same(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+class TestPriorPrecision:
+    @pytest.mark.parametrize("drop_in", [False, True])
+    @pytest.mark.parametrize("compile", [None, False])
+    @pytest.mark.parametrize("cls", FIVE)
+    def test_a_number_takes_the_place_of_the_prior_from_initial_values(self, cls, compile, drop_in):
+        found = []
+        for way in ("group", "state", "unchanged"):
+            layer, opt = made(cls, prior_precision="init", compile=compile)
+            train(layer, opt, 3, drop_in=drop_in)
+            if way == "group":
+                opt.param_groups[0]["prior_precision"] = 40.0
+            elif way == "state":
+                for state in opt.state.values():
+                    state["prior_precision"] = 40.0
+            train(layer, opt, 3, drop_in=drop_in)
+            found.append(results(opt))
+        assert same(found[0], found[1])
+        assert not same(found[0], found[2])
+
+    def test_a_full_covariance_has_it_too(self):
+        found = []
+        for way in ("group", "state"):
+            layer, opt = made(ba.VON, prior_precision="init", covariance="full")
+            train(layer, opt, 2)
+            if way == "group":
+                opt.param_groups[0]["prior_precision"] = 40.0
+            else:
+                for state in opt.state.values():
+                    state["prior_precision"] = 40.0
+            train(layer, opt, 2)
+            q = opt.posterior()
+            found.append([*q.mean.values(), q.variance["weight"]])
+        assert same(*found)
+
+    def test_the_prior_from_initial_values_can_be_taken_up_again(self):
+        layer, opt = made(ba.IVON, prior_precision="init")
+        train(layer, opt, 3)
+        other, another = copy.deepcopy((layer, opt))
+        another.param_groups[0]["prior_precision"] = 40.0
+        assert not same(results(opt), results(another))
+        another.param_groups[0]["prior_precision"] = "init"
+        train(layer, opt, 3)
+        train(other, another, 3)
+        assert same(results(opt), results(another))
+
+    @pytest.mark.parametrize("drop_in", [False, True])
+    @pytest.mark.parametrize("cls", FIVE)
+    def test_initial_values_that_are_not_known_any_more_cannot_be_asked_for(self, cls, drop_in):
+        message = r"prior_precision must be a number for parameters whose training began with a number .*, got 'init'"
+        layer, opt = made(cls, prior_precision=3.0)
+        train(layer, opt, 2)
+        other, untouched = copy.deepcopy((layer, opt))
+        if cls is ba.VOGN:
+            other, untouched = made(cls, prior_precision=3.0)
+            train(other, untouched, 2)
+        opt.param_groups[0]["prior_precision"] = "init"
+        with pytest.raises(ValueError, match=message):
+            opt.posterior()
+        with pytest.raises(ValueError, match=message):
+            train(layer, opt, 1, drop_in=drop_in)
+        opt.param_groups[0]["prior_precision"] = 3.0
+        opt.eval()
+        train(layer, opt, 2)
+        train(other, untouched, 2)
+        assert same(results(opt), results(untouched))
+
+    def test_a_change_between_a_sample_and_its_step_is_refused_before_anything_changes(self):
+        layer, opt = made(ba.Vadam, prior_precision=3.0)
+        opt.train()
+        layer(torch.ones(8, 5)).square().mean().backward()
+        before = [state["mean"].clone() for state in opt.state.values()]
+        opt.param_groups[0]["prior_precision"] = "init"
+        with pytest.raises(ValueError, match="prior_precision must be a number for parameters"):
+            opt.step()
+        assert same(before, [state["mean"] for state in opt.state.values()])
+        opt.param_groups[0]["prior_precision"] = 3.0
+        opt.step()
+        assert opt.state[layer.weight]["step"] == 1
+
+    @pytest.mark.parametrize("correction", ["backtracking", "elementwise"])
+    def test_priors_from_initial_values_with_back_tracking(self, correction):
+        layer, opt = made(ba.VON, prior_precision="init", correction=correction)
+        train(layer, opt, 3)
+        assert all(value.isfinite().all() for value in results(opt))
