@@ -1,6 +1,7 @@
 """Hyper-parameters that are changed in the groups while training goes on."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -129,3 +130,89 @@ class TestPriorPrecision:
         layer, opt = made(ba.VON, prior_precision="init", correction=correction)
         train(layer, opt, 3)
         assert all(value.isfinite().all() for value in results(opt))
+
+
+LENGTH, RATE = 10, 1e-3
+
+
+def factor(step):
+    """The documented factor of the learning rate in a step, counted from 0."""
+    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / LENGTH)))
+
+
+def three(**options):
+    """Three weights, the last one frozen, and a Vadam over the first and the last one."""
+    weights = [nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(3)]
+    weights[2].requires_grad_(False)
+    options = {"num_data": 1e9, "batch_size": 10, "total_steps": LENGTH, "prior_precision": 1e-6, **options}
+    return weights, ba.Vadam([weights[0], weights[2]], RATE, **options)
+
+
+def step(opt, weights):
+    """Make a step along gradients that are always the same; return how many rates of learning each weight moves."""
+    before = [w.item() for w in weights]
+    with opt.sampled_params():
+        sum(w.sum() for w in weights).backward()
+    opt.step()
+    return [(start - w.item()) / RATE for start, w in zip(before, weights, strict=True)]
+
+
+class TestLengthOfTheTraining:
+    """There is one schedule for all parameters of an optimiser, see ``total_steps``."""
+
+    @pytest.mark.parametrize("compile", [None, False])
+    def test_is_that_of_parameters_that_are_added_or_unfrozen_late_too(self, compile):
+        weights, opt = three(compile=compile)
+        for number in range(LENGTH + 2):
+            if number == 4:
+                opt.add_param_group({"params": [weights[1]]})
+            if number == 8:
+                weights[2].requires_grad_(True)
+            expected = [factor(number) * (number >= start) for start in (0, 4, 8)]
+            assert step(opt, weights) == pytest.approx(expected, rel=1e-4)
+        assert [opt.state[w]["step"] for w in weights] == [LENGTH + 2, LENGTH - 2, 4]
+
+    def test_goes_on_while_the_first_parameters_are_frozen(self):
+        weights, opt = three()
+        for number in range(LENGTH):
+            weights[0].requires_grad_(number < 3)
+            weights[2].requires_grad_(number >= 3)
+            expected = [factor(number) * (number < 3), 0.0, factor(number) * (number >= 3)]
+            assert step(opt, weights) == pytest.approx(expected, rel=1e-4)
+
+    def test_does_not_count_samples_and_steps_that_were_given_up(self):
+        weights, opt = three(nonfinite="skip")
+        for number in range(LENGTH):
+            with opt.sampled_params():
+                weights[0].sum().backward()
+            opt.zero_grad()
+            with opt.sampled_params():
+                (weights[0].sum() * math.inf).backward()
+            opt.step()
+            assert step(opt, weights) == pytest.approx([factor(number), 0.0, 0.0], rel=1e-4)
+        group = opt.param_groups[0]
+        assert (group["noise_step"], group["skipped_steps"], group["discarded_steps"]) == (30, 10, 10)
+
+    @pytest.mark.parametrize("way", ["state dict", "earlier state dict", "copy", "group"])
+    def test_goes_on_where_it_was_after_a_checkpoint(self, way):
+        weights, opt = three()
+        for _ in range(3):
+            with opt.sampled_params():
+                weights[0].sum().backward()
+            opt.zero_grad()
+            step(opt, weights)
+        if way == "copy":
+            weights, opt = copy.deepcopy((weights, opt))
+        elif way == "group":
+            opt.add_param_group({"params": [weights[1]]})
+        else:
+            saved = opt.state_dict()
+            for group in saved["param_groups"] if way == "earlier state dict" else ():
+                del group["discarded_steps"]
+            values = [w.item() for w in weights]
+            weights, opt = three()
+            opt.load_state_dict(saved)
+            for weight, value in zip(weights, values, strict=True):
+                weight.data.fill_(value)
+        assert step(opt, weights)[0] == pytest.approx(factor(3), rel=1e-4)
+        assert {group["discarded_steps"] for group in opt.param_groups} == {3}

@@ -183,7 +183,7 @@ def numbers_of(
     """
     beta1, beta2 = group["betas"]
     numbers = {
-        "lr": float(group["lr"]) * annealing(group, float(after["step"])),
+        "lr": float(group["lr"]) * annealing(group),
         "beta1": float(beta1),
         "beta2": float(beta2),
         "num_data": float(group["num_data"]),

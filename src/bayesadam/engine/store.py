@@ -60,6 +60,14 @@ class Store:
         self.moved: Callable[[Mapping[Tensor, Tensor]], None] = lambda moved: None
         self._key: list[int] = []
         self._slots: list[Slot] = []
+        self._complete()
+
+    def _complete(self) -> None:
+        """Give groups from files of earlier versions the entries that these lack."""
+        for group in getattr(self.owner, "param_groups", ()):
+            if "discarded_steps" not in group:
+                made = max((state["step"] for state in self.owner.state.values() if "step" in state), default=0)
+                group["discarded_steps"] = group["noise_step"] - group["skipped_steps"] - int(made)
 
     @property
     def first(self) -> dict[str, Any]:

@@ -31,7 +31,8 @@ _POSSIBLE = {
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
-_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_step", "noise_index", *_NOT_HERE)
+_OF_STEPS = ("noise_step", "discarded_steps")
+_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_index", *_OF_STEPS, *_NOT_HERE)
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
