@@ -140,12 +140,12 @@ def factor(step):
     return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * min(1.0, step / LENGTH)))
 
 
-def three(**options):
+def three(lr=RATE, **options):
     """Three weights, the last one frozen, and a Vadam over the first and the last one."""
     weights = [nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(3)]
     weights[2].requires_grad_(False)
     options = {"num_data": 1e9, "batch_size": 10, "total_steps": LENGTH, "prior_precision": 1e-6, **options}
-    return weights, ba.Vadam([weights[0], weights[2]], RATE, **options)
+    return weights, ba.Vadam([weights[0], weights[2]], lr, **options)
 
 
 def step(opt, weights):
@@ -216,3 +216,59 @@ class TestLengthOfTheTraining:
                 weight.data.fill_(value)
         assert step(opt, weights)[0] == pytest.approx(factor(3), rel=1e-4)
         assert {group["discarded_steps"] for group in opt.param_groups} == {3}
+
+
+def plain(lr):
+    return lr
+
+
+def in_tensor(lr):
+    return torch.tensor(lr)
+
+
+class TestLearningRate:
+    """``total_steps`` makes way for another schedule."""
+
+    @pytest.mark.parametrize("kind", [plain, in_tensor])
+    def test_that_is_set_by_hand_is_the_rate_from_then_on(self, kind):
+        weights, opt = three(lr=kind(RATE))
+        assert step(opt, weights)[0] == pytest.approx(1.0, rel=1e-4)
+        assert step(opt, weights)[0] == pytest.approx(factor(1), rel=1e-4)
+        opt.param_groups[0]["lr"] = kind(0.5 * RATE)
+        assert [step(opt, weights)[0] for _ in range(LENGTH)] == pytest.approx([0.5] * LENGTH, rel=1e-4)
+
+    def test_that_is_filled_in_place_is_the_rate_too(self):
+        weights, opt = three(lr=torch.tensor(RATE))
+        opt.param_groups[0]["lr"].fill_(0.5 * RATE)
+        assert [step(opt, weights)[0] for _ in range(5)] == pytest.approx([0.5] * 5, rel=1e-4)
+
+    def test_of_a_plateau_is_the_rate_once_it_is_reduced(self):
+        weights, opt = three()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(opt, factor=0.5, patience=0)
+        expected = [1.0, factor(1), 0.5, 0.25]
+        for number, rate in enumerate(expected):
+            assert step(opt, weights)[0] == pytest.approx(rate, rel=1e-4)
+            scheduler.step(1.0 + number)
+
+    def test_is_that_of_each_group(self):
+        weights, opt = three()
+        opt.add_param_group({"params": [weights[1]], "lr": 2.0 * RATE})
+        opt.param_groups[0]["lr"] = 0.5 * RATE
+        step(opt, weights)
+        assert step(opt, weights) == pytest.approx([0.5, 2.0 * factor(1), 0.0], rel=1e-4)
+
+    @pytest.mark.parametrize("earlier", [False, True])
+    @pytest.mark.parametrize("changed", [False, True])
+    def test_is_still_known_after_loading(self, earlier, changed):
+        weights, opt = three()
+        step(opt, weights)
+        if changed and not earlier:
+            opt.param_groups[0]["lr"] = 0.5 * RATE
+        saved = opt.state_dict()
+        if earlier:
+            del saved["param_groups"][0]["planned_lr"]
+        weights, opt = three(lr=3.0 * RATE)
+        opt.load_state_dict(saved)
+        if changed and earlier:
+            opt.param_groups[0]["lr"] = 0.5 * RATE
+        assert step(opt, weights)[0] == pytest.approx(0.5 if changed else factor(1), rel=1e-4)

@@ -195,8 +195,9 @@ class Engine:
             self.give_up()
 
     def take_group(self) -> None:
-        """Number the parameters of the last group, and bring it to the step of the others."""
+        """Number the parameters of the last group, bring it to the step of the others, and note its learning rate."""
         *others, group = self.store.owner.param_groups
+        group["planned_lr"] = float(group["lr"])
         group["noise_index"] = sum(len(other["params"]) for other in others)
         if others:
             for name in ("noise_step", "skipped_steps", "discarded_steps"):

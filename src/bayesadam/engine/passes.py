@@ -181,9 +181,9 @@ def numbers_of(
 
     ``prior_precision`` is the parameter's own, if the group asks for one.
     """
-    beta1, beta2 = group["betas"]
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
     numbers = {
-        "lr": float(group["lr"]) * annealing(group),
+        "lr": lr * annealing(group, lr),
         "beta1": float(beta1),
         "beta2": float(beta2),
         "num_data": float(group["num_data"]),

@@ -177,13 +177,14 @@ def annealed(steps: float, total_steps: float) -> float:
     return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))
 
 
-def annealing(group: Mapping[str, Any]) -> float:
-    """Factor of the learning rate in the next step of an optimiser, the same for all its parameters.
+def annealing(group: Mapping[str, Any], lr: float) -> float:
+    """Factor of the learning rate ``lr`` in the next step of an optimiser, the same for all its parameters.
 
-    It is 1 if the number of steps is unknown, or if a scheduler of PyTorch sets the learning rate.
+    It is 1 if the number of steps is unknown, if the learning rate is no longer the one that the group was added with,
+    or if a scheduler of PyTorch has left its mark in the group.
     """
     total = group.get("total_steps")
-    if total is None or "initial_lr" in group:
+    if total is None or "initial_lr" in group or lr != group["planned_lr"]:
         return 1.0
     return annealed(steps_made(group), total)
 

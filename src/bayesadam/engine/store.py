@@ -65,6 +65,7 @@ class Store:
     def _complete(self) -> None:
         """Give groups from files of earlier versions the entries that these lack."""
         for group in getattr(self.owner, "param_groups", ()):
+            group.setdefault("planned_lr", float(group["lr"]))
             if "discarded_steps" not in group:
                 made = max((state["step"] for state in self.owner.state.values() if "step" in state), default=0)
                 group["discarded_steps"] = group["noise_step"] - group["skipped_steps"] - int(made)

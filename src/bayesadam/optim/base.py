@@ -101,9 +101,10 @@ class PerturbedOptimizer(Readable):
             ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (it may be
             changed in the groups for a smaller last batch; VOGN counts the examples itself and uses it only for the
             default temperature); ``total_steps``, the number of steps over which the learning rate falls to a
-            hundredth by half a cosine, if no scheduler changes it; ``initial_steps``, the number of steps that the
-            initial precision counts as; and ``bridge``, which ties the rate at which the initial precision is
-            forgotten to the temperature.
+            hundredth by half a cosine, as long as ``lr`` in the groups is the one given here (a scheduler or a warm-up
+            that changes it sets the rate alone, from then on; leave ``total_steps`` out with ``ReduceLROnPlateau``,
+            which changes it late); ``initial_steps``, the number of steps that the initial precision counts as; and
+            ``bridge``, which ties the rate at which the initial precision is forgotten to the temperature.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, the method does not have the recipe, both ``prior`` and

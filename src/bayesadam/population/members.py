@@ -31,7 +31,7 @@ _POSSIBLE = {
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
-_OF_STEPS = ("noise_step", "discarded_steps")
+_OF_STEPS = ("noise_step", "discarded_steps", "planned_lr")
 _BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_index", *_OF_STEPS, *_NOT_HERE)
 
 
