@@ -121,6 +121,8 @@ REFUSALS = {
     "seed must be an integer in [0, 2**64), got -1": {"seed": -1},
     "lr must be a number or a 1-element tensor, finite and at least 0, got -1": {"lr": -1},
     "prior_precision must be a positive, finite number or 'init', got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
+    "prior_precision must be a number in a population, got 'init'": {"prior_precision": [1.0, 1.0, "init", 1.0]},
+    "total_steps must be None for all members or for none, got [5, None, 5, 5]": {"total_steps": [5, None, 5, 5]},
     "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)": {"betas": (0.9, 1.0)},
     "mc_samples must be even when antithetic=True, got 3": {"mc_samples": 3, "antithetic": True},
     "mc_samples must be the same for all members, got different values": {"mc_samples": [1, 2, 1, 1]},

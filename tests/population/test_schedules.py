@@ -81,6 +81,29 @@ class TestDecays:
             train(models_of(), regression(sizes), noise_of(4.0), epochs=3, betas=(0.9, 0.5), beta_decay=lambda t: 4.0)
 
 
+class TestTotalSteps:
+    """The option that lets the learning rate of a single optimiser fall."""
+
+    @pytest.mark.parametrize("total_steps", [5, [4, 7, 30, 2]])
+    @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
+    @pytest.mark.parametrize("method", ["vadam", "vprop", "ivon", "vogn"])
+    def test_equal_the_single_fit(self, method, sizes, total_steps):
+        nets = compare(method, sizes, total_steps=total_steps)
+        plain = compare(method, sizes)
+        assert not torch.equal(nets.mean["0.weight"], plain.mean["0.weight"])
+
+    @pytest.mark.parametrize("name", ["lr_schedule", "lr_decay"])
+    def test_make_way_for_another_schedule(self, name):
+        def schedule(place):
+            return 0.5 ** (place + 1)
+
+        nets = train(models_of(), regression(), noise_of(4.0), epochs=2, total_steps=3, **{name: schedule})
+        assert_same(nets, train(models_of(), regression(), noise_of(4.0), epochs=2, **{name: schedule}))
+
+    def test_beside_a_schedule_of_betas(self):
+        compare("vadam", RAGGED, total_steps=6, beta_decay=ba.optim.polynomial_decay())
+
+
 class TestReplacement:
     @pytest.mark.parametrize("steps_per_epoch", [None, 1, 4])
     @pytest.mark.parametrize("batch_size", [1, 5, 12, 30])

@@ -21,7 +21,7 @@ from bayesadam.engine.gradients import Gradients, Updated
 from bayesadam.engine.passes import follow_
 from bayesadam.engine.run import Draw, Plan, Runner
 from bayesadam.engine.sources import CurvatureSource, HessianSource
-from bayesadam.engine.store import NumbersCache, Slot, Store
+from bayesadam.engine.store import NumbersCache, Slot, Store, hyper
 from bayesadam.engine.weights import MEAN, Weights
 from bayesadam.functional import hessian
 
@@ -95,7 +95,8 @@ class DenseStore(Store):
         """``lambda`` at every weight, in float64."""
         parts = []
         for slot in slots:
-            value = self.state_of(slot).get("prior_precision", slot.group["prior_precision"])
+            state = self.state_of(slot)
+            value = hyper(slot.group, state, state)["prior_precision"]
             value = torch.as_tensor(value, dtype=torch.float64, device=slot.parameter.device)
             parts.append(value.expand(slot.parameter.shape).flatten())
         return torch.cat(parts)

@@ -133,16 +133,16 @@ class Engine:
         """Whether a gradient scaler skipped the step of the collected samples, which are then discarded."""
         if self.gradients.are_finite():
             return False
-        self.store.set_all("skipped_steps", self.store.first["skipped_steps"] + 1)
-        self.give_up()
+        self.give_up("skipped_steps")
         return True
 
-    def give_up(self) -> None:
-        """Discard the samples collected for the next step; others will be drawn for it."""
+    def give_up(self, counted_as: str = "discarded_steps") -> None:
+        """Discard the samples collected for the next step, and count it in the groups; others will be drawn for it."""
         collected = self.gradients.collected
         self.gradients.discard()
         if collected:
-            self.store.set_all("noise_step", self.store.first["noise_step"] + 1)
+            for name in ("noise_step", counted_as):
+                self.store.set_all(name, self.store.first[name] + 1)
 
     def check_drop_in(self) -> None:
         """Raise ``RuntimeError`` if there are several samples per step, since weights can hold only one."""
@@ -195,11 +195,13 @@ class Engine:
             self.give_up()
 
     def take_group(self) -> None:
-        """Number the parameters of the last group, and bring it to the step of the others."""
+        """Number the parameters of the last group, bring it to the step of the others, and note its learning rate."""
         *others, group = self.store.owner.param_groups
+        group["planned_lr"] = float(group["lr"])
         group["noise_index"] = sum(len(other["params"]) for other in others)
         if others:
-            group["noise_step"], group["skipped_steps"] = others[0]["noise_step"], others[0]["skipped_steps"]
+            for name in ("noise_step", "skipped_steps", "discarded_steps"):
+                group[name] = others[0][name]
             if others[0]["weights"] == TRAIN:
                 self.weights.perturb(0, TRAIN)
                 if self.source is not None:

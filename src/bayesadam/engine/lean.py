@@ -16,7 +16,7 @@ from bayesadam.engine.store import NumbersCache, Slot, Store
 from bayesadam.sharding import local
 
 _PRINTED = 16
-_CHANGING = ("params", "lr", "initial_lr", "weights", "noise_step", "skipped_steps", "counted")
+_CHANGING = ("params", "lr", "initial_lr", "weights", "noise_step", "skipped_steps", "discarded_steps", "counted")
 """Entries of a group that do not affect the width of a sample."""
 
 

@@ -179,11 +179,11 @@ def numbers_of(
 ) -> dict[str, float]:
     """The numbers of a pass: the group's, and the counters before and after the step.
 
-    ``prior_precision`` is the parameter's own, where it has one.
+    ``prior_precision`` is the parameter's own, if the group asks for one.
     """
-    beta1, beta2 = group["betas"]
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
     numbers = {
-        "lr": float(group["lr"]) * annealing(group, float(after["step"])),
+        "lr": lr * annealing(group, lr),
         "beta1": float(beta1),
         "beta2": float(beta2),
         "num_data": float(group["num_data"]),
@@ -194,9 +194,10 @@ def numbers_of(
     }
     start = group["initial_precision"]
     if "prior_precision" in group:
-        own = group["prior_precision"] if prior_precision is None else prior_precision
-        # a word if the weights have priors from a posterior, which the views supply
-        numbers["prior_precision"] = 0.0 if isinstance(own, str) else float(own)
+        own = group["prior_precision"]
+        if isinstance(own, str):  # unknown if the weights have priors from a posterior, which the views supply
+            own = prior_precision or 0.0
+        numbers["prior_precision"] = float(own)
         start = start_precision(group, numbers["prior_precision"]) if start is None else start
     numbers["initial_precision"] = float(start)
     for option in options_of(rule):
@@ -220,7 +221,7 @@ def per_weight_of(state: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def own_prior_of(state: Mapping[str, Any]) -> float | None:
-    """The prior precision of a parameter that has its own, the same for all of its weights."""
+    """The prior precision from a parameter's initial values, the same for all of its weights, if its state has one."""
     own = state.get("prior_precision")
     return None if own is None or isinstance(own, Tensor) else float(own)
 

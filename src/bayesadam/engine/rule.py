@@ -169,16 +169,29 @@ def curvature_rate(hp: Hyper, step: Scalar) -> Scalar:
     return rate
 
 
-def annealing(group: Mapping[str, Any], step: float) -> float:
-    """Factor of the learning rate at a step: half a cosine from 1 to 0.01 at ``total_steps``, and 0.01 after that.
+def annealed(steps: float, total_steps: float) -> float:
+    """Factor of the learning rate after some steps: half a cosine from 1 to 0.01 at ``total_steps``, and 0.01 after
+    that.
+    """
+    done = min(1.0, steps / total_steps)
+    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))
 
-    It is 1 if the number of steps is unknown, or if a scheduler of PyTorch sets the learning rate.
+
+def annealing(group: Mapping[str, Any], lr: float) -> float:
+    """Factor of the learning rate ``lr`` in the next step of an optimiser, the same for all its parameters.
+
+    It is 1 if the number of steps is unknown, if the learning rate is no longer the one that the group was added with,
+    or if a scheduler of PyTorch has left its mark in the group.
     """
     total = group.get("total_steps")
-    if total is None or "initial_lr" in group:
+    if total is None or "initial_lr" in group or lr != group["planned_lr"]:
         return 1.0
-    done = min(1.0, (step - 1.0) / total)
-    return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))
+    return annealed(steps_made(group), total)
+
+
+def steps_made(group: Mapping[str, Any]) -> int:
+    """Number of updates that the optimiser of a group has made, whichever parameters had gradients in them."""
+    return int(group["noise_step"] - group["skipped_steps"] - group["discarded_steps"])
 
 
 def start_precision(hp: Hyper, prior_precision: Scalar) -> Scalar:

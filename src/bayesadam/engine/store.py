@@ -60,6 +60,15 @@ class Store:
         self.moved: Callable[[Mapping[Tensor, Tensor]], None] = lambda moved: None
         self._key: list[int] = []
         self._slots: list[Slot] = []
+        self._complete()
+
+    def _complete(self) -> None:
+        """Give groups from files of earlier versions the entries that these lack."""
+        for group in getattr(self.owner, "param_groups", ()):
+            group.setdefault("planned_lr", float(group["lr"]))
+            if "discarded_steps" not in group:
+                made = max((state["step"] for state in self.owner.state.values() if "step" in state), default=0)
+                group["discarded_steps"] = group["noise_step"] - group["skipped_steps"] - int(made)
 
     @property
     def first(self) -> dict[str, Any]:
@@ -195,8 +204,10 @@ class NumbersCache:
     def of(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         """The numbers, without the scales of gradients; and the counters after one more step."""
         prior = state.get("prior_precision")
-        if prior is not None and type(prior) is not float:
-            prior = own_prior_of(state)
+        if group.get("prior_precision") != INIT:
+            prior = None
+        elif type(prior) is not float:
+            prior = _initial_prior_in(state)
         counters = _COUNTERS_OF(state)
         key = (id(group), counters, prior)
         known = self._known.get(key)
@@ -220,17 +231,20 @@ class NumbersCache:
 
 
 def hyper(group: Mapping[str, Any], counters: Mapping[str, Any], views: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Hyper-parameters of a rule: the group's values, the counters, and per-weight values if the state has them."""
+    """Hyper-parameters of a rule: the group's values, the counters, and per-weight values if the state has them.
+
+    Without a parameter's state, a prior precision from initial values stays the word for it.
+    """
     hp: dict[str, Any] = {**group, **{name: counters[name] for name in COUNTERS}}
     hp["lr"] = float(group["lr"])
     hp["prior_mean"] = 0.0
-    own = own_prior_of(counters)
-    if own is not None:
-        hp["prior_precision"] = own
+    if hp.get("prior_precision") == INIT and "mean" in counters:
+        hp["prior_precision"] = _initial_prior_in(counters)
     hp.update({name: views[name] for name in per_weight_of(views)})
     if "batch_size" in group:
         hp["batch_size"] = group["batch_size"] or 0.0
-    if "prior_precision" in group and group["initial_precision"] is None:
+    known = "prior_precision" in group and not isinstance(hp["prior_precision"], str)
+    if known and group["initial_precision"] is None:
         hp["initial_precision"] = start_precision(group, hp["prior_precision"])
     return hp
 
@@ -252,6 +266,20 @@ def initial_prior(parameter: Tensor) -> float:
     if not 1e-12 < variance < math.inf:
         variance = 1.0
     return float(2.0 ** round(math.log2(1.0 / (_WIDER * variance))))
+
+
+def _initial_prior_in(state: Mapping[str, Any]) -> float | None:
+    """The prior precision from a parameter's initial values; ``None`` if each weight has its own.
+
+    Raises:
+        ValueError: The group had a number when the state was created.
+    """
+    if "prior_precision" not in state:
+        raise ValueError(
+            "prior_precision must be a number for parameters whose training began with a number (their initial values "
+            f"are not known any more), got {INIT!r}"
+        )
+    return own_prior_of(state)
 
 
 @torch.no_grad()

@@ -56,7 +56,8 @@ class PerturbedOptimizer(Readable):
         betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
         prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``. With ``"init"`` each parameter tensor
             has its own prior, with ten times the variance of its initial values (rounded to a power of two; if the
-            values are all equal, their variance is taken as 1).
+            values are all equal, their variance is taken as 1). It may be changed in the groups, but a
+            number can be replaced by ``"init"`` only before training begins.
         prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
             at its mean. It needs named parameters. It may be a :class:`DiagonalGaussian`, or a
             :class:`KroneckerGaussian` or :class:`DenseGaussian`, as :func:`bayesadam.laplace` returns them: then its
@@ -100,9 +101,10 @@ class PerturbedOptimizer(Readable):
             ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (it may be
             changed in the groups for a smaller last batch; VOGN counts the examples itself and uses it only for the
             default temperature); ``total_steps``, the number of steps over which the learning rate falls to a
-            hundredth by half a cosine, if no scheduler changes it; ``initial_steps``, the number of steps that the
-            initial precision counts as; and ``bridge``, which ties the rate at which the initial precision is
-            forgotten to the temperature.
+            hundredth by half a cosine, as long as ``lr`` in the groups is the one given here (a scheduler or a warm-up
+            that changes it sets the rate alone, from then on; leave ``total_steps`` out with ``ReduceLROnPlateau``,
+            which changes it late); ``initial_steps``, the number of steps that the initial precision counts as; and
+            ``bridge``, which ties the rate at which the initial precision is forgotten to the temperature.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, the method does not have the recipe, both ``prior`` and

@@ -17,7 +17,7 @@ from bayesadam.optim.translations import check_foreign
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
 from bayesadam.sharding import is_sharded
 
-DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
+DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "discarded_steps": 0, "weights": MEAN}
 """Entries of parameter groups that are not arguments of the constructor."""
 SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples", "low_memory")
 """Hyper-parameters that must be the same in all groups."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.engine.rule import Rule, initial_counters, options_of
-from bayesadam.engine.store import hyper
+from bayesadam.engine.store import INIT, hyper
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
 from bayesadam.optim.adam import AdamRule
@@ -31,7 +31,8 @@ _POSSIBLE = {
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
-_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_step", "noise_index", *_NOT_HERE)
+_OF_STEPS = ("noise_step", "discarded_steps", "planned_lr")
+_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_index", *_OF_STEPS, *_NOT_HERE)
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -98,6 +99,8 @@ def configure(
             optimizer = make(groups, **{**own, "recipe": "paper"})
             rule = optimizer.rule
             group = optimizer.param_groups[0]
+            if group.get("prior_precision") == INIT:
+                raise ValueError(f"prior_precision must be a number in a population, got {INIT!r}")
             rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
             told = hyper(group, initial_counters(), rows)  # what the optimiser tells its rule
             hypers.append({key: told[key] for key in (*group, *rows) if key not in _BOOKKEEPING})
@@ -110,6 +113,9 @@ def configure(
     for name in (*_SHARED, *(option.name for option in options_of(rule) if option.static)):
         if any(own.get(name) != hypers[0].get(name) for own in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
+    for name in (option.name for option in options_of(rule)):
+        if len({own.get(name) is None for own in hypers}) > 1:
+            raise ValueError(f"{name} must be None for all members or for none, got {[own[name] for own in hypers]!r}")
     return rule, hypers, torch.stack(means)
 
 

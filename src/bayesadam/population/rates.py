@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 
+from bayesadam.engine.rule import annealed
+
 Schedule = Callable[[float], float]
 Decay = Callable[[int], float]
 
 
 class Rates:
     """Schedules for members that are at different steps of trainings of different length.
+
+    Without one of the learning rate, the members have that of their ``total_steps``, as their optimisers would.
 
     Args:
         epochs: Number of epochs of the whole training.
@@ -54,7 +58,7 @@ class Rates:
         """``lr`` and ``betas`` of the next step, if they change: numbers where all members agree, otherwise columns.
 
         Args:
-            hyper: Hyper-parameters of these members; ``lr`` and ``betas`` are numbers or columns.
+            hyper: Hyper-parameters of these members; ``lr``, ``betas`` and ``total_steps`` are numbers or columns.
             steps: Number of steps that every member has made.
             batches: Number of minibatches per epoch of every member.
             device: Device of columns.
@@ -63,6 +67,11 @@ class Rates:
             ValueError: ``beta_decay`` takes ``betas[1]`` out of [0, 1).
         """
         changed: dict[str, Any] = {}
+        length = hyper.get("total_steps")
+        if length is not None and self.lr_schedule is None and self.lr_decay is None:
+            lengths = length.flatten().tolist() if isinstance(length, torch.Tensor) else [length] * len(steps)
+            places = list(zip(steps, lengths, strict=True))
+            changed["lr"] = hyper["lr"] * _factor(lambda place: annealed(*place), places, device)
         if self.lr_schedule is not None:
             done = [step / (own * self.epochs) for step, own in zip(steps, batches, strict=True)]
             changed["lr"] = hyper["lr"] * _factor(self.lr_schedule, done, device)

@@ -95,7 +95,7 @@ def train(
             optimiser. A list, array or 1-D tensor has one value per member.
         betas: Decay rates of the running averages.
         num_data: Number of training examples; by default the size of each member's data.
-        prior_precision: Precision of the prior.
+        prior_precision: Precision of the prior, a number.
         prior: Posterior to continue from, instead of ``prior_precision``. With Adam, which then finds posterior modes,
             the negative log density of a :class:`bayesadam.DiagonalGaussian`, divided by ``num_data``, is added to the
             loss, and the weights start where the models have them.
@@ -112,6 +112,7 @@ def train(
             weights are returned.
         validation_samples: Number of posterior samples for the density on validation data.
         lr_schedule: Factor of the learning rate as a function of the fraction of the training that is done, in [0, 1).
+            It replaces the factor of ``total_steps``, if that is among the options, and so does ``lr_decay``.
         lr_decay: Factor of the learning rate as a function of the number of steps that the member has made, instead of
             ``lr_schedule``; it works as ``LambdaLR`` stepped after every step of the optimiser.
         beta_decay: Factor of ``1 - betas[1]`` as a function of the number of steps; it works as
