@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
@@ -50,6 +51,7 @@ class Checkpointed(Optimizer):
     may_start_wider: ClassVar[bool] = False  # whether the posterior may start wider than the prior
     _engine: Engine
     _attached: bool
+    _model: weakref.ref[nn.Module] | None = None  # the attached one; in a copy there is none
     _source: CurvatureSource | None = None
     _counted: BatchSize | None = None
     _prior: CorrelatedPrior | None = None
@@ -94,11 +96,25 @@ class Checkpointed(Optimizer):
         """
         names = attachment.names_of(self._engine.store, model)
         for group in self.param_groups:
-            if names.keys() >= set(group["params"]):
-                group["param_names"] = [names[p] for p in group["params"]]
+            attachment.name_group(group, names)
         attachment.add_hooks(self, model)
         self.watch(model)
-        self._attached = True
+        self._attached, self._model = True, weakref.ref(model)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; after :meth:`attach` its parameters need no names, and get those of the model."""
+        model = None if self._model is None else self._model()
+        if model is None:
+            super().add_param_group(param_group)
+            return
+        earlier = [parameter for group in self.param_groups for parameter in group["params"]]
+        bare, names = attachment.split_names(param_group)
+        with attachment.names_aside(self.param_groups):
+            super().add_param_group(bare)
+        if names is not None:
+            self.param_groups[-1]["param_names"] = names
+        attachment.name_group(self.param_groups[-1], attachment.names_in(model))
+        attachment.add_hooks(self, model, earlier)
 
     def watch(self, model: nn.Module) -> None:
         """Find ``batch_size`` from the training passes of this model, as :meth:`attach` does.
