@@ -185,6 +185,15 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="automatic_optimization must be True with mc_samples=2, got False"):
         fit(manual, tmp_path)
 
+    class Two(Module):
+        def configure_optimizers(self):
+            return [optimizer(self.net[number], seed=3) for number in (0, 2)]
+
+    two = Two()
+    two.automatic_optimization = False
+    with pytest.raises(ValueError, match=r"seed must be different in each optimiser of a module, got \[3, 3\]"):
+        fit(two, tmp_path)
+
 
 def test_the_posterior_predicts(tmp_path):
     module = Module()

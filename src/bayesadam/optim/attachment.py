@@ -14,6 +14,9 @@ from bayesadam.engine.store import Store
 from bayesadam.posterior.sharded import spread
 from bayesadam.posterior.wrappers import unwrapping
 
+_ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+"""The optimisers that are attached to each innermost model."""
+
 
 class Attached(Protocol):
     """The interface of an optimiser for the hooks."""
@@ -93,6 +96,33 @@ def add_hooks(optimizer: Attached, model: nn.Module, earlier: Iterable[Tensor] =
         if known.isdisjoint(found) and not own.isdisjoint(found):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
+
+
+def join(optimizer: Attached, model: nn.Module) -> None:
+    """Note that an optimiser is attached to a model, and warn if another one trains further parameters of it with the
+    same noise.
+    """
+    *_, inner = unwrapping(model)
+    others = _ATTACHED.setdefault(inner, weakref.WeakSet())
+    if optimizer not in others and any(share_noise(optimizer, other) for other in others):
+        warnings.warn(
+            f"another optimiser of this model has the same seed={optimizer.param_groups[0]['seed']}, so the noise of "
+            "the two is the same, their samples are correlated and their curvature is wrong: give each a different "
+            "seed=",
+            UserWarning,
+            stacklevel=3,
+        )
+    others.add(optimizer)
+
+
+def share_noise(first: Attached, second: Attached) -> bool:
+    """Whether two optimisers perturb different parameters by the same noise."""
+    seeds = {optimizer.param_groups[0]["seed"] for optimizer in (first, second)}
+    own, others = (
+        {parameter for group in optimizer.param_groups if group["perturb"] for parameter in group["params"]}
+        for optimizer in (first, second)
+    )
+    return len(seeds) == 1 and bool(own and others) and own.isdisjoint(others)
 
 
 def warn_of_other_values(name: str) -> None:

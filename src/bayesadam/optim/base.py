@@ -86,7 +86,8 @@ class PerturbedOptimizer(Readable):
             sample, other than by loading a state dict into an attached model, only a few elements are checked, so the
             change may go unnoticed. It must be the same in all groups; loading a checkpoint does not change it.
         seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
-            parameter.
+            parameter. Optimisers that train parts of one model need different seeds: with the same seed their samples
+            are correlated, and the curvature that they estimate from them is wrong.
         maximize: Whether the loss is to be maximised (a mean log-likelihood).
         nonfinite: What to do when a gradient is not finite: ``"raise"`` a ``FloatingPointError`` that names the
             parameter and change nothing, or ``"skip"`` the step and count it in the groups' ``skipped_steps``.

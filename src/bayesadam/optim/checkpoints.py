@@ -93,10 +93,15 @@ class Checkpointed(Optimizer):
 
         Raises:
             ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
+
+        Warns:
+            UserWarning: Another optimiser is attached to the model and perturbs other parameters of it with the same
+                ``seed``, and so by the same noise.
         """
         names = attachment.names_of(self._engine.store, model)
         for group in self.param_groups:
             attachment.name_group(group, names)
+        attachment.join(self, model)
         attachment.add_hooks(self, model)
         self.watch(model)
         self._attached, self._model = True, weakref.ref(model)
