@@ -58,10 +58,12 @@ class PerturbedOptimizer(Readable):
             has its own prior, with ten times the variance of its initial values (rounded to a power of two; if the
             values are all equal, their variance is taken as 1).
         prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
-            at its mean. It needs named parameters. It may be a :class:`DiagonalGaussian`, or a
-            :class:`KroneckerGaussian` or :class:`DenseGaussian`, as :func:`bayesadam.laplace` returns them: then its
-            correlations count in the gradient of the prior, and its conditional precisions in that of the widths. (A
-            checkpoint does not hold such a prior; give it again.) A number is the same as ``prior_precision``.
+            at its mean. It needs named parameters. Frozen parameters start at its mean, too, and have it as their
+            prior once they are trained, as do those that it covers in groups that are added later. It may be a
+            :class:`DiagonalGaussian`, or a :class:`KroneckerGaussian` or :class:`DenseGaussian`, as
+            :func:`bayesadam.laplace` returns them: then its correlations count in the gradient of the prior, and its
+            conditional precisions in that of the widths. (A checkpoint does not hold such a prior; give it again.) A
+            number is the same as ``prior_precision``.
         initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop,
             which trains the widths like the means, it may be smaller). The default is
             ``max(num_data, prior_precision)``, or with ``bridge=False``
@@ -159,7 +161,7 @@ class PerturbedOptimizer(Readable):
         self._reset()
         super().__init__(params, self.defaults)
         if prior is not None:
-            self._prior = continued(self._engine.store, prior)
+            self._prior, self._continuation = continued(self._engine.store, prior)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
@@ -191,6 +193,8 @@ class PerturbedOptimizer(Readable):
         super().add_param_group(param_group)
         try:
             hyperparameters.check_parameters(self.param_groups[-1])
+            if self._continuation is not None:
+                self._continuation.take_group(self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise

@@ -23,6 +23,7 @@ from bayesadam.engine.store import COUNTERS, Store
 from bayesadam.engine.weights import MEAN, Weights
 from bayesadam.optim import attachment
 from bayesadam.optim.batch_size import BatchSize
+from bayesadam.optim.continuation import Continuation
 from bayesadam.optim.correlated_prior import CORRELATED, CorrelatedPrior
 from bayesadam.optim.newton import CLIP_RADIUS
 from bayesadam.posterior import modes
@@ -55,11 +56,14 @@ class Checkpointed(Optimizer):
     _source: CurvatureSource | None = None
     _counted: BatchSize | None = None
     _prior: CorrelatedPrior | None = None
+    _continuation: Continuation | None = None
 
     def _reset(self, attached: bool = False) -> None:
         """Make a new engine; the data of an unfinished step are discarded."""
         self._attached = attached
         self._engine = self._make_engine()
+        if self._continuation is not None:
+            self._engine.store.start_prior = self._continuation.start_prior
         if self._source is not None:
             self._source.stop()
         if getattr(self, "param_groups", None):
@@ -240,8 +244,8 @@ class Checkpointed(Optimizer):
         A parameter that was frozen in between does not show whether it holds one.
         """
         found = {**super().__getstate__(), "_written": self._engine.weights.written}
-        if self._prior is not None:
-            found["_prior"] = self._prior
+        kept = {"_prior": self._prior, "_continuation": self._continuation}
+        found |= {name: value for name, value in kept.items() if value is not None}
         means = self._engine.weights.unkept_means()
         if means:
             states = {p: {**state, "mean": means[p]} if p in means else state for p, state in self.state.items()}
