@@ -212,6 +212,8 @@ class PerturbedOptimizer(Readable):
                 already hold a sample (after :meth:`train`). At the end of the block: ``loss.backward()`` was called
                 though the method takes second derivatives.
         """
+        if self._counted is not None and self._engine.gradients.collected in (0, self.param_groups[0]["mc_samples"]):
+            self._counted.discard()  # the passes of a step that was skipped, or of a block that failed
         return self._engine.block()
 
     @uncompiled
@@ -247,6 +249,8 @@ class PerturbedOptimizer(Readable):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Outside a block this also discards the samples collected for the next step."""
         super().zero_grad(set_to_none)
+        if self._counted is not None and not self._engine.open:
+            self._counted.discard()
         self._engine.cleared()
 
     def backward(self, loss: Tensor) -> None:

@@ -91,9 +91,11 @@ class Checkpointed(Optimizer):
 
         If ``batch_size`` was not given, it is found from the training passes of the model: the number of rows of its
         first input, added up over the passes of a step and multiplied by the number of processes. (If steps differ, it
-        is their harmonic mean so far.) It stays unknown if the outputs do not have one row for each example, as for
-        networks that predict every token of a sequence; give it then. For models with batch norm layers, the latest 512
-        inputs are kept, with which :func:`bayesadam.predict` estimates their statistics.
+        is their harmonic mean so far.) A pass counts from the time when a gradient reaches its outputs until
+        :meth:`zero_grad` of this optimiser (not that of the model) clears it. The number stays unknown if the outputs
+        do not have one row for each example, as for networks that predict every token of a sequence; give it then. For
+        models with batch norm layers, the latest 512 inputs are kept, with which :func:`bayesadam.predict` estimates
+        their statistics.
 
         Raises:
             ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
