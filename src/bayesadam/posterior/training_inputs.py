@@ -101,7 +101,7 @@ class TrainingInputs:
                 found = uncounted.pop()
                 self._rows = None if self._rows is None or found is None else self._rows + found
 
-        nodes = {tensor.grad_fn for tensor in _tensors(output)} - {None}
+        nodes = {tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None}
         for node in nodes:  # not on the tensors, which could not be saved without a warning then
             node.register_prehook(count)
         if not nodes:  # the outputs are inside of other objects
