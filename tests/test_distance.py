@@ -100,6 +100,27 @@ def test_the_layer_may_be_named_or_be_the_model():
     assert alone(torch.randn(4, 3)).shape == (4, 2)
 
 
+class Aliased(nn.Module):
+    """A network that has its last layer under two names, and its first one under a name behind that."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = perceptron()
+        self.head, self.first = self.layers[-1], self.layers[0]
+
+    def forward(self, x):
+        return self.head(self.layers[:-1](x))
+
+
+@pytest.mark.parametrize("name", [None, "layers.4", "head"])
+def test_a_layer_is_replaced_under_all_of_its_names(name):
+    net = distance_aware(Aliased(), features=8, last_layer=name)
+    assert net.head is net.layers[-1]
+    assert isinstance(net.head[0], RandomFeatures)
+    net(torch.randn(5, 2)).sum().backward()
+    assert all(parameter.grad is not None for parameter in net.parameters())
+
+
 def test_the_variance_returns_to_the_prior_with_the_distance():
     x = torch.randn(200, 2)
     y = x.sum(1, keepdim=True).sin()

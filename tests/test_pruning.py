@@ -247,6 +247,11 @@ class TestCurve:
         with pytest.raises(ValueError, match=message):
             pruning_curve(model, q, **arguments)
 
+    def test_a_mixture_is_refused(self, model, q):
+        message = r"^posterior must be a DiagonalGaussian, LowRankGaussian, .*, got a Mixture$"
+        with pytest.raises(TypeError, match=message):
+            pruning_curve(model, ba.Mixture([q, q]), evaluate=lambda pruned: pytest.fail("nothing must run"))
+
 
 class TestPlot:
     @pytest.fixture

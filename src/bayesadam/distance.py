@@ -123,7 +123,8 @@ def distance_aware(
             :class:`SpectralBound`; 0.95 in the paper. Distances between representations are then bounded by those
             between inputs. The default, ``None``, is no bound: networks without residual connections, which lose
             distances, are better off without (``benchmarks/distance.py``).
-        last_layer: Name of the layer that is replaced; default: the last ``nn.Linear`` in ``model.named_modules()``.
+        last_layer: Name of the layer that is replaced, under all of its names; default: the last ``nn.Linear`` in
+            ``model.named_modules()``.
 
     Raises:
         ValueError: A number is out of range, or there is no such layer.
@@ -131,14 +132,16 @@ def distance_aware(
     check("features", features, "a whole number of at least 1", is_whole)
     check("length_scale", length_scale, "a positive, finite number", lambda v: 0 < v < math.inf)
     check("bound", bound, "None or a positive, finite number", lambda v: v is None or 0 < v < math.inf)
-    names = [name for name, module in model.named_modules() if type(module) is nn.Linear]
-    if not names:
+    linear = {n: m for n, m in model.named_modules(remove_duplicate=False) if type(m) is nn.Linear}
+    if not linear:
         raise ValueError("model must have an nn.Linear, got none")
-    if last_layer is not None and last_layer not in names:
-        raise ValueError(f"last_layer must be the name of an nn.Linear, one of {names}, got {last_layer!r}")
-    name = names[-1] if last_layer is None else last_layer
+    if last_layer is not None and last_layer not in linear:
+        raise ValueError(f"last_layer must be the name of an nn.Linear, one of {[*linear]}, got {last_layer!r}")
+    *_, last = (m for m in model.modules() if type(m) is nn.Linear)
+    last = last if last_layer is None else linear[last_layer]
+    names = [name for name, module in linear.items() if module is last]
     model = copy.deepcopy(model)
-    old = model.get_submodule(name)
+    old = model.get_submodule(names[0])
     assert isinstance(old, nn.Linear)
     new = nn.Sequential(
         RandomFeatures(old.in_features, features=features, length_scale=length_scale),
@@ -149,8 +152,8 @@ def distance_aware(
             if type(module) in BOUNDED and module is not old:
                 weight: Tensor = module.weight  # type: ignore[assignment]
                 parametrize.register_parametrization(module, "weight", SpectralBound(weight, bound=bound))
-    if name == "":
+    if names == [""]:
         return new
-    parent, _, own = name.rpartition(".")
-    setattr(model.get_submodule(parent), own, new)
+    for parent, _, own in (name.rpartition(".") for name in names):
+        setattr(model.get_submodule(parent), own, new)
     return model

@@ -89,10 +89,17 @@ def pruning_curve(
         The scores at every level, in the order of ``fractions``.
 
     Raises:
+        TypeError: The posterior is not a Gaussian over the weights, such as the :class:`bayesadam.Mixture` of an
+            ensemble; prune its members one by one.
         ValueError: Neither or both of ``evaluate`` and the three arguments ``inputs``, ``target`` and ``likelihood``
             are given; there is no fraction, or one outside [0, 1]; ``by`` is unknown; the model does not match the
             posterior; or :func:`bayesadam.predict` raises it.
     """
+    if not isinstance(posterior, GaussianPosterior):
+        raise TypeError(
+            "posterior must be a DiagonalGaussian, LowRankGaussian, KroneckerGaussian or DenseGaussian (prune the "
+            f"members of a Mixture one by one), got a {type(posterior).__name__}"
+        )
     data = {"inputs": inputs, "target": target, "likelihood": likelihood}
     given = [name for name, value in data.items() if value is not None]
     if evaluate is None:

@@ -150,7 +150,10 @@ def test_a_mode_that_changes_while_a_sample_is_applied_is_followed_afterwards():
 
 def test_two_optimisers_follow_one_model():
     model = network()
-    opts = [ba.Vadam([("0.weight", model[0].weight)], num_data=8), ba.IVON([("2.weight", model[2].weight)], num_data=8)]
+    opts = [
+        ba.Vadam([("0.weight", model[0].weight)], num_data=8, seed=0),
+        ba.IVON([("2.weight", model[2].weight)], num_data=8, seed=1),
+    ]
     for opt in opts:
         opt.follow(model)
     model.train()

@@ -185,6 +185,15 @@ def test_refusals(tmp_path):
     with pytest.raises(ValueError, match="automatic_optimization must be True with mc_samples=2, got False"):
         fit(manual, tmp_path)
 
+    class Two(Module):
+        def configure_optimizers(self):
+            return [optimizer(self.net[number], seed=3) for number in (0, 2)]
+
+    two = Two()
+    two.automatic_optimization = False
+    with pytest.raises(ValueError, match=r"seed must be different in each optimiser of a module, got \[3, 3\]"):
+        fit(two, tmp_path)
+
 
 def test_the_posterior_predicts(tmp_path):
     module = Module()
@@ -194,3 +203,21 @@ def test_the_posterior_predicts(tmp_path):
     module.forward = module.net.forward
     pred = ba.predict(module, q, x, likelihood=ba.Gaussian(1.0), mc_samples=8)
     assert pred.epistemic.min() > 0
+
+
+def test_layers_that_are_unfrozen_later(tmp_path):
+    from lightning.pytorch.callbacks import BackboneFinetuning
+
+    class Finetuned(Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone, self.head = self.net[0], self.net[2]
+
+        def configure_optimizers(self):
+            return optimizer(torch.nn.ParameterList(p for p in self.parameters() if p.requires_grad))
+
+    module = Finetuned()
+    unfreeze = BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
+    (opt,) = fit(module, tmp_path, callbacks=[unfreeze]).optimizers
+    assert set(opt.posterior().mean) == {f"net.{name}" for name, _ in module.net.named_parameters()}
+    assert all(int(opt.state[parameter]["step"]) for parameter in module.backbone.parameters())

@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import bayesadam as ba
 
@@ -211,3 +212,121 @@ def test_models_are_copied_pickled_and_saved_without_the_optimiser():
     loss(torch.load(file, weights_only=False), 50)
     train(opt, net, [16])
     assert found(opt) == 16
+
+
+def test_a_pass_without_a_backward_pass_does_not_count():
+    net = network()
+    opt = made(net)
+    opt.attach(net)
+    opt.train()
+    for number in range(6):
+        opt.zero_grad()
+        value = loss(net, 16, number)
+        if number % 2:
+            continue
+        value.backward()
+        opt.step()
+    assert found(opt) == 16
+
+
+def test_two_optimisers_of_a_model_in_turn():
+    net = network()
+    both = [made(net[0]), made(net[2], seed=1)]
+    for opt in both:
+        opt.attach(net)
+        opt.train()
+    for number in range(4):
+        for opt in both:
+            for each in both:
+                each.zero_grad()
+            loss(net, 16, number).backward()
+            opt.step()
+    assert [found(opt) for opt in both] == [16, 16]
+
+
+@pytest.mark.parametrize("way", ["blocks", "drop-in"])
+def test_steps_that_a_scaler_skips_do_not_count(way):
+    net = network()
+    opt = made(net)
+    opt.attach(net)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+    if way == "drop-in":
+        opt.train()
+    for number in range(12):
+        if way == "drop-in":
+            opt.zero_grad()
+            scaler.scale(32.0 * loss(net, 16, number)).backward()
+        else:
+            with opt.sampled_params():
+                scaler.scale(32.0 * loss(net, 16, number)).backward()
+        scaler.step(opt)
+        scaler.update()
+    assert scaler.get_scale() < 2.0**127
+    assert found(opt) == 16
+
+
+def test_a_closure_that_failed_does_not_count():
+    net = network()
+    opt = made(net, mc_samples=2)
+    opt.attach(net)
+    calls = []
+
+    def closure():
+        opt.zero_grad()
+        loss(net, 16).backward()
+        calls.append(None)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return torch.zeros(())
+
+    with pytest.raises(KeyboardInterrupt):
+        opt.step(closure)
+    opt.step(closure)
+    assert found(opt) == 16
+
+
+def test_several_passes_with_one_backward_pass_and_several_backward_passes():
+    net = network()
+    opt = made(net)
+    opt.attach(net)
+    opt.train()
+    for _ in range(2):
+        first, second = loss(net, 16, 1), loss(net, 16, 2)
+        opt.zero_grad()
+        (first + second).backward(retain_graph=True)
+        first.backward()
+        opt.step()
+    assert found(opt) == 32
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_model_that_is_computed_again_counts_once(reentrant):
+    net = network()
+    opt = made(net)
+    opt.attach(net)
+    opt.train()
+    for number in range(2):
+        opt.zero_grad()
+        x = draw(16, 3, seed=number).requires_grad_()
+        checkpoint(net, x, use_reentrant=reentrant).square().mean().backward()
+        opt.step()
+    assert found(opt) == 16
+
+
+def test_a_compiled_model():
+    torch._dynamo.reset()
+    net = network()
+    compiled = torch.compile(net, backend="aot_eager")
+    opt = made(net)
+    opt.attach(compiled)
+    opt.train()
+    train(opt, compiled, [16] * 2)
+    assert found(opt) == 16
+
+
+def test_outputs_are_saved_as_without_the_optimiser():
+    net = network()
+    opt = made(net)
+    opt.attach(net)
+    opt.train()
+    torch.save(net(draw(4, 3)), io.BytesIO())

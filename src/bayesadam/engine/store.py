@@ -52,12 +52,14 @@ class Store:
 
     Attributes:
         moved: Functions that are called when parameters are replaced by others, with a mapping from old to new.
+        start_prior: Function that puts the priors of the single weights into a new state, where they have their own.
     """
 
     def __init__(self, owner: Owner, rule: Rule) -> None:
         self.owner = owner
         self.rule = rule
         self.moved: Callable[[Mapping[Tensor, Tensor]], None] = lambda moved: None
+        self.start_prior: Callable[[Slot, dict[str, Any]], None] = lambda slot, state: None
         self._key: list[int] = []
         self._slots: list[Slot] = []
         self._complete()
@@ -143,6 +145,7 @@ class Store:
         state: dict[str, Any] = {**initial_counters(), "mean": mean}
         if slot.group.get("prior_precision") == INIT:
             state["prior_precision"] = initial_prior(parameter)
+        self.start_prior(slot, state)
         self.start_rule(slot, state)
         return state
 

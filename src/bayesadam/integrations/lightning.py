@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib import import_module
+from itertools import combinations
 from typing import Any
 
 from bayesadam.integrations.optimizers import none_found, perturbed
+from bayesadam.optim.attachment import share_noise
 from bayesadam.optim.base import PerturbedOptimizer
 
 
@@ -37,12 +39,13 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
     If ``batch_size`` was not given, it is found from the passes of the innermost part of the module that has all
     parameters of the optimiser, as by :meth:`~bayesadam.optim.PerturbedOptimizer.attach`.
 
-    Several such optimisers, together with other optimisers, may train parts of a module.
+    Several such optimisers, together with other optimisers, may train parts of a module. They need different seeds
+    (``ba.Vadam(..., seed=1)``), since with the same seed their noise is the same.
 
     Raises:
-        ValueError: Raised at the start of ``fit`` if there is no optimiser of this library, or if ``mc_samples`` above
-            1 is combined with accumulated gradients, a gradient scaler (``precision="16-mixed"``) or manual
-            optimisation.
+        ValueError: Raised at the start of ``fit`` if there is no optimiser of this library, if two of them have the
+            same ``seed``, or if ``mc_samples`` above 1 is combined with accumulated gradients, a gradient scaler
+            (``precision="16-mixed"``) or manual optimisation.
     """
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
@@ -50,6 +53,9 @@ class PosteriorCallback(Callback):  # type: ignore[misc]
         optimizers = perturbed(trainer.optimizers)
         if not optimizers:
             raise none_found()
+        if any(share_noise(*pair) for pair in combinations(optimizers, 2)):
+            seeds = [optimizer.param_groups[0]["seed"] for optimizer in optimizers]
+            raise ValueError(f"seed must be different in each optimiser of a module, got {seeds}")
         for optimizer in optimizers:
             if not _is_drop_in(optimizer):
                 _check_closures(trainer, pl_module, optimizer)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -11,6 +13,9 @@ from torch import Tensor, nn
 from bayesadam.engine.store import Store
 from bayesadam.posterior.sharded import spread
 from bayesadam.posterior.wrappers import unwrapping
+
+_ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
+"""The optimisers that are attached to each innermost model."""
 
 
 class Attached(Protocol):
@@ -24,8 +29,14 @@ class Attached(Protocol):
     def take_loaded_weights(self, module: nn.Module) -> None: ...  # noqa: D102
 
 
+def names_in(model: nn.Module) -> dict[Tensor, str]:
+    """The names of a model's parameters, without prefixes of DDP or torch.compile."""
+    *_, inner = unwrapping(model)
+    return {parameter: name for name, parameter in inner.named_parameters()}
+
+
 def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
-    """Look up the name of each of the optimiser's parameters in the model, without prefixes of DDP or torch.compile.
+    """Look up the name of each of the optimiser's parameters in the model, as in :func:`names_in`.
 
     Parameters without noise may belong to another module, such as a likelihood; they are left out.
 
@@ -34,7 +45,7 @@ def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
     """
     *_, inner = unwrapping(model)
     spread(inner)
-    names: dict[Tensor, str] = {parameter: name for name, parameter in inner.named_parameters()}
+    names = names_in(inner)
     slots = list(store.slots())
     for slot in slots:
         if slot.parameter not in names and slot.group["perturb"]:
@@ -45,13 +56,73 @@ def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
     return {slot.parameter: names[slot.parameter] for slot in slots if slot.parameter in names}
 
 
-def add_hooks(optimizer: Attached, model: nn.Module) -> None:
-    """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
+def name_group(group: dict[str, Any], names: Mapping[Tensor, str]) -> None:
+    """Give a group's parameters the names that they have in a model, if they all belong to it."""
+    if names.keys() >= set(group["params"]):
+        group["param_names"] = [names[parameter] for parameter in group["params"]]
+
+
+def split_names(group: Mapping[str, Any]) -> tuple[dict[str, Any], list[str] | None]:
+    """Split a group that may have pairs of name and parameter into one without names, and the names."""
+    params = group["params"]
+    members = [params] if isinstance(params, Tensor) else list(params)
+    bare = {name: value for name, value in group.items() if name != "param_names"}
+    if not members or not all(isinstance(member, tuple) for member in members):
+        return {**bare, "params": members}, group.get("param_names")
+    names, parameters = zip(*members, strict=True)
+    return {**bare, "params": list(parameters)}, list(names)
+
+
+@contextmanager
+def names_aside(groups: Iterable[dict[str, Any]]) -> Iterator[None]:
+    """Context in which groups have no names, since torch refuses new groups that differ from the others in this."""
+    named = [(group, group.pop("param_names")) for group in groups if "param_names" in group]
+    try:
+        yield
+    finally:
+        for group, names in named:
+            group["param_names"] = names
+
+
+def add_hooks(optimizer: Attached, model: nn.Module, earlier: Iterable[Tensor] = ()) -> None:
+    """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample.
+
+    Modules with one of the ``earlier`` parameters of the optimiser have the hooks already.
+    """
+    known = set(earlier)
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module in model.modules():
-        if not own.isdisjoint(module.parameters()):
+        found = set(module.parameters())
+        if known.isdisjoint(found) and not own.isdisjoint(found):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
+
+
+def join(optimizer: Attached, model: nn.Module) -> None:
+    """Note that an optimiser is attached to a model, and warn if another one trains further parameters of it with the
+    same noise.
+    """
+    *_, inner = unwrapping(model)
+    others = _ATTACHED.setdefault(inner, weakref.WeakSet())
+    if optimizer not in others and any(share_noise(optimizer, other) for other in others):
+        warnings.warn(
+            f"another optimiser of this model has the same seed={optimizer.param_groups[0]['seed']}, so the noise of "
+            "the two is the same, their samples are correlated and their curvature is wrong: give each a different "
+            "seed=",
+            UserWarning,
+            stacklevel=3,
+        )
+    others.add(optimizer)
+
+
+def share_noise(first: Attached, second: Attached) -> bool:
+    """Whether two optimisers perturb different parameters by the same noise."""
+    seeds = {optimizer.param_groups[0]["seed"] for optimizer in (first, second)}
+    own, others = (
+        {parameter for group in optimizer.param_groups if group["perturb"] for parameter in group["params"]}
+        for optimizer in (first, second)
+    )
+    return len(seeds) == 1 and bool(own and others) and own.isdisjoint(others)
 
 
 def warn_of_other_values(name: str) -> None:

@@ -59,10 +59,12 @@ class PerturbedOptimizer(Readable):
             values are all equal, their variance is taken as 1). It may be changed in the groups, but a
             number can be replaced by ``"init"`` only before training begins.
         prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
-            at its mean. It needs named parameters. It may be a :class:`DiagonalGaussian`, or a
-            :class:`KroneckerGaussian` or :class:`DenseGaussian`, as :func:`bayesadam.laplace` returns them: then its
-            correlations count in the gradient of the prior, and its conditional precisions in that of the widths. (A
-            checkpoint does not hold such a prior; give it again.) A number is the same as ``prior_precision``.
+            at its mean. It needs named parameters. Frozen parameters start at its mean, too, and have it as their
+            prior once they are trained, as do those that it covers in groups that are added later. It may be a
+            :class:`DiagonalGaussian`, or a :class:`KroneckerGaussian` or :class:`DenseGaussian`, as
+            :func:`bayesadam.laplace` returns them: then its correlations count in the gradient of the prior, and its
+            conditional precisions in that of the widths. (A checkpoint does not hold such a prior; give it again.) A
+            number is the same as ``prior_precision``.
         initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop,
             which trains the widths like the means, it may be smaller). The default is
             ``max(num_data, prior_precision)``, or with ``bridge=False``
@@ -87,7 +89,8 @@ class PerturbedOptimizer(Readable):
             sample, other than by loading a state dict into an attached model, only a few elements are checked, so the
             change may go unnoticed. It must be the same in all groups; loading a checkpoint does not change it.
         seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
-            parameter.
+            parameter. Optimisers that train parts of one model need different seeds: with the same seed their samples
+            are correlated, and the curvature that they estimate from them is wrong.
         maximize: Whether the loss is to be maximised (a mean log-likelihood).
         nonfinite: What to do when a gradient is not finite: ``"raise"`` a ``FloatingPointError`` that names the
             parameter and change nothing, or ``"skip"`` the step and count it in the groups' ``skipped_steps``.
@@ -160,7 +163,7 @@ class PerturbedOptimizer(Readable):
         self._reset()
         super().__init__(params, self.defaults)
         if prior is not None:
-            self._prior = continued(self._engine.store, prior)
+            self._prior, self._continuation = continued(self._engine.store, prior)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
@@ -192,6 +195,8 @@ class PerturbedOptimizer(Readable):
         super().add_param_group(param_group)
         try:
             hyperparameters.check_parameters(self.param_groups[-1])
+            if self._continuation is not None:
+                self._continuation.take_group(self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise
@@ -209,6 +214,8 @@ class PerturbedOptimizer(Readable):
                 already hold a sample (after :meth:`train`). At the end of the block: ``loss.backward()`` was called
                 though the method takes second derivatives.
         """
+        if self._counted is not None and self._engine.gradients.collected in (0, self.param_groups[0]["mc_samples"]):
+            self._counted.discard()  # the passes of a step that was skipped, or of a block that failed
         return self._engine.block()
 
     @uncompiled
@@ -244,6 +251,8 @@ class PerturbedOptimizer(Readable):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Outside a block this also discards the samples collected for the next step."""
         super().zero_grad(set_to_none)
+        if self._counted is not None and not self._engine.open:
+            self._counted.discard()
         self._engine.cleared()
 
     def backward(self, loss: Tensor) -> None:

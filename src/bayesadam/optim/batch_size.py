@@ -46,6 +46,11 @@ class BatchSize:
             self._inputs = TrainingInputs(_Sampled(self._store()), self.epochs.see)
         self._inputs.watch(model)
 
+    def discard(self) -> None:
+        """Forget the passes since the last step, since their gradients were cleared or their step was skipped."""
+        if self._inputs is not None:
+            self._inputs.take_rows()
+
     def take_step(self) -> None:
         """Handle the passes since the last step, which went through the model once for each sample."""
         first = self._store().first
@@ -55,6 +60,8 @@ class BatchSize:
         """The same closure, which is called once for each sample, and counts the examples of each call."""
 
         def counted() -> Any:
+            if self._store().first["weights"] != TRAIN:  # otherwise gradients from before the step may be used
+                self.discard()
             loss = closure()
             self._take(1)
             return loss

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from bayesadam.engine.store import COUNTERS, Store
 from bayesadam.engine.weights import MEAN, Weights
 from bayesadam.optim import attachment
 from bayesadam.optim.batch_size import BatchSize
+from bayesadam.optim.continuation import Continuation
 from bayesadam.optim.correlated_prior import CORRELATED, CorrelatedPrior
 from bayesadam.optim.newton import CLIP_RADIUS
 from bayesadam.posterior import modes
@@ -50,14 +52,18 @@ class Checkpointed(Optimizer):
     may_start_wider: ClassVar[bool] = False  # whether the posterior may start wider than the prior
     _engine: Engine
     _attached: bool
+    _model: weakref.ref[nn.Module] | None = None  # the attached one; in a copy there is none
     _source: CurvatureSource | None = None
     _counted: BatchSize | None = None
     _prior: CorrelatedPrior | None = None
+    _continuation: Continuation | None = None
 
     def _reset(self, attached: bool = False) -> None:
         """Make a new engine; the data of an unfinished step are discarded."""
         self._attached = attached
         self._engine = self._make_engine()
+        if self._continuation is not None:
+            self._engine.store.start_prior = self._continuation.start_prior
         if self._source is not None:
             self._source.stop()
         if getattr(self, "param_groups", None):
@@ -85,20 +91,41 @@ class Checkpointed(Optimizer):
 
         If ``batch_size`` was not given, it is found from the training passes of the model: the number of rows of its
         first input, added up over the passes of a step and multiplied by the number of processes. (If steps differ, it
-        is their harmonic mean so far.) It stays unknown if the outputs do not have one row for each example, as for
-        networks that predict every token of a sequence; give it then. For models with batch norm layers, the latest 512
-        inputs are kept, with which :func:`bayesadam.predict` estimates their statistics.
+        is their harmonic mean so far.) A pass counts from the time when a gradient reaches its outputs until
+        :meth:`zero_grad` of this optimiser (not that of the model) clears it. The number stays unknown if the outputs
+        do not have one row for each example, as for networks that predict every token of a sequence; give it then. For
+        models with batch norm layers, the latest 512 inputs are kept, with which :func:`bayesadam.predict` estimates
+        their statistics.
 
         Raises:
             ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
+
+        Warns:
+            UserWarning: Another optimiser is attached to the model and perturbs other parameters of it with the same
+                ``seed``, and so by the same noise.
         """
         names = attachment.names_of(self._engine.store, model)
         for group in self.param_groups:
-            if names.keys() >= set(group["params"]):
-                group["param_names"] = [names[p] for p in group["params"]]
+            attachment.name_group(group, names)
+        attachment.join(self, model)
         attachment.add_hooks(self, model)
         self.watch(model)
-        self._attached = True
+        self._attached, self._model = True, weakref.ref(model)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; after :meth:`attach` its parameters need no names, and get those of the model."""
+        model = None if self._model is None else self._model()
+        if model is None:
+            super().add_param_group(param_group)
+            return
+        earlier = [parameter for group in self.param_groups for parameter in group["params"]]
+        bare, names = attachment.split_names(param_group)
+        with attachment.names_aside(self.param_groups):
+            super().add_param_group(bare)
+        if names is not None:
+            self.param_groups[-1]["param_names"] = names
+        attachment.name_group(self.param_groups[-1], attachment.names_in(model))
+        attachment.add_hooks(self, model, earlier)
 
     def watch(self, model: nn.Module) -> None:
         """Find ``batch_size`` from the training passes of this model, as :meth:`attach` does.
@@ -219,8 +246,8 @@ class Checkpointed(Optimizer):
         A parameter that was frozen in between does not show whether it holds one.
         """
         found = {**super().__getstate__(), "_written": self._engine.weights.written}
-        if self._prior is not None:
-            found["_prior"] = self._prior
+        kept = {"_prior": self._prior, "_continuation": self._continuation}
+        found |= {name: value for name, value in kept.items() if value is not None}
         means = self._engine.weights.unkept_means()
         if means:
             states = {p: {**state, "mean": means[p]} if p in means else state for p, state in self.state.items()}

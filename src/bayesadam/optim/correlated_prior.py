@@ -12,7 +12,7 @@ from bayesadam.checks import check
 from bayesadam.engine.store import Slot, Store
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
 from bayesadam.posterior.precision import precision_diagonal, precision_product
-from bayesadam.sharding import like, local
+from bayesadam.sharding import full, like, local
 
 CORRELATED = "correlated_prior"
 """Entry of the groups of an optimiser whose prior has correlations; a checkpoint does not hold the prior."""
@@ -56,14 +56,21 @@ class CorrelatedPrior:
         """
         names = store.names()
         covered = {names[s.parameter]: s for s in store.slots() if names.get(s.parameter) in self.prior.mean}
-        means = {name: center(slot, store.state_of(slot)).double() for name, slot in covered.items()}
+        trained = {
+            name: store.state_of(slot)
+            for name, slot in covered.items()
+            if slot.parameter.requires_grad or slot.parameter in store.owner.state
+        }
+        means = {
+            name: (center(slot, trained[name]) if name in trained else full(slot.parameter)).double()
+            for name, slot in covered.items()
+        }
         shifts = {
             name: means[name] - value.double() if name in means else torch.zeros_like(value, dtype=torch.float64)
             for name, value in self.prior.mean.items()
         }
         pulls = self._product(shifts)
-        for name, slot in covered.items():
-            state = store.state_of(slot)
+        for name, state in trained.items():
             if "prior_mean" in state:
                 given_others = means[name] - pulls[name] / self._diagonal[name]
-                local(state["prior_mean"]).copy_(local(like(slot.parameter, given_others)))
+                local(state["prior_mean"]).copy_(local(like(covered[name].parameter, given_others)))

@@ -27,9 +27,10 @@ class TrainingInputs:
     """A forward hook that counts the examples of a model's training passes, and keeps the latest inputs.
 
     A training pass is one in training mode, with gradients, while the optimiser's weights hold a sample. Its examples
-    are counted if the outputs have one row for each of them: the first tensor of the output must have as many rows as
-    the first tensor of the input, and at most two axes. Otherwise it is not clear over what the loss is averaged (the
-    tokens of sequences, the pixels of images), and the pass makes the count unknown.
+    are counted when a gradient first reaches its outputs, so that a pass without a backward pass does not count, and if
+    the outputs have one row for each of them: the first tensor of the output must have as many rows as the first tensor
+    of the input, and at most two axes. Otherwise it is not clear over what the loss is averaged (the tokens of
+    sequences, the pixels of images), and the pass makes the count unknown.
 
     Inputs are kept only for models with batch norm layers, all of which are in training mode. They are copied, since
     loops may overwrite them. In a copy or a pickle of the model the hook does nothing.
@@ -62,7 +63,7 @@ class TrainingInputs:
         _KNOWN[inner] = self
 
     def take_rows(self) -> float | None:
-        """Number of examples since the last call; None if it is not known."""
+        """Number of examples since the last call, which are then forgotten; None if it is not known."""
         found, self._rows = self._rows, 0.0
         return found
 
@@ -83,13 +84,28 @@ class TrainingInputs:
         first = next(_tensors((args, kwargs)), None)
         result = next(_tensors(output, at_least=1), None)
         if first is None or result is None or first.ndim == 0 or len(first) != len(result) or result.ndim > 2:
-            rows = self._rows = None
+            rows = None
         else:
             rows = len(first)
-            self._rows = None if self._rows is None else self._rows + rows
         self._see(rows)
+        self._count_after_backward(output, rows)
         if self._layers and all(layer.training for layer in self._layers):
             self._keep((args, kwargs))
+
+    def _count_after_backward(self, output: Any, rows: int | None) -> None:
+        """Count the examples of a pass once, when a gradient reaches one of its outputs."""
+        uncounted = [rows]
+
+        def count(*_: Any) -> None:
+            if uncounted:
+                found = uncounted.pop()
+                self._rows = None if self._rows is None or found is None else self._rows + found
+
+        nodes = {tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None}
+        for node in nodes:  # not on the tensors, which could not be saved without a warning then
+            node.register_prehook(count)
+        if not nodes:  # the outputs are inside of other objects
+            count()
 
     def _keep(self, batch: Batch) -> None:
         """Copy a batch, of which all arguments must be tensors with the same number of rows."""
