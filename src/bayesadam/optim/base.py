@@ -43,71 +43,61 @@ class PerturbedOptimizer(Readable):
         ...                                               #    and any training loop runs unchanged
         opt.eval()                                        #    the weights hold the mean again
 
-    In a data-parallel job all ranks draw the same noise, and each shard of a parameter draws its slice of the full
-    tensor's noise, so gradients are averaged at one and the same sample. ``rank_samples`` changes this.
-
     Args:
-        params: Parameters, named parameters, or groups of either. A group may set any of the hyper-parameters below,
-            and ``perturb=False`` for parameters that are trained without noise (norm layers, a learned noise level):
-            those keep the prior of their group and have posterior variance 0.
+        params: Parameters, named parameters, or groups of either. A group may set any of the hyper-parameters below
+            except those from ``mc_samples`` to ``compile`` (but ``maximize``), and ``perturb=False`` for parameters
+            without noise (norm layers, a learned noise level): they keep their prior and have posterior variance 0.
         lr: Learning rate, a number or a 1-element tensor. The recipe gives the default, as it does for ``betas``,
             ``prior_precision``, ``temperature`` and the options of the rule.
         num_data: Number of training examples ``N``, or a chosen effective number.
         betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
         prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``. With ``"init"`` each parameter tensor
             has its own prior, with ten times the variance of its initial values (rounded to a power of two; if the
-            values are all equal, their variance is taken as 1). It may be changed in the groups, but a
-            number can be replaced by ``"init"`` only before training begins.
+            values are all equal, their variance is taken as 1). Groups may change it; from a number to ``"init"`` only
+            before training begins.
         prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
-            at its mean. It needs named parameters. Frozen parameters start at its mean, too, and have it as their
-            prior once they are trained, as do those that it covers in groups that are added later. It may be a
-            :class:`DiagonalGaussian`, or a :class:`KroneckerGaussian` or :class:`DenseGaussian`, as
-            :func:`bayesadam.laplace` returns them: then its correlations count in the gradient of the prior, and its
-            conditional precisions in that of the widths. (A checkpoint does not hold such a prior; give it again.) A
-            number is the same as ``prior_precision``.
+            at its mean, also for frozen parameters and for groups that are added later. It needs named parameters. It
+            may be a :class:`DiagonalGaussian`, or a :class:`KroneckerGaussian` or :class:`DenseGaussian`: then its
+            correlations count in the gradient of the prior, and its conditional precisions in that of the widths. (A
+            checkpoint does not hold such a prior; give it again.) A number is the same as ``prior_precision``.
         initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop,
             which trains the widths like the means, it may be smaller). The default is
-            ``max(num_data, prior_precision)``, or with ``bridge=False``
-            ``prior_precision + 0.1 num_data / temperature``. A network that starts at the prior's precision hardly
-            trains.
+            ``max(num_data, prior_precision)``, or with ``bridge=False`` ``prior_precision + 0.1 num_data /
+            temperature``. A network that starts at the prior's precision hardly trains.
         temperature: Factor of the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
             variational optimisation (Khan et al. 2018, eq. 22). With the recipe ``"learned"``, if ``batch_size`` and
             ``total_steps`` are given, the default is higher for a training of more than 30 epochs
-            (``longer_training`` in :mod:`bayesadam.optim.recipes`).
-        mc_samples: Number of posterior samples per step. It must be the same in all groups.
+            (:mod:`bayesadam.optim.recipes`).
+        mc_samples: Number of posterior samples per step.
         antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
-        rank_samples: Whether every rank of a data-parallel job draws its own sample. ``world_size`` ranks then make a
-            step of ``world_size * mc_samples`` samples at the cost of ``mc_samples``. Up to rounding, the result is
-            that of one process in which each sample sees the data of its rank. ``DistributedDataParallel`` averages
-            the gradients; curvature that is estimated from the gradient of one sample is averaged with them, which
-            takes 8 more bytes per parameter. It cannot be used with sharded parameters, whose gradients are always
-            averaged over ranks, nor with ``hessian="exact"`` or a full covariance. It must be the same in all groups.
+        rank_samples: Whether every rank of a data-parallel job draws its own sample. By default all ranks draw the same
+            one, and shards their slices of it. With it, ``world_size`` ranks make a step of ``world_size * mc_samples``
+            samples at the cost of ``mc_samples``; up to rounding, the result is that of one process in which each
+            sample sees the data of its rank. This takes 8 more bytes per parameter for the curvature. It is refused
+            for sharded parameters, ``hessian="exact"`` and a full covariance.
         low_memory: Whether to keep no copy of the mean while the weights hold a sample. The mean is then recomputed
             from the sample and its noise, and the state takes 4 bytes less per parameter (Vadam then needs 8, as Adam
             does). Each recomputation adds a rounding error of about ``1e-7 |theta|`` in float32, without bias;
             parameters with fewer bits keep their mean in float32. If the weights are modified while they hold a
-            sample, other than by loading a state dict into an attached model, only a few elements are checked, so the
-            change may go unnoticed. It must be the same in all groups; loading a checkpoint does not change it.
+            sample, other than by loading a state dict into an attached model, the change may go unnoticed, since only
+            a few elements are checked. Loading a checkpoint does not change it.
         seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
-            parameter. Optimisers that train parts of one model need different seeds: with the same seed their samples
-            are correlated, and the curvature that they estimate from them is wrong.
+            parameter. Two optimisers of one model need different seeds, or their samples are correlated.
         maximize: Whether the loss is to be maximised (a mean log-likelihood).
         nonfinite: What to do when a gradient is not finite: ``"raise"`` a ``FloatingPointError`` that names the
-            parameter and change nothing, or ``"skip"`` the step and count it in the groups' ``skipped_steps``.
+            parameter and change nothing, or ``"skip"`` the step and count it in ``skipped_steps`` of the groups.
         compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
-            faster and gives the same result up to rounding. It needs a C++ compiler; each kernel is compiled once per
-            machine, in about a second. ``None``, the default, compiles where that is possible; ``True`` does the
-            same and warns where it is not; ``False`` never compiles.
+            faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
+            so if there is a C++ compiler; ``True`` does the same and warns if there is none; ``False`` never compiles.
         recipe: Name of the default settings: ``"learned"``, the default of Vadam, Vprop, IVON, EVON and VOGN, or
             ``"paper"``. :mod:`bayesadam.optim.recipes` says how they differ.
         **options: Options that the rule declares. The methods that have the recipe ``"learned"`` share four:
-            ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (it may be
-            changed in the groups for a smaller last batch; VOGN counts the examples itself and uses it only for the
-            default temperature); ``total_steps``, the number of steps over which the learning rate falls to a
-            hundredth by half a cosine, as long as ``lr`` in the groups is the one given here (a scheduler or a warm-up
-            that changes it sets the rate alone, from then on; leave ``total_steps`` out with ``ReduceLROnPlateau``,
-            which changes it late); ``initial_steps``, the number of steps that the initial precision counts as; and
-            ``bridge``, which ties the rate at which the initial precision is forgotten to the temperature.
+            ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (groups may
+            change it for a smaller last batch; VOGN uses it only for the default temperature); ``total_steps``, the
+            number of steps over which the learning rate falls to a hundredth by half a cosine, until something else
+            changes ``lr`` (with ``ReduceLROnPlateau``, which does so late, leave it out); ``initial_steps``, the number
+            of steps that the initial precision counts as; and ``bridge``, which ties the rate at which the initial
+            precision is forgotten to the temperature.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, the method does not have the recipe, both ``prior`` and
@@ -276,9 +266,8 @@ class PerturbedOptimizer(Readable):
         """Update the posterior from the gradients at its samples.
 
         An update that has begun is completed: an exception in between, such as an interrupt, is raised again when the
-        update is done. An exception before the update changes nothing. The exception to this is a second interrupt
-        before the first is raised again: some parameters may then be one step ahead of others, or the weights may hold
-        a block's sample until the next call.
+        update is done. An exception before the update changes nothing. Only after a second interrupt, before the first
+        is raised again, may parameters be a step apart, or the weights hold a block's sample until the next call.
 
         Args:
             closure: Function that clears the gradients, computes the mean loss, calls ``backward`` and returns the
@@ -290,8 +279,8 @@ class PerturbedOptimizer(Readable):
             The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
 
         Raises:
-            RuntimeError: The number of samples drawn is not ``mc_samples``, a gradient is sparse, or a gradient comes
-                without the curvature that the method needs.
+            RuntimeError: The number of samples drawn is not ``mc_samples``, or a gradient is sparse or comes without
+                the curvature that the method needs.
             FloatingPointError: With ``nonfinite="raise"``, a gradient or a curvature is not finite or a precision would
                 not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
