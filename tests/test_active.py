@@ -93,7 +93,8 @@ def test_samples_are_drawn_from_gaussian_predictions(outputs):
 def test_samples_are_drawn_from_every_component():
     means = torch.tensor([[-10.0, 0.0], [0.0, 3.0], [10.0, 6.0]])
     within = torch.tensor([[1.0, 4.0], [2.0, 0.0], [3.0, 1.0]])
-    pred = GaussianMixturePredictive(means, within, torch.ones(3, 2))
+    parts = [GaussianPredictive(*pair, torch.ones(2)) for pair in zip(means, within, strict=True)]
+    pred = GaussianMixturePredictive(parts)
     found = torch.from_numpy(baal_predictions(pred, mc_samples=29_999))
     assert found.shape == (2, 1, 30_000)
     each = found.view(2, 10_000, 3)  # the components take turns
