@@ -85,7 +85,7 @@ def _place(terms: Function, like: Tensor) -> tuple[Tensor, Tensor, Tensor, Tenso
     """
     grid = torch.linspace(-FARTHEST, FARTHEST, FIRST, dtype=like.dtype, device=like.device)
     places = _leading(grid, like).sinh().expand(-1, *like.shape)
-    found = torch.cat([terms(part) for part in places.split(_at_once(like))])
+    found = torch.cat([terms(part) for part in torch.split(places, _at_once(like))])
     penalty = _leading(like.new_tensor([0.5, 0.0]), like)  # of the integrand, and of the log density alone
 
     def height(u: Tensor) -> Tensor:
@@ -154,4 +154,4 @@ def _at_once(like: Tensor) -> int:
 
 def _numbers(count: int, like: Tensor) -> tuple[Tensor, ...]:
     """The numbers of nodes along a new first axis, in parts that are computed in one call each."""
-    return _leading(torch.arange(count, dtype=like.dtype, device=like.device), like).split(_at_once(like))
+    return torch.split(_leading(torch.arange(count, dtype=like.dtype, device=like.device), like), _at_once(like))
