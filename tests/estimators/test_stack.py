@@ -1,6 +1,5 @@
 """All members at once, against :func:`bayesadam.predict` member by member."""
 
-import gc
 import pickle
 from pathlib import Path
 
@@ -23,7 +22,6 @@ OLD = Path(__file__).parents[1] / "files" / "tables" / "laplace"
 @pytest.fixture(autouse=True)
 def forgotten():
     """No stack of another test's estimator."""
-    gc.collect()
     stack._STACKS.clear()
 
 

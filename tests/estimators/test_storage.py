@@ -130,14 +130,21 @@ def test_a_device_without_numbers(curve):
         BayesianMLPRegressor(**TINY, device="meta").fit(*curve)
 
 
+@pytest.fixture(scope="module")
+def fitted(curve, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fitted")
+    for name, seed in (("old", 0), ("new", 1)):
+        BayesianMLPRegressor("ensemble", **{**TINY, "random_state": seed}).fit(*curve).save(folder / name)
+    return folder
+
+
 class TestTwoFiles:
     """Saving over another estimator: all of the old or all of the new, at any moment."""
 
     @pytest.fixture
-    def both(self, curve, tmp_path):
-        for name, seed in (("old", 0), ("new", 1)):
-            BayesianMLPRegressor("ensemble", **{**TINY, "random_state": seed}).fit(*curve).save(tmp_path / name)
-        shutil.copytree(tmp_path / "old", tmp_path / "here")
+    def both(self, fitted, tmp_path):
+        shutil.copytree(fitted, tmp_path, dirs_exist_ok=True)
+        shutil.copytree(fitted / "old", tmp_path / "here")
         return tmp_path
 
     def test_stopped_between_the_two(self, both):
