@@ -8,6 +8,7 @@ import pytest
 from pyarrow import csv, parquet
 
 import bayesadam as ba
+from bayesadam.report import write_report
 from bayesadam.runs import folder
 from bayesadam.sklearn import load_estimator
 from bayesadam.tabular import Preprocessing, open_table
@@ -262,6 +263,31 @@ class TestHeldOut:
         assert report["data"]["rows"] == 118
         lines = [path.read_text().splitlines()[row - 1] for row in report["held_out"]["row"]]
         assert [float(line.split(",")[-1]) for line in lines] == report["held_out"]["y"]
+
+
+class TestReport:
+    @pytest.mark.parametrize("target", ["answer", "count"])
+    def test_of_weights_that_cannot_be_pruned(self, fitted, tmp_path, target):
+        table = labels_table(60)
+        count = np.random.default_rng(0).poisson(3.0, 60)
+        path = write(table.append_column("count", pa.array(count)), tmp_path / "t.csv")
+        more = ("--task", "regression", "--likelihood", "poisson") if target == "count" else ()
+        small = ("--members", 2, "--epochs", 1)  # of enough weights for Kronecker factors
+        fitted("fit", path, "--target", target, "--method", "laplace", "--out", tmp_path / "run", *more, *small)
+        assert files(tmp_path / "run") == FILES
+        assert list(json.loads((tmp_path / "run" / "report.json").read_text())["weights"]) == ["signal_to_noise"]
+
+    @pytest.mark.parametrize(("part", "name"), [("drivers", "inputs"), ("weights", "weights")])
+    def test_a_part_that_fails_loses_no_fit(self, fitted, labels, tmp_path, monkeypatch, part, name):
+        def fails(*arguments):
+            raise RuntimeError("too difficult")
+
+        monkeypatch.setattr(f"bayesadam.runs.contents.{part}", fails)
+        out = fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
+        assert f"the report does not describe the {name}: RuntimeError: too difficult" in " ".join(out.split())
+        report = json.loads((tmp_path / "run" / "report.json").read_text())
+        assert report[part] == {}
+        write_report(tmp_path / "page.html", report)
 
 
 def test_names_of_the_files_are_known_to_the_folder():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -57,6 +57,14 @@ def contents(
     """
     target = prepared.preprocessing.target
     shown = subset(len(inputs), MAX_POINTS, settings.seed)
+    truth = prepared.targets[prepared.split.held_out]
+    notes = prepared.notes
+    about_inputs = _optional(
+        "inputs",
+        lambda: drivers(estimator, prepared.preprocessing, prepared.held_out, inputs, held_out, settings.seed),
+        notes,
+    )
+    about_weights = _optional("weights", lambda: weights(estimator, inputs[shown], truth[shown], target), notes)
     return {
         "version": VERSION,
         "title": target.name,
@@ -72,19 +80,17 @@ def contents(
             "held_out_how": prepared.split.how,
             "columns": prepared.described,
             "left_out": {name: watcher.words(why) for name, why in prepared.preprocessing.inputs.left_out.items()},
-            "notes": [watcher.words(note) for note in prepared.notes],
+            "notes": [watcher.words(note) for note in notes],
             "target_histogram": _histogram(prepared),
         },
         "metrics": {name: dict(values) for name, values in metrics.items()},
         "margins": dict(margins),
         "held_out": _held_out(prepared, held_out, shown),
-        "drivers": _plain(
-            drivers(estimator, prepared.preprocessing, prepared.held_out, inputs, held_out, settings.seed)
-        ),
+        "drivers": _plain(about_inputs),
         "epistemic_error": float(estimator.calibration_["error"][0]) if "error" in estimator.calibration_ else None,
         "surprises": _surprises(prepared, held_out),
         "training": {name: _thinned(values[:, : estimator.epochs_]) for name, values in estimator.history_.items()},
-        "weights": weights(estimator, inputs[shown], prepared.targets[prepared.split.held_out][shown], target),
+        "weights": about_weights,
         "reproduce": {
             "command": watcher.command(settings, out),
             "config": _plain(vars(settings)),
@@ -92,6 +98,15 @@ def contents(
             "seconds": {name: round(value, 2) for name, value in seconds.items()},
         },
     }
+
+
+def _optional(what: str, make: Callable[[], dict[str, Any]], notes: list[str]) -> dict[str, Any]:
+    """Return a part of the report, or an empty one and a note if it fails, so that no finished fit is lost for it."""
+    try:
+        return make()
+    except Exception as error:
+        notes.append(f"the report does not describe the {what}: {type(error).__name__}: {error}")
+        return {}
 
 
 def _held_out(prepared: Prepared, held_out: Arrays, shown: NDArray[np.int64]) -> dict[str, Any]:

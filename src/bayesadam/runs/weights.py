@@ -45,7 +45,9 @@ def weights(estimator: Any, inputs: NDArray[np.float32], targets: NDArray[Any], 
     if not len(logs):
         return {}
     found: dict[str, Any] = {"signal_to_noise": np.quantile(logs, np.linspace(0, 1, QUANTILES)).tolist()}
-    if not all(hasattr(member, "prune") for member in members):
+    try:
+        members[0].prune(FRACTIONS[1])
+    except ValueError:  # its covariance has no form without some of the weights
         return found
     if not all(isinstance(member, DiagonalGaussian) for member in members):
         members = members[:MEMBERS]
