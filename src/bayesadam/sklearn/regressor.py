@@ -256,7 +256,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             ValueError: A target is not finite, or the numbers of targets and of rows differ.
         """
         pred = self.predictive(X)
-        target = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+        target = check_array(y, ensure_2d=False, dtype=np.float64, order="C", input_name="y")
         if target.shape != pred.mean.shape:
             raise ValueError(f"y must be of shape {tuple(pred.mean.shape)}, got {target.shape}")
         self._require_allowed(target.reshape(len(target), -1))
@@ -344,7 +344,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         inputs, target = self._checked(
             X, y, reset=reset, sample_weight=sample_weight, multi_output=True, y_numeric=True
         )
-        target = np.asarray(target, dtype=np.float64)
+        target = np.ascontiguousarray(target, dtype=np.float64)  # PyTorch does not read reversed arrays
         if not reset and (target.ndim > 1) != self._several:
             raise ValueError(f"y must have as many targets as before, got shape {target.shape}")
         require_single("X", inputs)

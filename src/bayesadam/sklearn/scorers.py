@@ -76,7 +76,7 @@ def _predictive(estimator: Any, X: ArrayLike, y: ArrayLike) -> tuple[Any, Tensor
     pred = last.predictive(inputs) if hasattr(last, "predictive") else None
     if pred is None or not hasattr(pred, "quantile"):
         raise ValueError(f"estimator must have a predictive distribution of numbers, got {last!r}")
-    return pred, torch.tensor(np.asarray(y, dtype=np.float64), dtype=pred.mean.dtype, device=pred.device)
+    return pred, torch.tensor(np.ascontiguousarray(y, dtype=np.float64), dtype=pred.mean.dtype, device=pred.device)
 
 
 def _last(estimator: Any, X: Any) -> tuple[Any, Any]:
