@@ -1,4 +1,4 @@
-"""The file of the training rows, whose types are found, means the same when it is read again as text, for predictions."""
+"""The file of the training rows means the same when it is read again as text, without the types that were found."""
 
 import numpy as np
 import pyarrow as pa
@@ -33,3 +33,25 @@ def test_a_decimal_comma_in_another_column(read_twice):
     assert [column.decimal for column in inputs.columns] == [".", ",", ","]
     assert first[:2].tolist() == [[1.685, 4.1, 1.5], [8.25, 5.25, 2.75]]
     np.testing.assert_array_equal(first, second)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["10:30", "23:05"],
+        ["10:30:15", "00:00:00"],
+        ["2021-03-04 10", "2021-03-05 23"],
+        ["2021-03-04T10", "2021-03-05T23"],
+        ["2021-03-04T10:30+01", "2021-03-04T10:30-11"],
+        ["2021-03-04 10+01", "2021-03-04 10Z"],
+        ["2021-03-04T10:30+0130", "2021-03-04T10:30-01:30"],
+        ["2021-03-04 10:30:15.125", "2021-03-04 10:30:15.5"],
+        ["0001-01-01", "0068-02-03", "0099-12-31", "9999-12-31"],
+    ],
+)
+@pytest.mark.parametrize("more", [[], [""], ["NA"]])
+def test_dates_and_times(read_twice, texts, more):
+    inputs, first, second = read_twice({"t": [*texts, *more], "a": ["1.5", "2.5", "7", "8.5"]})
+    assert inputs.columns[0].kind == "date"
+    np.testing.assert_array_equal(first, second)
+    assert len(np.unique(first[:, 0])) >= len(texts)
