@@ -55,3 +55,22 @@ def test_dates_and_times(read_twice, texts, more):
     assert inputs.columns[0].kind == "date"
     np.testing.assert_array_equal(first, second)
     assert len(np.unique(first[:, 0])) >= len(texts)
+
+
+def test_texts_that_mean_a_missing_value_among_numbers_only(read_twice):
+    """In columns of text they are levels, as an empty cell is not."""
+    cells = {
+        "number": ["1.5", "NA", "2.5", "-nan"],
+        "whole": ["1", "#N/A", "1", "2"],
+        "money": ["$5", "N/A", "$6.5", "null"],
+        "date": ["2021-03-04", "#NA", "2021-03-05", "NaN"],
+        "truth": ["true", "NULL", "false", "n/a"],
+        "id": ["3", "NA", "4", "4"],
+        "land": ["NA", "", "null", "DE"],
+    }
+    inputs, first, second = read_twice(cells)
+    kinds = ["number", "number", "number", "date", "true or false", "category", "category"]
+    assert [column.kind for column in inputs.columns] == kinds
+    assert all(column.missing for column in inputs.columns)
+    assert (inputs.columns[-2].levels, inputs.columns[-1].levels) == (("4", "3"), ("DE", "NA", "null"))
+    np.testing.assert_array_equal(first, second)
