@@ -195,6 +195,11 @@ class TestChoice:
         ("nothing", pa.nulls(N), "all its values are missing"),
         ("nothing", pa.nulls(N, pa.string()), "all its values are missing"),
         ("same", np.full(N, 7), "it is the same in all training rows (7)"),
+        (
+            "big",
+            2**63 + np.arange(N, dtype=np.uint64),
+            f"its {N} different values cannot be told apart in double precision",
+        ),
         ("same", np.full(N, "x"), "it is the same in all training rows ('x')"),
         ("same", np.full(N, True), "it is the same in all training rows (True)"),
         ("nr", COUNT, "it numbers the rows"),
