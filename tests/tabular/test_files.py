@@ -1,6 +1,7 @@
 """CSV and Parquet files: what is read, in which chunks, and one line about each mistake."""
 
 import gzip
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -239,6 +240,12 @@ class TestMistakes:
             open_table(tmp_path / "none.csv")
         with pytest.raises(TableError, match="must be a CSV or Parquet file, got a folder$"):
             open_table(tmp_path)
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+    def test_a_pipe(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(TableError, match="pipe must be a regular file, since it is read several times, got a pipe"):
+            open_table(tmp_path / "pipe")
 
     @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
     def test_a_table_that_does_not_fit(self, name, tmp_path, monkeypatch):
