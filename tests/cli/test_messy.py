@@ -77,7 +77,7 @@ def american_hospital():
         "Patient No: it numbers the rows, from 100000 on (if it is an input: --keep)",
         "column 'Visit': '1/1/2021' in line 2 is read as 2021-01-01: month, day, year (if the day comes first: --day-f",
         "column 'Age': '?' in line 5 means a missing value (2 rows)",
-        "column 'BMI': '-' in line 10 means a missing value (1 row)",
+        "column 'BMI': 'NA' in line 9 means a missing value (1 row); '-' in line 10 means a missing value (1 row)",
         " mmHg' in line 2 is read as ",
         "column 'Cost': '$15,700.00' in line 2 is read as 15700",
         "3 rows without a target left out",

@@ -120,6 +120,17 @@ class TestTransformedTargets:
         assert model.predict_interval(x).shape == (150, 2, 2)
         assert model.fit(x, y).predict(x, quantiles=[0.1, 0.5, 0.9]).shape == (150, 3)
 
+    @pytest.mark.parametrize("func", [np.negative, np.reciprocal, lambda y: (y - 400.0) ** 2])
+    def test_a_transform_that_is_not_increasing(self, amounts, func):
+        """Its quantiles would be in another order."""
+        model = TransformedTargetRegressor(
+            BayesianMLPRegressor(**TINY), func=func, inverse_func=func, check_inverse=False
+        )
+        with pytest.raises(
+            ValueError, match="^the transform of the targets must be increasing, got FunctionTransformer"
+        ):
+            model.fit(*amounts)
+
     def test_scikit_learns_own_passes_quantiles_on(self, amounts):
         x, y = amounts
         theirs = Theirs(BayesianMLPRegressor(**TINY), func=np.log, inverse_func=np.exp).fit(x, y)

@@ -34,6 +34,13 @@ class TestText:
             (["29 Feb 2020", "1st may 21"], "day, name of the month, year", ["2020-02-29", "2021-05-01"]),
             (["2021-03-04 23:59:59.5"], "year, month, day", ["2021-03-04T23:59:59.5"]),
             (["2021-03-04T01:00+02:00", "2021-03-04 01:00Z"], "year, month, day", ["2021-03-03T23", "2021-03-04T01"]),
+            (["2021-03-04 10", "2021-03-04T10-01"], "year, month, day", ["2021-03-04T10", "2021-03-04T11"]),
+            (["1/1/0068", "12/31/68"], AMERICAN, ["0068-01-01", "2068-12-31"]),
+            (
+                ["10:30", "9:05:15", "12:30 am"],
+                "time of day",
+                ["1970-01-01T10:30", "1970-01-01T09:05:15", "1970-01-01T00:30"],
+            ),
             (["4.3.2021 9:05 pm", "5.3.2021 12:00 a.m."], EUROPEAN, ["2021-03-04T21:05", "2021-03-05T00"]),
         ],
     )
@@ -57,7 +64,16 @@ class TestText:
         assert order_of(pa.array(text), day_first=day_first)[:2] == (order, unsure)
 
     @pytest.mark.parametrize(
-        "text", [["2020.01", "2020.5"], ["1-2", "3-4"], ["1.2.3"], ["30.2.2021", "x"], ["555-1234"], ["red"]]
+        "text",
+        [
+            ["2020.01", "2020.5"],
+            ["1-2", "3-4"],
+            ["1.2.3"],
+            ["30.2.2021", "x"],
+            ["555-1234"],
+            ["red"],
+            ["10:30", "24:10"],
+        ],
     )
     def test_is_something_else(self, text):
         assert order_of(pa.array(text)) is None
@@ -69,6 +85,10 @@ class TestText:
         ):
             as_times(column(["1.2.20", "1.13.20"]), "d", str, EUROPEAN)
         np.testing.assert_array_equal(as_times(column(["2020-02-01"]), "d", str, EUROPEAN), np.datetime64("2020-02-01"))
+        with pytest.raises(
+            TableError, match=r"^column 'd' must be a date \(time of day\) in every row, got '2021-03-04' "
+        ):
+            as_times(column(["10:30", "2021-03-04"]), "d", str, "time of day")
 
 
 class TestFeatures:

@@ -1,6 +1,7 @@
 """CSV and Parquet files: what is read, in which chunks, and one line about each mistake."""
 
 import gzip
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -103,9 +104,11 @@ class TestReading:
             write(table)
         file = open_table(tmp_path / name, missing=["none yet"])
         numbers = [1, None, 3] if name == "t.csv" else ["1", None, "3"]
-        assert file.read().to_pydict() == {"a": numbers, "b": ["x", None if name == "t.csv" else "NA", None]}
+        assert file.read().to_pydict() == {"a": numbers, "b": ["x", "NA", None]}
         ((_, chunk),) = file.chunks({"a": pa.float64()})
         assert chunk["a"].to_pylist() == ["1", None, "3"]
+        ((_, copied),) = file.chunks({"b": None})
+        assert copied["b"].to_pylist() == ["x", "NA", None]
 
     def test_parquet_by_content(self, tmp_path):
         parquet.write_table(pa.table(TABLE), tmp_path / "table.data")
@@ -237,6 +240,12 @@ class TestMistakes:
             open_table(tmp_path / "none.csv")
         with pytest.raises(TableError, match="must be a CSV or Parquet file, got a folder$"):
             open_table(tmp_path)
+
+    @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+    def test_a_pipe(self, tmp_path):
+        os.mkfifo(tmp_path / "pipe")
+        with pytest.raises(TableError, match="pipe must be a regular file, since it is read several times, got a pipe"):
+            open_table(tmp_path / "pipe")
 
     @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
     def test_a_table_that_does_not_fit(self, name, tmp_path, monkeypatch):

@@ -195,6 +195,11 @@ class TestChoice:
         ("nothing", pa.nulls(N), "all its values are missing"),
         ("nothing", pa.nulls(N, pa.string()), "all its values are missing"),
         ("same", np.full(N, 7), "it is the same in all training rows (7)"),
+        (
+            "big",
+            2**63 + np.arange(N, dtype=np.uint64),
+            f"its {N} different values cannot be told apart in double precision",
+        ),
         ("same", np.full(N, "x"), "it is the same in all training rows ('x')"),
         ("same", np.full(N, True), "it is the same in all training rows (True)"),
         ("nr", COUNT, "it numbers the rows"),
@@ -413,8 +418,8 @@ class TestJson:
         assert [type(label) for label in again.target.classes] == [type(label) for label in classes]
 
     def test_a_newer_version(self):
-        record = {**TestCheck.FOUND.to_json(), "format_version": 5}
-        with pytest.raises(ValueError, match=r"^the preprocessing must be of format version 4 or older .*, got 5$"):
+        record = {**TestCheck.FOUND.to_json(), "format_version": 6}
+        with pytest.raises(ValueError, match=r"^the preprocessing must be of format version 5 or older .*, got 6$"):
             Preprocessing.from_json(record)
 
     def test_of_the_version_before_dates(self):
@@ -422,6 +427,12 @@ class TestJson:
         old = {key: value for key, value in record.items() if key not in ("delimiter", "missing")}
         old["columns"] = [{k: v for k, v in c.items() if k not in ("decimal", "unit")} for c in record["columns"]]
         assert Preprocessing.from_json({**old, "format_version": 3}) == TestCheck.FOUND
+
+    def test_what_meant_a_missing_value_before(self):
+        """In a CSV file, which has a delimiter."""
+        record = {**TestCheck.FOUND.to_json(), "missing": ["none yet"], "format_version": 4}
+        assert Preprocessing.from_json(record).missing == ("none yet",)
+        assert {"none yet", "NA", "null"} < set(Preprocessing.from_json({**record, "delimiter": ","}).missing)
 
     @pytest.mark.parametrize("record", [{}, [], None, {"format_version": 1}, {"format_version": 1, "columns": [{}]}])
     def test_something_else(self, record):

@@ -21,6 +21,7 @@ class TestTask:
             (list(range(11)), "regression", "its values are 11 different whole numbers"),
             (list(range(10)) * 2, "classification", "its values are 10 different whole numbers"),
             ([1.0, 2.0, 1.0, 2.0], "classification", "its values are 2 different whole numbers"),
+            ([2**62, 2**62 + 1] * 2, "classification", "its values are 2 different whole numbers"),
             (["a", "b"] * 2, "classification", "its values are text"),
             ([True, False] * 2, "classification", "its values are true or false"),
         ],
@@ -42,6 +43,11 @@ class TestTask:
     def test_said(self, values, task):
         target = find(values, task)
         assert (target.task, target.why) == (task, "as `task` says")
+
+    def test_numbers_that_are_equal_in_double_precision(self):
+        rule = "the target 'y' must have different values in double precision"
+        with pytest.raises(TableError, match=f"^{rule}, got 20 whole numbers that are all 4.61169e[+]18 there"):
+            find([2**62 + i for i in range(20)])
 
 
 class TestClasses:

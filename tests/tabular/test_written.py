@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyarrow import csv
 
 from bayesadam.tabular.written import MISSING, decimal_of, read_numbers
 
@@ -97,3 +98,7 @@ def test_the_decimal_mark(texts, decimal):
 def test_marks_in_any_case():
     marks = pa.array([text.upper() for text in MISSING])
     assert read_numbers(marks).marked.all()
+
+
+def test_what_is_missing_for_arrow_is_missing():
+    assert {text.lower() for text in csv.ConvertOptions().null_values} <= set(MISSING)

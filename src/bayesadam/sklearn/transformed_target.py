@@ -23,8 +23,9 @@ class TransformedTargetRegressor(Base):  # type: ignore[misc]
     """A regressor of transformed targets whose predictions, with their uncertainty, are in the targets' own units.
 
     It is scikit-learn's ``TransformedTargetRegressor`` for regressors whose ``predict`` takes ``quantiles``, such as
-    :class:`bayesadam.sklearn.BayesianMLPRegressor` and pipelines that end in one. The transform must be increasing.
-    The transforms that ``BayesianMLPRegressor(target_transform=...)`` has by name also give densities.
+    :class:`bayesadam.sklearn.BayesianMLPRegressor` and pipelines that end in one. The transform must be increasing,
+    which ``fit`` checks on its targets. The transforms that ``BayesianMLPRegressor(target_transform=...)`` has by name
+    also give densities.
 
     In scikit-learn's own class, ``predict`` returns the mean of the transformed target, transformed back. Here it
     returns the mean of the target.
@@ -67,6 +68,13 @@ class TransformedTargetRegressor(Base):  # type: ignore[misc]
     def get_metadata_routing(self) -> MetadataRouter:
         """Return the routing of metadata to ``predict`` itself and to the regressor."""
         return super().get_metadata_routing().add_self_request(self)
+
+    def _fit_transformer(self, y: Array) -> None:
+        super()._fit_transformer(y)
+        found = np.asarray(self.transformer_.transform(np.sort(y, axis=0)), dtype=np.float64)
+        rounding = 1e-6 * np.ptp(found, axis=0)
+        if (np.diff(found, axis=0) < -rounding).any():
+            raise ValueError(f"the transform of the targets must be increasing, got {self.transformer_!r}")
 
     def _quantiles(self, X: ArrayLike, levels: Sequence[float]) -> Array:
         found = np.moveaxis(self.regressor_.predict(X, quantiles=levels), -1, 0)

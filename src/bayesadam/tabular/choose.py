@@ -22,7 +22,7 @@ from bayesadam.tabular.columns import (
 )
 from bayesadam.tabular.dates import Date, order_of
 from bayesadam.tabular.errors import Place, TableError, quoted
-from bayesadam.tabular.numbers import are_integers, as_numbers, is_number, is_text
+from bayesadam.tabular.numbers import are_integers, as_numbers, count_different, is_number, is_text
 from bayesadam.tabular.target import FEW
 from bayesadam.tabular.written import are_plain, read_numbers
 
@@ -111,13 +111,15 @@ def _choose_number(
     if not len(known):
         return LeftOut("all its values are missing")
     if known.min() == known.max() and len(known) == len(values):
+        if (count := count_different(column, values)) > 1:
+            return LeftOut(f"its {count:,} different values cannot be told apart in double precision")
         return LeftOut(_constant(column))
     if are_integers(known) and not keep:
         if numbers_rows(pa.chunked_array([values])):
             start = "" if values[0] <= 1 else f", from {values[0]:.0f} on"
             return LeftOut(f"it numbers the rows{start}{_KEEP}", may_be_kept=True)
         if _IDENTIFIER.search(name):
-            distinct = len(np.unique(known))
+            distinct = count_different(column, values)
             if distinct > MAX_LEVELS or distinct * MIN_ROWS > len(known):
                 reason = f"it is an identifier by its name, with {distinct:,} different values{_KEEP}"
                 return LeftOut(reason, may_be_kept=True)

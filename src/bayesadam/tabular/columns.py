@@ -16,6 +16,7 @@ from bayesadam.tabular.dates import Date
 from bayesadam.tabular.errors import Place, TableError, require_type
 from bayesadam.tabular.findings import Findings
 from bayesadam.tabular.numbers import as_numbers, as_text
+from bayesadam.tabular.written import without_marks
 
 Codes = NDArray[np.float64] | NDArray[np.bool_]
 
@@ -133,7 +134,7 @@ class Truth:
 
     def encode(self, column: pa.ChunkedArray, place: Place, findings: Findings) -> Codes:
         """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
-        text = compute.utf8_lower(as_text(column))
+        text = without_marks(compute.utf8_lower(as_text(column)))
         codes = _codes(text, ["false", "true", "0", "1"])
         wrong = np.flatnonzero(codes == -2)
         if len(wrong):
@@ -197,7 +198,7 @@ class Category:
         """Return the columns of the matrix, ``(N, len(features))``, before they are standardised."""
         text = as_text(column)
         if self.whole:
-            text = compute.replace_substring_regex(text, _WHOLE, r"\1\2")
+            text = compute.replace_substring_regex(without_marks(text), _WHOLE, r"\1\2")
         codes = _codes(text, self.levels)
         new = codes == -2
         findings.new_levels(self.name, column, new, place)

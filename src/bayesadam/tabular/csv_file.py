@@ -112,7 +112,17 @@ class CsvFile(TableFile):
             parts.append(batch)
         if any(pa.types.is_binary(field.type) for field in reader.schema):
             raise TableError(f"{self.path} must be text in UTF-8")
-        return self._whole(parts, reader.schema)
+        return self._with_marks(self._whole(parts, reader.schema))
+
+    def _with_marks(self, table: pa.Table) -> pa.Table:
+        """Read texts such as "NA" again, which mean a missing value among numbers, dates and truth values only."""
+        texts = [i for i, column in enumerate(table.columns) if is_text(column.type) and column.null_count]
+        if texts:
+            names = [self._raw[i] for i in texts]
+            again = pa.Table.from_batches(self._open(dict.fromkeys(names, pa.string()), names))
+            for i, column in zip(texts, again.columns, strict=True):
+                table = table.set_column(i, table.column_names[i], column)
+        return table
 
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
         """Read the table in chunks, as described in the base class."""
@@ -142,7 +152,8 @@ class CsvFile(TableFile):
                 include_columns=columns,
                 strings_can_be_null=True,
                 decimal_point=self.decimal or ".",
-                **({"null_values": [*_MISSING, *self.missing]} if self.missing else {}),
+                # A column whose type is given as text may be copied, or have levels such as "NA".
+                null_values=[*(_MISSING if columns is None else ("",)), *self.missing],
             ),
         )
 

@@ -25,20 +25,23 @@ PARTS = {
 _FAR = 0.5
 _DAYS_OF_YEAR, _SECONDS_OF_DAY = 365.2425, 86_400.0
 _LONG, _WEEKDAYS = 300.0, 8
+_NUMBERS = ("year", "month", "day", "hour", "minute", "second")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-_TIME = (
-    r"(?:(?:[ T]+)(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))? ?(?P<half>(?:[AaPp]\.?[Mm]\.?)?)"
-    r" ?(?P<zone>(?:Z|UTC|[+-]\d{2}:?\d{2})?))?"
-)
+_MINUTE = r":(?P<minute>\d{2})(?::(?P<second>\d{2}(?:\.\d+)?))?"
+_ZONE = r" ?(?P<half>(?:[AaPp]\.?[Mm]\.?)?) ?(?P<zone>(?:Z|UTC|[+-]\d{2}(?::?\d{2})?)?)"
+_HOUR = r"(?P<hour>\d{1,2})"
+_TIME = rf"(?:[ T]+{_HOUR}(?:{_MINUTE})?{_ZONE})?"
+_CLOCK = "time of day"
 _YEAR, _NAME = r"(?P<year>\d{4}|\d{2})", r"(?P<name>[A-Za-z]{3,9})\.?"
-_ORDERS = {
+_DATES = {
     "year, month, day": r"(?P<year>\d{4})[-/.](?P<month>\d{1,2})(?:[-/.](?P<day>\d{1,2}))?",
     "month, day, year": rf"(?P<month>\d{{1,2}})[-/.](?P<day>\d{{1,2}})[-/.]{_YEAR}",
     "day, month, year": rf"(?P<day>\d{{1,2}})[-/.](?P<month>\d{{1,2}})[-/.]{_YEAR}",
     "name of the month, day, year": rf"{_NAME}[ -](?:(?P<day>\d{{1,2}})(?:st|nd|rd|th)?,?[ -]+)?(?P<year>\d{{4}})",
     "day, name of the month, year": rf"(?P<day>\d{{1,2}})(?:st|nd|rd|th|\.)?[ -]{_NAME},?[ -]{_YEAR}",
 }
-_FIRST, _AMERICAN, _EUROPEAN = list(_ORDERS)[:3]
+_ORDERS = {order: date + _TIME for order, date in _DATES.items()} | {_CLOCK: f"{_HOUR}{_MINUTE}{_ZONE}"}
+_FIRST, _AMERICAN, _EUROPEAN = list(_DATES)[:3]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class Date:
 
     Attributes:
         name: Name of the column.
-        order: Order of the parts of a date that is text, such as "day, month, year".
+        order: Order of the parts of a date that is text, such as "day, month, year"; "time of day" without a date.
         median: Median in days since 1970, which replaces missing values; their periodic parts are 0.
         missing: Whether training rows had missing values. A further column then marks them.
         parts: The periodic parts, from ``PARTS``.
@@ -71,6 +74,7 @@ class Date:
     @classmethod
     def fit(cls, column: pa.ChunkedArray, name: str, place: Place, order: str = _FIRST) -> Date:
         """Create the column from the training rows."""
+        order = _CLOCK if pa.types.is_time(column.type) else order
         times = as_times(column, name, place, order)
         known = times[~np.isnat(times)]
         days = _days(known)
@@ -139,7 +143,7 @@ def as_times(column: pa.ChunkedArray, name: str, place: Place, order: str = _FIR
         return values.astype("datetime64[us]")
     text = compute.utf8_trim_whitespace(column.cast(pa.string())).combine_chunks()
     times, odd = _read(text, order)
-    if odd.any() and order != _FIRST:
+    if odd.any() and order not in (_FIRST, _CLOCK):
         others, odd_too = _read(text, _FIRST)
         times, odd = np.where(odd, others, times), odd & odd_too
     if odd.any():
@@ -151,7 +155,7 @@ def as_times(column: pa.ChunkedArray, name: str, place: Place, order: str = _FIR
 
 
 def order_of(text: pa.Array, *, day_first: bool = False) -> tuple[str, bool, NDArray[np.bool_]] | None:
-    """Return the order in which dates are written, or ``None`` unless most of the texts are dates.
+    """Return the order in which dates are written, or ``None`` unless most texts are dates or all are times of day.
 
     Args:
         text: Different values without white space around them.
@@ -168,7 +172,7 @@ def order_of(text: pa.Array, *, day_first: bool = False) -> tuple[str, bool, NDA
     orders = sorted(_ORDERS, key=lambda order: (odd[order].sum(), order != first))
     best = orders[0]
     marked = compute.is_in(compute.utf8_lower(text), value_set=pa.array(MISSING)).to_numpy(zero_copy_only=False)
-    if 2 * odd[best].sum() >= (~marked).sum():
+    if 2 * odd[best].sum() >= (~marked).sum() or (best == _CLOCK and odd[best].any()):
         return None
     unsure = best == first and not (dotted or day_first) and bool(odd[second].sum() == odd[best].sum())
     return best, unsure, odd[best]
@@ -176,17 +180,15 @@ def order_of(text: pa.Array, *, day_first: bool = False) -> tuple[str, bool, NDA
 
 def _read(text: pa.Array, order: str) -> tuple[Times, NDArray[np.bool_]]:
     """Return times, with NaT for other texts, and a mask of texts that are neither times nor missing values."""
-    found = compute.extract_regex(text, f"^{_ORDERS[order]}{_TIME}$")
+    found = compute.extract_regex(text, f"^{_ORDERS[order]}$")
     known = found.is_valid().to_numpy(zero_copy_only=False)
-    number = {name: _whole(found, name, known) for name in ("year", "month", "day", "hour", "minute", "second")}
-    year = number["year"]
-    year = np.where(year < 69, year + 2000, np.where(year < 100, year + 1900, year))
-    year = np.where(known, year, 1970)
+    number = {name: _whole(found, name, known) for name in _NUMBERS}
+    year = _year(found, number["year"], known)
     if "<name>" in _ORDERS[order]:
         names = compute.utf8_lower(compute.utf8_slice_codeunits(compute.struct_field(found, "name"), 0, 3))
         month = compute.fill_null(compute.index_in(names, value_set=pa.array(_MONTHS)), -1).to_numpy() + 1
     else:
-        month = number["month"]
+        month = np.where(_filled(found, "month", known), number["month"], 1)
     day = np.where(_filled(found, "day", known), number["day"], 1)
     hour, half = number["hour"], _lowered(found, "half")
     hour = np.where(half == "p", hour % 12 + 12, np.where(half == "a", hour % 12, hour))
@@ -199,6 +201,15 @@ def _read(text: pa.Array, order: str) -> tuple[Times, NDArray[np.bool_]]:
     marked = compute.is_in(compute.utf8_lower(text), value_set=pa.array(MISSING)).to_numpy(zero_copy_only=False)
     there = text.is_valid().to_numpy(zero_copy_only=False)
     return np.where(possible, times, np.datetime64("NaT", "us")), there & ~possible & ~marked
+
+
+def _year(found: pa.StructArray, number: NDArray[np.float64], known: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return years with four digits, 1970 for texts without a year; 68 means 2068, and 69 means 1969."""
+    number = np.where(_filled(found, "year", known), number, 1970)
+    if found.type.get_field_index("year") < 0:
+        return number
+    digits = compute.fill_null(compute.utf8_length(compute.struct_field(found, "year")), 0)
+    return number + np.where(digits.to_numpy(zero_copy_only=False) == 2, np.where(number < 69, 2000, 1900), 0)
 
 
 def _filled(found: pa.StructArray, name: str, known: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -231,7 +242,7 @@ def _lowered(found: pa.StructArray, name: str) -> NDArray[np.object_]:
 def _offset(found: pa.StructArray) -> NDArray[np.float64]:
     """Return the difference of the time zone from UTC in seconds."""
     zone = compute.fill_null(compute.struct_field(found, "zone"), "")
-    parts = compute.extract_regex(zone, r"^(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>\d{2})$")
+    parts = compute.extract_regex(zone, r"^(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>(?:\d{2})?)$")
     known = parts.is_valid().to_numpy(zero_copy_only=False)
     sign = np.where(_lowered(parts, "sign") == "-", -1.0, 1.0)
     return sign * (3600.0 * _whole(parts, "hours", known) + 60.0 * _whole(parts, "minutes", known))

@@ -98,7 +98,7 @@ def why_category(name: str, values: pa.ChunkedArray, place: Place) -> list[str]:
 
 def how_dated(column: Date, values: pa.ChunkedArray, place: Place, *, day_first: bool = False) -> list[str]:
     """Return a note on how dates that are text are read; for other columns an empty list."""
-    if not is_text(values.type) or column.order.startswith("year"):
+    if not is_text(values.type) or column.order.startswith(("year", "time")):
         return []
     text = as_text(values).combine_chunks()
     row = int(text.is_valid().to_numpy(zero_copy_only=False).argmax())

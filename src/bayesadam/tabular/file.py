@@ -103,6 +103,8 @@ def check_readable(path: str | os.PathLike[str]) -> Path:
             raise TableError(f"{path} must be a CSV or Parquet file, got a folder")
         if not path.exists():
             raise TableError(f"{path} must be a file that exists")
+        if not path.is_file():
+            raise TableError(f"{path} must be a regular file, since it is read several times, got a pipe or a device")
         with path.open("rb") as file:
             if not file.read(1):
                 raise TableError(f"{path} must be a CSV or Parquet file, got an empty file")

@@ -131,10 +131,13 @@ class Inputs:
 
 
 def _decimals(columns: Mapping[str, pa.ChunkedArray], given: str | None) -> dict[str, str]:
-    """Return the decimal mark of each column. For an ambiguous column it is a comma if another column has commas."""
+    """Return the decimal mark of each column, which for a column that is not text is a point.
+
+    For ambiguous text it is a comma if another column has commas.
+    """
     if given is not None:
         return dict.fromkeys(columns, given)
-    found = {name: decimal_of(levels_of(values)) if is_text(values.type) else None for name, values in columns.items()}
+    found = {name: decimal_of(levels_of(values)) if is_text(values.type) else "." for name, values in columns.items()}
     usual = "," if "," in found.values() else "."
     return {name: mark or usual for name, mark in found.items()}
 

@@ -89,6 +89,13 @@ def is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
+def count_different(column: pa.ChunkedArray, numbers: NDArray[np.float64]) -> int:
+    """Return how many different values a column has; ``numbers`` are its values, which may be equal above 2**53."""
+    if pa.types.is_integer(column.type) or pa.types.is_decimal(column.type):
+        return len(column.drop_null().unique())
+    return len(np.unique(numbers[~np.isnan(numbers)]))
+
+
 def are_integers(values: NDArray[Any]) -> bool:
     """Whether all values that are not nan are whole numbers."""
     return bool((values[~np.isnan(values)] % 1 == 0).all())

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow.csv import ConvertOptions
 
 from bayesadam.files import DamagedFile, read_json, reading, write_json
 from bayesadam.scaling import LARGEST, column_scales, in_one_unit, standardized
@@ -23,9 +24,9 @@ from bayesadam.tabular.memory import require_memory
 from bayesadam.tabular.split import Rows
 from bayesadam.tabular.target import Target
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Version of the format. Since version 3 the file has a digest and that of its model. Since version 4 columns may be
-dates, and numbers may be text."""
+dates, and numbers may be text. Since version 5 texts such as "NA" may be levels of a CSV file's categories."""
 
 Floats = NDArray[np.float32]
 
@@ -202,7 +203,7 @@ class Preprocessing:
         """
         try:
             if record["format_version"] <= FORMAT_VERSION:
-                record = _updated(record)
+                record = _updated(_with_marks(record))
                 scales = tuple(record["mean"]), tuple(record["std"])
                 written = record.get("delimiter"), tuple(record.get("missing", ()))
                 return cls(Target.from_json(record["target"]), Inputs.from_json(record), *scales, *written)
@@ -269,6 +270,13 @@ def _check_near(name: str, values: Codes, mean: float, std: float, place: Place)
     if len(beyond):
         row = int(beyond[0])
         raise TableError(f"column {name!r} must be near the training values, got {values[row]:g} in {place(row)}")
+
+
+def _with_marks(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add the texts that meant a missing value in any column of a CSV file before version 5."""
+    if record["format_version"] >= 5 or record.get("delimiter") is None:
+        return record
+    return {**record, "missing": [*record["missing"], *ConvertOptions().null_values]}
 
 
 def _updated(record: Mapping[str, Any]) -> Mapping[str, Any]:

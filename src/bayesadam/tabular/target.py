@@ -13,7 +13,7 @@ from pyarrow import compute
 
 from bayesadam.tabular.columns import have_few_levels, level_counts, odd_texts
 from bayesadam.tabular.errors import Place, TableError, quoted, row_place
-from bayesadam.tabular.numbers import are_integers, as_numbers, as_text, is_number, is_text
+from bayesadam.tabular.numbers import are_integers, as_numbers, as_text, count_different, is_number, is_text
 from bayesadam.tabular.written import are_plain, decimal_of, read_numbers
 
 TASKS = ("regression", "classification")
@@ -61,29 +61,34 @@ class Target:
         if not (is_number(kind) or is_text(kind) or pa.types.is_boolean(kind)):
             raise TableError(f"the target {name!r} must be numbers or classes, got the type {kind}")
         if task == "regression":
-            return cls._regression(name, as_numbers(column, name, place), "as `task` says")
+            return cls._regression(name, column, as_numbers(column, name, place), "as `task` says")
         why = "as `task` says"
         if is_number(kind):
             values = as_numbers(column, name, place)
             if not are_integers(values):
                 if task is None:
-                    return cls._regression(name, values, "its values are numbers with decimals")
+                    return cls._regression(name, column, values, "its values are numbers with decimals")
                 raise TableError(
                     f"the target {name!r} must be text, truth values or whole numbers for `task` classification, "
                     f"got {values[values % 1 != 0][0]:g}",
                     task="regression",
                 )
-            distinct = len(np.unique(values))
+            distinct = count_different(column, values)
             if task is None and distinct > FEW:
-                return cls._regression(name, values, f"its values are {distinct:,} different whole numbers")
+                return cls._regression(name, column, values, f"its values are {distinct:,} different whole numbers")
             why = f"its values are {distinct} different whole numbers" if task is None else why
         elif task is None:
             why = "its values are true or false" if pa.types.is_boolean(kind) else "its values are text"
         return cls._classification(name, column, why)
 
     @classmethod
-    def _regression(cls, name: str, values: NDArray[np.float64], why: str) -> Target:
+    def _regression(cls, name: str, column: pa.ChunkedArray, values: NDArray[np.float64], why: str) -> Target:
         if values.min() == values.max():
+            if (count := count_different(column, values)) > 1:
+                raise TableError(
+                    f"the target {name!r} must have different values in double precision, got {count:,} whole numbers "
+                    f"that are all {values[0]:g} there: subtract {column[0].as_py()} from them"
+                )
             raise TableError(f"the target {name!r} must have different values, got {values[0]:g} in every row")
         return cls(name, "regression", why)
 

@@ -11,7 +11,8 @@ from pyarrow import compute
 
 MISSING: tuple[str, ...] = ("", "?", "-", "--", "\u2013", "\u2014", ".", "..", "*", "na", "n/a", "n.a.", "#n/a", "null")
 MISSING += ("none", "nan", "missing", "unknown", "#div/0!", "#value!", "#ref!", "#num!", "#name?", "#null!")
-"""In a column of numbers or dates these texts mean that the value is missing, in lower or upper case."""
+MISSING += ("#na", "#n/a n/a", "-nan", "1.#ind", "-1.#ind", "1.#qnan", "-1.#qnan")
+"""In a column of numbers, dates or truth values these texts mean that the value is missing, in lower or upper case."""
 
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?(?i:inf|infinity|nan)"
 """A regular expression for numbers as programs write them."""
@@ -93,6 +94,11 @@ def decimal_of(text: pa.Array) -> str | None:
     if readable["."] == readable[","] or readable[best] < 0.9 * len(text):
         return None
     return best
+
+
+def without_marks(text: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return texts in which those that mean a missing value are missing."""
+    return compute.if_else(compute.is_in(compute.utf8_lower(text), value_set=pa.array(MISSING)), None, text)
 
 
 def are_plain(text: pa.Array) -> bool:
