@@ -129,7 +129,7 @@ class TestFilesOfFormatVersion1:
     def test_it_is_the_same_in_todays_format(self):
         old = Preprocessing.load(OLD / "run" / "preprocessing.json")
         assert json.loads((OLD / "run" / "preprocessing.json").read_text())["format_version"] == 1
-        assert old.to_json()["format_version"] == 4
+        assert old.to_json()["format_version"] == 5
         assert Preprocessing.from_json(json.loads(json.dumps(old.to_json()))) == old
 
     def test_a_regressor_predicts_the_same(self):
