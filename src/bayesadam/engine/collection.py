@@ -145,7 +145,7 @@ class Collection:
     def _keep_from_source(self, slot: Slot, share: float) -> None:
         assert self.source is not None
         group, parameter = slot.group, slot.parameter
-        if not all(self.weights.sampled([slot])) and not self.source.covers(parameter):
+        if not self.weights.sampled([slot])[0] and not self.source.covers(parameter):
             return  # for example a learned noise level
         whole = self.source.curvature(parameter)
         if whole is None:

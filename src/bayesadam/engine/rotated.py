@@ -304,7 +304,7 @@ class RotatedGradients(Gradients):
             statics_of(rule, slot.group),
             holds_mean=not bases.is_rotated(state) and not self.weights.holds_sample(slot.parameter),
             given=keeps,
-            noisy=rule.needs_noise and not keeps and all(self.weights.sampled([slot])),
+            noisy=rule.needs_noise and not keeps and self.weights.sampled([slot])[0],
             per_weight=per_weight_of(state),
             kept=slot.parameter in self._curvature,
         )

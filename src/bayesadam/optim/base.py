@@ -44,9 +44,9 @@ class PerturbedOptimizer(Readable):
         opt.eval()                                        #    the weights hold the mean again
 
     Args:
-        params: Parameters, named parameters, or groups of either. A group may set any of the hyper-parameters below
-            except those from ``mc_samples`` to ``compile`` (but ``maximize``), and ``perturb=False`` for parameters
-            without noise (norm layers, a learned noise level): they keep their prior and have posterior variance 0.
+        params: Parameters, named parameters, or groups of either. A group may set hyper-parameters of its own, and
+            ``perturb=False`` for parameters that are trained without noise (norm layers, a learned noise level): those
+            keep the prior of their group and have posterior variance 0.
         lr: Learning rate, a number or a 1-element tensor. The recipe gives the default, as it does for ``betas``,
             ``prior_precision``, ``temperature`` and the options of the rule.
         num_data: Number of training examples ``N``, or a chosen effective number.
@@ -66,9 +66,9 @@ class PerturbedOptimizer(Readable):
             temperature``. A network that starts at the prior's precision hardly trains.
         temperature: Factor of the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
             variational optimisation (Khan et al. 2018, eq. 22). With the recipe ``"learned"``, if ``batch_size`` and
-            ``total_steps`` are given, the default is higher for a training of more than 30 epochs
-            (:mod:`bayesadam.optim.recipes`).
-        mc_samples: Number of posterior samples per step.
+            ``total_steps`` are given, the default is higher for more than 30 epochs (:mod:`bayesadam.optim.recipes`).
+        mc_samples: Number of posterior samples per step. It must be the same in all groups, as must ``antithetic``,
+            ``rank_samples``, ``low_memory``, ``seed``, ``nonfinite`` and ``compile``.
         antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
         rank_samples: Whether every rank of a data-parallel job draws its own sample. By default all ranks draw the same
             one, and shards their slices of it. With it, ``world_size`` ranks make a step of ``world_size * mc_samples``

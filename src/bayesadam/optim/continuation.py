@@ -90,7 +90,7 @@ class Continuation:
         name = _name(slot)
         if name not in self.mean or not slot.noisy:
             return
-        self._check_parameter(slot.group, name, slot.parameter)
+        self._check_parameter(slot.group, name, slot.parameter, noisy=True)
         for entry, value in (("prior_mean", self.mean[name]), ("prior_precision", self.variance[name].reciprocal())):
             state[entry] = torch.zeros_like(state["mean"])
             local(state[entry]).copy_(local(like(slot.parameter, value)))
@@ -108,16 +108,16 @@ class Continuation:
             if name is None and noisy and complete:
                 raise ValueError("prior must be matched by name: construct the optimiser from model.named_parameters()")
             if name in self.mean:
-                self._check_parameter(group, name, parameter)
+                self._check_parameter(group, name, parameter, noisy=noisy)
             elif noisy and complete:
                 raise ValueError(f"prior must have the parameter {name!r}, got none of that name")
 
-    def _check_parameter(self, group: dict[str, Any], name: str, parameter: Tensor) -> None:
+    def _check_parameter(self, group: dict[str, Any], name: str, parameter: Tensor, *, noisy: bool) -> None:
         if self.mean[name].shape != parameter.shape:
             raise ValueError(
                 f"prior of {name!r} must be of shape {tuple(parameter.shape)}, got {tuple(self.mean[name].shape)}"
             )
-        if not (group["perturb"] and parameter.requires_grad):
+        if not noisy:
             return
         if not (self.variance[name] > 0).all():
             raise ValueError(f"prior of {name!r} must have positive variances, got 0 (pruned or not random)")
