@@ -61,6 +61,9 @@ class TestRegression:
         mean, target = draw(20), draw(20, seed=1)
         found = metrics.crps(mean, torch.full_like(mean, 1e-16), target)
         assert found == pytest.approx((mean - target).abs().mean().item(), abs=1e-7)
+        mean[0] = target[0]
+        found = metrics.crps(mean, torch.zeros_like(mean), target)
+        assert found == pytest.approx((mean - target).abs().mean().item(), rel=1e-12)
 
     def test_coverage_and_width(self):
         lower, upper = torch.tensor([0.0, 0.0, 0.0, 1.0]), torch.tensor([1.0, 2.0, 3.0, 1.0])
@@ -184,6 +187,13 @@ class TestClassification:
         for metric in (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error):
             with pytest.raises(ValueError, match=f"^target must be class numbers, got {bad}"):
                 metric(torch.tensor([0.5, 0.5]), torch.tensor([0.0, bad], **F64))
+
+    @pytest.mark.parametrize("bad", [-1, 2, 255])
+    @pytest.mark.parametrize("metric", [metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error])
+    def test_refuses_classes_that_do_not_exist(self, metric, bad):
+        for probs in (torch.tensor([0.5, 0.5]), torch.full((2, 2), 0.5)):
+            with pytest.raises(ValueError, match=f"^target must be class numbers below 2, got {bad}$"):
+                metric(probs, torch.tensor([0, bad]))
 
     def test_perfect_and_worst_predictions(self):
         probs = torch.eye(3)

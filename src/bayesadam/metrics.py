@@ -162,10 +162,10 @@ def ood_auroc(inside: Tensor, outside: Tensor) -> float:
 
 
 def _gaussian_crps(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
-    scale = variance.double().sqrt()
-    z = (target.double() - mean.double()) / scale
+    scale, error = variance.double().sqrt(), target.double() - mean.double()
+    z = error / scale.clamp_min(torch.finfo(torch.float64).tiny)  # a variance of 0 has the score |error|
     density = torch.exp(-0.5 * z.square()) / math.sqrt(2.0 * math.pi)
-    score: Tensor = scale * (z * (2.0 * torch.special.ndtr(z) - 1.0) + 2.0 * density - 1.0 / math.sqrt(math.pi))
+    score: Tensor = error * (2.0 * torch.special.ndtr(z) - 1.0) + scale * (2.0 * density - 1.0 / math.sqrt(math.pi))
     return score
 
 
@@ -191,7 +191,11 @@ def _all_classes(probs: Tensor, target: Tensor) -> Tensor:
         )
     if target.is_floating_point() and (target != target.round()).any():
         raise ValueError(f"target must be class numbers, got {target[target != target.round()][0].item()!r}")
-    return torch.stack([1.0 - probs, probs], dim=-1) if probs.ndim == 1 else probs
+    full = torch.stack([1.0 - probs, probs], dim=-1) if probs.ndim == 1 else probs
+    unknown = (target < 0) | (target >= full.shape[1])
+    if unknown.any():
+        raise ValueError(f"target must be class numbers below {full.shape[1]}, got {target[unknown][0].item()!r}")
+    return full
 
 
 def _confidence(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

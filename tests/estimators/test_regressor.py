@@ -1,4 +1,5 @@
 import copy
+import math
 import pickle
 import warnings
 from types import SimpleNamespace
@@ -347,6 +348,27 @@ def test_groups(curve):
         with pytest.raises(ValueError, match=r"groups must be of shape \(160,\), got \(2,\)"):
             model.fit(x, y, weight, groups=[1, 2])
         assert not hasattr(model, "_x_mean")
+    for wrong, message in (
+        ([None] + ["a"] * 159, "groups must have no missing values, got None"),
+        ([math.nan] + [1.0] * 159, r"groups must have no missing values, got np.float64\(nan\)"),
+        (np.array([1] + ["a"] * 159, dtype=object), "groups must be all texts or all numbers, got both"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
+            BayesianMLPRegressor(**QUICK).fit(x, y, groups=wrong)
+
+
+def test_a_single_group_leaves_nothing_out(curve):
+    x, y = curve
+    model = BayesianMLPRegressor(**QUICK).fit(x, y, groups=["a"] * len(x))
+    assert (model.likelihood_, model.target_transform_) == ("gaussian", "none")
+    assert (model.predict(x, return_std=True)[1] > 0).all()
+
+
+def test_targets_of_tiny_spread(curve):
+    x, y = curve
+    mean, std = BayesianMLPRegressor(**QUICK).fit(x, 1e6 + 1e-10 * y / np.abs(y).max()).predict(x, return_std=True)
+    assert mean == pytest.approx(1e6, rel=1e-9)
+    assert np.isfinite(std).all()
 
 
 def test_frames_pipelines_and_searches(curve):

@@ -119,26 +119,27 @@ def variance_scales(
 
     def maximum(point: Floats) -> tuple[float, Floats]:
         """Minimise within the bounds by Fisher scoring with Levenberg's damping."""
-        value, damping = loss(point), 1e-3
+        last = value = loss(point)
+        damping = 1e-3
         for _ in range(100):
             gradient, curvature, _ = scored(point)
             inner = free & ~((point <= LOWEST) & (gradient > 0)) & ~((point >= HIGHEST) & (gradient < 0))
             if not inner.any():
                 break
             matrix = (curvature + np.diag(prior))[np.ix_(inner, inner)]
-            before = value
+            last = value
             while damping < 1e12:
                 moved = point.copy()
                 moved[inner] -= np.linalg.solve(matrix + np.diag(damping * matrix.diagonal() + 1e-12), gradient[inner])
                 moved = np.clip(moved, LOWEST, HIGHEST)
                 value = loss(moved)
-                if value <= before:
+                if value <= last:
                     point, damping = moved, 0.1 * damping
                     break
                 damping *= 10.0
-            if before - value < 1e-10 * rows:
+            if last - value < 1e-10 * rows:
                 break
-        return min(value, before), point
+        return min(value, last), point
 
     size = math.log(max(float(np.average(square, weights=weight)), SMALLEST))
     means = [math.log(max(float(np.average(part, weights=weight)), SMALLEST)) for part in (epistemic, aleatoric)]

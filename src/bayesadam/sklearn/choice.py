@@ -29,7 +29,7 @@ ROWS = 2_000
 """Maximum number of rows that are used for the choice."""
 
 LEAST = 50
-"""Minimum number of rows for a choice. With fewer rows, targets are not transformed."""
+"""Minimum number of rows for a choice. With fewer rows, or rows of a single group, targets are not transformed."""
 
 FOLDS = 5
 FEATURES = 200
@@ -109,7 +109,8 @@ def choose(
     searched = isinstance(likelihood, str) and likelihood == "auto"
     gaussian = searched or (isinstance(likelihood, str) and likelihood == "gaussian")
     names = ["none" if given == "auto" else given] * count
-    if not gaussian or len(target) < LEAST or not (given == "auto" or (searched and given == "none")):
+    few = len(target) < LEAST or (groups is not None and (groups == groups[0]).all())
+    if not gaussian or few or not (given == "auto" or (searched and given == "none")):
         return ("gaussian" if searched else likelihood), names
     tried = [[name for name in NAMES if _allowed(name, own)] if given == "auto" else ["none"] for own in target.T]
     others = _candidates(target, given) if searched else []

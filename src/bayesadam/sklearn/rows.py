@@ -31,6 +31,12 @@ def weighed(
     groups = None if groups is None else np.asarray(groups)
     if groups is not None and groups.shape != (len(X),):
         raise ValueError(f"groups must be of shape {(len(X),)}, got {groups.shape}")
+    if groups is not None and groups.dtype.kind in "Of":
+        missing = [group is None or group != group for group in groups.tolist()]
+        if any(missing):
+            raise ValueError(f"groups must have no missing values, got {groups[missing.index(True)]!r}")
+        if len({isinstance(group, str) for group in groups.tolist()}) > 1:
+            raise ValueError("groups must be all texts or all numbers, got both")
     if sample_weight is None:
         return X, y, None, groups
     weight: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
