@@ -10,7 +10,9 @@ from bayesadam.sklearn.calibration import (
     KNOWN,
     PRIOR,
     effective_rows,
+    output_scale,
     pool,
+    scaled,
     settle_,
     temperature,
     tempered,
@@ -131,6 +133,45 @@ def test_tempered_is_normalised_and_keeps_the_order():
         torch.testing.assert_close(found.exp().sum(-1), torch.ones(3, 5, dtype=torch.float64))
         assert torch.equal(found.argmax(-1), log_probs.argmax(-1))
     assert tempered(log_probs, 1.0) is log_probs
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 4.0])
+def test_output_scale_that_counts_were_drawn_with(factor):
+    generator = torch.Generator().manual_seed(0)
+    count, members, std = 800, 2, 0.5
+
+    def normal(*shape):
+        return torch.randn(*shape, 1, generator=generator, dtype=torch.float64)
+
+    mean = 2.0 + 0.5 * normal(count)
+    targets = torch.poisson((mean + factor**0.5 * std * normal(count)).exp(), generator)
+    places = [torch.arange(count).roll(-300 * member)[:500] for member in range(members)]
+    outputs = [mean[rows] + std * normal(500, len(rows)) for rows in places]
+    weight = torch.ones(count, dtype=torch.float64)
+    found = output_scale(outputs, places, ba.likelihoods.Poisson(), targets, weight)
+    assert found.epistemic == pytest.approx(factor, rel=0.35)
+    assert (found.aleatoric, found.strength) == (1.0, 0.0)
+    assert 0.03 < found.error < 0.4
+    same = output_scale(outputs, places, ba.likelihoods.Poisson(), targets, 1e-9 * weight)
+    assert same == pytest.approx(found, rel=1e-3)  # only the ratios of weights matter
+
+
+def test_an_earlier_output_scale_counts_as_so_many_rows():
+    targets, places = torch.ones(1, 1, dtype=torch.float64), [torch.zeros(1, dtype=torch.int64)]
+    outputs = [torch.linspace(-1.0, 1.0, 9, dtype=torch.float64)[:, None, None]]
+    poisson, weight = ba.likelihoods.Poisson(), torch.ones(1, dtype=torch.float64)
+    found = output_scale(outputs, places, poisson, targets, weight, 0.4)
+    assert found.epistemic == pytest.approx(0.4, rel=0.05)
+    assert found.error == pytest.approx((0.5 * KNOWN) ** -0.5, rel=0.05)
+    assert output_scale(outputs, places, poisson, targets, weight).error == pytest.approx(1.0, rel=0.2)
+
+
+def test_scaled_outputs():
+    outputs = torch.randn(20, 3, 2, dtype=torch.float64)
+    found = scaled(outputs, 0.25)
+    torch.testing.assert_close(found.mean(0), outputs.mean(0))
+    torch.testing.assert_close(found.var(0), 0.25 * outputs.var(0))
+    assert scaled(outputs, 1.0) is outputs
 
 
 def test_effective_rows():

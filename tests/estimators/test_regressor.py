@@ -357,6 +357,27 @@ def test_groups(curve):
             BayesianMLPRegressor(**QUICK).fit(x, y, groups=wrong)
 
 
+def test_counts_are_calibrated(tmp_path):
+    """The variance of the outputs is far too large without calibration, so that means behind the exponential are."""
+    generator = np.random.default_rng(0)
+    x, new = generator.uniform(-2.0, 2.0, (2, 200, 4))
+    y, target = (
+        generator.poisson(generator.gamma(2.0, 1.5 * np.exp(0.8 * np.sin(2.0 * rows[:, 0]) + 0.5 * rows[:, 1])))
+        for rows in (x, new)
+    )
+    options = {**QUICK, "likelihood": "negative_binomial"}
+    model = BayesianMLPRegressor(**options).fit(x, y)
+    plain = BayesianMLPRegressor(**options, calibrate=False).fit(x, y)
+    assert model.calibration_["epistemic"][0] < 0.6
+    assert 0.0 < model.calibration_["error"][0] < 1.0
+    assert plain.calibration_ == {"epistemic": [1.0], "aleatoric": [1.0], "error": [0.0]}
+    nll, before = (-float(m.predictive(new).log_prob(torch.tensor(target)).mean()) for m in (model, plain))
+    assert nll < before - 0.01
+    assert np.square(model.predict(new) - target).mean() < np.square(plain.predict(new) - target).mean()
+    model.save(tmp_path)
+    np.testing.assert_array_equal(load_estimator(tmp_path).predict(new), model.predict(new))
+
+
 def test_a_single_group_leaves_nothing_out(curve):
     x, y = curve
     model = BayesianMLPRegressor(**QUICK).fit(x, y, groups=["a"] * len(x))

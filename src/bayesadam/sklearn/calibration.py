@@ -1,8 +1,9 @@
-"""Calibration on held-out rows: scales of variances, a temperature, and weights of other models."""
+"""Calibration on held-out rows: scales of variances and outputs, a temperature, and weights of other models."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,9 @@ LEAST = 0.01
 
 LOWEST, HIGHEST = np.array([math.log(1e-3), math.log(1e-6), 0.0]), np.array([math.log(1e3), math.log(1e6), 1.0])
 """Bounds of the logarithms of both factors, and of the strength."""
+
+STEP = 1.5
+"""Factor between the points at which the curvature of a loss is measured."""
 
 SMALLEST = 1e-12
 """Lower bound of variances of standardised targets."""
@@ -154,6 +158,57 @@ def variance_scales(
     kept[0] = True
     error = math.sqrt(np.linalg.inv(known[np.ix_(kept, kept)] + 1e-12 * np.eye(kept.sum()))[0, 0])
     return Scales(math.exp(best[0]), math.exp(best[1]), float(best[2]), error)
+
+
+def output_scale(
+    outputs: Sequence[Tensor],
+    places: Sequence[Tensor],
+    likelihood: Likelihood,
+    targets: Tensor,
+    weight: Tensor,
+    before: float | None = None,
+) -> Scales:
+    """Return the factor, in [0.001, 1000], of the members' variances of outputs with the largest held-out likelihood.
+
+    This is for likelihoods that are not Gaussian, in place of :func:`variance_scales`. A held-out row is predicted by
+    the mixture of the likelihood over all draws of the members that did not see it. The logarithm of the factor has the
+    prior of :func:`variance_scales`.
+
+    Args:
+        outputs: Draws of the outputs of each member for the rows that it did not see, ``(S, n, K)``.
+        places: Indices of these rows among the held-out rows, ``(n,)`` for each member.
+        likelihood: Likelihood of a target given the outputs.
+        targets: Targets of the held-out rows, ``(N, K)``.
+        weight: Weights of these rows, ``(N,)``.
+        before: Earlier factor. The prior is centred at it and counts as ``KNOWN`` rows.
+
+    Returns:
+        The factor as ``epistemic``, with its error; ``aleatoric`` is 1.
+    """
+    force = 0.25 * (PRIOR if before is None else KNOWN)
+    center = 0.0 if before is None else math.log(max(before, LEAST))
+    share = weight * (effective_rows(weight.numpy()) / float(weight.sum()))
+    components = torch.zeros(len(targets), dtype=torch.float64)
+    for draws, rows in zip(outputs, places, strict=True):
+        components[rows] += len(draws)
+
+    @torch.no_grad()
+    def loss(factor: float) -> float:
+        total = torch.full((len(targets),), -math.inf, dtype=torch.float64)
+        for draws, rows in zip(outputs, places, strict=True):
+            density = likelihood.log_density(scaled(draws, factor), targets[rows]).double()
+            total[rows] = torch.logaddexp(total[rows], density.logsumexp(0))
+        value = force * (math.log(factor) - center) ** 2 - float((share * (total - components.log())).sum())
+        return value if math.isfinite(value) else math.inf
+
+    factor, value = least(loss, 1e-3, 1e3, steps=30)
+    curvature = (loss(factor * STEP) - 2.0 * value + loss(factor / STEP)) / math.log(STEP) ** 2
+    return Scales(factor, 1.0, 0.0, max(curvature, 2.0 * force) ** -0.5)
+
+
+def scaled(outputs: Tensor, factor: float) -> Tensor:
+    """Multiply the variance of draws ``(S, ...)`` by a factor."""
+    return outputs if factor == 1.0 else torch.lerp(outputs.mean(0), outputs, math.sqrt(factor))
 
 
 def temperature(

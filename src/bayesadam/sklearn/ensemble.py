@@ -18,7 +18,7 @@ from bayesadam.predictive import MixturePredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP
-from bayesadam.sklearn.calibration import Scales
+from bayesadam.sklearn.calibration import Scales, output_scale, scaled
 from bayesadam.sklearn.conformal import LeftOutScores
 from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
 from bayesadam.sklearn.plan import Plan
@@ -111,6 +111,9 @@ class RegressionEnsemble(BayesianMLP):
                     divided.fold[rows],
                 )
                 scales[output], patterns[output] = calibrated(left_out, described, known[output], patterns[output])
+        elif self._calibrates and not self._gaussian and len(rows) >= 2:
+            earlier = None if before is None else known[0][0]
+            scales = [self._output_scale(divided, inputs, targets, weight, earlier)] * width
         self._patterns = patterns
         self.calibration_ = {
             "epistemic": np.array([found.epistemic for found in scales]),
@@ -118,12 +121,30 @@ class RegressionEnsemble(BayesianMLP):
             "error": np.array([found.error for found in scales]),
         }
 
+    def _output_scale(
+        self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
+    ) -> Scales:
+        """Return the factor of the variance of each member's outputs, from the rows that the member left out."""
+        rows = divided.rows
+        outputs, places = [], []
+        for member in np.flatnonzero(divided.left_out.any(1)).tolist():
+            own = np.flatnonzero(divided.left_out[member])
+            found: Any = self._predictions(inputs[torch.from_numpy(own).to(inputs.device)], member)
+            outputs.append(found.outputs.double().cpu())
+            places.append(torch.from_numpy(np.searchsorted(rows, own)))
+        if len(outputs[0]) == 1:  # members without posteriors
+            return Scales(1.0, 1.0, 0.0, 0.0)
+        likelihood = likelihoods.average(self._likelihoods).double().cpu()
+        own_weight = torch.from_numpy(np.asarray(weight[rows], dtype=np.float64))
+        return output_scale(outputs, places, likelihood, targets.cpu().double()[rows], own_weight, before)
+
     def _mixture(self, X: ArrayLike) -> MixturePredictive:
         """Return the mixture over the samples of all members, in the units of the targets and float64."""
         parts = []
+        factor = float(self.calibration_["epistemic"][0])
         for rows in self._in_parts(X):
             found: Any = self._all_predictions(rows)
-            parts.append(torch.cat([pred.outputs for pred in found]).double())
+            parts.append(torch.cat([scaled(pred.outputs.double(), factor) for pred in found]))
         outputs = torch.cat(parts, dim=1)
         outputs = outputs if self._several else outputs[..., 0]
         independent = self._method.predict in ("linearized", "moments")

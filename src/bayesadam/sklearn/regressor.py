@@ -92,7 +92,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             out best, and to stop the training when there was no improvement for long. Otherwise the weights of the last
             epoch are kept. It has no effect on FAWN and ``"anchored"``.
         calibrate: Whether to fit the scales of the variances on the rows left out. Otherwise both scales are 1, and the
-            noise is constant.
+            noise is constant. With a likelihood that is not Gaussian, one scale is fitted: that of the variance of each
+            member's outputs.
         time_budget: Duration of the training in seconds, which determines the number of epochs.
         device: Device of PyTorch on which the networks are trained.
         random_state: Seed of the random numbers: a number, a ``RandomState`` or ``None``, as in scikit-learn.
@@ -107,7 +108,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         likelihood_: The likelihood's name, or the likelihood that was given.
         calibration_: ``{"epistemic": a, "aleatoric": b, "error": e}`` with one number per output: the factors of both
             variances, and the standard deviation of the logarithm of ``a`` (0 without calibration). If this is above
-            about 0.5, the rows left out hardly distinguish epistemic from aleatoric variance.
+            about 0.5, the rows left out hardly distinguish epistemic from aleatoric variance. With a likelihood that is
+            not Gaussian, ``a`` is the factor of the variance of each member's outputs, the same for all targets, and
+            ``b`` is 1.
         noise_: Model of the noise for each output: ``"constant"``, ``"input"``, ``"known"``, or ``"likelihood"`` if the
             likelihood describes the noise.
         history_: Arrays ``"loss"`` and ``"held_out_nll"``, ``(members, epochs)``. The latter is NaN for epochs at which
@@ -189,8 +192,9 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
 
         Its epistemic variance is the mean of the members' epistemic variances, if they have any, plus the variance
         between their means. If the targets are transformed, it is the distribution of a target whose transform is
-        Gaussian. With a likelihood that is not Gaussian it is a mixture over the posterior samples of all members, and
-        the parameters of the likelihood are the means of those that the members have learned.
+        Gaussian. With a likelihood that is not Gaussian it is a mixture over the posterior samples of all members,
+        whose distances from the mean of their member are calibrated, and the parameters of the likelihood are the means
+        of those that the members have learned.
         """
         check_is_fitted(self, "posterior_")
         if not self._gaussian:
