@@ -385,6 +385,17 @@ def test_a_single_group_leaves_nothing_out(curve):
     assert (model.predict(x, return_std=True)[1] > 0).all()
 
 
+@pytest.mark.parametrize("method", ["laplace", "badam", "vadam", "fawn-vi"])
+def test_predictions_are_finite_or_refused_far_away(method, curve):
+    model = BayesianMLPRegressor(method, **{**QUICK, "epochs": 20}, activation="relu").fit(*curve)
+    mean, std = model.predict(np.full((1, 2), 1e14), return_std=True)
+    assert np.isfinite(mean).all()
+    assert np.isfinite(std).all()
+    for far in (1e16, 1e20, -1e37):
+        with pytest.raises(ValueError, match=r"^X must be near the training inputs, got .* in row 0, column 0$"):
+            model.predict(np.full((1, 2), far))
+
+
 def test_targets_of_tiny_spread(curve):
     x, y = curve
     mean, std = BayesianMLPRegressor(**QUICK).fit(x, 1e6 + 1e-10 * y / np.abs(y).max()).predict(x, return_std=True)

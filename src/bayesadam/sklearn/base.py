@@ -36,6 +36,11 @@ from bayesadam.sklearn.training import Training, TrainingStatus
 
 Array = NDArray[Any]
 
+FARTHEST = 1e15
+"""Largest standardised input. The variance of an output grows with its square, which has to be finite in single
+precision.
+"""
+
 
 class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     """The base class of both estimators, which document the parameters."""
@@ -344,8 +349,9 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             inputs = standardized(X, self._x_mean, self._x_std)
         if (absent := np.isnan(X)).any():  # missing values of a column that had none in training become its mean
             inputs[absent] = 0.0
-        if not np.isfinite(inputs).all():
-            row, column = np.argwhere(~np.isfinite(inputs))[0].tolist()
+        near = np.abs(inputs) <= FARTHEST
+        if not near.all():
+            row, column = np.argwhere(~near)[0].tolist()
             raise ValueError(
                 f"X must be near the training inputs, got {X[row, column]:g} in row {row}, column {column}"
             )
