@@ -32,7 +32,9 @@ class Bandits(Experiment):
         rounds, runs = self._quick
         found = []
         for problem in self._problems:
-            for name in self._algorithms:
+            for name, setting in self._algorithms.items():
+                if "told" in setting and problem not in settings.TOLD:
+                    continue
                 whole = settings.rounds_of(problem, name)
                 found.append(self._unit(f"quick-{problem}-{name}", problem, name, min(rounds, LENGTHS[problem]), runs))
                 found.append(self._unit(f"table-{problem}-{name}", problem, name, whole, settings.RUNS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,11 @@ FIRST = 20
 def agents(config: Mapping[str, Any], game: Problem) -> bandits.Agents:
     """Create the agents of a unit, before their first round."""
     make = {"neural": bandits.Neural, "linear": bandits.Linear}[config["belief"]]
+    belief = make(**config["options"])
+    if _told_all(config):  # trained after as many rounds as the others
+        belief = replace(belief, train_every=belief.train_every * game.rewards.shape[2])
     return bandits.Agents(
-        make(**config["options"]),
+        belief,
         num_features=game.contexts.shape[2],
         num_actions=game.rewards.shape[2],
         seeds=range(config["runs"]),
@@ -60,13 +64,22 @@ def play(config: Mapping[str, Any], folder: Path, progress: Progress) -> dict[st
         actions = torch.from_numpy(players.act(context)[..., 0])
         rewards = game.rewards[rows, t, actions[:, 0]]
         earned[:, t] = rewards.double().numpy()
-        players.observe(context, actions, rewards[:, None])
+        if _told_all(config):
+            everything = torch.arange(game.rewards.shape[2]).expand(runs, -1)
+            players.observe(context.expand(-1, everything.shape[1], -1), everything, game.rewards[:, t])
+        else:
+            players.observe(context, actions, rewards[:, None])
         if t % 20 == 0:
             progress(t, rounds)
             if time.monotonic() - saved > EVERY:
                 _save(folder, players, earned, t + 1)
                 saved = time.monotonic()
     return _scores(earned, game.optimal.numpy())
+
+
+def _told_all(config: Mapping[str, Any]) -> bool:
+    """Whether the agents are told the rewards of all actions."""
+    return config.get("told") == "all"
 
 
 def _scores(earned: NDArray[np.float64], optimal: NDArray[np.float64]) -> dict[str, Any]:

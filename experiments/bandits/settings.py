@@ -18,7 +18,7 @@ ALGORITHMS: dict[str, Setting] = {
     "vadam": _neural("vadam", data_weight=512.0, prior_precision=10.0),
     "ivon": _neural("ivon", data_weight=30.0, prior_precision=100.0),
     "vogn": _neural("vogn", data_weight=30.0, prior_precision=100.0),
-    "badam": _neural("badam", data_weight=512.0, prior_precision=10.0),
+    "badam": _neural("badam", data_weight=512.0, prior_precision=3000.0),
     "badam-mle": _neural("badam-mle", data_weight=512.0, prior_precision=10.0),
     "dropout": _neural("dropout"),
     "bbb": _neural("bbb", data_weight=512.0, prior_precision=10.0),
@@ -28,8 +28,14 @@ ALGORITHMS: dict[str, Setting] = {
     "epsilon-greedy": {**_neural("adam"), "policy": "epsilon-greedy"},
     "greedy": {**_neural("adam"), "policy": "greedy"},
     "uniform": {"belief": "linear", "options": {}, "policy": "uniform"},
+    "all-rewards": {**_neural("adam", data_weight=512.0, prior_precision=3000.0), "policy": "greedy", "told": "all"},
 }
-"""For each algorithm the ``belief``, its ``options``, and the ``policy`` unless it is Thompson sampling."""
+"""For each algorithm the ``belief``, its ``options``, the ``policy`` unless it is Thompson sampling, and whether it is
+``told`` the rewards of all actions in every round, as no bandit algorithm is.
+"""
+
+TOLD = ("adult", "covertype")
+"""Problems for which an agent that is told all rewards shows how much a network of this size can earn."""
 
 LABELS = {
     "vadam": "Vadam",
@@ -45,6 +51,7 @@ LABELS = {
     "epsilon-greedy": "epsilon-greedy, 5%",
     "greedy": "greedy",
     "uniform": "uniform",
+    "all-rewards": "greedy, told the rewards of all actions (no bandit)",
 }
 
 PUBLISHED = {

@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 import bayesadam as ba
 from bayesadam import population
+from bayesadam.optim import half_cosine
 from bayesadam.predictive import GaussianPredictive
 from bayesadam.predictive.result import Predictive
 from experiments.uci_table1.protocol import Part
@@ -58,6 +60,14 @@ def bayesadam(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, 
     return pred
 
 
+class _BoundedVariance(ba.HeteroscedasticGaussian):
+    """A Gaussian whose variance is the softplus of the second output plus 1e-6 (Lakshminarayanan et al. 2017)."""
+
+    def mean_and_log_variance(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        mean, raw = super().mean_and_log_variance(outputs)
+        return mean, (nn.functional.softplus(raw) + 1e-6).log()
+
+
 def deep_ensemble(x: Array, y: Array, new: Array, seed: int, settings: Mapping[str, Any]) -> Predictive:
     """Fit a deep ensemble; its mixture is approximated by one Gaussian (Lakshminarayanan et al. 2017)."""
     part = _standardised(x, y, new)
@@ -70,11 +80,12 @@ def deep_ensemble(x: Array, y: Array, new: Array, seed: int, settings: Mapping[s
     nets = population.train(
         population.initialize(make, seeds=range(seed * 100, seed * 100 + settings["members"])),
         part.train,
-        likelihood=ba.HeteroscedasticGaussian(),
+        likelihood=_BoundedVariance(),
         method="adam",
         epochs=max(settings["least_epochs"], settings["steps"] // batches),
         batch_size=settings["batch_size"],
         lr=settings["lr"],
+        lr_schedule=partial(half_cosine, flat=0.5),
         seed=seed,
         progress=False,
     )

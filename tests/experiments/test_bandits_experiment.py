@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import safetensors
 import torch
 
 from experiments.bandits import protocol
@@ -112,6 +113,18 @@ def test_a_killed_unit_goes_on_to_the_same_end(tmp_path, monkeypatch):
     resumed = protocol.play(CONFIG, tmp_path, silent)
     for name, value in whole.items():
         assert np.array_equal(resumed[name], value), name
+
+
+def test_an_agent_that_is_told_all_rewards(tmp_path, monkeypatch):
+    monkeypatch.setattr(protocol, "EVERY", 0.0)
+    told = {**CONFIG, "policy": "greedy", "told": "all"}
+    protocol.play(told, tmp_path, silent)
+    with safetensors.safe_open(tmp_path / "agents.safetensors", framework="pt") as file:
+        rewards = file.get_tensor("replay/rewards")
+    assert rewards.shape == (2, 41 * 5)  # the last checkpoint is after 41 rounds of five actions
+    game = problem("wheel-0.5", 60, range(2))
+    assert torch.equal(rewards, game.rewards[:, :41].flatten(1))
+    assert protocol.agents(told, game).train_every == 20 * 5
 
 
 def test_ratios_are_rewards_over_the_optimal(tmp_path):
