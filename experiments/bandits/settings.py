@@ -51,7 +51,7 @@ LABELS = {
     "epsilon-greedy": "epsilon-greedy, 5%",
     "greedy": "greedy",
     "uniform": "uniform",
-    "all-rewards": "greedy, told the rewards of all actions (no bandit)",
+    "all-rewards": "no bandit: greedy, told the rewards of all actions",
 }
 
 PUBLISHED = {
