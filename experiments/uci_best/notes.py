@@ -16,7 +16,7 @@ out (naval).
 The other estimators were run here on the same splits: a deep ensemble (five networks with 50 hidden ReLU that give the
 mean and, by a softplus, the variance, whose mixture is taken as one Gaussian; Adam at 0.01 for half of the training,
 then along half a cosine to 0, which gains 1.7 nats on naval and loses 1.1 on boston, where the ensemble overfits), a
-Gaussian process with a length for every input (up to 2,000 rows),
-NGBoost with early stopping by a tenth of the training rows, and CatBoost's Gaussian with uncertainty, with its defaults
-and with the best of six settings of depth and rate by the same tenth.
+Gaussian process with a length for every input (up to 2,000 rows), NGBoost with early stopping by a tenth of the
+training rows, and CatBoost's Gaussian with uncertainty, with its defaults and with the best of six settings of depth
+and rate by the same tenth.
 """
