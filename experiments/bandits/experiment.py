@@ -32,8 +32,8 @@ class Bandits(Experiment):
         rounds, runs = self._quick
         found = []
         for problem in self._problems:
-            for name, setting in self._algorithms.items():
-                if "told" in setting and problem not in settings.TOLD:
+            for name in self._algorithms:
+                if problem not in settings.PROBLEMS.get(name, self._problems):
                     continue
                 whole = settings.rounds_of(problem, name)
                 found.append(self._unit(f"quick-{problem}-{name}", problem, name, min(rounds, LENGTHS[problem]), runs))

@@ -16,7 +16,8 @@ def _neural(method: str, **options: Any) -> dict[str, Any]:
 
 ALGORITHMS: dict[str, Setting] = {
     "vadam": _neural("vadam", data_weight=512.0, prior_precision=10.0),
-    "ivon": _neural("ivon", data_weight=30.0, prior_precision=100.0),
+    "ivon": _neural("ivon", data_weight=30.0, prior_precision=1000.0),
+    "ivon-once": _neural("ivon", data_weight=1.0, prior_precision=1.0),
     "vogn": _neural("vogn", data_weight=30.0, prior_precision=100.0),
     "badam": _neural("badam", data_weight=512.0, prior_precision=3000.0),
     "badam-mle": _neural("badam-mle", data_weight=512.0, prior_precision=10.0),
@@ -34,12 +35,15 @@ ALGORITHMS: dict[str, Setting] = {
 ``told`` the rewards of all actions in every round, as no bandit algorithm is.
 """
 
-TOLD = ("adult", "covertype")
-"""Problems for which an agent that is told all rewards shows how much a network of this size can earn."""
+PROBLEMS: Mapping[str, tuple[str, ...]] = {"all-rewards": ("adult", "covertype"), "ivon-once": ()}
+"""Problems of the table for algorithms that do not play all. An agent that is told all rewards shows how much a network
+of this size can earn.
+"""
 
 LABELS = {
     "vadam": "Vadam",
     "ivon": "IVON",
+    "ivon-once": "IVON, observations counted once",
     "vogn": "VOGN",
     "badam": "Badam (prior in the loss)",
     "badam-mle": "Badam (prior added after)",
@@ -70,7 +74,7 @@ LONG = ("badam", "vadam", "ivon", "linear", "neural-linear", "uniform")
 
 RUNS, SHORT, QUICK_RUNS, QUICK = 10, 10_000, 3, 2_000
 
-WHEEL = ("vadam", "ivon", "vogn", "neural-linear", "linear", "greedy", "uniform")
+WHEEL = ("vadam", "ivon", "ivon-once", "vogn", "neural-linear", "linear", "greedy", "uniform")
 DELTAS = (0.5, 0.7, 0.9, 0.95, 0.99)
 WHEEL_ROUNDS, WHEEL_RUNS = 4_000, 5
 
