@@ -36,8 +36,8 @@ ALGORITHMS: dict[str, Setting] = {
 """
 
 PROBLEMS: Mapping[str, tuple[str, ...]] = {"all-rewards": ("adult", "covertype"), "ivon-once": ()}
-"""Problems of the table for algorithms that do not play all. An agent that is told all rewards shows how much a network
-of this size can earn.
+"""Problems of the table for algorithms that do not play all of them. An agent that is told all rewards shows how much a
+network of this size can earn; ``ivon-once`` plays only the wheel.
 """
 
 LABELS = {

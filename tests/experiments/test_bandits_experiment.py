@@ -9,7 +9,7 @@ from experiments.bandits import protocol
 from experiments.bandits.experiment import Bandits
 from experiments.bandits.problems import LENGTHS, NUM_ACTIONS, problem, wheel
 from experiments.bandits.report import report
-from experiments.bandits.settings import ALGORITHMS, LABELS, LONG, PUBLISHED, rounds_of
+from experiments.bandits.settings import ALGORITHMS, DELTAS, LABELS, LONG, PROBLEMS, PUBLISHED, rounds_of
 from experiments.results import Store, finished
 from experiments.runner import run
 
@@ -150,3 +150,10 @@ def test_units_and_report(tmp_path, monkeypatch):
     assert [table.title[:3] for table in page.tables] == ["The"]
     assert set(page.figures) == {"curves"}
     assert [row[0] for row in page.tables[0].rows] == ["Vadam", "uniform"]
+
+
+def test_algorithms_that_do_not_play_all_problems():
+    keys = [unit.key for unit in Bandits().units()]
+    own = {name: {key.removesuffix(f"-{name}") for key in keys if key.endswith(f"-{name}")} for name in PROBLEMS}
+    assert own["ivon-once"] == {f"wheel-{delta}" for delta in DELTAS}
+    assert own["all-rewards"] == {f"{kind}-{name}" for kind in ("quick", "table") for name in ("adult", "covertype")}
