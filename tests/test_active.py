@@ -102,6 +102,15 @@ def test_samples_are_drawn_from_every_component():
     assert each.var(1).T == pytest.approx(within, rel=0.07)
 
 
+def test_samples_of_a_component_have_the_covariance_of_its_outputs():
+    covariances = [torch.tensor([[[2.0, 1.2], [1.2, 1.0]]]), torch.tensor([[[1.0, -0.9], [-0.9, 1.0]]])]
+    parts = [GaussianPredictive(torch.zeros(1, 2), own, torch.ones(1, 2)) for own in covariances]
+    found = torch.from_numpy(baal_predictions(GaussianMixturePredictive(parts), mc_samples=20_000))
+    for own, covariance in zip(found.view(2, 10_000, 2).unbind(-1), covariances, strict=True):
+        assert own.cov() == pytest.approx(covariance[0], abs=0.1)  # five standard errors
+    assert abs(found.view(2, 10_000, 2)[0].T.corrcoef()[0, 1]) < 0.05  # components have draws of their own
+
+
 def test_predictions_without_samples_are_refused():
     ones = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
     options = {"likelihood": ba.Categorical(), "method": "linearized", "link": "probit"}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bayesadam.checks import check, is_whole
 from bayesadam.predictive import ClassificationPredictive, GaussianPredictive, RegressionPredictive
-from bayesadam.predictive.gaussian import gaussian_draws
+from bayesadam.predictive.gaussian import correlated, standard_normals
 from bayesadam.predictive.linearized_mixture import GaussianMixturePredictive
 from bayesadam.predictive.result import Predictive
 
@@ -114,12 +114,17 @@ def query_strategy(learner: Any, X: Any, n_instances: int = 1) -> tuple[NDArray[
 
 def _functions(pred: RegressionPredictive, mc_samples: int, seed: int) -> Tensor:
     """Values of the function at samples, ``(K, N, ...)``; those of Gaussian predictions are drawn."""
-    if isinstance(pred, GaussianPredictive):
-        spread = pred.epistemic if pred.epistemic_covariance is None else pred.epistemic_covariance
-        return gaussian_draws(pred.mean, spread, mc_samples, seed)
-    if isinstance(pred, GaussianMixturePredictive):
-        return gaussian_draws(pred.means, pred.within, -(-mc_samples // len(pred.means)), seed).flatten(0, 1)
-    return pred.means
+    if not isinstance(pred, (GaussianPredictive, GaussianMixturePredictive)):
+        return pred.means
+    parts = pred.parts if isinstance(pred, GaussianMixturePredictive) else [pred]
+    rounds = -(-mc_samples // len(parts))
+    normals = standard_normals(rounds * len(parts), pred.mean, seed)
+    drawn = []
+    for number, part in enumerate(parts):
+        spread = part.epistemic if part.epistemic_covariance is None else part.epistemic_covariance
+        own = correlated(normals[number :: len(parts)].contiguous(), spread.to(normals.device))
+        drawn.append(part.mean.to(normals.device) + own)
+    return torch.stack(drawn, 1).flatten(0, 1)
 
 
 def _samples(pred: Any) -> Tensor:

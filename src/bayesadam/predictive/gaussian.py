@@ -240,13 +240,16 @@ def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int) -> T
         count: Number of draws.
         seed: Seed of the draws.
     """
-    draws = standard_normals(count, mean, seed)
-    if covariance.shape == mean.shape:
-        return mean + draws * covariance.sqrt()
-    factor = square_root(covariance).to(mean.dtype)
+    return mean + correlated(standard_normals(count, mean, seed), covariance)
+
+
+def correlated(normals: Tensor, covariance: Tensor) -> Tensor:
+    """Give standard normals ``(S, N, ...)`` the covariance ``(N, K, K)`` of a row, or variances ``(N, ...)``."""
+    if covariance.shape == normals.shape[1:]:
+        return normals * covariance.sqrt()
+    factor = square_root(covariance).to(normals.dtype)
     with without_autocast([factor]):
-        moved = torch.einsum("snk,nlk->snl", draws.view(count, *factor.shape[:2]), factor)
-    return mean + moved.view_as(draws)
+        return torch.einsum("snk,nlk->snl", normals.view(len(normals), *factor.shape[:2]), factor).view_as(normals)
 
 
 def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:
