@@ -30,10 +30,13 @@ FIRST = 20
 
 def agents(config: Mapping[str, Any], game: Problem) -> bandits.Agents:
     """Create the agents of a unit, before their first round."""
-    make = {"neural": bandits.Neural, "linear": bandits.Linear}[config["belief"]]
-    belief = make(**config["options"])
-    if _told_all(config):  # trained after as many rounds as the others
-        belief = replace(belief, train_every=belief.train_every * game.rewards.shape[2])
+    belief: bandits.Linear | bandits.Neural
+    if config["belief"] == "linear":
+        belief = bandits.Linear(**config["options"], standardize=False)  # as Riquelme et al. 2018
+    else:
+        belief = bandits.Neural(**config["options"])
+        if _told_all(config):  # trained after as many rounds as the others
+            belief = replace(belief, train_every=belief.train_every * game.rewards.shape[2])
     return bandits.Agents(
         belief,
         num_features=game.contexts.shape[2],

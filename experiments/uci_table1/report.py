@@ -27,6 +27,7 @@ def report(results: Results, datasets: Sequence[str]) -> Report:
     tables = [_rmse(results, datasets, numbers, "vadam"), _log_likelihood(results, datasets, numbers, "vadam")]
     tables += [_log_likelihood(results, datasets, numbers, "vadam-joint"), _rmse(results, datasets, numbers, "vprop")]
     tables += [_rmse(results, datasets, numbers, "bbvi"), _log_likelihood(results, datasets, numbers, "bbvi")]
+    tables += [_log_likelihood(results, datasets, numbers, "bbvi-joint")]
     tables += [
         _dropout(results, datasets, numbers, key, epochs) for key, epochs in (("dropout", 400), ("4000-epochs", 4000))
     ]

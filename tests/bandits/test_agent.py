@@ -1,5 +1,7 @@
 """Agents: rounds, delayed rewards, added actions, files, and what is refused."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -191,6 +193,112 @@ def test_arrays_frames_and_tensors_are_contexts(problem):
     given = [x[:4], torch.from_numpy(x[:4]), x[:4].tolist(), list(torch.from_numpy(x[:4])), pd.DataFrame(x[:4])]
     found = [agent("linear").partial_fit([0, 1, 2, 3], [1, 2, 3, 4], rows) for rows in given]
     assert all(same(found[0], other) for other in found[1:])
+    actions = [pd.Series([0, 1, 2, 3]), pd.Index([0, 1, 2, 3]), np.arange(4), torch.arange(4), (0, 1, 2, 3)]
+    found += [agent("linear").partial_fit(own, pd.Series([1, 2, 3, 4]), x[:4]) for own in actions]
+    assert all(same(found[0], other) for other in found[1:])
+
+
+def test_no_rows_are_no_observations():
+    found, new = agent("linear"), agent("linear")
+    found.partial_fit([], [], np.zeros((0, 3)))
+    assert found.act(np.zeros((0, 3)), per_row=True) == []
+    assert found.scores(np.zeros((0, 3)), seed=1, per_row=True).shape == (0, 4)
+    assert same(found, new)
+
+
+@pytest.mark.parametrize("seed", [1.5, -1, 2**64, "1", True])
+def test_bad_seeds_of_samples_are_refused(seed):
+    with pytest.raises(ValueError, match=r"^seed must be None or an integer in \[0, 2\*\*64\), got "):
+        agent("linear").scores(np.zeros(3), seed=seed)
+
+
+def test_the_unit_and_the_offset_of_rewards_do_not_matter_to_the_regressions(problem):
+    x, means = problem
+    one, other = agent("linear"), agent("linear")
+    for t in range(60):
+        actions = [own.act(x[t]) for own in (one, other)]
+        assert actions[0] == actions[1]
+        reward = means[t, actions[0]]
+        one.partial_fit(actions[:1], [reward], x[t : t + 1])
+        other.partial_fit(actions[:1], [1e-2 * reward + 5.0], x[t : t + 1])
+    assert torch.allclose(other.scores(x[:5]), 1e-2 * one.scores(x[:5]) + 5.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["vadam", "neural-linear"])
+def test_a_training_that_fails_changes_nothing(method, problem, monkeypatch):
+    x, means = problem
+    one, other = agent(method), agent(method)
+    for each in (one, other):
+        play(each, problem, 15)
+    learner = one._agents.learner
+    train = learner.chunk.train_epoch
+
+    def failing(*args):
+        train(*args)
+        raise FloatingPointError("gone")
+
+    monkeypatch.setattr(learner.chunk, "train_epoch", failing)
+    with pytest.raises(FloatingPointError, match="gone"):
+        one.partial_fit(np.arange(30) % 4, means[:30, 0], x[:30])
+    monkeypatch.undo()
+    assert same(one, other)
+    assert one.num_observations == 15
+    for each in (one, other):
+        play(each, problem, 20, start=15)
+    assert same(one, other)
+
+
+def test_a_fit_of_the_user_that_fails_changes_nothing(problem):
+    x, _ = problem
+    sizes = []
+
+    def fit(model, contexts, actions, rewards):
+        sizes.append(len(contexts))
+        with torch.no_grad():
+            model.weight.add_(1.0)
+        if len(sizes) == 2:
+            raise RuntimeError("gone")
+        mean = {name: value.detach().clone() for name, value in model.named_parameters()}
+        return ba.DiagonalGaussian(mean, {name: torch.ones_like(value) for name, value in mean.items()})
+
+    found = Agent(bandits.Refit(nn.Linear, fit, train_every=10), num_features=3, actions=4)
+    found.partial_fit([0] * 10, np.ones(10), x[:10])
+    before = found.scores(x[:5])
+    with pytest.raises(RuntimeError, match="gone"):
+        found.partial_fit([0] * 10, np.ones(10), x[:10])
+    assert torch.equal(found.scores(x[:5]), before)
+    assert found.num_observations == 10
+    found.partial_fit([0] * 10, np.ones(10), x[:10])
+    assert sizes == [10, 20, 20]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_torchs_generator_is_left_alone(method, problem):
+    torch.manual_seed(0)
+    expected = torch.rand(1)
+    torch.manual_seed(0)
+    play(agent(method).add_action(), (problem[0], np.pad(problem[1], ((0, 0), (0, 1)))), 20)
+    assert torch.rand(1) == expected
+
+
+CHECKED = {
+    "number": ([[-1], [0]], 0.0, 3, r"actions must be from 0 to 3, got \[\[-1\], \[0\]\]"),
+    "large": ([[4], [0]], 0.0, 3, "actions must be from 0 to 3"),
+    "reward": ([[0], [0]], math.nan, 3, "rewards must be finite, got inf or nan"),
+    "width": ([[0], [0]], 0.0, 1, r"contexts must be of shape \(2, n, 3\), got \(2, 1, 1\)"),
+    "lengths": ([[0, 1], [0, 1]], 0.0, 3, r"actions must be of shape \(2, 1\), got \(2, 2\)"),
+}
+
+
+@pytest.mark.parametrize("bad", CHECKED)
+def test_bad_observations_of_many_agents_change_nothing(bad):
+    actions, reward, width, message = CHECKED[bad]
+    many = Agents(bandits.Linear(), num_features=3, num_actions=4, seeds=[1, 2])
+    with pytest.raises(ValueError, match=message):
+        many.observe(torch.ones(2, 1, width), torch.tensor(actions), torch.full((2, 1), reward))
+    assert many.replay.size == 0
+    with pytest.raises(ValueError, match=r"seeds must be one for each of 2 agents, got \[1\]"):
+        many.scores(torch.ones(2, 1, 3), number=0, seeds=[1])
 
 
 BAD = {
@@ -202,6 +310,8 @@ BAD = {
     "width": (([0], [1.0], np.zeros((1, 5))), r"contexts must be of shape \(3,\) or \(n, 3\), got \(1, 5\)"),
     "context": (([0], [1.0], [[0.0, np.inf, 0.0]]), "contexts must be finite, got inf or nan in row 0"),
     "text": (([0], [1.0], [["a", "b", "c"]]), r"contexts must be numbers of shape \(n, 3\)"),
+    "digits": (([0], ["5"], np.zeros((1, 3))), r"rewards must be numbers, got \['5'\]"),
+    "complex": (([0], [1.0 + 2.0j], np.zeros((1, 3))), "rewards must be numbers, got"),
     "lengths": (([0, 1], [1.0], np.zeros((2, 3))), "must be of the same length, got 2, 1 and 2"),
 }
 
@@ -244,6 +354,9 @@ def test_bad_contexts_are_no_round(bad, message, problem):
         ({"epsilon": 2}, r"epsilon must be in \[0, 1\], got 2"),
         ({"warm_up": -1}, "warm_up must be a whole number of at least 0, got -1"),
         ({"seed": -1}, "seeds must be one or more integers"),
+        ({"seed": 1.5}, r"seeds must be one or more integers in \[0, 2\*\*64\), got \[1.5\]"),
+        ({"actions": "red"}, "actions must be a whole number or a list of labels, got 'red'"),
+        ({"actions": [[1], [2]]}, r"actions must have labels that are numbers or text, got \[\[1\], \[2\]\]"),
     ],
 )
 def test_bad_agents_are_refused(options, message):

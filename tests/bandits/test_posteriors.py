@@ -71,6 +71,36 @@ def test_the_last_layer_is_regressed_on_the_units_before(method, problem):
     assert torch.allclose(head.outputs(x[None], None, [0])[0].double(), features @ center.T, atol=1e-4)
 
 
+@pytest.mark.parametrize("likelihood", [ba.Bernoulli(), ba.Gaussian(9.0)])
+def test_the_laplace_approximation_has_the_curvature_of_the_likelihood(likelihood, problem):
+    x, means = problem
+    actions, clicks = np.arange(200) % 4, (means > 0).astype(float)
+    options = {**NETWORK, "likelihood": likelihood, "prior_precision": 2.0, "lr": 0.02}
+    agent = Agent(bandits.Neural("last-layer", **options), num_features=3, actions=4)
+    agent.partial_fit(actions, clicks[np.arange(200), actions], x)
+    head = agent._agents.learner.head
+    features = head.features(torch.from_numpy(x).float()[None])[0].double()
+    outputs = features @ head._center()[0].T
+    draws = torch.stack([head.arms.sample(number, [3], center=head._center())[0] for number in range(4000)])
+    for action in range(4):
+        own, output = features[actions == action], outputs[actions == action, action]
+        curvature = output.sigmoid() * (1.0 - output.sigmoid()) if isinstance(likelihood, ba.Bernoulli) else 9.0
+        precision = (own.T * curvature) @ own + 2.0 * torch.eye(own.shape[1], dtype=torch.float64)
+        expected = torch.linalg.inv(precision)
+        ratio = draws[:, action].var(0) / expected.diagonal()
+        assert ratio == pytest.approx(torch.ones_like(ratio), abs=0.12)  # five standard errors
+
+
+def test_the_regressions_predict_rewards_whatever_the_likelihood():
+    rng = np.random.default_rng(0)
+    actions = np.arange(400) % 2
+    clicks = (rng.random(400) < np.where(actions == 0, 0.95, 0.05)).astype(float)
+    belief = bandits.Neural("neural-linear", likelihood=ba.Bernoulli(), hidden=(20,), steps=20, prior_precision=1.0)
+    x = rng.normal(size=(400, 2))
+    scores = Agent(belief, num_features=2, actions=2).partial_fit(actions, clicks, x).scores(x)
+    assert scores.mean(0) == pytest.approx(torch.tensor([0.95, 0.05]), abs=0.05)
+
+
 def test_rewards_are_standardised_and_scores_are_not(problem):
     x, means = problem
     one, other = (Agent(belief("vadam"), num_features=3, actions=4) for _ in range(2))

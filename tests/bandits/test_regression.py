@@ -55,6 +55,23 @@ def test_means_and_covariances_are_those_of_the_textbook(rows, noise_precision):
             assert np.allclose(np.diag(np.cov(drawn.T)) / np.diag(covariance), 1.0, atol=0.11)
 
 
+def test_standardised_rewards_have_the_regressions_of_standardised_rewards(rows):
+    x, actions, rewards = rows
+    x[..., -1] = 1.0
+    found, expected = (
+        ArmRegressions(AGENTS, ACTIONS, WIDTH, prior_precision=0.5, noise_precision=None, standardize=standardize)
+        for standardize in (True, False)
+    )
+    own = 1e-4 * rewards + 3.0
+    shift, scale = own.mean(1), own.std(1, correction=0)
+    found.add(x, actions, own)
+    expected.add(x, actions, (own - shift[:, None]) / scale[:, None])
+    offset = shift[:, None, None] * torch.tensor([0.0] * (WIDTH - 1) + [1.0], dtype=torch.float64)
+    for own, standard in ((found.mean(), expected.mean()), (found.sample(2, [3, 4]), expected.sample(2, [3, 4]))):
+        assert torch.allclose((own - offset) / scale[:, None, None], standard, atol=1e-5)
+    assert not found.sample(2, [3, 4]).isnan().any()
+
+
 def test_row_by_row_is_all_at_once(rows):
     one, other = arms(), arms()
     one.add(*rows)

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from bayesadam import files
 from bayesadam.bandits import storage
-from bayesadam.bandits.agents import Agents
+from bayesadam.bandits.agents import Agents, is_seed
 from bayesadam.bandits.belief import Belief
 from bayesadam.bandits.neural import Neural
+from bayesadam.checks import check
 
 
 class Agent:
@@ -56,7 +57,11 @@ class Agent:
         warm_up: int = 3,
         seed: int = 0,
     ) -> None:
+        if isinstance(actions, str):
+            raise ValueError(f"actions must be a whole number or a list of labels, got {actions!r}")
         labels = list(range(actions)) if isinstance(actions, int | np.integer) else [_label(own) for own in actions]
+        if not all(isinstance(label, Hashable) for label in labels):
+            raise ValueError(f"actions must have labels that are numbers or text, got {labels!r}")
         if len(set(labels)) < len(labels):
             raise ValueError(f"actions must be unique, got {labels!r}")
         self._agents = Agents(
@@ -114,14 +119,15 @@ class Agent:
             Scores ``(n, A)``, or ``(A,)`` for one context, in the units of the rewards.
 
         Raises:
-            ValueError: Contexts have another width, or are not finite.
+            ValueError: Contexts have another width, or are not finite, or there is no such seed.
         """
         rows, single = self._rows(contexts)
-        seeds = None if seed is None else [seed]
+        check("seed", seed, "None or an integer in [0, 2**64)", lambda v: v is None or is_seed(v))
+        seeds = None if seed is None else [int(seed)]
         number = None if seed is None else 0
         if per_row and seed is not None:
             each = [self._agents.scores(row[None, None], number=i, seeds=seeds)[0] for i, row in enumerate(rows)]
-            found = torch.cat(each)
+            found = torch.cat([torch.empty(0, len(self._labels)), *each])
         else:
             found = self._agents.scores(rows[None], number=number, seeds=seeds)[0]
         return found[0] if single else found
@@ -160,7 +166,8 @@ class Agent:
 
         Raises:
             ValueError: An action is unknown, a reward or context is not finite, a reward is outside the support of the
-                likelihood, or widths or lengths differ; nothing has changed.
+                likelihood, or widths or lengths differ; nothing has changed. Nothing has changed either if the training
+                of the network raises an error.
         """
         rows, _ = self._rows(contexts)
         numbers = [self._number(label) for label in _listed(actions)]
@@ -177,7 +184,7 @@ class Agent:
         likelihood = getattr(self.belief, "likelihood", None)
         if likelihood is not None and len(earned):
             likelihood.check(torch.zeros(len(earned), 1), earned[:, None])
-        self._agents.observe(rows[None], torch.tensor([numbers]), earned[None])
+        self._agents.observe(rows[None], torch.tensor([numbers], dtype=torch.int64), earned[None])
         return self
 
     def add_action(self, label: Hashable | None = None) -> Agent:
@@ -277,9 +284,11 @@ def _label(value: Any) -> Any:
 
 def _listed(actions: Any) -> list[Any]:
     """Return a list of labels; a single label becomes a list of one."""
-    if isinstance(actions, np.ndarray | Tensor):
-        return list(actions.reshape(-1).tolist())
-    return list(actions) if isinstance(actions, Sequence) and not isinstance(actions, str) else [actions]
+    if isinstance(actions, str):
+        return [actions]
+    if hasattr(actions, "__array__"):  # NumPy, PyTorch, pandas, ...
+        return list(np.asarray(actions).reshape(-1).tolist())
+    return list(actions) if isinstance(actions, Sequence) else [actions]
 
 
 def _floats(value: Any) -> Tensor:
@@ -287,5 +296,11 @@ def _floats(value: Any) -> Tensor:
     if isinstance(value, list | tuple) and value and isinstance(value[0], Tensor):
         value = torch.stack([torch.as_tensor(item) for item in value])
     if isinstance(value, Tensor):
-        return value.detach().double().cpu()
-    return torch.from_numpy(np.array(value, dtype=np.float64))
+        tensor = value.detach().cpu()
+        if tensor.is_complex():
+            raise TypeError("complex numbers have no order")
+        return tensor.double()
+    array = np.asarray(value)
+    if array.dtype.kind in "cSUmM":
+        raise TypeError("not real numbers")
+    return torch.from_numpy(np.array(array, dtype=np.float64))

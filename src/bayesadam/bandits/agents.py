@@ -24,7 +24,7 @@ class Agents:
 
     Rounds are those of :class:`Agent`. All arguments and results have a leading axis for the ``P`` agents, which make
     the same number of rounds and of observations. Agent ``p`` does what a single agent with the same seed would do, up
-    to rounding.
+    to rounding; only the masks of dropout in training are drawn for all agents together.
 
     Args:
         belief: Model of the rewards: :class:`Neural`, :class:`Linear` or :class:`Refit`.
@@ -59,9 +59,10 @@ class Agents:
         check("epsilon", epsilon, "in [0, 1]", lambda v: 0 <= v <= 1)
         if policy not in POLICIES:
             raise ValueError(f"policy must be one of {POLICIES}, got {policy!r}")
-        seeds = [int(seed) for seed in seeds]
-        if not seeds or not all(0 <= seed < 2**64 for seed in seeds):
+        seeds = list(seeds)
+        if not seeds or not all(is_seed(seed) for seed in seeds):
             raise ValueError(f"seeds must be one or more integers in [0, 2**64), got {seeds!r}")
+        seeds = [int(seed) for seed in seeds]
         self.belief, self.policy, self.epsilon, self.warm_up = belief, policy, float(epsilon), int(warm_up)
         self.num_features, self.num_actions, self.seeds = int(num_features), int(num_actions), seeds
         self.learner = belief.start(self.num_features, self.num_actions, seeds)
@@ -71,7 +72,14 @@ class Agents:
         self._observed = np.zeros_like(self._pulls)
 
     def scores(self, contexts: Tensor, *, number: int | None = None, seeds: Sequence[int] | None = None) -> Tensor:
-        """Return expected rewards ``(P, n, A)`` in contexts ``(P, n, d)`` at a posterior sample or the mean."""
+        """Return expected rewards ``(P, n, A)`` in contexts ``(P, n, d)`` at a posterior sample or the mean.
+
+        Raises:
+            ValueError: Contexts are of another shape or not finite, or the number of seeds is not ``P``.
+        """
+        self._check_contexts(contexts)
+        if seeds is not None and len(seeds) != len(self.seeds):
+            raise ValueError(f"seeds must be one for each of {len(self.seeds)} agents, got {list(seeds)!r}")
         return self.learner.scores(contexts, number, seeds)
 
     def act(self, contexts: Tensor, *, count: int = 1, per_row: bool = False) -> NDArray[np.int64]:
@@ -86,9 +94,10 @@ class Agents:
             Numbers of the actions, ``(P, n, count)``.
         """
         check("count", count, f"a whole number from 1 to {self.num_actions}", self._is_count)
+        self._check_contexts(contexts)
         if per_row:
             rows = [self.act(contexts[:, row : row + 1], count=count) for row in range(contexts.shape[1])]
-            return np.concatenate(rows, axis=1)
+            return np.concatenate([np.empty((len(self.seeds), 0, count), dtype=np.int64), *rows], axis=1)
         number, pulls = self.rounds, self._pulls.copy()
         chosen = np.empty((*contexts.shape[:2], count), dtype=np.int64)
         agents = np.arange(len(pulls))[:, None]
@@ -136,10 +145,39 @@ class Agents:
             contexts: Contexts, ``(P, n, d)``.
             actions: Numbers of the actions, ``(P, n)``.
             rewards: Rewards, ``(P, n)``.
+
+        Raises:
+            ValueError: A tensor is of another shape, a context or reward is not finite, or there is no such action;
+                nothing has changed. Nothing has changed either if the training raises an error.
         """
+        self._check_contexts(contexts)
+        expected = tuple(contexts.shape[:2])
+        for name, part in (("actions", actions), ("rewards", rewards)):
+            if part.shape != expected:
+                raise ValueError(f"{name} must be of shape {expected}, got {tuple(part.shape)}")
+        if not rewards.isfinite().all():
+            raise ValueError("rewards must be finite, got inf or nan")
+        if actions.numel() and not (0 <= int(actions.min()) and int(actions.max()) < self.num_actions):
+            raise ValueError(f"actions must be from 0 to {self.num_actions - 1}, got {actions.tolist()!r}")
+        size, every = self.replay.size, self.train_every
+        trains = every is not None and self.policy != "uniform" and size % every + actions.shape[1] >= every
+        undo = self.learner.undo() if trains else None
+        try:
+            self._learn(contexts, actions, rewards)
+        except BaseException:
+            if undo is not None:
+                undo()
+                self.replay.size = size
+            raise
+        rows = np.arange(len(self._observed))[:, None]
+        np.add.at(self._observed, (np.broadcast_to(rows, tuple(actions.shape)), actions.numpy()), 1)
+        self._pulls = np.maximum(self._pulls, self._observed)
+
+    def _learn(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
+        """Store observations, up to the next training at a time, and train."""
         every = self.train_every
         first, count = 0, actions.shape[1]
-        while first < count:  # take the observations up to the next training
+        while first < count:
             size = self.replay.size
             part = slice(first, count if every is None else min(count, first + every - size % every))
             self.replay.add(contexts[:, part], actions[:, part], rewards[:, part])
@@ -147,9 +185,14 @@ class Agents:
             self.learner.observe(self.replay, part.stop - part.start)
             if every is not None and self.replay.size % every == 0 and self.policy != "uniform":
                 self.learner.train(self.replay, self.replay.size // every - 1)
-        rows = np.arange(len(self._observed))[:, None]
-        np.add.at(self._observed, (np.broadcast_to(rows, tuple(actions.shape)), actions.numpy()), 1)
-        self._pulls = np.maximum(self._pulls, self._observed)
+
+    def _check_contexts(self, contexts: Tensor) -> None:
+        agents = len(self.seeds)
+        if contexts.ndim != 3 or contexts.shape[0] != agents or contexts.shape[2] != self.num_features:
+            expected = f"of shape ({agents}, n, {self.num_features})"
+            raise ValueError(f"contexts must be {expected}, got {tuple(contexts.shape)}")
+        if not contexts.isfinite().all():
+            raise ValueError("contexts must be finite, got inf or nan")
 
     @property
     def train_every(self) -> int | None:
@@ -193,6 +236,11 @@ class Agents:
         self.learner.restore(parts["learner"], facts["learner"])
         self._pulls, self._observed = (tensors[name].numpy().copy() for name in ("pulls", "observed"))
         self.rounds = facts["rounds"]
+
+
+def is_seed(value: Any) -> bool:
+    """Whether a value is an integer that can be a seed."""
+    return is_whole(value, 0) and value < 2**64
 
 
 def _ordered(scores: Tensor) -> NDArray[np.int64]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from bayesadam.bandits.replay import Replay
+from bayesadam.checks import plain
 
 
 class Belief(abc.ABC):
@@ -23,7 +24,8 @@ class Belief(abc.ABC):
         """Return all fields as JSON values, or ``None`` if a field is an object without a JSON form (a network, a
         function).
         """
-        found = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        found = {name: plain(name, getattr(self, name)) for name in names}
         return found if all(map(_is_json, found.values())) else None
 
 
@@ -45,6 +47,11 @@ class Learner(abc.ABC):
 
     def train(self, replay: Replay, number: int) -> None:  # noqa: B027
         """Train on all observations; ``number`` is the number of this training, counted from 0."""
+
+    def undo(self) -> Callable[[], None]:
+        """Return a function that restores the present state, for a training that fails."""
+        tensors, facts = {name: value.clone() for name, value in self.tensors().items()}, self.facts()
+        return lambda: self.restore(tensors, facts)
 
     @abc.abstractmethod
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from bayesadam import noise
 from bayesadam.bandits.linear import with_intercept
 from bayesadam.bandits.regression import ArmRegressions
+from bayesadam.likelihoods import Likelihood
 from bayesadam.population.chunk import Chunk
 from bayesadam.population.networks import Networks
 from bayesadam.population.perceptron import Layers, Perceptron, plain_layers
@@ -26,9 +27,11 @@ class Head(abc.ABC):
 
     Attributes:
         mean: Means of the weights, ``(P, numel)``.
+        in_rewards: Whether outputs are expected rewards, and not yet parameters of the likelihood.
     """
 
     mean: Tensor
+    in_rewards = False
 
     def __init__(self, networks: Networks, width: float) -> None:
         self.networks, self.width = networks, width
@@ -169,8 +172,9 @@ class Dropout(Head):
 class LastLayer(Head):
     """Exact regressions of the rewards on the units before the last layer.
 
-    With ``laplace`` their posterior is centred on the trained weights, which is the last-layer Laplace approximation.
-    Otherwise it is the posterior of the regressions, which do not use the trained last layer ("neural-linear").
+    With ``laplace`` their posterior is centred on the trained weights, which is the last-layer Laplace approximation:
+    every row counts with the curvature of the likelihood at its output. Otherwise it is the posterior of the
+    regressions, which do not use the trained last layer ("neural-linear").
 
     Args:
         networks: Plain perceptrons that end with a linear layer.
@@ -180,6 +184,8 @@ class LastLayer(Head):
         actions: Number of actions ``A``.
         prior_precision: Precision of the prior of the last layer's weights.
         noise_precision: Precision of the standardised rewards' noise; ``None`` learns it.
+        likelihood: Likelihood of the rewards for the Laplace approximation; ``None`` for Gaussian rewards with the
+            noise precision.
     """
 
     def __init__(
@@ -191,6 +197,7 @@ class LastLayer(Head):
         actions: int,
         prior_precision: float,
         noise_precision: float | None,
+        likelihood: Likelihood | None,
     ) -> None:
         super().__init__(networks, width)
         *before, (prefix, last) = _layers(networks)
@@ -198,7 +205,9 @@ class LastLayer(Head):
             raise ValueError(f"model must end with a linear layer with a bias and {actions} outputs, got {last!r}")
         self._before = Perceptron([(name, layer) for name, layer in before if not isinstance(layer, nn.Dropout)])
         self._last = f"{prefix}weight", f"{prefix}bias"
-        self._laplace = laplace
+        self._laplace, self.in_rewards = laplace, not laplace
+        self._likelihood = likelihood if laplace else None
+        noise_precision = noise_precision if self._likelihood is None else 1.0
         self.arms = ArmRegressions(
             agents, actions, last.in_features + 1, prior_precision=prior_precision, noise_precision=noise_precision
         )
@@ -212,10 +221,7 @@ class LastLayer(Head):
     @torch.no_grad()
     def outputs(self, contexts: Tensor, number: int | None, seeds: Sequence[int]) -> Tensor:
         """Return the outputs, as in the base class."""
-        center = None
-        if self._laplace:
-            weights = self.networks.layout.split(self.mean)
-            center = torch.cat([weights[self._last[0]], weights[self._last[1]].unsqueeze(2)], dim=2).double()
+        center = self._center() if self._laplace else None
         if number is None:
             drawn = self.arms.mean() if center is None else center
         else:
@@ -227,11 +233,22 @@ class LastLayer(Head):
         self.arms.forget()
         for first in range(0, actions.shape[1], _ROWS):
             part = slice(first, first + _ROWS)
-            self.arms.add(self.features(contexts[:, part]), actions[:, part], rewards[:, part])
+            self.add(contexts[:, part], actions[:, part], rewards[:, part])
 
     def add(self, contexts: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Add new rows to the regressions."""
-        self.arms.add(self.features(contexts), actions, rewards)
+        features = self.features(contexts)
+        if self._likelihood is not None:
+            weights = self._center().gather(1, actions.unsqueeze(2).expand(-1, -1, features.shape[2]))
+            output = (features * weights).sum(2).view(-1, 1)
+            root = self._likelihood.fisher_factor(output, rewards.to(output.dtype).view(-1, 1))
+            features = features * root.square().sum(3).sqrt().view(*actions.shape, 1)
+        self.arms.add(features, actions, rewards)
+
+    def _center(self) -> Tensor:
+        """Return the trained weights and biases of the last layer, ``(P, A, F)``."""
+        weights = self.networks.layout.split(self.mean)
+        return torch.cat([weights[self._last[0]], weights[self._last[1]].unsqueeze(2)], dim=2).double()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the regressions."""

@@ -20,8 +20,9 @@ from bayesadam.checks import check
 class Linear(Belief):
     """An exact Bayesian linear regression with intercept for every action (linear-Gaussian Thompson sampling).
 
-    Every observation is learned immediately and in closed form, without training. With ``noise_precision=None`` it is
-    "LinFullPost" of Riquelme et al. 2018, whose noise variance has an inverse gamma prior.
+    Every observation is learned immediately and in closed form, without training. With ``noise_precision=None`` and
+    ``standardize=False`` it is "LinFullPost" of Riquelme et al. 2018, whose noise variance has an inverse gamma prior
+    that suits rewards of about 1.
 
     Args:
         prior_precision: Precision of the weights' prior, positive. If the noise precision is unknown, it is relative to
@@ -29,17 +30,22 @@ class Linear(Belief):
         noise_precision: Precision of the noise in inverse squared units of the rewards; ``None`` if it is unknown, and
             learned for every action.
         width: Factor of the standard deviations of the posterior samples; below 1 agents explore less.
+        standardize: Whether the priors are those of rewards with mean 0 and standard deviation 1 over all observations,
+            so that the unit and the offset of the rewards do not matter. Rewards with a known noise precision are not
+            standardised.
     """
 
     prior_precision: float = 0.25
     noise_precision: float | None = None
     width: float = 1.0
+    standardize: bool = True
 
     def __post_init__(self) -> None:
         check("prior_precision", self.prior_precision, "a positive, finite number", lambda v: 0 < v < math.inf)
         if self.noise_precision is not None:
             check("noise_precision", self.noise_precision, "None or positive and finite", lambda v: 0 < v < math.inf)
         check("width", self.width, "a finite number of at least 0", lambda v: 0 <= v < math.inf)
+        check("standardize", self.standardize, "True or False", lambda v: isinstance(v, bool))
 
     def start(self, num_features: int, num_actions: int, seeds: Sequence[int]) -> LinearLearner:
         """Create the regressions before any observation."""
@@ -58,6 +64,7 @@ class LinearLearner(Learner):
             num_features + 1,
             prior_precision=belief.prior_precision,
             noise_precision=belief.noise_precision,
+            standardize=belief.standardize and belief.noise_precision is None,
         )
 
     def observe(self, replay: Replay, count: int) -> None:

@@ -23,6 +23,7 @@ from bayesadam.population.layout import Layout
 from bayesadam.population.members import configure
 from bayesadam.population.networks import initialize
 from bayesadam.population.rates import Rates
+from bayesadam.predictive.batches import in_eval_mode
 
 RULES = ("vadam", "ivon", "vogn", "vprop", "bbb")
 """Methods whose own posterior is sampled."""
@@ -57,7 +58,8 @@ class Neural(Belief):
         hidden: Numbers of units of the hidden layers, with ReLU.
         model: Function that makes another network, given the number of features and the number of actions. If actions
             are added later, only its last layer may depend on their number.
-        likelihood: Likelihood of a reward given its output, without learned parameters. Default ``Gaussian``.
+        likelihood: Likelihood of a reward given its output, without learned parameters. Default ``Gaussian``. The
+            regressions of ``"neural-linear"`` predict the rewards themselves; it is then only the loss of the network.
         noise_precision: Noise precision of the default likelihood, for standardised rewards.
         lr: Learning rate; ``None`` uses the default of the method.
         lr_decay: Decay of the learning rate, which is ``lr / (1 + lr_decay * t)`` after ``t`` steps.
@@ -166,7 +168,8 @@ class NeuralLearner(Learner):
         """Create new networks for the current number of actions."""
         belief, agents = self.belief, len(self.seeds)
         models = initialize(lambda: belief.network(self.num_features, self.num_actions), seeds=self.seeds)
-        output = models[0](torch.zeros(2, self.num_features))
+        with in_eval_mode(models[0]):
+            output = models[0](torch.zeros(2, self.num_features))
         if not isinstance(output, Tensor) or output.shape != (2, self.num_actions):
             found = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
             raise ValueError(f"model must give {self.num_actions} outputs for each context, got {found} for 2 contexts")
@@ -195,9 +198,16 @@ class NeuralLearner(Learner):
             return Dropout(networks, belief.width)
         if belief.method in ("last-layer", "neural-linear"):
             laplace = belief.method == "last-layer"
-            noise_precision = belief.noise_precision if laplace else None
-            prior, agents = belief.prior_precision, len(self.seeds)
-            return LastLayer(networks, belief.width, laplace, agents, self.num_actions, prior, noise_precision)
+            return LastLayer(
+                networks,
+                belief.width,
+                laplace,
+                len(self.seeds),
+                self.num_actions,
+                belief.prior_precision,
+                belief.noise_precision if laplace else None,
+                belief.likelihood,
+            )
         return Point(networks, belief.width)
 
     def observe(self, replay: Replay, count: int) -> None:
@@ -222,7 +232,7 @@ class NeuralLearner(Learner):
     def scores(self, contexts: Tensor, number: int | None, seeds: Sequence[int] | None = None) -> Tensor:
         """Return the expected rewards of all actions, as in the base class."""
         outputs = self.head.outputs(contexts, number, self.seeds if seeds is None else seeds)
-        mean, _ = self.likelihood.moments(outputs)
+        mean = outputs if self.head.in_rewards else self.likelihood.moments(outputs)[0]
         return mean * self.scale.unsqueeze(2) + self.shift.unsqueeze(2)
 
     def grow(self, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.population.networks import initialize
 from bayesadam.posterior import NetworkDistribution, Posterior
 from bayesadam.posterior.base import posterior_kinds
+from bayesadam.predictive.batches import in_eval_mode
 
 Fit = Callable[[nn.Module, Tensor, Tensor, Tensor], NetworkDistribution]
 
@@ -81,20 +83,27 @@ class RefitLearner(Learner):
         seeds = self.seeds if seeds is None else seeds
         rows = []
         for model, posterior, x, seed in zip(self.models, self.posteriors, contexts, seeds, strict=True):
-            modes = [(module, module.training) for module in model.modules()]
-            model.eval()
-            try:
+            with in_eval_mode(model):
                 if posterior is None:
                     output = model(x)
                 else:
                     with posterior.draws(model, seed) as put:
                         put(number)
                         output = model(x)
-            finally:
-                for module, mode in modes:
-                    module.training = mode
             rows.append(output if self.belief.likelihood is None else self.belief.likelihood.moments(output)[0])
         return torch.stack(rows)
+
+    def undo(self) -> Callable[[], None]:
+        """Return a function that restores the networks and posteriors, as in the base class."""
+        states = [copy.deepcopy(model.state_dict()) for model in self.models]
+        posteriors = self.posteriors
+
+        def restore() -> None:
+            for model, state in zip(self.models, states, strict=True):
+                model.load_state_dict(state)
+            self.posteriors = posteriors
+
+        return restore
 
     def grow(self, count: int) -> None:
         """Raise an error, since only the user's function can add outputs to its network."""

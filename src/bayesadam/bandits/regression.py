@@ -24,25 +24,38 @@ class ArmRegressions:
     With a known noise precision ``b`` the prior ``N(0, 1 / prior_precision)`` does not depend on the noise,
     ``Lambda = prior_precision I / b + sum x x'`` and ``sigma^2 = 1 / b``.
 
+    With ``standardize`` this is the model of the rewards after an agent's mean reward has been subtracted, and they
+    have been divided by their standard deviation. As the sums are kept in the units of the rewards, the posterior is
+    always that of all rewards so far under their present mean and deviation.
+
     Args:
         agents: Number of agents ``P``.
         actions: Number of actions ``A``.
         width: Number of features ``F`` of ``x``.
         prior_precision: Precision of the prior, positive.
         noise_precision: Precision of the noise, or ``None`` if it is unknown.
+        standardize: Whether rewards are standardised. The last feature must then be 1, the intercept.
     """
 
     def __init__(
-        self, agents: int, actions: int, width: int, *, prior_precision: float, noise_precision: float | None
+        self,
+        agents: int,
+        actions: int,
+        width: int,
+        *,
+        prior_precision: float,
+        noise_precision: float | None,
+        standardize: bool = False,
     ) -> None:
-        self.noise_precision = noise_precision
+        self.noise_precision, self.standardize = noise_precision, standardize
         self._ridge = prior_precision / (noise_precision or 1.0)
         self._width = width
         self.count = torch.zeros(agents, 0, dtype=torch.float64)
         self.gram = torch.zeros(agents, 0, width, width, dtype=torch.float64)
         self.moment = torch.zeros(agents, 0, width, dtype=torch.float64)
         self.square = torch.zeros(agents, 0, dtype=torch.float64)
-        self._root, self._mean = self.gram.clone(), self.moment.clone()
+        self._root = self.gram.clone()
+        self._solved, self._constant = self.moment.clone(), self.moment.clone()
         self.grow(actions)
 
     def grow(self, count: int) -> None:
@@ -51,8 +64,9 @@ class ArmRegressions:
         eye = torch.eye(self._width, dtype=torch.float64).expand(agents, count, -1, -1)
         self.gram = torch.cat([self.gram, self._ridge * eye], dim=1)
         self._root = torch.cat([self._root, self._ridge**-0.5 * eye], dim=1)
-        self.moment, self._mean = (
-            torch.cat([part, part.new_zeros(agents, count, self._width)], dim=1) for part in (self.moment, self._mean)
+        self.moment, self._solved, self._constant = (
+            torch.cat([part, part.new_zeros(agents, count, self._width)], dim=1)
+            for part in (self.moment, self._solved, self._constant)
         )
         self.count, self.square = (
             torch.cat([part, part.new_zeros(agents, count)], dim=1) for part in (self.count, self.square)
@@ -81,20 +95,22 @@ class ArmRegressions:
         for agent in range(agents):
             for action in torch.unique(actions[agent]).tolist():
                 chosen = (actions[agent] == action).nonzero()[:, 0]
-                own, reward = x[agent, chosen], rewards[agent, chosen].to(x.dtype)
+                own, reward = x[agent, chosen].double(), rewards[agent, chosen].double()
                 self.gram[agent, action] += own.T @ own
                 self.moment[agent, action] += reward @ own
                 self.count[agent, action] += len(chosen)
-                self.square[agent, action] += reward.double().square().sum()
+                self.square[agent, action] += reward.square().sum()
                 self._stale[agent, action] = True
 
     def mean(self) -> Tensor:
-        """Return the posterior means, ``(P, A, F)``."""
+        """Return the posterior means, ``(P, A, F)``, in the units of the rewards."""
         self._solve()
-        return self._mean
+        shift, scale = self._units()
+        return self._in_units(self._means(shift, scale), shift, scale)
 
     def sample(self, number: int, seeds: Sequence[int], *, center: Tensor | None = None, width: float = 1.0) -> Tensor:
-        """Draw the weights of all agents and actions once, ``(P, A, F)``. The draw depends only on seed and number.
+        """Draw the weights of all agents and actions once, ``(P, A, F)``, in the units of the rewards. The draw depends
+        only on seed and number.
 
         Args:
             number: Number of the draw.
@@ -103,8 +119,12 @@ class ArmRegressions:
             width: Factor of the standard deviations.
         """
         self._solve()
+        shift, scale = self._units()
+        mean = self._means(shift, scale)
+        moment = (self.moment - shift[..., None] * self._sums()) / scale[..., None]
+        square = (self.square - shift * (2.0 * self.moment[..., -1] - shift * self.count)) / scale.square()
         eps, variance = np.empty(self.moment.shape), np.empty(self.count.shape)
-        rate = RATE + 0.5 * (self.square - (self._mean * self.moment).sum(2)).clamp_min(0.0).numpy()
+        rate = RATE + 0.5 * (square - (mean * moment).sum(2)).clamp_min(0.0).numpy()
         for agent, seed in enumerate(seeds):
             generator = np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, _STREAM, number]))
             eps[agent] = generator.standard_normal(eps.shape[1:])
@@ -113,11 +133,40 @@ class ArmRegressions:
             else:
                 variance[agent] = 1.0 / self.noise_precision
         noise = (self._root @ torch.from_numpy(eps).unsqueeze(3)).squeeze(3)
-        center = self._mean if center is None else center
-        return center + width * torch.from_numpy(variance).sqrt().unsqueeze(2) * noise
+        center = mean if center is None else center
+        drawn = center + width * torch.from_numpy(variance).sqrt().unsqueeze(2) * noise
+        return self._in_units(drawn, shift, scale)
+
+    def _units(self) -> tuple[Tensor, Tensor]:
+        """Return means and standard deviations of the rewards of every agent, ``(P, 1)`` each, or 0 and 1."""
+        total = self.count.sum(1, keepdim=True).clamp_min(1.0)
+        shift, scale = torch.zeros_like(total), torch.ones_like(total)
+        if self.standardize:
+            shift = self.moment[..., -1].sum(1, keepdim=True) / total
+            spread = (self.square.sum(1, keepdim=True) / total - shift.square()).clamp_min(0.0).sqrt()
+            scale = torch.where(spread > 1e-6 * shift.abs(), spread, scale)
+        return shift, scale
+
+    def _sums(self) -> Tensor:
+        """Return the sums of the features, ``(P, A, F)``, if the last feature is the intercept."""
+        sums = self.gram[..., -1].clone()
+        sums[..., -1] -= self._ridge
+        return sums
+
+    def _means(self, shift: Tensor, scale: Tensor) -> Tensor:
+        """Return the posterior means for standardised rewards, ``(P, A, F)``."""
+        return (self._solved - shift[..., None] * self._constant) / scale[..., None]
+
+    def _in_units(self, weights: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+        """Convert weights for standardised rewards to the units of the rewards."""
+        weights = scale[..., None] * weights
+        weights[..., -1] += shift
+        return weights
 
     def _solve(self) -> None:
-        """Compute means, and roots ``R`` with ``R R' = Lambda^-1``, of the regressions that have new rows."""
+        """Bring the regressions with new rows up to date: ``Lambda^-1 sum x r``, ``Lambda^-1 sum x``, and roots ``R``
+        with ``R R' = Lambda^-1``.
+        """
         if not self._stale.any():
             return
         stale = self._stale
@@ -125,7 +174,11 @@ class ArmRegressions:
         eye = torch.eye(self._width, dtype=lower.dtype).expand_as(lower)
         root = torch.linalg.solve_triangular(lower, eye, upper=False).transpose(1, 2)
         self._root[stale] = root
-        self._mean[stale] = (root @ (root.transpose(1, 2) @ self.moment[stale].unsqueeze(2))).squeeze(2)
+        solved = [(self._solved, self.moment)]
+        if self.standardize:
+            solved.append((self._constant, self._sums()))
+        for place, sums in solved:
+            place[stale] = (root @ (root.transpose(1, 2) @ sums[stale].unsqueeze(2))).squeeze(2)
         self._stale = torch.zeros_like(stale)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -70,4 +70,5 @@ def belief_of(header: Mapping[str, Any], given: Belief | None) -> Belief:
         return given
     if header["belief"] is None or kind not in KINDS:
         raise ValueError(f"belief must be given for an agent whose {kind} has objects that no file holds, got None")
-    return KINDS[kind](**header["belief"])
+    earlier = {"standardize": False} if kind == "Linear" else {}  # what agents did before there was a choice
+    return KINDS[kind](**{**earlier, **header["belief"]})
