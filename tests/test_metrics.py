@@ -44,6 +44,13 @@ class TestRegression:
         mean = torch.full((10,), 1e20)
         assert metrics.rmse(mean, torch.zeros_like(mean)) == pytest.approx(1e20, rel=1e-6)
 
+    @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool])
+    def test_differences_do_not_wrap(self, dtype):
+        one, two = torch.tensor([0, 1], dtype=dtype), torch.tensor([1, 1], dtype=dtype)
+        assert metrics.rmse(one, two) == pytest.approx(math.sqrt(0.5))
+        assert metrics.interval_width(two, one) == -0.5
+        assert metrics.crps(one, two, two) == pytest.approx(metrics.crps(one.double(), two.double(), two.double()))
+
     def test_crps_against_numerical_integration(self):
         mean, variance, target = draw(6), draw(6, seed=1).exp(), 3 * draw(6, seed=2)
 
@@ -70,6 +77,22 @@ class TestRegression:
         target = torch.tensor([1.0, -0.1, 0.0, math.nan])  # the borders belong to the interval, nan to none
         assert metrics.coverage(lower, upper, target) == 0.5
         assert metrics.interval_width(lower, upper) == 1.5
+
+    @pytest.mark.parametrize("place", [0, 1])
+    def test_intervals_that_are_nan_or_empty_have_no_score(self, place):
+        ends = [torch.zeros(2), torch.ones(2)]
+        ends[place][0] = math.nan
+        target = torch.full((2,), 0.5)
+        assert math.isnan(metrics.coverage(*ends, target))
+        assert math.isnan(metrics.interval_width(*ends))
+        assert math.isnan(metrics.coverage(ends[0][:0], ends[1][:0], target[:0]))
+        assert math.isnan(metrics.interval_width(ends[0][:0], ends[1][:0]))
+
+    def test_predictions_that_are_nan_or_empty_have_no_score(self):
+        mean, one = torch.tensor([math.nan, 0.0]), torch.ones(2)
+        for call in (metrics.rmse, lambda m, y: metrics.crps(m, y, y), lambda m, y: metrics.crps(y, m, y)):
+            assert math.isnan(call(mean, one))
+            assert math.isnan(call(mean[:0], one[:0]))
 
     @pytest.mark.parametrize(
         ("call", "message"),
@@ -119,6 +142,20 @@ class TestLogLikelihood:
         p = log_probs.exp().numpy()[..., 1]
         terms = stats.bernoulli.logpmf(target.numpy(), p).sum(-1)
         self.check(ba.predictive.ClassificationPredictive(log_probs, binary=True), target, terms)
+
+    @pytest.mark.parametrize(
+        "prediction",
+        [
+            ba.predictive.RegressionPredictive(torch.zeros(4, 0), torch.ones(4, 0)),
+            ba.predictive.ClassificationPredictive(torch.zeros(4, 0, 3)),
+            ba.predictive.MixturePredictive(torch.zeros(4, 0), ba.likelihoods.StudentT(4.0, scale=1.0)),
+        ],
+        ids=lambda prediction: type(prediction).__name__,
+    )
+    def test_no_data_have_no_score(self, prediction):
+        target = torch.zeros(0, dtype=torch.int64)
+        for metric in (metrics.log_likelihood, metrics.joint_log_likelihood, metrics.nll):
+            assert math.isnan(metric(prediction, target))
 
     def test_identical_samples_make_no_difference_between_the_two(self):
         prediction, target = self.regression(7)
@@ -181,6 +218,35 @@ class TestClassification:
         assert confidence[0].isnan()
         assert correct[0].isnan()
         assert correct[1] == 1
+
+    METRICS = (metrics.accuracy, metrics.brier_score, metrics.expected_calibration_error)
+
+    @pytest.mark.parametrize("metric", METRICS)
+    def test_refuses_what_is_no_probability(self, metric):
+        target = torch.tensor([0, 1])
+        with pytest.raises(ValueError, match=r"^probs must be in \[0, 1\], got -3.0$"):
+            metric(torch.tensor([-3.0, 3.0]), target)
+        with pytest.raises(ValueError, match=r"^probs must be in \[0, 1\], got 1.5$"):
+            metric(torch.tensor([[-0.01, 1.01], [-0.5, 1.5]]).flip(1), target)
+        with pytest.raises(ValueError, match=r"^probs must have the sum 1 over the classes, got 0.5$"):
+            metric(torch.tensor([[0.5, 0.5], [0.25, 0.25]]), target)
+        with pytest.raises(ValueError, match=r"^probs must be in \[0, 1\], got inf$"):
+            metric(torch.tensor([[math.nan, 0.5], [math.inf, 0.0]]), target)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("number", [2, 10, 1000, 30_000])
+    def test_accepts_probabilities_in_half_precision(self, number, dtype):
+        probs, target = classes(50, number)
+        rounded = (probs.to(dtype), (0.5 * probs[:, 0]).to(dtype), torch.full((50, number), 1 / number).to(dtype))
+        for values in rounded:
+            labels = target if values.ndim == 2 else target % 2
+            for metric in self.METRICS:
+                assert metric(values, labels) == pytest.approx(metric(values.double(), labels), abs=0.02)
+
+    def test_classes_of_a_small_type(self):
+        probs = torch.full((2, 300), 1 / 300)
+        target = torch.tensor([0, 44], dtype=torch.uint8)  # 300 is 44 in uint8
+        assert metrics.accuracy(probs, target) == 0.5
 
     @pytest.mark.parametrize("bad", [0.7, math.nan])
     def test_refuses_targets_that_are_no_classes(self, bad):
@@ -270,24 +336,46 @@ class TestOutOfDistribution:
         assert metrics.ood_auroc(outside, inside) == pytest.approx(1 - expected, rel=1e-12)
         assert metrics.ood_auroc(torch.zeros(2), torch.ones(3)) == 1.0
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.int64])
+    def test_auroc_in_any_type(self, dtype):
+        inside, outside = torch.tensor([1, 3, 3], dtype=dtype), torch.tensor([2, 3, 5], dtype=dtype)
+        assert metrics.ood_auroc(inside, outside) == pytest.approx(6 / 9)
+
+    def test_auroc_of_infinite_scores(self):
+        inside, outside = torch.tensor([-math.inf, 1.0, math.inf]), torch.tensor([2.0, math.inf])
+        assert metrics.ood_auroc(inside, outside) == pytest.approx(4.5 / 6)
+
+    def test_auroc_of_nan_or_nothing(self):
+        scores, bad = torch.tensor([1.0, 2.0]), torch.tensor([math.nan, 1.0])
+        for inside, outside in ((bad, scores), (scores, bad), (scores[:0], scores), (scores, scores[:0])):
+            assert math.isnan(metrics.ood_auroc(inside, outside))
+
     def test_without_scikit_learn(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
         with pytest.raises(ImportError, match=r'^ood_auroc needs scikit-learn: pip install "bayesadam\[sklearn\]"$'):
             metrics.ood_auroc(torch.zeros(2), torch.ones(2))
 
 
-def test_results_are_floats():
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_are_floats(grad):
     probs, target = classes()
+    probs, values = probs.requires_grad_(grad), draw(5).requires_grad_(grad)
+    prediction = ba.predictive.RegressionPredictive(values[None], values[None].exp())
     for value in (
-        metrics.rmse(draw(5), draw(5)),
-        metrics.crps(draw(5), draw(5).exp(), draw(5)),
+        metrics.rmse(values, values),
+        metrics.log_likelihood(prediction, values),
+        metrics.joint_log_likelihood(prediction, values),
+        metrics.nll(prediction, values),
+        metrics.crps(values, values.exp(), values),
         metrics.accuracy(probs, target),
         metrics.brier_score(probs, target),
         metrics.expected_calibration_error(probs, target),
-        metrics.coverage(draw(5), draw(5), draw(5)),
-        metrics.ood_auroc(draw(5), draw(5)),
+        metrics.coverage(values, values, values),
+        metrics.interval_width(values, values),
+        metrics.ood_auroc(values, values),
     ):
         assert type(value) is float
+    assert not any(part.requires_grad for part in metrics.calibration_curve(probs, target))
 
 
 class TestPlots:

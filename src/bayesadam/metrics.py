@@ -23,12 +23,14 @@ LEVELS = 200
 """Probabilities of the quantiles from which a CRPS is computed."""
 DRAWS = 1024
 """Number of draws for the CRPS of a mixture, whose quantiles would take long."""
+ROUNDING = 0.02
+"""Tolerance with which probabilities must be in [0, 1] and have the sum 1; bfloat16 and two decimals need it."""
 
 
 def rmse(mean: Tensor, target: Tensor) -> float:
     """Root mean squared error in the units of the target, over all elements of two tensors ``(N,)`` or ``(N, D)``."""
     _same_shape("mean", mean, target)
-    return math.sqrt((mean - target).double().square().mean().item())
+    return (mean.double() - target.double()).square().mean().sqrt().item()
 
 
 def log_likelihood(prediction: Predictive | TransformedPredictive, target: Tensor) -> float:
@@ -40,7 +42,7 @@ def joint_log_likelihood(prediction: Predictive, target: Tensor) -> float:
     """Joint test log-likelihood ``1/N log mean_s prod_n p(y_n | x_n, theta_s)`` in nats, as Khan et al. 2018 report
     it.
     """
-    return prediction.joint_log_likelihood(target).item() / prediction.log_prob(target).numel()
+    return (prediction.joint_log_likelihood(target).double() / prediction.log_prob(target).numel()).item()
 
 
 def nll(prediction: Predictive | TransformedPredictive, target: Tensor) -> float:
@@ -49,7 +51,16 @@ def nll(prediction: Predictive | TransformedPredictive, target: Tensor) -> float
 
 
 def accuracy(probs: Tensor, target: Tensor) -> float:
-    """Fraction of data points whose most probable class is right; ``probs`` is ``(N, C)``, or ``(N,)`` for class 1."""
+    """Fraction of data points whose most probable class is right.
+
+    Args:
+        probs: Probabilities ``(N, C)``, or those of class 1, ``(N,)``.
+        target: Class numbers ``(N,)``.
+
+    Raises:
+        ValueError: Shapes do not match, probabilities are outside of [0, 1] or do not have the sum 1, as for logits, or
+            there is no such class. The other scores of probabilities raise the same errors.
+    """
     _, correct = _confidence(probs, target)
     return correct.mean().item()
 
@@ -89,14 +100,14 @@ def expected_calibration_error(probs: Tensor, target: Tensor, *, bins: int = 15)
     """
     confidence, correct, share = calibration_curve(probs, target, bins=bins)
     gaps = share * (correct - confidence).abs()
-    return float(torch.where(share == 0, 0.0, gaps).sum())
+    return torch.where(share == 0, 0.0, gaps).sum().item()
 
 
 def crps(mean: Tensor, variance: Tensor, target: Tensor) -> float:
     """Continuous ranked probability score of a Gaussian in closed form (Gneiting and Raftery 2007, eq. 21)."""
     _same_shape("mean", mean, target)
     _same_shape("variance", variance, target)
-    return float(_gaussian_crps(mean, variance, target).mean())
+    return _gaussian_crps(mean, variance, target).mean().item()
 
 
 def predictive_crps(
@@ -129,16 +140,17 @@ def predictive_crps(
 
 
 def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> float:
-    """Fraction of targets in ``[lower, upper]``."""
+    """Fraction of targets in ``[lower, upper]``; a target that is NaN is in no interval."""
     _same_shape("lower", lower, target)
     _same_shape("upper", upper, target)
-    return ((lower <= target) & (target <= upper)).double().mean().item()
+    inside = ((lower <= target) & (target <= upper)).double()
+    return torch.where(lower.isnan() | upper.isnan(), torch.nan, inside).mean().item()
 
 
 def interval_width(lower: Tensor, upper: Tensor) -> float:
     """Mean width of intervals, in the units of the target."""
     _same_shape("lower", lower, upper, "upper")
-    return (upper - lower).double().mean().item()
+    return (upper.double() - lower.double()).mean().item()
 
 
 def ood_auroc(inside: Tensor, outside: Tensor) -> float:
@@ -157,8 +169,12 @@ def ood_auroc(inside: Tensor, outside: Tensor) -> float:
         from sklearn.metrics import roc_auc_score
     except ImportError:
         raise ImportError('ood_auroc needs scikit-learn: pip install "bayesadam[sklearn]"') from None
+    scores = torch.cat([inside, outside]).detach()
+    if not len(inside) or not len(outside) or scores.isnan().any():
+        return math.nan
     labels = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))])
-    return float(roc_auc_score(labels.numpy(), torch.cat([inside, outside]).cpu().numpy()))
+    ranks = torch.unique(scores, return_inverse=True)[1]  # scikit-learn refuses infinite scores
+    return float(roc_auc_score(labels.numpy(), ranks.cpu().numpy()))
 
 
 def _gaussian_crps(mean: Tensor, variance: Tensor, target: Tensor) -> Tensor:
@@ -191,11 +207,18 @@ def _all_classes(probs: Tensor, target: Tensor) -> Tensor:
         )
     if target.is_floating_point() and (target != target.round()).any():
         raise ValueError(f"target must be class numbers, got {target[target != target.round()][0].item()!r}")
+    outside = (probs < -ROUNDING) | (probs > 1.0 + ROUNDING)
+    if outside.any():
+        raise ValueError(f"probs must be in [0, 1], got {probs[outside][0].item()!r}")
     full = torch.stack([1.0 - probs, probs], dim=-1) if probs.ndim == 1 else probs
-    unknown = (target < 0) | (target >= full.shape[1])
+    total = full.sum(-1, dtype=torch.float64)
+    wrong = (total - 1.0).abs() > ROUNDING
+    if wrong.any():
+        raise ValueError(f"probs must have the sum 1 over the classes, got {total[wrong][0].item()!r}")
+    unknown = (target.long() < 0) | (target.long() >= full.shape[1])
     if unknown.any():
         raise ValueError(f"target must be class numbers below {full.shape[1]}, got {target[unknown][0].item()!r}")
-    return full
+    return full.detach()
 
 
 def _confidence(probs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:

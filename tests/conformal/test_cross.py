@@ -85,12 +85,24 @@ def test_coverage_of_many_small_data_sets(folds):
     assert 0.8 - 4 * error < covered < 0.8 + 2 / (rows + 1) + 4 * error
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.bool])
+def test_folds_of_any_whole_type_are_indices(dtype):
+    """As an index, uint8 and bool would be a mask."""
+    left_out, targets = torch.randn(2, 40, generator=GENERATOR, dtype=torch.float64)
+    folds, predictions = torch.arange(40) % 2, torch.randn(2, 11, generator=GENERATOR, dtype=torch.float64)
+    expected = cross_interval(left_out, targets, folds, predictions, coverage=0.8)
+    found = cross_interval(left_out, targets, folds.to(dtype), predictions, coverage=0.8)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
 def test_errors():
     left_out, targets, folds, new = torch.zeros(20), torch.zeros(20), torch.arange(20) % 4, torch.zeros(4, 3)
     with pytest.raises(ValueError, match=r"target must be of shape \(20,\), got \(19,\)"):
         cross_interval(left_out, targets[1:], folds, new)
     with pytest.raises(ValueError, match=r"predictions must be of shape \(F, N, \*\(\)\), got \(4, 3, 1\)"):
         cross_interval(left_out, targets, folds, new[..., None])
+    with pytest.raises(ValueError, match=r"predictions must be of shape \(F, N, \*\(\)\), got \(4,\)"):
+        cross_interval(left_out, targets, folds, new[:, 0])
     with pytest.raises(ValueError, match=r"folds must be in \[0, 3\), got 0 to 3"):
         cross_interval(left_out, targets, folds, new[:3])
     with pytest.raises(ValueError, match=r"folds must be whole numbers of shape \(20,\), got torch.float32"):
@@ -101,3 +113,6 @@ def test_errors():
         cross_interval(left_out, targets, folds, new, coverage=0.99)
     with pytest.raises(ValueError, match="errors must be numbers, got nan"):
         cross_interval(left_out, targets * torch.nan, folds, new, coverage=0.9)
+    new[1, 2] = torch.nan  # of one model, which would be sorted behind all numbers
+    with pytest.raises(ValueError, match="^predictions must be numbers, got nan$"):
+        cross_interval(left_out, targets, folds, new, coverage=0.9)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from bayesadam.conformal import adaptive_interval, split_interval
-from bayesadam.functional.monotone import Log
+from bayesadam.functional.monotone import Log, Log1p
 from bayesadam.predictive import GaussianPredictive, TransformedPredictive
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -90,6 +90,48 @@ def test_single_precision_is_calculated_in_double():
     lower, upper = split_interval(known, y, torch.zeros(1), coverage=0.9)
     assert lower.dtype == torch.float64
     assert upper.item() == 18 / 16
+
+
+@pytest.mark.parametrize("interval", [split_interval, adaptive_interval])
+def test_both_predictions_have_the_same_transform(interval):
+    base, y = gaussian(30), torch.ones(30, dtype=torch.float64)
+    known = TransformedPredictive(base, [Log(high=9.0)])
+    assert len(interval(known, y, TransformedPredictive(gaussian(7), [Log(high=9.0)]))[0]) == 7
+    with pytest.raises(ValueError, match=r"^prediction must have the transform of calibration, \(Log\(.*, got none$"):
+        interval(known, y, base)
+    with pytest.raises(ValueError, match=r"^prediction must have the transform of calibration, none, got \(Log\("):
+        interval(base, y, known)
+    for other in (Log(high=8.0), Log1p(high=9.0)):
+        with pytest.raises(ValueError, match="^prediction must have the transform of calibration"):
+            interval(known, y, TransformedPredictive(base, [other]))
+
+
+@pytest.mark.parametrize(("known", "new"), [((30, 3), (3,)), ((30,), (5, 3)), ((30, 3), (5, 1)), ((30, 1), (5,))])
+def test_both_predictions_have_the_same_number_of_targets(known, new):
+    """With other shapes the widths would be broadcast over rows or targets."""
+    calibration, prediction, y = gaussian(*known), gaussian(*new), torch.ones(known)
+    for interval, first, second in (
+        (split_interval, calibration.mean, prediction.mean),
+        (split_interval, calibration, prediction),
+        (adaptive_interval, calibration, prediction),
+    ):
+        with pytest.raises(ValueError, match=r"^prediction must be of shape \(N, \*\(.*\)\) as calibration, got \("):
+            interval(first, y, second)
+
+
+def test_a_prediction_that_is_nan_is_an_error():
+    known, y = gaussian(30), torch.ones(30)
+    new = GaussianPredictive(torch.tensor([0.0, torch.nan]), torch.ones(2), torch.ones(2))
+    transformed = [TransformedPredictive(base, [Log()]) for base in (known, new)]
+    for interval, first, second in (
+        (split_interval, known.mean, new.mean),
+        (split_interval, known, new),
+        (split_interval, *transformed),
+        (adaptive_interval, known, new),
+        (adaptive_interval, *transformed),
+    ):
+        with pytest.raises(ValueError, match="^prediction must be numbers, got nan$"):
+            interval(first, y, second)
 
 
 def test_errors():

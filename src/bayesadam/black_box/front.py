@@ -37,9 +37,9 @@ def minimize(
 
     A Gaussian ``q`` is moved and narrowed so that the expectation of the function under it falls (Khan et al. 2018,
     section 4). The steps are natural-gradient steps of VAN, with gradient and curvature of the expectation estimated
-    from the values at antithetic pairs of points. Only the ranks of the values are used, so the scale of the function
-    does not matter. With a full covariance this is a natural evolution strategy (Wierstra et al. 2014); if the function
-    is noisy, its learning rates follow the signal-to-noise ratio (Nomura et al. 2023).
+    from the values at antithetic pairs of points. Only the ranks of the values are used, so the steps do not depend on
+    the scale of the function; only ``ftol`` does. With a full covariance this is a natural evolution strategy (Wierstra
+    et al. 2014); if the function is noisy, its learning rates follow the signal-to-noise ratio (Nomura et al. 2023).
 
     Args:
         f: The function. It is called with a point like ``x0`` (a tensor if ``x0`` is one, otherwise a NumPy array) and
@@ -56,7 +56,9 @@ def minimize(
             step.
         xtol: Tolerance of the widths: stop when the largest standard deviation of ``q`` is below this fraction of the
             largest initial one.
-        ftol: Tolerance of the values: stop when all values of 10 successive steps lie in an interval of this length.
+        ftol: Tolerance of the values: stop when all values of 10 successive steps lie in an interval of this length. It
+            is an absolute tolerance in the units of the function. Use 0 if the values are tiny, since a function that
+            varies by less than the default everywhere is considered flat.
         pairs: Number of pairs of points per step, at least 2; default half of ``4 + 3 log(n)``, and twice as many if
             the function is noisy.
         covariance: ``"full"`` or ``"diagonal"``; by default full up to 50 numbers. The time of a step with a full

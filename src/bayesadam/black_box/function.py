@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -81,21 +82,53 @@ class Function:
             shape = tuple(value.shape) if isinstance(value, Tensor) else np.shape(value)
             raise ValueError(f"f must return a number, got values of shape {shape}")
         try:
-            if isinstance(value, str):
-                raise TypeError
-            return float(value.item() if hasattr(value, "item") else value)
+            return number(value)
         except (TypeError, ValueError):
             raise ValueError(f"f must return a number, got {value!r}") from None
 
     def _batch(self, value: Any, count: int) -> Tensor:
         try:
-            found = torch.as_tensor(value).detach()
+            found = numbers(value)
         except (TypeError, ValueError, RuntimeError):
             raise ValueError(f"f must return numbers of shape ({count},), got {value!r}") from None
-        if found.shape != (count,) or found.is_complex():
-            kind = "complex numbers" if found.is_complex() else "values"
-            raise ValueError(f"f must return numbers of shape ({count},), got {kind} of shape {tuple(found.shape)}")
-        return found.to("cpu", torch.float64)
+        if found.shape != (count,):
+            raise ValueError(f"f must return numbers of shape ({count},), got values of shape {tuple(found.shape)}")
+        return found
+
+
+def number(value: Any) -> float:
+    """Convert one real number to a float, which is infinite if the number is too large for it.
+
+    Raises:
+        TypeError: The value is not a real number.
+        ValueError: The value has several elements.
+    """
+    value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, str | bytes):
+        raise TypeError("text is not a number")
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def numbers(value: Any) -> Tensor:
+    """Copy a tensor, an array, a number or nested lists to float64 on the CPU, without rounding to float32.
+
+    Raises:
+        TypeError: The values are not real numbers.
+        ValueError: Lists differ in their lengths.
+    """
+    if isinstance(value, Tensor) and not value.is_complex():
+        return value.detach().to("cpu", torch.float64, copy=True)
+    if isinstance(value, list | tuple):
+        value = [one.tolist() if isinstance(one, Tensor) else one for one in value]
+    found = np.asarray(value)
+    if found.dtype.kind == "O":
+        found = np.frompyfunc(number, 1, 1)(found)
+    elif found.dtype.kind not in "biuf":
+        raise TypeError(f"{found.dtype} is not a type of real numbers")
+    return torch.from_numpy(np.array(found, dtype=np.float64))
 
 
 def bounds_of(bounds: Any, start: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -125,7 +158,7 @@ def bounds_of(bounds: Any, start: Tensor, dtype: torch.dtype) -> tuple[Tensor, T
             given = bounds.tolist() if hasattr(bounds, "tolist") else bounds
             sides = [[-np.inf if low is None else low, np.inf if high is None else high] for low, high in given]
             pairs = np.array(sides, dtype=float).reshape(-1, 2)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pairs = np.empty((0, 2))
     if len(pairs) != size or np.isnan(pairs).any():
         raise ValueError(f"bounds must be {size} pairs (lower, upper), got {bounds!r}")
@@ -155,7 +188,11 @@ def widths_of(std: Any, start: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     if std is None:
         distance = upper - lower
         return torch.where(distance.isfinite(), 0.25 * distance, 1.0)
-    widths = torch.as_tensor(std).detach().to("cpu", torch.float64).flatten()
-    fine = widths.numel() in (1, len(start)) and bool((widths > 0).all()) and bool(widths.isfinite().all())
-    check("std", std, f"positive and finite, one number or {len(start)}", lambda _: fine)
-    return widths.expand(len(start)).clone()
+    size = len(start)
+
+    def fits(value: Any) -> bool:
+        widths = numbers(value)
+        return widths.numel() in (1, size) and bool(widths.min() > 0) and bool(widths.max() < math.inf)
+
+    check("std", std, f"positive and finite, one number or {size}", fits)
+    return numbers(std).flatten().expand(size).clone()

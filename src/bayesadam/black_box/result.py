@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 
-@dataclass(frozen=True)
-class MinimizeResult:
-    """Result of :func:`minimize`; ``result["x"]`` and ``dict(result)`` work as well, as in SciPy.
+@dataclass(frozen=True, eq=False)
+class MinimizeResult(Mapping[str, Any]):
+    """Result of :func:`minimize`, which is also a mapping of its attributes by name, as in SciPy: ``result["x"]`` is
+    ``result.x``.
 
-    Arrays are tensors if ``x0`` was a tensor, and NumPy arrays otherwise.
+    Results are compared by identity. Arrays are tensors if ``x0`` was a tensor, and NumPy arrays otherwise.
 
     Attributes:
         x: The best point evaluated, shaped like ``x0``; if the function is noisy, the mean of ``q``.
-        fun: Value at ``x``; for a noisy function the mean of the last evaluations, all made at ``x``.
+        fun: Value at ``x``. For a noisy function it is the mean of the last evaluations, all made at ``x``; only the
+            results that a callback is given have the mean over the points of the last step instead, since the function
+            has not been evaluated at ``x`` yet.
         mean: Mean of ``q``, shaped like ``x0``.
         std: Standard deviations of ``q``, shaped like ``x0``.
         covariance: Covariance of ``q``, ``(n, n)`` over the flattened ``x0``; ``None`` if it is diagonal.
@@ -40,12 +43,19 @@ class MinimizeResult:
     message: str
     noisy: bool
 
-    def keys(self) -> Iterator[str]:
-        """Names of the attributes."""
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the attributes."""
         return (field.name for field in fields(self))
+
+    def __len__(self) -> int:
+        """Return the number of attributes."""
+        return len(fields(self))
 
     def __getitem__(self, name: str) -> Any:
         """Return an attribute by name."""
-        if name not in self.keys():
+        if name not in tuple(self):
             raise KeyError(name)
         return getattr(self, name)

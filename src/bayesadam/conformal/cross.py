@@ -37,12 +37,12 @@ def cross_interval(
         Lower and upper ends, ``(N,)`` or ``(N, K)`` each, in float64.
 
     Raises:
-        ValueError: Shapes do not match, a fold has no predictions, the coverage is out of range, or there are too few
-            rows for it.
+        ValueError: Shapes do not match, a fold has no predictions, a number is nan, the coverage is out of range, or
+            there are too few rows for it.
     """
     if target.shape != left_out.shape:
         raise ValueError(f"target must be of shape {tuple(left_out.shape)}, got {tuple(target.shape)}")
-    if predictions.shape[2:] != left_out.shape[1:]:
+    if predictions.ndim != left_out.ndim + 1 or predictions.shape[2:] != left_out.shape[1:]:
         raise ValueError(
             f"predictions must be of shape (F, N, *{tuple(left_out.shape[1:])}), got {tuple(predictions.shape)}"
         )
@@ -52,12 +52,13 @@ def cross_interval(
 
 def intervals_of_errors(errors: Tensor, folds: Tensor, predictions: Tensor, coverage: float) -> tuple[Tensor, Tensor]:
     """Return the intervals of :func:`cross_interval` from absolute errors ``(n,)`` or ``(n, K)``."""
-    check_folds(folds, len(errors), len(predictions))
+    folds = checked_folds(folds, len(errors), len(predictions))
     if not coverage >= 0.5:
         raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal intervals, got {coverage!r}")
     rank = conformal_rank(len(errors), coverage)
-    if errors.isnan().any():
-        raise ValueError("errors must be numbers, got nan")
+    for name, values in (("errors", errors), ("predictions", predictions)):
+        if values.isnan().any():
+            raise ValueError(f"{name} must be numbers, got nan")
     rows = max(1, AT_ONCE // errors.numel())
     parts = []
     for part in torch.split(predictions, rows, dim=1):
@@ -68,9 +69,11 @@ def intervals_of_errors(errors: Tensor, folds: Tensor, predictions: Tensor, cove
     return lower, upper
 
 
-def check_folds(folds: Tensor, rows: int, models: int) -> None:
-    """Raise ``ValueError`` unless every row has a fold, and every fold a model."""
-    if folds.shape != (rows,) or folds.is_floating_point():
+def checked_folds(folds: Tensor, rows: int, models: int) -> Tensor:
+    """Return the folds as indices, or raise ``ValueError`` unless every row has a fold, and every fold a model."""
+    if folds.shape != (rows,) or folds.is_floating_point() or folds.is_complex():
         raise ValueError(f"folds must be whole numbers of shape {(rows,)}, got {folds.dtype} {tuple(folds.shape)}")
-    if rows and not (0 <= folds.min() and folds.max() < models):
-        raise ValueError(f"folds must be in [0, {models}), got {int(folds.min())} to {int(folds.max())}")
+    indices = folds.long()  # as an index, uint8 would be a mask
+    if rows and not (0 <= indices.min() and indices.max() < models):
+        raise ValueError(f"folds must be in [0, {models}), got {int(indices.min())} to {int(indices.max())}")
+    return indices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bayesadam.conformal.cross import check_folds
+from bayesadam.conformal.cross import checked_folds
 from bayesadam.conformal.quantile import conformal_quantile, conformal_rank
 from bayesadam.predictive.result import ClassificationPredictive
 
@@ -31,21 +31,24 @@ def prediction_set(
         calibration: Predictions of ``n`` rows that the model was not trained on: a predictive distribution, or
             probabilities ``(n, C)``.
         labels: Indices of the actual classes of these rows, ``(n,)``.
-        prediction: Predictions of the new rows, of the same kind.
+        prediction: Predictions of the new rows, of the same kind and for the same classes.
         coverage: Probability in (0, 1).
         randomized: Whether to omit the last class of a set at random, with the probability that makes the coverage
-            exact: it is then at most ``coverage + 1 / (n + 1)``. The sets are smaller, may be empty, and depend on the
-            seed. Without this option, every set contains the most probable class.
+            exact instead of conservative: it is then at most ``coverage + 1 / (n + 1)``. The sets depend on the seed
+            and may be empty. They are usually not smaller on average, because the scores of the calibration rows, and
+            therefore ``tau``, are larger as well. Without this option, every set contains the most probable class.
         seed: Seed of these random numbers.
 
     Returns:
         Whether a class is in the set, ``(N, C)`` bool.
 
     Raises:
-        ValueError: Shapes do not match, labels are out of range, probabilities are nan, or there are too few rows for
-            the coverage.
+        ValueError: Shapes or numbers of classes do not match, labels are out of range, probabilities are nan, or there
+            are too few rows for the coverage.
     """
     known, new = _probs(calibration), _probs(prediction)
+    if new.shape[1] != known.shape[1]:
+        raise ValueError(f"prediction must be of shape (N, {known.shape[1]}), got {tuple(new.shape)}")
     draws = uniforms(len(known) + len(new), seed, known.device) if randomized else None
     own = _own(scores(known, None if draws is None else draws[: len(known)]), labels)
     tau = conformal_quantile(own, coverage)
@@ -95,7 +98,7 @@ def cross_prediction_set(
 
 def sets_of_scores(own: Tensor, folds: Tensor, new: Tensor, coverage: float) -> Tensor:
     """Return the sets of :func:`cross_prediction_set` from scores of training rows, ``(n,)``, and of new rows."""
-    check_folds(folds, len(own), len(new))
+    folds = checked_folds(folds, len(own), len(new))
     if not coverage >= 0.5:
         raise ValueError(f"coverage must be in [0.5, 1) of cross-conformal sets, got {coverage!r}")
     rank = conformal_rank(len(own), coverage)

@@ -28,15 +28,17 @@ def split_interval(
             ``(n,)`` or ``(n, K)``. With a :class:`bayesadam.predictive.TransformedPredictive`, the errors are those of
             the transformed targets, and the intervals are transformed back.
         target: Targets of these rows, of the same shape.
-        prediction: Predictions of the new rows, of the same kind.
+        prediction: Predictions of the new rows, of the same kind, with the same transform and number of targets.
         coverage: Probability in (0, 1).
 
     Returns:
         Lower and upper ends, ``(N,)`` or ``(N, K)`` each, in the units of the targets and float64.
 
     Raises:
-        ValueError: The targets have another shape, a number is nan, or there are too few rows for the coverage.
+        ValueError: The targets have another shape, the predictions differ in their transform or number of targets, a
+            number is nan, or there are too few rows for the coverage.
     """
+    _check_alike(calibration, prediction)
     width = conformal_quantile(absolute_errors(calibration, target), coverage)
     return around(prediction, width)
 
@@ -54,28 +56,28 @@ def adaptive_interval(
     Args:
         calibration: Predictive distribution of ``n`` rows that the model was not trained on.
         target: Targets of these rows, ``(n,)`` or ``(n, K)``.
-        prediction: Predictive distribution of the new rows.
+        prediction: Predictive distribution of the new rows, with the same transform and number of targets.
         coverage: Probability in (0, 1).
 
     Returns:
         Lower and upper ends, ``(N,)`` or ``(N, K)`` each, in the units of the targets and float64.
 
     Raises:
-        ValueError: The targets have another shape, a number is nan, a standard deviation is 0, or there are too few
-            rows for the coverage.
+        ValueError: The targets have another shape, the predictions differ in their transform or number of targets, a
+            number is nan, a standard deviation is 0, or there are too few rows for the coverage.
     """
+    _check_alike(calibration, prediction)
     width = conformal_quantile(scaled_errors(calibration, target), coverage)
     return around(prediction, width * deviations(prediction))
 
 
 def absolute_errors(prediction: Distribution | Tensor, target: Tensor) -> Tensor:
     """Return ``|y - mean|`` in float64, for transformed targets if there is a transform."""
-    mean = prediction if isinstance(prediction, Tensor) else prediction.mean
+    mean = _center(prediction)
     if target.shape != mean.shape:
         raise ValueError(f"target must be of shape {tuple(mean.shape)}, got {tuple(target.shape)}")
-    if isinstance(prediction, TransformedPredictive):
-        return (prediction.transform(target) - prediction.base.mean.double()).abs()
-    return (target.double() - mean.double()).abs()
+    known = prediction.transform(target) if isinstance(prediction, TransformedPredictive) else target.double()
+    return (known - mean).abs()
 
 
 def scaled_errors(prediction: Distribution, target: Tensor) -> Tensor:
@@ -94,8 +96,32 @@ def deviations(prediction: Distribution) -> Tensor:
 
 def around(prediction: Distribution | Tensor, width: Tensor) -> tuple[Tensor, Tensor]:
     """Return the ends ``mean - width`` and ``mean + width``, transformed back if there is a transform."""
+    mean = _center(prediction)
     if isinstance(prediction, TransformedPredictive):
-        mean = prediction.base.mean.double()
         return prediction.inverse(mean - width), prediction.inverse(mean + width)
-    mean = (prediction if isinstance(prediction, Tensor) else prediction.mean).double()
     return mean - width, mean + width
+
+
+def _center(prediction: Distribution | Tensor) -> Tensor:
+    """Return the predicted means in float64, of transformed targets if there is a transform."""
+    base = prediction.base if isinstance(prediction, TransformedPredictive) else prediction
+    return (base if isinstance(base, Tensor) else base.mean).double()
+
+
+def _check_alike(calibration: Distribution | Tensor, prediction: Distribution | Tensor) -> None:
+    """Raise ``ValueError`` unless errors of one prediction are comparable with those of another, which has no NaN."""
+    known, new = _transform(calibration), _transform(prediction)
+    if known != new:
+        raise ValueError(f"prediction must have the transform of calibration, {known}, got {new}")
+    known_mean, mean = _center(calibration), _center(prediction)
+    if mean.ndim != known_mean.ndim or mean.shape[1:] != known_mean.shape[1:]:
+        raise ValueError(
+            f"prediction must be of shape (N, *{tuple(known_mean.shape[1:])}) as calibration, got {tuple(mean.shape)}"
+        )
+    if mean.isnan().any():
+        raise ValueError("prediction must be numbers, got nan")
+
+
+def _transform(prediction: Distribution | Tensor) -> str:
+    """Return the functions of a transform with all their numbers, or ``"none"``."""
+    return repr(prediction.functions) if isinstance(prediction, TransformedPredictive) else "none"
