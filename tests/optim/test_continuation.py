@@ -133,3 +133,24 @@ def test_a_group_that_it_does_not_cover_has_a_prior_of_its_own():
     opt.add_param_group({"params": head.named_parameters(prefix="head"), "prior_precision": 3.0})
     step(nn.Sequential(net[0], net[1], head), opt)
     assert "prior_mean" not in opt.state[head.weight]
+
+
+@kinds
+@optimizers
+def test_parameters_of_two_modules_must_have_different_names(kind, optimizer):
+    """Names are unique in a module only; torch takes the same name in two groups."""
+    first, second = nn.Linear(3, 2), nn.Linear(3, 2)
+    groups = [{"params": list(module.named_parameters())} for module in (first, second)]
+    opt = made(groups, optimizer)
+    for call in (opt.posterior, opt.report):
+        with pytest.raises(RuntimeError, match="parameters by different names, got 'weight' twice: take the names of"):
+            call()
+    both = nn.ModuleList([first, second])
+    assert set(opt.posterior(both).mean) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    mean = {name: torch.zeros_like(p) for name, p in first.named_parameters()}
+    prior = ba.DiagonalGaussian(mean, {name: torch.full_like(value, 0.01) for name, value in mean.items()})
+    prior = prior if kind == "diagonal" else ba.DenseGaussian(prior.mean, 0.01 * torch.eye(8))
+    before = [p.detach().clone() for p in both.parameters()]
+    with pytest.raises(ValueError, match="^prior must be matched by different names, got 'weight' twice"):
+        made(groups, optimizer, prior=prior)
+    assert all(torch.equal(*pair) for pair in zip(before, both.parameters(), strict=True))

@@ -131,6 +131,23 @@ def test_clipped_newton_steps_equal_reference_loop(name):
     assert max(abs(a - b) for a, b in zip(clipped, free, strict=True)) > 0.01
 
 
+@pytest.mark.parametrize("size", [3e5, 1e12, 1e18])
+@pytest.mark.parametrize("compile", [None, False])
+@pytest.mark.parametrize("name", ["ivon", "evon", "von"])
+def test_a_huge_finite_gradient_leaves_everything_finite(name, compile, size):
+    torch.manual_seed(0)
+    net, x = torch.nn.Linear(2, 1), torch.randn(8, 2)
+    opt = OPTIMIZERS[name](net.named_parameters(), num_data=100, lr=0.1, compile=compile)
+    for step in range(8):
+        with opt.sampled_params():
+            opt.zero_grad()
+            (size * (step == 3) * net(x).mean() + (net(x) - 1.0).square().mean()).backward()
+        opt.step()
+        q = opt.posterior()
+        for value in (*net.parameters(), *q.mean.values(), *q.variance.values()):
+            assert value.isfinite().all()
+
+
 @pytest.mark.parametrize("name", sorted(n for n, cls in OPTIMIZERS.items() if cls.has_prior))
 @pytest.mark.parametrize("betas", [(0.9, 0.99), (0.0, 0.5), (0.9, 0.0)])
 def test_noise_off_equals_reference_loop_without_noise(name, betas):

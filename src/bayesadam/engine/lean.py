@@ -12,12 +12,10 @@ from torch import Tensor
 
 from bayesadam.engine.passes import Pass, per_weight_of, statics_of
 from bayesadam.engine.run import Draw, Job, Plan, Runner, Walk, tensors_of
-from bayesadam.engine.store import NumbersCache, Slot, Store
+from bayesadam.engine.store import NumbersCache, Slot, Store, widths_in
 from bayesadam.sharding import local
 
 _PRINTED = 16
-_CHANGING = ("params", "lr", "initial_lr", "weights", "noise_step", "skipped_steps", "discarded_steps", "counted")
-"""Entries of a group that do not affect the width of a sample."""
 
 
 class Lean:
@@ -171,7 +169,7 @@ class Lean:
     def _widths(self) -> dict[int, dict[str, Any]]:
         """Entries of each group that may affect the width."""
         groups = self.store.owner.param_groups
-        return {id(group): {k: v for k, v in group.items() if k not in _CHANGING} for group in groups}
+        return {id(group): widths_in(group) for group in groups}
 
 
 def _some(parameter: Tensor) -> Tensor:

@@ -195,19 +195,35 @@ class Store:
         return grad
 
 
-class NumbersCache:
-    """The numbers of one walk, computed once for all parameters that share group and counters."""
+_NO_WIDTHS = ("params", "lr", "initial_lr", "weights", "noise_step", "skipped_steps", "discarded_steps", "counted")
+"""Entries of a group that do not affect the width of a sample."""
 
-    def __init__(self, rule: Rule) -> None:
+
+def widths_in(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of a group that may affect the width of a sample."""
+    return {name: value for name, value in group.items() if name not in _NO_WIDTHS}
+
+
+class NumbersCache:
+    """The numbers of one walk, computed once for all parameters that share group and counters.
+
+    Args:
+        rule: The rule.
+        earlier: Copies of groups, by their ids, whose entries count where they may affect the width of a sample.
+    """
+
+    def __init__(self, rule: Rule, earlier: Mapping[int, Mapping[str, Any]] | None = None) -> None:
         self.rule = rule
+        self._earlier = {number: widths_in(group) for number, group in (earlier or {}).items()}
         self._known: dict[tuple[Any, ...], tuple[dict[str, float], dict[str, Any]]] = {}
         self._scaled: dict[tuple[Any, ...], dict[str, float]] = {}
         self._alive: list[Mapping[str, Any]] = []  # keeps the groups alive, so that their ids are unique
 
     def of(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, Any]]:
         """The numbers, without the scales of gradients; and the counters after one more step."""
+        own = {**group, **self._earlier[id(group)]} if id(group) in self._earlier else group
         prior = state.get("prior_precision")
-        if group.get("prior_precision") != INIT:
+        if own.get("prior_precision") != INIT:
             prior = None
         elif type(prior) is not float:
             prior = _initial_prior_in(state)
@@ -217,8 +233,8 @@ class NumbersCache:
         if known is None:
             self._alive.append(group)
             before = dict(zip(COUNTERS, counters, strict=True))
-            after = advance(before, group)
-            known = self._known[key] = numbers_of(self.rule, group, before, after, prior), after
+            after = advance(before, own)
+            known = self._known[key] = numbers_of(self.rule, own, before, after, prior), after
         return known
 
     def scaled(

@@ -34,6 +34,7 @@ class Weights:
         self.runner = runner
         self._written: dict[Tensor, None] = {}
         self._versions: dict[Tensor, int] = {}
+        self._groups: dict[int, dict[str, Any]] = {}
         self._walk: tuple[Any, list[Slot], Walk] | None = None
         self.lean = Lean(store, runner)
         store.moved = self._move
@@ -113,10 +114,13 @@ class Weights:
             self.restore()
             raise
 
-    def plan(self, slots: Sequence[Slot], sample: int) -> Plan:
-        """Steps that put a sample into parameters; the mean of those that hold it is first copied to the state."""
+    def plan(self, slots: Sequence[Slot], sample: int, *, again: bool = False) -> Plan:
+        """Steps that put a sample into parameters; the mean of those that hold it is first copied to the state.
+
+        With ``again`` it is the sample that they already held, of the width with which it was drawn.
+        """
         plan = Plan()
-        numbers = NumbersCache(self.store.rule)
+        numbers = NumbersCache(self.store.rule, self._groups if again else {})
         self.add(plan, slots, self.draw(sample), numbers)
         return plan
 
@@ -159,6 +163,8 @@ class Weights:
         self._written = chosen
         self.lean.settle(chosen, draw, drop_in=then == TRAIN)
         self.store.set_all("weights", then)
+        if then == TRAIN:  # what the user changes before the next sample does not change the width of this one
+            self._groups = {id(group): group.copy() for group in self.store.owner.param_groups}
         self._remember_versions()
         torch.clear_autocast_cache()
 
@@ -210,7 +216,7 @@ class Weights:
     @torch.no_grad()
     def kept(self) -> Callable[[], None]:
         """Copy all weights; return a function that restores them and the record of samples."""
-        held, written, known = self.held, dict(self._written), self._versions
+        held, written, known, groups = self.held, dict(self._written), self._versions, self._groups
         copies = [(local(slot.parameter), local(slot.parameter).clone()) for slot in self.store.slots()]
         lean = self.lean.kept()
         foreign = [parameter for parameter, version in known.items() if local(parameter)._version != version]
@@ -220,7 +226,7 @@ class Weights:
             for parameter, copy in copies:
                 parameter.copy_(copy)
             self.store.set_all("weights", held)
-            self._written = written
+            self._written, self._groups = written, groups
             lean()
             self._remember_versions()
             self._versions.update(dict.fromkeys(foreign, -1))
@@ -242,7 +248,7 @@ class Weights:
             weights, mean = local(slot.parameter), local(self._states[slot.parameter]["mean"])
             if slot.parameter in self.lean.held and (allow_mean or adopt):  # its mean is no longer known
                 self._written.pop(slot.parameter)
-                self.plan([slot], sample).run()
+                self.plan([slot], sample, again=True).run()
                 self._written[slot.parameter] = None
                 self._versions[slot.parameter] = weights._version
                 self.lean.remember([slot.parameter])
@@ -307,7 +313,7 @@ class Weights:
                     yield slot, found
 
     def _rewrite(self, slot: Slot, sample: int) -> None:
-        self.plan([slot], sample).run()
+        self.plan([slot], sample, again=True).run()
         self._versions[slot.parameter] = local(slot.parameter)._version
 
     def _remember_versions(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +13,9 @@ from bayesadam.optim.correlated_prior import CorrelatedPrior
 from bayesadam.optim.hyperparameters import Continued
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.sharding import like, local
+
+
+ONE_MODULE = "take the names of all parameters from one module that contains them"
 
 
 def continued(store: Store, prior: Continued) -> tuple[CorrelatedPrior | None, Continuation | None]:
@@ -55,11 +58,14 @@ class Continuation:
         keep the prior of their group. Frozen parameters get no state, so that they are no part of the next posterior.
 
         Raises:
-            ValueError: A perturbed parameter has no name, is missing in the posterior, or has another shape or a
-                variance of 0 there; or the initial precision is below the posterior's.
+            ValueError: A perturbed parameter has no name or the name of another one, is missing in the posterior, or
+                has another shape or a variance of 0 there; or the initial precision is below the posterior's.
         """
         for group in store.owner.param_groups:
             self._check(group, complete=True)
+        twice = repeated(name for group in store.owner.param_groups for name, _ in _named(group) if name in self.mean)
+        if twice is not None:
+            raise ValueError(f"prior must be matched by different names, got {twice!r} twice: {ONE_MODULE}")
         for group in store.owner.param_groups:
             self._set_weights(group)
         store.start_prior = self.start_prior
@@ -126,6 +132,16 @@ class Continuation:
             raise ValueError(
                 f"initial_precision must be at least the prior's at every weight of {name!r}, got {start!r}"
             )
+
+
+def repeated(names: Iterable[str]) -> str | None:
+    """The first name that occurs twice; ``None`` if there is none."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _named(group: dict[str, Any]) -> Iterator[tuple[Any, Tensor]]:

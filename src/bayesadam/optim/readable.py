@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from bayesadam.engine.store import Slot
 from bayesadam.optim import attachment, epochs, start
 from bayesadam.optim.checkpoints import Checkpointed
+from bayesadam.optim.continuation import ONE_MODULE, repeated
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.report import PER_TENSOR, PosteriorReport, overall_share
 from bayesadam.sharding import full
@@ -37,7 +38,7 @@ class Readable(Checkpointed):
             :class:`KroneckerGaussian`.
 
         Raises:
-            RuntimeError: The names of the parameters are not known.
+            RuntimeError: The names of the parameters are not known, or two parameters have the same name.
             ValueError: A perturbed parameter does not belong to the model.
 
         Warns:
@@ -88,6 +89,12 @@ class Readable(Checkpointed):
     def _posterior(self, model: nn.Module | None) -> tuple[DiagonalGaussian, float | None, int]:
         """The posterior, the share of its precision that comes from the start (None if unknown), and the steps made."""
         covered = list(self._covered(model))
+        twice = repeated(name for name, _, _ in covered)
+        if twice is not None:
+            raise RuntimeError(
+                f"posterior() must know parameters by different names, got {twice!r} twice: {ONE_MODULE}, or give it "
+                "the model"
+            )
         q = self._gaussian(covered)
         random = {name: (slot, state, q.variance[name]) for name, slot, state in covered if slot.group["perturb"]}
         shares = {name: self._start_share(*at) for name, at in random.items()}
