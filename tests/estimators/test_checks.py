@@ -40,6 +40,34 @@ def test_predictions_do_not_depend_on_the_rows_beside(kind):
     np.testing.assert_allclose(predict(x), alone, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", [BayesianMLPRegressor, BayesianMLPClassifier])
+@pytest.mark.parametrize("call", ["fit", "partial_fit"])
+def test_a_fit_that_fails_changes_nothing(kind, call):
+    """Optuna stops a fit by an error in its callback; the scales of the new rows must not go with the old networks."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20, 3))
+    y = x[:, 0] if kind is BayesianMLPRegressor else (x[:, 0] > 0).astype(int)
+    other = 1000.0 * y if kind is BayesianMLPRegressor else y
+    model = kind(method="ivon", epochs=5, random_state=0, **SMALL)
+
+    def stop(status):
+        raise RuntimeError("pruned")
+
+    def train(x, y, **options):
+        first = {"classes": [0, 1]} if call == "partial_fit" and kind is BayesianMLPClassifier else {}
+        return getattr(model, call)(x, y, **first, **options)
+
+    with pytest.raises(RuntimeError, match="pruned"):
+        train(x, y, on_epoch=stop)
+    assert not hasattr(model, "n_features_in_")
+    before = train(x, y).predict(x)
+    with pytest.raises(RuntimeError, match="pruned"):
+        train(100.0 * x + 5.0, other, on_epoch=stop)
+    with pytest.raises(ValueError, match="NaN|y must"):
+        train(x, np.full(20, np.nan))
+    np.testing.assert_array_equal(model.predict(x), before)
+
+
 def test_torch_generator_is_left_alone():
     state = torch.get_rng_state()
     BayesianMLPRegressor(members=2, epochs=2, random_state=0).fit([[0.0], [1.0], [2.0], [3.0]], [0.0, 1.0, 2.0, 3.0])

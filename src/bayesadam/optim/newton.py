@@ -26,8 +26,10 @@ CLIP_RADIUS = Option("clip_radius", math.inf, "positive", lambda v: v > 0)
 """Largest absolute value of a preconditioned step of a weight, before the learning rate."""
 
 
-LARGEST = 1e30
-"""Upper bound of ``s``, so that after a gradient that is huge but finite the precision is finite in float32, too."""
+LARGEST = 1e-8
+"""Upper bound of ``s`` as a share of the largest number of its dtype, so that after a gradient that is huge but finite
+the precision is finite.
+"""
 
 
 def initial_hessian(mean: Tensor, hp: Hyper) -> Tensor:
@@ -56,8 +58,8 @@ def follow_curvature_(hessian: Tensor, curvature: Tensor, hp: Hyper, *, correcte
     """``s <- s - r e`` in place, with ``e = tau s - h`` and ``r`` of :func:`curvature_rate`.
 
     With ``corrected``, the term ``0.5 r^2 e^2 / (s + d)`` is added, which keeps ``s + d`` positive for every ``h`` (Lin
-    et al. 2020; Shen et al. 2024, Algorithm 1, line 5): it is then ``((s + d - r e)^2 + (s + d)^2) / (2 (s + d))``, at
-    most ``LARGEST``. ``curvature`` is overwritten.
+    et al. 2020; Shen et al. 2024, Algorithm 1, line 5): it is then ``((s + d - r e)^2 + (s + d)^2) / (2 (s + d))``, and
+    bounded by ``LARGEST``. ``curvature`` is overwritten.
     """
     rate = curvature_rate(hp, hp["step"])
     error = curvature.neg_()
@@ -69,7 +71,7 @@ def follow_curvature_(hessian: Tensor, curvature: Tensor, hp: Hyper, *, correcte
     add_scaled_(hessian, error, -rate)
     # The square of a huge error would not be finite.
     add_scaled_(hessian, torch.div(error, shifted, out=shifted).mul_(error), 0.5 * rate * rate)
-    hessian.clamp_(max=LARGEST)
+    hessian.clamp_(max=LARGEST * torch.finfo(hessian.dtype).max)
 
 
 def damped(hessian: Tensor, hp: Hyper) -> Tensor:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -35,11 +36,28 @@ from bayesadam.sklearn.tables import as_table, is_table, learn_inputs
 from bayesadam.sklearn.training import Training, TrainingStatus
 
 Array = NDArray[Any]
+Call = TypeVar("Call", bound=Callable[..., Any])
 
 FARTHEST = 1e15
 """Largest standardised input. The variance of an output grows with its square, which has to be finite in single
 precision.
 """
+
+
+def all_or_nothing(method: Call) -> Call:
+    """Decorate a method that trains: if it raises an error, the estimator is what it was before the call."""
+
+    @functools.wraps(method)
+    def trained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return trained  # type: ignore[return-value]
 
 
 class BayesianMLP(BaseEstimator):  # type: ignore[misc]
@@ -71,6 +89,7 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
     _left_out: LeftOutScores | None
     """Scores of the rows that members left out, for cross-conformal predictions."""
 
+    @all_or_nothing
     def fit(
         self,
         X: ArrayLike,
@@ -99,7 +118,8 @@ class BayesianMLP(BaseEstimator):  # type: ignore[misc]
             on_epoch: Function that is called with a :class:`TrainingStatus` after every epoch.
 
         Raises:
-            ValueError: A parameter is out of range, or the data cannot be used.
+            ValueError: A parameter is out of range, or the data cannot be used. As after any other error, the estimator
+                is what it was before.
         """
         self._check()
         if sample_weight is not None and self._method.posterior == "anchored":

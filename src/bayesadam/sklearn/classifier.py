@@ -21,7 +21,7 @@ from bayesadam.conformal.sets import scores, sets_of_scores, uniforms
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, continues
+from bayesadam.sklearn.base import Array, BayesianMLP, all_or_nothing, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
 from bayesadam.sklearn.conformal import SETS, LeftOutScores, check_method
 from bayesadam.sklearn.linear import LinearPart, linear_parts
@@ -237,6 +237,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         return ClassificationPredictive(torch.cat(found, dim=1))
 
     @available_if(continues)  # type: ignore[untyped-decorator]
+    @all_or_nothing
     def partial_fit(
         self,
         X: ArrayLike,
