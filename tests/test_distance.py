@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 import bayesadam as ba
 from bayesadam.distance import RandomFeatures, SpectralBound, distance_aware
@@ -91,6 +93,68 @@ def test_all_layers_but_the_last_are_bounded_and_the_network_is_not_changed():
     assert list(free.state_dict()) == [*list(before)[:-2], *(f"4.{name}" for name in free[4].state_dict())]
 
 
+class Doubled(nn.Linear):
+    """A linear layer with a forward method of its own."""
+
+    def forward(self, x):
+        return 2.0 * super().forward(x)
+
+
+@pytest.mark.parametrize("last", [weight_norm(nn.Linear(8, 3)), Doubled(8, 3)])
+def test_the_last_layer_may_be_of_a_subclass_or_parametrised(last):
+    net = distance_aware(nn.Sequential(nn.Linear(2, 8), nn.ReLU(), last), features=16)
+    assert isinstance(net[0], nn.Linear)
+    assert isinstance(net[2][0], RandomFeatures)
+    assert net(torch.randn(5, 2)).shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    "layer", [weight_norm(nn.Linear(3, 16)), spectral_norm(nn.Linear(3, 16)), Doubled(3, 16)], ids=type
+)
+def test_the_bound_is_one_of_subclasses_and_after_other_parametrisations(layer):
+    model = nn.Sequential(layer, nn.ReLU(), nn.Linear(16, 3))
+    before = layer.weight.detach().clone()
+    net = distance_aware(model, features=32, bound=0.1)
+    assert torch.linalg.matrix_norm(net[0].weight, 2) < 0.11
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.1)
+    for _ in range(20):
+        optimizer.zero_grad()
+        net(torch.randn(30, 3)).square().sum().backward()
+        optimizer.step()
+    assert torch.linalg.matrix_norm(net[0].weight, 2) < 0.11
+    torch.testing.assert_close(layer.eval().weight, before, rtol=1e-3, atol=1e-3)
+
+
+def test_attention_whose_output_layer_is_never_called_keeps_it():
+    class Attentive(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.attention = nn.Linear(4, 2), nn.MultiheadAttention(4, 2)
+
+        def forward(self, x):
+            return self.head(self.attention(x, x, x)[0])
+
+    net = distance_aware(Attentive(), features=8, bound=0.1)
+    assert isinstance(net.head[0], RandomFeatures)
+    assert torch.linalg.matrix_norm(net.attention.out_proj.weight, 2) < 0.11
+    assert net(torch.randn(5, 3, 4)).shape == (5, 3, 2)
+
+
+def test_weights_that_cannot_be_bounded_are_refused():
+    """A class of a parametrised layer is shared with copies: another parametrised tensor would be one of both."""
+    biased, x = nn.Linear(2, 8), torch.randn(5, 2)
+    parametrize.register_parametrization(biased, "bias", nn.Tanh())
+    hooked = torch.nn.utils.spectral_norm(nn.Linear(2, 8))
+    for layer in (biased, hooked, nn.LazyLinear(8)):
+        model = nn.Sequential(layer, nn.Linear(8, 1))
+        with pytest.raises(
+            ValueError, match=r"^bound must be None if a weight cannot be parametrised, got 0.9 for '0'$"
+        ):
+            distance_aware(model, features=8, bound=0.9)
+        assert distance_aware(model, features=8)(x).shape == (5, 1)
+    assert biased(x).shape == (5, 8)
+
+
 def test_the_layer_may_be_named_or_be_the_model():
     model = perceptron()
     net = distance_aware(model, features=8, last_layer="2")
@@ -133,9 +197,11 @@ def test_the_variance_returns_to_the_prior_with_the_distance():
     net.eval()
     q = ba.laplace(net, (x, y), likelihood=likelihood, structure="last_layer_kron", prior_precision=1.0)
     far = 100.0 * torch.randn(50, 2)
-    near, away = (ba.predict(net, q, rows, likelihood=likelihood).epistemic.mean() for rows in (x, far))
-    assert near < 0.1
-    assert 0.7 < away < 2.5  # the variance 1 of the features' weights, and that of the bias
+    for method in ("auto", "linearized"):
+        options = {"likelihood": likelihood, "method": method}
+        near, away = (ba.predict(net, q, rows, **options).epistemic.mean() for rows in (x, far))
+        assert near < 0.1
+        assert 0.7 < away < 2.5  # the variance 1 of the features' weights, and that of the bias
 
 
 def test_a_state_dict_is_loaded_with_the_same_outputs():
@@ -158,6 +224,12 @@ def test_a_state_dict_is_loaded_with_the_same_outputs():
 def test_mistakes(options, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         distance_aware(perceptron(), **options)
+
+
+def test_a_last_layer_that_is_not_initialised_is_refused():
+    message = r"^model must have run once, to initialise its last layer, got LazyLinear\(.*\) at '1'$"
+    with pytest.raises(ValueError, match=message):
+        distance_aware(nn.Sequential(nn.Linear(2, 8), nn.LazyLinear(1)))
 
 
 def test_a_model_without_a_linear_layer_is_refused():

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from bayesadam.checks import check, is_whole
@@ -111,35 +114,45 @@ def distance_aware(
 
     Train the result as any network, for example by Adam. Then
     ``ba.laplace(net, data, likelihood=..., structure="last_layer_kron", prior_precision=1.0)`` is the posterior of the
-    new last layer, whose linearised predictions (the default) return to the prior with the distance from the training
-    inputs: this is the method of Liu et al. 2020, with a Laplace approximation for all outputs together.
+    new last layer. Its predictions, for which :func:`bayesadam.predict` samples the layer by default
+    (``method="linearized"`` is exact), return to the prior with the distance from the training inputs: this is the
+    method of Liu et al. 2020, with a Laplace approximation for all outputs together.
 
     Args:
-        model: A network with an ``nn.Linear`` whose inputs are representations ``(..., D)``. It is not changed.
+        model: A network with an ``nn.Linear`` whose inputs are representations ``(..., D)``. It is not changed. Here
+            and below, subclasses and layers with parametrised weights count as well.
         features: Number of random features, and inputs of the new last layer.
         length_scale: Length scale of the kernel, see :class:`RandomFeatures`. With smaller values the network is sure
             in the neighbourhood of training inputs only.
         bound: Largest spectral norm of the weights of all other linear and convolutional layers, see
-            :class:`SpectralBound`; 0.95 in the paper. Distances between representations are then bounded by those
-            between inputs. The default, ``None``, is no bound: networks without residual connections, which lose
-            distances, are better off without (``benchmarks/distance.py``).
+            :class:`SpectralBound`; 0.95 in the paper. It is applied after parametrisations that a weight has. Distances
+            between representations are then bounded by those between inputs. The default, ``None``, is no bound:
+            networks without residual connections, which lose distances, are better off without
+            (``benchmarks/distance.py``).
         last_layer: Name of the layer that is replaced, under all of its names; default: the last ``nn.Linear`` in
             ``model.named_modules()``.
 
     Raises:
-        ValueError: A number is out of range, or there is no such layer.
+        ValueError: A number is out of range; there is no such layer, or it is a lazy one that has not run; or a bound
+            is given and a weight cannot be parametrised, such as that of ``nn.utils.spectral_norm`` or a lazy layer.
     """
     check("features", features, "a whole number of at least 1", is_whole)
     check("length_scale", length_scale, "a positive, finite number", lambda v: 0 < v < math.inf)
     check("bound", bound, "None or a positive, finite number", lambda v: v is None or 0 < v < math.inf)
-    linear = {n: m for n, m in model.named_modules(remove_duplicate=False) if type(m) is nn.Linear}
+    linear = {n: m for n, m in model.named_modules(remove_duplicate=False) if _is_called_linear(m)}
     if not linear:
         raise ValueError("model must have an nn.Linear, got none")
     if last_layer is not None and last_layer not in linear:
         raise ValueError(f"last_layer must be the name of an nn.Linear, one of {[*linear]}, got {last_layer!r}")
-    *_, last = (m for m in model.modules() if type(m) is nn.Linear)
+    *_, last = (m for m in model.modules() if _is_called_linear(m))
     last = last if last_layer is None else linear[last_layer]
     names = [name for name, module in linear.items() if module is last]
+    if is_lazy(last.weight):
+        raise ValueError(f"model must have run once, to initialise its last layer, got {last!r} at {names[0]!r}")
+    others = [name for name, module in model.named_modules() if isinstance(module, BOUNDED) and module is not last]
+    for name in others:
+        if bound is not None and not _takes_bound(model.get_submodule(name)):
+            raise ValueError(f"bound must be None if a weight cannot be parametrised, got {bound!r} for {name!r}")
     model = copy.deepcopy(model)
     old = model.get_submodule(names[0])
     assert isinstance(old, nn.Linear)
@@ -148,12 +161,27 @@ def distance_aware(
         nn.Linear(features, old.out_features),
     ).to(old.weight.device, old.weight.dtype)
     if bound is not None:
-        for module in list(model.modules()):
-            if type(module) in BOUNDED and module is not old:
-                weight: Tensor = module.weight  # type: ignore[assignment]
-                parametrize.register_parametrization(module, "weight", SpectralBound(weight, bound=bound))
+        for module in map(model.get_submodule, others):
+            weight: Tensor = module.weight  # type: ignore[assignment]
+            parametrize.register_parametrization(module, "weight", SpectralBound(weight, bound=bound))
     if names == [""]:
         return new
     for parent, _, own in (name.rpartition(".") for name in names):
         setattr(model.get_submodule(parent), own, new)
     return model
+
+
+def _is_called_linear(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is a linear layer, and not one whose weights ``nn.MultiheadAttention`` uses without a call."""
+    return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+
+
+def _takes_bound(layer: nn.Module) -> bool:
+    """Whether a copy of a layer can get a parametrisation of its weight without a change of the original.
+
+    A layer with a parametrisation has a class of its own, which copies share: no other tensor can get the first one.
+    """
+    if parametrize.is_parametrized(layer):
+        return parametrize.is_parametrized(layer, "weight")
+    weight = layer._parameters.get("weight")
+    return weight is not None and not is_lazy(weight)

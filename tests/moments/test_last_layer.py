@@ -307,6 +307,20 @@ class TestPrediction:
         pred = ba.predict(mlp(), q, x, likelihood=ba.Gaussian())
         close(pred.epistemic, net(x).variance.detach())
 
+    def test_moments_of_the_network_that_it_has_followed(self):
+        """The hook on its last layer is no hindrance, and other ones still are."""
+        net, x = made("diagonal"), draw(6, 3, seed=1)
+        net(x)
+        pred = ba.predict(net.model, net.posterior(), x, likelihood=ba.Gaussian(), method="moments")
+        close(pred.mean, net(x).mean.detach())
+        close(pred.epistemic, net(x).variance.detach())
+        assert ba.fawn(net.model)(x).mean.shape == (6, 2)
+        net.model[2].register_forward_hook(lambda *_: None)
+        with pytest.raises(
+            ValueError, match="^model must have no forward hooks to propagate moments, got some at '2'$"
+        ):
+            ba.fawn(net.model)
+
     def test_a_mixture_of_them(self):
         nets, x = [made(), ba.variational_last_layer(mlp(seed=1))], draw(6, 3, seed=1)
         mixture = ba.Mixture([net.posterior() for net in nets])

@@ -145,7 +145,8 @@ class TestCurvature:
                 return self.model(x) * self.scale
 
         _, x, y, likelihood = case("categorical")
-        fitted = LaplaceApproximation(Tempered(), (x, y), likelihood=likelihood, structure=structure)
+        options = {"structure": structure} | ({"last_layer": "model.4"} if structure == "last_layer" else {})
+        fitted = LaplaceApproximation(Tempered(), (x, y), likelihood=likelihood, **options)
         expected = slow_matrix(Tempered(), x, y, likelihood, "ggn")
         if structure == "diagonal":
             torch.testing.assert_close(flat(fitted.curvature), expected.diagonal(), **EXACT)
@@ -369,6 +370,7 @@ class TestPosterior:
         precision = references("categorical", "ggn")[-24:, -24:] + 2.0 * torch.eye(24, **F64)
         torch.testing.assert_close(q.random.covariance, precision.inverse(), **EXACT)
         assert q.hyperparameters["last_layer"] == "4"
+        assert q.hyperparameters["gives_outputs"] is True
         q.save(tmp_path / "q")
         assert ba.load_posterior(tmp_path / "q").hyperparameters == q.hyperparameters
         assert ba.predict(model, q, x, likelihood=likelihood, mc_samples=4).probs.shape == (N, 4)
@@ -582,6 +584,44 @@ class TestRefusals:
         normed = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(3, 4).double()))
         self.refused("^model must have an nn.Linear for structure='last_layer', got none$", model=normed, **options)
 
+    @pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
+    def test_a_default_that_does_not_give_the_outputs(self, structure):
+        """Heads that are passed over, a norm layer after the last linear one, and weights beside it."""
+
+        class Scaled(nn.Linear):
+            def forward(self, x):
+                return 2.0 * super().forward(x)
+
+        class Beside(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(3, 2), nn.Linear(3, 2)
+
+            def forward(self, x):
+                return torch.cat([self.first(x), self.second(x)], 1)
+
+        class Pointwise(nn.Conv1d):
+            def forward(self, x):
+                return super().forward(x.unsqueeze(-1)).squeeze(-1)
+
+        body, weight_norm = [nn.Linear(3, 5), nn.Tanh()], torch.nn.utils.parametrizations.weight_norm
+        for model, name, other in (
+            (nn.Sequential(*body, weight_norm(nn.Linear(5, 4))), "0", "2.bias"),
+            (nn.Sequential(*body, Scaled(5, 4)), "0", "2.weight"),
+            (nn.Sequential(*body, Pointwise(5, 4, 1)), "0", "2.weight"),
+            (nn.Sequential(*body, nn.Linear(5, 4), nn.LayerNorm(4)), "2", "3.weight"),
+            (Beside(), "second", "first.weight"),
+        ):
+            message = (
+                "^last_layer must be given for a model whose last nn.Linear does not give its outputs, got None: "
+                f"'{other}' acts after or beside '{name}'$"
+            )
+            self.refused(message, model=model.double(), structure=structure)
+            assert not any(module._forward_hooks for module in model.modules())
+            _, x, y, likelihood = case("categorical")
+            fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood, structure=structure, last_layer=name)
+            assert fitted.posterior().hyperparameters["gives_outputs"] is False
+
     def test_calls_of_the_layer(self):
         class Calls(nn.Module):
             def __init__(self, count):
@@ -657,6 +697,21 @@ def test_hooks_that_change_what_layers_return(name, change):
     for structure in ("kron", "last_layer_kron"):  # the factor of the outputs is exact
         values = found[structure].curvature.spectra["4.bias"].values
         torch.testing.assert_close(values.sum(), last[-len(bias) :, -len(bias) :].trace(), **EXACT)
+
+
+@pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
+def test_whether_the_layer_gives_the_outputs(structure):
+    """A view of the layer's outputs is linear in the weights, too, unless it is changed in place."""
+    model, x, y, likelihood = case("gaussian")
+    for network, gives in (
+        (model, True),
+        (nn.Sequential(model, nn.Softplus()), False),
+        (Squeezed(nn.Linear(3, 1).double()), True),
+        (nn.Sequential(Squeezed(nn.Linear(3, 1).double()), nn.Softplus()), False),
+        (nn.Sequential(model, nn.LeakyReLU(0.1, inplace=True)), False),
+    ):
+        fitted = LaplaceApproximation(network, (x, y), likelihood=likelihood, structure=structure, batch_size=4)
+        assert fitted.posterior().hyperparameters["gives_outputs"] is gives
 
 
 @pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])

@@ -93,6 +93,30 @@ def test_all_others_are_sampled(regression):
         same(predict(regression, q), predict(regression, q, method="monte_carlo"))
 
 
+@pytest.mark.parametrize("structure", ["last_layer", "last_layer_kron"])
+def test_posteriors_over_a_hidden_layer_are_linearized(regression, structure, tmp_path):
+    """Samples of a hidden layer leave the region where the linearisation holds, as those of all layers do."""
+    x, y, models, _ = regression
+    q = ba.laplace(models[0], (x, y), likelihood=GAUSSIAN, structure=structure, prior_precision=1.0, last_layer="0")
+    q.save(tmp_path / "q.safetensors")
+    for posterior in (q, load_posterior(tmp_path / "q.safetensors"), ba.Mixture([q])):
+        torch.testing.assert_close(
+            predict(regression, posterior).variance, predict(regression, q, method="linearized").variance
+        )
+        with pytest.warns(UserWarning, match=UNSUITED):
+            predict(regression, posterior, method="monte_carlo", mc_samples=2)
+
+
+def test_posteriors_of_earlier_versions_over_one_layer_are_linearized(regression, tmp_path):
+    """They do not tell whether the layer gives the outputs."""
+    q = laplaces(regression, "last_layer")[0]
+    assert q.hyperparameters.pop("gives_outputs") is True
+    q.save(tmp_path / "q.safetensors")
+    old = load_posterior(tmp_path / "q.safetensors")
+    assert "gives_outputs" not in old.hyperparameters
+    same(predict(regression, old), predict(regression, q, method="linearized"))
+
+
 def test_mixtures_over_the_last_layer_are_linearized(regression):
     """Each component would have a share of the samples only."""
     q = ba.Mixture(laplaces(regression, "last_layer"))

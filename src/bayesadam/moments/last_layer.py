@@ -18,26 +18,13 @@ from bayesadam.bayes_by_backprop.parameters import InitialStd, around, escaped, 
 from bayesadam.curvature.observe import without_autocast
 from bayesadam.likelihoods import Likelihood
 from bayesadam.moments.objectives import expected_log_likelihood
+from bayesadam.moments.observer import Observer, version_of
 from bayesadam.moments.values import Moments
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian, PartialGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
 from bayesadam.priors import Prior, as_prior
 
 COVARIANCES = ("full", "diagonal")
-
-
-class Observer:
-    """A forward hook that takes down the inputs and outputs of a layer, and the outputs' version, while it has a list.
-
-    It stays on the layer, since ``torch.compile`` follows hooks that were there before.
-    """
-
-    calls: list[tuple[Tensor, Tensor, int]] | None = None
-
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Take down a call of the layer."""
-        if self.calls is not None:
-            self.calls.append((inputs[0], output, _version(output)))
 
 
 class LastLayerModule(nn.Module):
@@ -123,7 +110,7 @@ class LastLayerModule(nn.Module):
                 f"last_layer must be called once in the model's forward, got {len(calls)} calls of {self.last_layer!r}"
             )
         features, output, version = calls[0]
-        if _version(output) != version or not any(leaf is output for leaf in tree_leaves(result)):
+        if version_of(output) != version or not any(leaf is output for leaf in tree_leaves(result)):
             raise ValueError(
                 f"last_layer must give the network's outputs, got {self.last_layer!r}, after which they change"
             )
@@ -274,11 +261,6 @@ def variational_last_layer(
             parameters of its own.
     """
     return LastLayerModule(model, prior=prior, covariance=covariance, initial_std=initial_std, last_layer=last_layer)
-
-
-def _version(tensor: Tensor) -> int:
-    """The number of changes in place so far; 0 in inference mode and in compiled code, where they are not counted."""
-    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def _chosen(model: nn.Module, name: str | None) -> str:

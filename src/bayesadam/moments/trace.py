@@ -11,6 +11,7 @@ from typing import Any, cast
 from torch import fx, nn
 
 from bayesadam.moments.in_place import InPlaceProxy, redirect
+from bayesadam.moments.observer import Observer
 from bayesadam.moments.replacements import replacement, unsupported
 from bayesadam.moments.rules import COMBINING, ELEMENTWISE, FUNCTIONS, METHODS, MIXING, MODULES, SHAPES
 from bayesadam.posterior.sharded import has_hooks, kind_of
@@ -129,7 +130,7 @@ class _Tracer(fx.Tracer):
 
 def _traced(model: nn.Module) -> list[fx.Node]:
     for name, module in model.named_modules():
-        if has_hooks(module):
+        if has_hooks(module, Observer):
             raise ValueError(f"model must have no forward hooks to propagate moments, got some at {name!r}")
     try:
         return list(_Tracer().trace(model).nodes)

@@ -81,10 +81,12 @@ def kind_of(module: nn.Module) -> type[nn.Module]:
     return next(base for base in kind.__mro__[1:] if issubclass(base, nn.Module)) if _is_fsdp(module) else kind
 
 
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has forward hooks other than those that gather whole weights or watch training inputs."""
+def has_hooks(module: nn.Module, *allowed: type) -> bool:
+    """Whether a module has forward hooks other than the allowed kinds, and those that gather whole weights or watch
+    training inputs.
+    """
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-    return not all(isinstance(hook, TrainingInputs) or gathers_weights(module, hook) for hook in hooks)
+    return not all(isinstance(hook, (TrainingInputs, *allowed)) or gathers_weights(module, hook) for hook in hooks)
 
 
 def _is_fsdp(module: nn.Module) -> bool:

@@ -83,7 +83,7 @@ class LaplaceApproximation:
         structure: Structure of the curvature matrix, see above.
         curvature: Kind of curvature, see above.
         last_layer: Name of the linear layer for ``structure="last_layer"`` and ``"last_layer_kron"``. The default is
-            the last one that the model calls for the first batch.
+            the last one that the model calls for the first batch; no trainable weights may act after or beside it.
         num_data: Number of training data points, if ``data`` is a part of them, or a chosen number. Curvature and
             log-likelihood are multiplied by its ratio to the number of data points in ``data``, counted as the
             likelihood does. The default is a ratio of 1.
@@ -104,7 +104,8 @@ class LaplaceApproximation:
     Raises:
         ValueError: The structure or curvature is unknown; ``likelihood`` is not a likelihood, or has no second
             derivatives for ``"ggn"``; the model is too large for a matrix or a factor, has no such layer, or merges its
-            weights in evaluation mode; the data are empty, not pairs, or do not fit; or outputs are not finite.
+            weights in evaluation mode; the default layer does not give the outputs; the data are empty, not pairs, or
+            do not fit; or outputs are not finite.
         TypeError: The model does not return a tensor and ``output`` is not given.
     """
 
@@ -154,9 +155,9 @@ class LaplaceApproximation:
         self.num_data = found.count if num_data is None else num_data
         self._rescale(self.num_data / found.count)
         self.log_likelihood = found.log_likelihood * self.num_data / found.count
-        self._told = {"structure": structure, "curvature": curvature}
+        self._told: dict[str, Any] = {"structure": structure, "curvature": curvature}
         if isinstance(total, LastLayer):
-            self._told["last_layer"] = total.name
+            self._told |= {"last_layer": total.name, "gives_outputs": total.gives_outputs}
 
     def posterior(
         self,

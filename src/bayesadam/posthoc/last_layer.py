@@ -28,6 +28,10 @@ class Call(NamedTuple):
         """Whether the network's output is the layer's, which nothing has changed in place since."""
         return output is self.returned and output._version == 0
 
+    def shows(self, output: Tensor) -> bool:
+        """Whether the network's output is the layer's or a view of it, which nothing has changed in place since."""
+        return (output is self.returned or output._base is self.returned) and output._version == 0
+
 
 class LastLayer(abc.ABC):
     """Follows the forward passes of a network to one linear layer, and differentiates the layers after it.
@@ -38,6 +42,9 @@ class LastLayer(abc.ABC):
         network: The network.
         name: Name of the layer; by default the last ``nn.Linear`` that the model calls, known after the first data.
 
+    Attributes:
+        gives_outputs: Whether the outputs of all batches were those of the layer, or a view of them.
+
     Raises:
         ValueError: There is no such layer, a parameter of it is frozen or shared, or it is too large.
     """
@@ -46,9 +53,12 @@ class LastLayer(abc.ABC):
     name: str
     layer: nn.Linear
     names: list[str]
+    gives_outputs: bool
 
     def __init__(self, network: Network, name: str | None) -> None:
         self.network = network
+        self.gives_outputs = True
+        self._is_named = name is not None
         self._calls: list[Call] = []
         self._handle: RemovableHandle | None = None
         self._layers = {key: module for key, module in network.model.named_modules() if _is_plain(module)}
@@ -89,7 +99,7 @@ class LastLayer(abc.ABC):
 
         Raises:
             ValueError: The layer was not called exactly once, or the outputs do not depend on it; or, if no layer was
-                named, as for the class.
+                named, the outputs depend on weights after or beside the layer, or as for the class.
         """
         if self._handle is None:
             self._take(self._last_called(rows.batch))
@@ -100,8 +110,24 @@ class LastLayer(abc.ABC):
             raise ValueError(
                 f"last_layer must be called once in the model's forward, got {len(self._calls)} calls of {self.name!r}"
             )
-        self._collect(self._calls.pop(), rows, output, target)
+        call = self._calls.pop()
+        self._collect(call, rows, output, target)
+        if not call.shows(output):
+            self.gives_outputs = False
+            if not self._is_named:
+                self._check_is_last(output)
         return output.detach()
+
+    def _check_is_last(self, output: Tensor) -> None:
+        """Raise if the outputs depend on trainable weights after or beside the layer."""
+        weights = self.network.trainable
+        gradients = torch.autograd.grad(output.sum(), [*weights.values()], retain_graph=True, allow_unused=True)
+        for name, gradient in zip(weights, gradients, strict=True):
+            if gradient is not None:  # never for the layer's own, which are before the cut
+                raise ValueError(
+                    "last_layer must be given for a model whose last nn.Linear does not give its outputs, got None: "
+                    f"{name!r} acts after or beside {self.name!r}"
+                )
 
     @abc.abstractmethod
     def _begin(self) -> None:

@@ -13,7 +13,7 @@ LINEAR = ("variational_last_layer",)
 """Methods whose posteriors are over weights in which the outputs are linear."""
 
 LAST_LAYER = ("last_layer", "last_layer_kron")
-"""Structures of Laplace posteriors over one layer."""
+"""Structures of Laplace posteriors over one layer, which need not be the last one."""
 
 MOST_OUTPUTS = 128
 """Largest number of outputs per row for which ``"auto"`` linearises, since every row then needs a covariance matrix."""
@@ -25,9 +25,9 @@ def suited_method(posterior: NetworkDistribution) -> str:
     The covariance of a Badam or Laplace posterior is that of the network linearised at the mean. If samples of such
     weights are put into the network itself, they leave the region where the linearisation holds, and the predictions
     may be far worse than those of the mean (Foong et al. 2019, arXiv 1906.11537; Immer et al. 2021, arXiv 2008.08400).
-    If only the last layer is random, the network is linear in the random weights and both methods agree. Mixtures of
-    such posteriors are linearised, because samples would be shared among the components, and so are posteriors whose
-    layer is known to give the outputs, because the linearised prediction is then exact.
+    If a Laplace posterior is over the layer that gives the outputs, the network is linear in the random weights and
+    both methods agree: it is sampled, unless it is part of a mixture, whose components would share the samples.
+    Posteriors of a variational last layer are linearised, because this is exact.
     """
     if isinstance(posterior, Mixture) and all(_is_of_last_layer(part) for part in posterior.components):
         return "linearized"
@@ -56,7 +56,13 @@ def _is_linear(posterior: NetworkDistribution) -> bool:
 
 
 def _is_of_last_layer(posterior: Posterior) -> bool:
-    return posterior.hyperparameters.get("structure") in LAST_LAYER
+    """Whether a Laplace posterior is over the layer that gives the outputs.
+
+    Posteriors that were saved by earlier versions name a layer, but do not tell whether it gives the outputs: they are
+    linearised. Those of anchored ensembles name none, since theirs is always the last one.
+    """
+    told = posterior.hyperparameters
+    return told.get("structure") in LAST_LAYER and told.get("gives_outputs", "last_layer" not in told)
 
 
 def _is_local(posterior: NetworkDistribution) -> bool:
