@@ -12,7 +12,7 @@ from bayesadam import runs
 from bayesadam.files import NoDigestWarning
 from bayesadam.runs.fitting import _train
 from bayesadam.runs.prepare import prepare
-from bayesadam.scaling import in_one_unit, input_scales, standardized
+from bayesadam.scaling import column_scales, in_one_unit, input_scales, standardized
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 from bayesadam.tabular import Preprocessing, Target, open_table, table_writer
 
@@ -112,6 +112,39 @@ def test_standardising_in_runs_of_rows_is_that_of_all_rows():
     found = standardized(values, mean, std)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, ((values - mean) / std).astype(np.float32))
+
+
+class TestNumbersFarFromZero:
+    STEPS = np.random.default_rng(0).permutation(100).astype(float)
+
+    @pytest.mark.parametrize(("offset", "unit"), [(4e15, 7.0), (-4e15, 8.0), (1.7e18, 1_024.0)])
+    @pytest.mark.parametrize("weight", [None, np.arange(100.0) % 3])
+    def test_they_are_standardised_like_their_differences(self, offset, unit, weight):
+        values = np.stack([self.STEPS * unit, self.STEPS], axis=1)
+        moved = values + np.array([offset, 0.0])
+        found = standardized(moved, *column_scales(moved, weight))
+        np.testing.assert_allclose(found, standardized(values, *column_scales(values, weight)), atol=0.01)
+
+    @pytest.mark.parametrize("value", [1e18 / 7, 1e30, -0.1, 1e-300])
+    @pytest.mark.parametrize("weight", [None, np.arange(100.0) % 3])
+    def test_the_mean_of_equal_numbers_is_exact(self, value, weight):
+        mean, std = column_scales(np.full((100, 1), value), weight)
+        assert (mean.tolist(), std.tolist()) == ([value], [1.0])
+
+    def test_numbers_that_differ_by_rounding_are_constant(self):
+        """Divided by their deviation, a number of a new row that is truly different would be astronomical."""
+        mean, std = column_scales(np.array([[0.1], [0.1 + 2**-56], [0.1 - 2**-56]]))
+        assert std == 1.0
+        assert mean == pytest.approx(0.1, rel=1e-15)
+
+    def test_equality_is_that_of_rows_with_weight(self):
+        mean, std = column_scales(np.array([[7.0], [1e30], [1e30]]), np.array([0.0, 1.0, 2.0]))
+        assert (mean.tolist(), std.tolist()) == ([1e30], [1.0])
+
+    def test_equal_targets_and_inputs_are_predicted(self):
+        x = np.stack([self.STEPS, np.full(100, 1e30)], axis=1)
+        model = BayesianMLPRegressor(members=2, epochs=1, hidden=(2,)).fit(x, np.full(100, 1e30))
+        np.testing.assert_allclose(model.predict(x), 1e30, rtol=1e-15)
 
 
 class TestFilesOfFormatVersion1:

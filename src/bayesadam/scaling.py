@@ -11,12 +11,19 @@ Array = NDArray[Any]
 
 LARGEST = 1e38
 """Largest number that is accepted, since numbers are used in single precision, which ends at 3.4e38."""
+ROUNDING = 16 * np.finfo(np.float64).eps
+"""Largest standard deviation, as a share of the largest number of a column, that counts as rounding."""
+
 _ROWS = 8_192
 """Number of rows that are standardised at a time, which limits the memory for double precision."""
 
 
 def column_scales(values: Array, weight: Array | None = None) -> tuple[Array, Array]:
     """Mean and standard deviation of every column in float64; constant columns have a deviation of 1.
+
+    Moments are those of the differences from one of the rows, so that no digits are lost if all numbers of a column are
+    far from 0. Columns that differ by rounding alone are constant, too. The mean of equal numbers is exactly their
+    value.
 
     Args:
         values: Numbers of any type, ``(N, D)``.
@@ -25,13 +32,12 @@ def column_scales(values: Array, weight: Array | None = None) -> tuple[Array, Ar
     Returns:
         Means and deviations, each ``(D,)``.
     """
-    if weight is None:
-        mean, std = values.mean(0, dtype=np.float64), values.std(0, dtype=np.float64)
-    else:
-        mean = np.average(values, axis=0, weights=weight)
-        std = np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight))
-    constant = std <= 1e-12 * np.maximum(1e-300, np.abs(mean))
-    return mean, np.where(constant | (std == 0), 1.0, std)
+    origin = values[0 if weight is None else np.argmax(weight > 0)].astype(np.float64)
+    shifted = values - origin
+    mean = np.average(shifted, axis=0, weights=weight)
+    shifted -= mean
+    std = np.sqrt(np.average(np.square(shifted, out=shifted), axis=0, weights=weight))
+    return origin + mean, np.where(std <= ROUNDING * np.abs(origin), 1.0, std)
 
 
 def input_scales(values: Array, weight: Array | None = None) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -276,6 +277,20 @@ class TestWhatIsATable:
             "c": ["(0.0, 2.0]", "(2.0, 4.0]", None],
         }
         assert Inputs.fit(table.select(["b"])).columns[0].kind == "date"
+
+    @pytest.mark.parametrize("fill", [0.0, np.nan])
+    def test_sparse_columns_are_dense_ones(self, fill):
+        data = frame()
+        numbers = np.where(np.arange(ROWS) % 3 == 0, np.arange(ROWS) / 7, fill)
+        dense, sparse = (data.assign(s=values) for values in (numbers, pd.arrays.SparseArray(numbers, fill_value=fill)))
+        known = as_table(dense, list(dense.columns))
+        assert as_table(sparse, list(dense.columns)).equals(known)
+        assert {column.name: column.kind for column in Inputs.fit(known).columns}["s"] == "number"
+
+    def test_objects_that_are_all_numbers_are_numbers(self):
+        mixed = [Decimal("1.5"), 2.25, 3, None, np.float32(0.5), True, 2**70]
+        table = as_table(pd.DataFrame({"a": mixed, "b": list("xyzxyzx")}), ["a", "b"])
+        assert table["a"].to_pylist() == [1.5, 2.25, 3.0, None, 0.5, 1.0, 2.0**70]
 
 
 def _most_frequent(name):

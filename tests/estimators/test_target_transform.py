@@ -123,6 +123,15 @@ class TestChoice:
         light_tails = x[:, :1] + generator.uniform(-0.3, 0.3, (400, 1))
         assert chosen("auto", x, light_tails)[0] == "gaussian"
 
+    @pytest.mark.parametrize("share", [0.1, 0.5, 0.8])
+    def test_repeated_targets_have_no_heavy_tails(self, amounts, share):
+        """A Student's t of a tiny scale would have any density at the repeated value, and no mean."""
+        x, y, _ = amounts
+        target = np.where(np.random.default_rng(3).random(250) < share, 0.0, y[:250] + 0.5)
+        both = np.stack([target, x[:250, 0] + 0.1 * np.random.default_rng(4).standard_t(1.5, 250)], axis=1)
+        for targets in (both[:, :1], both):
+            assert chosen("auto", x[:250], targets)[0] == "gaussian"
+
     def test_an_automatic_likelihood_is_trained_and_kept(self, amounts, tmp_path):
         x, _, _ = amounts
         counts = np.random.default_rng(2).poisson(np.exp(0.3 + x[:, 0]))
@@ -140,6 +149,47 @@ class TestChoice:
             "the logarithm of the target is modelled, because this describes training rows that were left out better; "
             "predictions and intervals are in the target's own units"
         ).replace("the target is", "the target is" if model.target_transform_ == "log" else "1 + the target is")
+
+
+class TestTargetsThatAreNotNegative:
+    """So few rows that no transform is chosen."""
+
+    X = np.random.default_rng(0).uniform(-1.0, 1.0, (45, 1))
+    Y = np.maximum(X[:, 0] + np.random.default_rng(1).normal(0.5, 0.6, 45), 0.0)
+
+    def ends(self, model):
+        model.conformalize(self.X, self.Y)
+        methods = ("bayes", "split", "adaptive", "cross")
+        found = [model.predict_interval(self.X, method=method)[:, 0] for method in methods]
+        return [*found, model.predict(self.X, quantiles=[0.01])[:, 0], model.sample_y(self.X, 20).min(1)]
+
+    def test_quantiles_and_ends_are_not_either(self, tmp_path):
+        model = BayesianMLPRegressor(**TINY).fit(self.X, self.Y)
+        assert model.target_transform_ == "none"
+        plain = BayesianMLPRegressor(target_transform=None, **TINY).fit(self.X, self.Y)
+        for ours, theirs in zip(self.ends(model), self.ends(plain), strict=True):
+            assert theirs.min() < 0.0
+            np.testing.assert_array_equal(ours, np.maximum(theirs, 0.0))
+        for ours, theirs in zip(model.predict(self.X, True), plain.predict(self.X, True), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        new = torch.full((45,), -0.1, dtype=torch.float64)
+        assert torch.equal(model.predictive(self.X).log_prob(new), plain.predictive(self.X).log_prob(new))
+        model.save(tmp_path)
+        np.testing.assert_array_equal(load_estimator(tmp_path).predict_interval(self.X), model.predict_interval(self.X))
+
+    def test_one_of_several(self):
+        both = np.stack([self.Y, self.Y - 5.0], axis=1)
+        model = BayesianMLPRegressor(**TINY).fit(self.X, both)
+        assert model.predict_interval(self.X)[:, 0].min() == 0.0
+        assert (model.predict_interval(self.X)[:, 1, 0] < 0.0).all()
+        assert model.sample_y(self.X, 20)[:, 0].min() == 0.0
+
+    def test_new_rows_may_be_negative(self):
+        model = BayesianMLPRegressor("vadam", **TINY).fit(self.X, self.Y)
+        model.partial_fit(self.X, self.Y + 0.1)
+        assert model.predict_interval(self.X)[:, 0].min() == 0.0
+        model.partial_fit(self.X, self.Y - 1.0)
+        assert model.predict_interval(self.X)[:, 0].min() < 0.0
 
 
 @pytest.mark.parametrize("name", SKEWED)

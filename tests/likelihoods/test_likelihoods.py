@@ -2,10 +2,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import special, stats
 from torch import distributions as dist
 from torch import nn
 from torch.nn import functional
@@ -218,6 +220,22 @@ class TestBernoulli:
         """log(1 - sigmoid(-40)) is -4e-18, not 0."""
         log_prob = ba.Bernoulli().log_prob(torch.tensor([-40.0]), torch.tensor([0]))
         close(log_prob, -torch.tensor([math.exp(-40.0)]), rtol=1e-5, atol=0)
+
+    @pytest.mark.parametrize("shape", [(6,), (6, 1)])
+    def test_expected_densities_of_soft_labels(self, shape):
+        """Hard labels beside them keep the approximation by probits."""
+        mean = torch.tensor([-8.0, -8.0, 2.0, 0.3, -8.0, 3.0]).double().view(shape)
+        variance = torch.tensor([25.0, 25.0, 4.0, 0.01, 25.0, 2.0]).double().view(shape)
+        target = torch.tensor([0.3, 0.99, 0.5, 0.2, 0.0, 1.0]).double().view(shape)
+        found = ba.Bernoulli().log_expected_density(mean, variance, target).flatten()
+        z = np.linspace(-60.0, 60.0, 200_001)
+        m, v, y = (part.flatten().numpy()[:, None] for part in (mean, variance, target))
+        logs = -y * np.logaddexp(0.0, -z) - (1.0 - y) * np.logaddexp(0.0, z) + stats.norm(m, np.sqrt(v)).logpdf(z)
+        expected = torch.tensor(special.logsumexp(logs, axis=1) + np.log(z[1] - z[0]))
+        close(found[:4], expected[:4], rtol=1e-6, atol=1e-6)
+        close(found[4:], expected[4:], rtol=0.0, atol=0.02)
+        hard = ba.Bernoulli().log_expected_density(mean[4:], variance[4:], target[4:] > 0.5).flatten()
+        assert torch.equal(found[4:], hard)
 
     @pytest.mark.parametrize(
         ("output", "target", "message"),

@@ -8,6 +8,7 @@ import torch
 from scipy import optimize, stats
 
 import bayesadam as ba
+from bayesadam.functional.monotone import Log1p
 from likelihoods.models import ByDistribution, Exponential, draw
 from likelihoods.test_protocol import Sampled
 
@@ -84,6 +85,30 @@ class TestMixture:
             alone = ba.predictive.MixturePredictive(outputs[:, :1], likelihood).quantile(0.5)
             assert found.tolist() == [*alone.tolist(), math.inf]
 
+    @pytest.mark.parametrize("sd", [0.01, 1.0, 5.0, 7.0, 30.0])
+    def test_quantiles_of_skewed_targets(self, sd):
+        """Errors are small relative to the quantile, which is many orders below the standard deviation."""
+        levels = np.array([1e-6, 0.025, 0.5, 0.95])
+        likelihood = ba.likelihoods.LogNormal(sd**-2)
+        sd = math.exp(-0.5 * likelihood.log_noise_precision.item())  # it is kept in float32
+        found = ba.predictive.MixturePredictive(OUTPUTS[:1], likelihood).quantile(levels)
+        expected = torch.tensor(np.exp(OUTPUTS[0].numpy() + sd * stats.norm.ppf(levels)[:, None, None]))
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=0.0)
+
+    @pytest.mark.parametrize("level", [0.05, 0.5, 0.99])
+    def test_quantiles_of_components_of_different_scales(self, level):
+        outputs = 12.0 * draw(64, 2)
+        found = ba.predictive.MixturePredictive(outputs, ba.likelihoods.Gamma(3.0).double()).quantile(level).numpy()
+        assert found.min() > 0.0
+        below = stats.gamma(3.0, scale=np.exp(outputs.numpy()) / 3.0).cdf(found).mean(0)
+        assert np.abs(below - level).max() < 1e-6  # the shape is kept in float32
+
+    def test_quantiles_of_positive_targets_by_their_own_distribution(self):
+        log_rates = 12.0 * draw(64, 2)
+        found = ba.predictive.MixturePredictive(log_rates, ByDistribution()).quantile(0.05)
+        below = -torch.expm1(-log_rates.exp() * found).mean(0)
+        close(below, torch.full((2,), 0.05), rtol=1e-6)
+
     def test_quantiles_without_moments(self):
         """Of Cauchy distributions, which have none."""
         pred = ba.predictive.MixturePredictive(1e3 * OUTPUTS[:1], ba.likelihoods.StudentT(1.0).double())
@@ -123,6 +148,23 @@ class TestMixture:
         found = np.cov(draws.reshape(count, -1).T)
         off = ~np.eye(8, dtype=bool)
         assert np.corrcoef(found[off], expected[off])[0, 1] > 0.9
+
+    def test_draws_leave_accelerators_alone(self, monkeypatch):
+        """Their generators are not restored after draws on the CPU, and so must not be seeded."""
+        seeds = []
+        monkeypatch.setattr(torch.cuda, "manual_seed_all", seeds.append)
+        mixture(ba.likelihoods.Poisson()).sample(3)
+        base = ba.predictive.GaussianPredictive(OUTPUTS[0, :, 0], torch.ones(4), torch.ones(4))
+        ba.predictive.TransformedPredictive(base, [Log1p(high=9.0)]).sample(3)
+        assert not seeds
+
+    @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+    def test_draws_restore_the_generators_of_a_gpu(self):
+        outputs = OUTPUTS[0].float().cuda()
+        states = torch.cuda.get_rng_state(), torch.get_rng_state()
+        draws = ba.likelihoods.Poisson().sample(outputs, seed=3)
+        assert all(map(torch.equal, states, (torch.cuda.get_rng_state(), torch.get_rng_state())))
+        assert torch.equal(draws, ba.likelihoods.Poisson().sample(outputs, seed=3))
 
     def test_a_copy_of_the_likelihood_is_kept(self):
         likelihood = ba.likelihoods.Gamma(2.0, learned=True).double()

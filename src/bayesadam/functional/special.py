@@ -10,7 +10,6 @@ from torch import Tensor
 STEPS = 10_000
 """Largest number of steps of a continued fraction; about the square root of the larger argument is needed."""
 
-
 LARGE = 32.0
 """Argument from which the error of Stirling's formula is a series, to the rounding of float64."""
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
@@ -68,7 +67,9 @@ def betainc(a: Tensor, b: Tensor, x: Tensor, complement: Tensor | None = None) -
     """Regularised incomplete beta function ``I_x(a, b)``, element-wise in float64, without a graph.
 
     It is the continued fraction of DLMF 8.17.22, evaluated by the modified Lentz method on the side of the mean where
-    it converges fast. For ``a, b`` up to 1e4 and ``x`` in [1e-12, 1 - 1e-12] relative errors were below 1e-9.
+    it converges fast, times a density in the saddle-point form of Loader (2000), see :func:`stirling_error`. For ``a,
+    b`` up to 1e4 and ``x`` in [1e-12, 1 - 1e-12] relative errors were below 1e-9. With the complement digits are kept
+    also if one parameter is much larger than the other.
 
     Args:
         a: First parameter, positive.
@@ -78,34 +79,41 @@ def betainc(a: Tensor, b: Tensor, x: Tensor, complement: Tensor | None = None) -
     """
     a, b, x = torch.broadcast_tensors(a.double(), b.double(), x.double())  # type: ignore[no-untyped-call]
     rest = 1.0 - x if complement is None else complement.double().expand(x.shape)
-    swap = x > (a + 1.0) / (a + b + 2.0)
+    swap = x * (b + 1.0) > rest * (a + 1.0)
     p, q = torch.where(swap, b, a), torch.where(swap, a, b)
     y, z = torch.where(swap, rest, x), torch.where(swap, x, rest)
-    log_beta = torch.lgamma(p) + torch.lgamma(q) - torch.lgamma(p + q)
-    front = torch.xlogy(p, y) + torch.xlogy(q, z) - log_beta - p.log()
-    part = (front.exp() / _fraction(p, q, y)).clamp(0.0, 1.0)
+    total = p + q
+    excess = torch.where(y < z, p - total * y, total * z - q)
+    share = torch.where(excess > 0.5 * p, (y * (q / p + 1.0)).log(), (-excess / p).log1p())
+    deviance = p * share + q * (excess / q).log1p()
+    errors = stirling_error(total) - stirling_error(p) - stirling_error(q)
+    front = 0.5 * (p.log() - (p / q).log1p()) - _HALF_LOG_TWO_PI + deviance + errors
+    part = (front.exp() / _fraction(p, q, y, z, excess)).clamp(0.0, 1.0)
     return torch.where(swap, 1.0 - part, part)
 
 
-def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
-    """``1 + d1 x / (1 + d2 x / (1 + ...))``."""
-    tiny = 1e-300
+def _fraction(a: Tensor, b: Tensor, x: Tensor, complement: Tensor, excess: Tensor) -> Tensor:
+    """Ratio of ``x^a (1 - x)^b / B(a, b)`` and the incomplete beta function, for ``excess = a - (a + b) x``.
+
+    It is the even part of the continued fraction, whose terms do not cancel each other for large ``a`` (Didonato and
+    Morris 1992, "Significant digit computation of the incomplete beta function ratios", section 4).
+    """
+    tiny = 1e-250
 
     def away(value: Tensor) -> Tensor:
         return torch.where(value.abs() < tiny, tiny, value)
 
-    value = torch.ones_like(x)
-    above, below = torch.ones_like(x), torch.zeros_like(x)
-    for step in range(1, STEPS):
-        m = step // 2
-        if step % 2:
-            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
-        else:
-            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
-        below = 1.0 / away(1.0 + d * below)
-        above = away(1.0 + d / above)
+    value = away(a * (excess + 1.0) / (a + 1.0))
+    above, below = value, torch.zeros_like(x)
+    for n in range(1, STEPS):
+        middle, last = a + 2 * n - 1, a + n - 1
+        product = n * (b - n) * x
+        numerator = last / middle * ((last + b) / middle) * product * x
+        denominator = n + product / middle + (last + 1) * (excess + 1.0 + n * (1.0 + complement)) / (middle + 2)
+        below = 1.0 / away(denominator + numerator * below)
+        above = away(denominator + numerator / above)
         change = above * below
         value = value * change
-        if bool(((change - 1.0).abs() < 1e-15).all()):
+        if not bool(((change - 1.0).abs() >= 1e-15).any()):  # false also for NaN, which never converges
             break
     return value

@@ -316,7 +316,14 @@ def check_shape(shape: torch.Size, target: Tensor) -> None:
 
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Context that seeds torch's generators; afterwards their states are restored."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    """Context that seeds torch's generators of the CPU and of a device; afterwards their states are restored.
+
+    Those of other devices are left alone: ``torch.manual_seed`` would seed them as well, without restoring them.
+    """
+    kind = "cpu" if device.type == "meta" else device.type
+    accelerators = [] if kind == "cpu" else [device]
+    with torch.random.fork_rng(devices=accelerators, device_type=kind):
+        torch.default_generator.manual_seed(seed)
+        for each in accelerators:
+            torch.get_device_module(each).set_rng_state(torch.Generator(each).manual_seed(seed).get_state(), each)
         yield

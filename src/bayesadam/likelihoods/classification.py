@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from bayesadam.functional import moments as maps
 from bayesadam.functional.outputs import logistic_scale, softmax_factor
+from bayesadam.likelihoods.adaptive import log_expectation
 from bayesadam.likelihoods.base import Likelihood, check_shape
 from bayesadam.likelihoods.parameters import diagonal_factor, set_log
 
@@ -80,10 +81,16 @@ class Bernoulli(ClassificationLikelihood):
     def log_expected_density(
         self, mean: Tensor, variance: Tensor, target: Tensor, covariance: Tensor | None = None
     ) -> Tensor:
-        """Approximated by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`."""
+        """Approximated by a mixture of probits, see :func:`bayesadam.functional.moments.expected_sigmoid`; for labels
+        between 0 and 1 it is found by quadrature.
+        """
         labels = target.to(mean.dtype)
         terms = labels * _log_expected_sigmoid(mean, variance)
         terms = terms + (1.0 - labels) * _log_expected_sigmoid(-mean, variance)
+        soft = (labels > 0) & (labels < 1)
+        if soft.any():
+            density = log_expectation(lambda output: self.element_log_density(output, labels), mean, variance)
+            terms = torch.where(soft, density.to(terms.dtype), terms)
         return terms.sum(-1) if target.ndim > 1 else terms
 
 

@@ -15,6 +15,9 @@ from bayesadam.likelihoods.parameters import diagonal_factor, set_log, with_log
 MANY, NORMAL = 1e6, 1e18
 """Degrees of freedom from which the distribution function is an approximation, and the density that of a Gaussian."""
 
+FARTHEST = 1e150
+"""Largest distance in scales for which the distribution function is computed, so that its square is finite."""
+
 
 class StudentT(Likelihood):
     """Likelihood ``output + scale t`` with Student's ``t`` of ``degrees`` degrees of freedom, robust to outliers.
@@ -64,13 +67,18 @@ class StudentT(Likelihood):
         """Log density of every target.
 
         PyTorch's subtracts two large numbers for many degrees of freedom: in float32 it is wrong by 0.005 at 10,000
-        degrees and by 0.9 at 1e8, which degrees that are learned would find.
+        degrees and by 0.9 at 1e8, which degrees that are learned would find. The square of a far outlier overflows;
+        the logarithm of the distance is doubled instead.
         """
         degrees, log_scale = self.log_degrees.to(output).exp().clamp_max(NORMAL), self.log_scale.to(output)
-        squares = ((target - output) * (-log_scale).exp()).square()
+        error = target - output
+        white = error * (-log_scale).exp()
+        far = white.abs() > (degrees / torch.finfo(error.dtype).eps).sqrt()
+        near = (torch.where(far, 0.0, white).square() / degrees).log1p()
+        tail = 2.0 * (torch.where(far, error, 1.0).abs().log() - log_scale) - degrees.log()
         half = torch.full_like(degrees, 0.5)
         constant = log_rising(half * degrees, half) - 0.5 * math.log(2.0 * math.pi) - log_scale
-        return constant - 0.5 * (degrees + 1.0) * (squares / degrees).log1p()
+        return constant - 0.5 * (degrees + 1.0) * torch.where(far, tail, near)
 
     def cdf(self, output: Tensor, value: Tensor) -> Tensor:
         """Distribution function by the incomplete beta function, in float64.
@@ -79,7 +87,7 @@ class StudentT(Likelihood):
         1964, 26.7.8).
         """
         degrees, scale = (log.to(output.device, torch.float64).exp() for log in (self.log_degrees, self.log_scale))
-        white = (value.double() - output.double()) / scale
+        white = ((value.double() - output.double()) / scale).clamp(-FARTHEST, FARTHEST)
         few, squares = degrees.clamp_max(MANY), white.square()
         total = few + squares
         tail = 0.5 * betainc(0.5 * few, torch.full_like(few, 0.5), few / total, squares / total)
@@ -90,9 +98,9 @@ class StudentT(Likelihood):
     @torch.no_grad()
     def score(self, output: Tensor, target: Tensor) -> Tensor:
         """``(degrees + 1) u / (degrees + u^2) / scale`` with ``u = (y - output) / scale``."""
-        degrees, scale = self.log_degrees.to(output).exp(), self.log_scale.to(output).exp()
-        white = (target - output) / scale
-        return (degrees + 1.0) * white / (degrees + white.square()) / scale
+        degrees, scale = self.log_degrees.to(output).exp().clamp_max(NORMAL), self.log_scale.to(output).exp()
+        error = target - output
+        return (degrees + 1.0) / (error + degrees * scale / (error / scale))  # the square of an outlier may overflow
 
     @torch.no_grad()
     def fisher_factor(self, output: Tensor, target: Tensor) -> Tensor:

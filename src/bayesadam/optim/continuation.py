@@ -14,7 +14,6 @@ from bayesadam.optim.hyperparameters import Continued
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.sharding import like, local
 
-
 ONE_MODULE = "take the names of all parameters from one module that contains them"
 
 

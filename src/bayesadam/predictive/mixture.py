@@ -124,8 +124,9 @@ class MixturePredictive:
     def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
         """Quantiles of the mixture, ``(Q, N)`` or ``(Q, N, D)``; without the first axis for a single probability.
 
-        If the likelihood has a distribution function, it is inverted in float64; for discrete targets the quantile is
-        the smallest integer at which it reaches the probability. Otherwise quantiles are those of 1,024 draws.
+        If the likelihood has a distribution function, it is inverted in float64; for positive targets it is inverted in
+        their logarithm, and for discrete targets the quantile is the smallest integer at which it reaches the
+        probability. Otherwise quantiles are those of 1,024 draws.
 
         Raises:
             ValueError: A probability is outside (0, 1).
@@ -167,11 +168,14 @@ class MixturePredictive:
 
     def _quantile(self, level: Tensor) -> Tensor:
         """Quantile at one level, from bounds that are doubled until it lies between them."""
+        center, width, positive = self._start
 
-        def above(value: Tensor) -> Tensor:
-            return self.likelihood.cdf(self.outputs, value).double().mean(0) - level
+        def value(place: Tensor) -> Tensor:
+            return torch.where(positive, place.exp(), place)
 
-        center, width = self._start()
+        def above(place: Tensor) -> Tensor:
+            return self.likelihood.cdf(self.outputs, value(place)).double().mean(0) - level
+
         low, high = center - width, center + width
         for _ in range(DOUBLINGS):
             if not (outside := above(low) >= 0).any():
@@ -182,7 +186,7 @@ class MixturePredictive:
                 break
             high = torch.where(outside, high + 2.0 * (high - center), high)
         if not self.likelihood.discrete:
-            return zero_between(above, low, high, width)
+            return value(zero_between(above, low, high, width))
         low, high = low.floor() - 1.0, high.ceil()
         # Neighbouring numbers are more than 1 apart from 2^53 on, and the quantile of an infinite rate is infinite.
         while ((middle := (0.5 * (low + high)).floor()) > low).logical_and(middle < high).any():
@@ -190,15 +194,25 @@ class MixturePredictive:
             low, high = torch.where(reached, low, middle), torch.where(reached, middle, high)
         return high
 
-    def _start(self) -> tuple[Tensor, Tensor]:
-        """Centre and width of the first bracket: mean and standard deviation if they are known, otherwise 0 and 1."""
-        shape = self.likelihood.cdf(self.outputs[:1], self.outputs.new_zeros(())).shape[1:]
-        zero = torch.zeros(shape, dtype=torch.float64, device=self.device)
+    @cached_property
+    def _start(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Centre and width of the first bracket, and whether they are those of ``log y``.
+
+        They are mean and standard deviation if these are known, otherwise 0 and 1. Where ``P(y <= 0) = 0``, they are
+        those of the logarithm of a log-normal variable: quantiles of a skewed distribution differ by orders of
+        magnitude, and their errors must be small relative to themselves.
+        """
+        below = self.likelihood.cdf(self.outputs, self.outputs.new_zeros(())).double().mean(0)
+        positive = (below <= 0) & (not self.likelihood.discrete)
+        center, width = torch.zeros_like(below), torch.ones_like(below)
         if not self.likelihood.provides("moments"):
-            return zero, zero + 1.0
+            return center, width, positive
         mean, variance = self.mean.double(), self.variance.double()
-        fine = mean.isfinite() & variance.isfinite() & (variance > 0)
-        return torch.where(fine, mean, zero), torch.where(fine, variance.sqrt(), zero + 1.0)
+        relative = (variance / mean.square()).log1p()
+        middle = torch.where(positive, mean.log() - 0.5 * relative, mean)
+        spread = torch.where(positive, relative, variance).sqrt()
+        fine = middle.isfinite() & spread.isfinite() & (spread > 0)
+        return torch.where(fine, middle, center), torch.where(fine, spread, width), positive
 
 
 def _log_mean_exp(values: Tensor) -> Tensor:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from bayesadam.predictive.result import Predictive
 from bayesadam.scaling import input_scales, standardized
 from bayesadam.sklearn.calibration import effective_rows, settle_
 from bayesadam.sklearn.conformal import LeftOutScores
+from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.members import ROWS, posteriors, predictions, randomized
 from bayesadam.sklearn.methods import method_named
 from bayesadam.sklearn.moment_objective import MomentObjective
@@ -36,28 +36,11 @@ from bayesadam.sklearn.tables import as_table, is_table, learn_inputs
 from bayesadam.sklearn.training import Training, TrainingStatus
 
 Array = NDArray[Any]
-Call = TypeVar("Call", bound=Callable[..., Any])
 
 FARTHEST = 1e15
 """Largest standardised input. The variance of an output grows with its square, which has to be finite in single
 precision.
 """
-
-
-def all_or_nothing(method: Call) -> Call:
-    """Decorate a method that trains: if it raises an error, the estimator is what it was before the call."""
-
-    @functools.wraps(method)
-    def trained(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before = dict(vars(self))
-        try:
-            return method(self, *args, **kwargs)
-        except BaseException:
-            vars(self).clear()
-            vars(self).update(before)
-            raise
-
-    return trained  # type: ignore[return-value]
 
 
 class BayesianMLP(BaseEstimator):  # type: ignore[misc]

@@ -53,7 +53,10 @@ ALIKE = 0.005
 """Largest difference, in nats per row, between choices that are considered equal."""
 
 COMMON = 0.05
-"""Largest share of rows with the same target for which quantiles are considered, as a density has no point masses."""
+"""Largest share of rows with the same target for which quantiles and Student's t are considered.
+
+A density has no point masses: that of Student's t would grow without bound at the repeated value.
+"""
 
 SENTENCES = {
     "log": "the logarithm of the target is modelled",
@@ -215,7 +218,7 @@ def _scored(
 
 def _candidates(target: Floats, transform: str) -> list[str]:
     """Return the names of the likelihoods besides the Gaussian that the targets allow."""
-    names = ["student_t"]
+    names = [] if any(_repeats(own) for own in target.T) else ["student_t"]
     if (target >= 0).all() and (target == target.round()).all():
         names += ["poisson", "negative_binomial"]
     if (target > 0).all():
@@ -229,7 +232,12 @@ def _allowed(name: str, target: Floats) -> bool:
         require(name, target)
     except ValueError:
         return False
-    return name != "quantile" or bool(np.unique(target, return_counts=True)[1].max() <= COMMON * len(target))
+    return name != "quantile" or not _repeats(target)
+
+
+def _repeats(target: Floats) -> bool:
+    """Whether one value occurs in more than the share ``COMMON`` of the rows."""
+    return bool(np.unique(target, return_counts=True)[1].max() > COMMON * len(target))
 
 
 def _best(found: Floats, weight: Floats) -> int:

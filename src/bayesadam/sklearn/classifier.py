@@ -21,9 +21,10 @@ from bayesadam.conformal.sets import scores, sets_of_scores, uniforms
 from bayesadam.likelihoods import Categorical, Likelihood
 from bayesadam.predictive import ClassificationPredictive
 from bayesadam.predictive.result import Predictive
-from bayesadam.sklearn.base import Array, BayesianMLP, all_or_nothing, continues
+from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
 from bayesadam.sklearn.conformal import SETS, LeftOutScores, check_method
+from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.linear import LinearPart, linear_parts
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_single, weighed

@@ -28,6 +28,7 @@ from bayesadam.sklearn.base import Array, continues
 from bayesadam.sklearn.choice import choose
 from bayesadam.sklearn.conformal import INTERVALS, check_method
 from bayesadam.sklearn.ensemble import RegressionEnsemble, as_array
+from bayesadam.sklearn.failures import all_or_nothing
 from bayesadam.sklearn.noise import check_noise
 from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.training import TrainingStatus
@@ -44,7 +45,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
     and need no tuning.
 
     If the targets are not Gaussian around the network's output, they are transformed, provided that the transformed
-    model describes left-out rows better. Predictions are always in the units of the targets.
+    model describes left-out rows better. Predictions are always in the units of the targets. With the default of
+    ``target_transform``, if no training target is negative, no quantile, end of an interval or draw is: the probability
+    below 0 is assigned to 0. Without a transform, the mean, the variances and the density are still those of the
+    Gaussian.
 
     For counts, positive numbers and errors with heavy tails there are other values of ``likelihood``. The prediction is
     then a mixture over the members' posterior samples, which is not calibrated, so that ``calibrate`` has no effect.
@@ -192,9 +196,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
 
         Its epistemic variance is the mean of the members' epistemic variances, if they have any, plus the variance
         between their means. If the targets are transformed, it is the distribution of a target whose transform is
-        Gaussian. With a likelihood that is not Gaussian it is a mixture over the posterior samples of all members,
-        whose distances from the mean of their member are calibrated, and the parameters of the likelihood are the means
-        of those that the members have learned.
+        Gaussian. Otherwise only its quantiles are limited to 0 if targets are never negative, as explained above. With
+        a likelihood that is not Gaussian it is a mixture over the posterior samples of all members, whose distances
+        from the mean of their member are calibrated, and the parameters of the likelihood are the means of those that
+        the members have learned.
         """
         check_is_fitted(self, "posterior_")
         if not self._gaussian:
@@ -247,7 +252,7 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         width = conformal.conformal_quantile(torch.from_numpy(known[method]), coverage)
         width = width if self._several else width[0]
         ends = around(pred, width * deviations(pred) if method == "adaptive" else width)
-        return np.stack([as_array(end) for end in ends], axis=-1)
+        return np.stack([np.maximum(as_array(end), self._least) for end in ends], axis=-1)
 
     def conformalize(self, X: ArrayLike, y: ArrayLike) -> BayesianMLPRegressor:
         """Store the errors on held-out rows, for the intervals ``"split"`` and ``"adaptive"`` with guaranteed coverage.
@@ -283,9 +288,10 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         if isinstance(pred, TransformedPredictive):
             return as_array(pred.at(torch.from_numpy(noise).movedim(-1, 0)).movedim(0, -1))
         mean, std = as_array(pred.mean)[..., None], as_array(pred.variance.sqrt())[..., None]
-        return np.asarray(mean + std * noise)
+        return np.asarray(np.maximum(mean + std * noise, self._least[..., None]))
 
     @available_if(continues)  # type: ignore[untyped-decorator]
+    @all_or_nothing
     def partial_fit(
         self,
         X: ArrayLike,
@@ -306,6 +312,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         self._check()
         rows = weighed(*self._validated(X, y, reset=False), sample_weight, groups)
         self._require_allowed(rows[1])
+        known = zip(self._functions, target_transform.limited(self._functions, rows[1]), strict=True)
+        self._functions = [min(pair, key=lambda function: function.least) for pair in known]
         return self._train(*rows, None, on_epoch, self.posterior_)
 
     def __sklearn_tags__(self) -> Any:
@@ -364,6 +372,8 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
         wanted = "none" if self._known_noise else self.target_transform  # the noise is in the targets' units
         self.likelihood_, names = choose(self.likelihood, wanted, X, scales, y, weight, groups)
         fitted = [target_transform.fitted(name, own, weight) for name, own in zip(names, y.T, strict=True)]
+        if self._gaussian and wanted == "auto":
+            fitted = target_transform.limited(fitted, y)
         self._functions = fitted
         self.target_transform_ = target_transform.told(fitted, self._several)
         self._template, self._start = self._likelihood_of(y.shape[1]), None
@@ -376,6 +386,12 @@ class BayesianMLPRegressor(RegressorMixin, RegressionEnsemble):  # type: ignore[
             self._y_mean, self._y_std = np.zeros(y.shape[1]), np.ones(y.shape[1])
         if not self._gaussian:
             self._template, self._start = likelihoods.best_constant(self._template, self._targets(y))
+
+    @property
+    def _least(self) -> Array:
+        """Least values of the targets, ``(K,)`` or 0-d."""
+        least = np.array([function.least for function in self._functions])
+        return least if self._several else least.reshape(())
 
     def _targets(self, y: Array) -> Tensor:
         values = target_transform.transformed(self._functions, y)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from decimal import Decimal
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -122,21 +124,31 @@ def _is_special(column: pa.ChunkedArray) -> bool:
 
 
 def _column(values: Any) -> pa.ChunkedArray:
-    """Convert one column of a data frame or an array. Objects of several types are converted to text."""
+    """Convert one column of a data frame or an array. Sparse columns become dense."""
     import pandas as pd
     import pyarrow as pa
 
+    if isinstance(values.dtype, pd.SparseDtype):
+        values = values.sparse.to_dense()
     try:
         array = pa.Array.from_pandas(values)
     except (pa.ArrowException, TypeError, ValueError, OverflowError):
-        array = None
-    kind = None if array is None else array.type
-    if kind is not None and pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if kind is None or isinstance(kind, pa.BaseExtensionType):  # for example periods and intervals
-        texts = [None if missing else str(value) for value, missing in zip(values, pd.isna(values), strict=True)]
-        array = pa.array(texts, pa.string())
+        array = _objects(values)
+    kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+    if isinstance(kind, pa.BaseExtensionType):  # for example periods and intervals
+        array = _objects(values)
     return _plain_category(array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array]))
+
+
+def _objects(values: Any) -> pa.Array:
+    """Convert objects that pyarrow does not: numbers of several types to float64, and everything else to text."""
+    import pandas as pd
+    import pyarrow as pa
+
+    present = [None if missing else value for value, missing in zip(values, pd.isna(values), strict=True)]
+    numbers = all(value is None or isinstance(value, Real | Decimal) for value in present)
+    convert, kind = (float, pa.float64()) if numbers else (str, pa.string())
+    return pa.array([None if value is None else convert(value) for value in present], kind)
 
 
 def _plain_category(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 from scipy.special import ndtr, ndtri
+from torch import Tensor
 
 from bayesadam.functional.monotone import (
     Identity,
@@ -66,7 +67,7 @@ def fitted(name: str, target: Floats, weight: Floats | None = None) -> Monotone:
     if name == "none" or least == largest:
         return Identity()
     low, high = 2.0 * least - largest, 2.0 * largest - least
-    bound = {"least": 0.0} if least >= 0 else {}
+    bound = {"least": _least(target)}
     if name == "log":
         return Log(high=high)
     if name == "log1p":
@@ -87,11 +88,12 @@ def require(name: str, target: Floats, least: float | None = None) -> None:
     Args:
         name: Name of the transform.
         target: ``(N,)``.
-        least: Smallest value that a fitted transform allows; ``None`` before the fit.
+        least: Smallest value that a fitted transform allows; ``None`` before the fit. Without a transform, every value
+            is allowed.
     """
     if least is None:
         least = 0.0 if name in ("log", "log1p", "sqrt") else -math.inf
-    fine = target > 0 if name == "log" else target >= least
+    fine = target > 0 if name == "log" else (target >= least) | (name == "none")
     if not fine.all():
         rule = "positive" if name == "log" else "at least 0"
         raise ValueError(f"y must be {rule} for target_transform={name!r}, got {float(target[~fine][0])!r}")
@@ -120,9 +122,36 @@ def mean_log_slope(functions: Sequence[Monotone], target: Floats) -> float:
 
 def in_units(pred: GaussianPredictive, functions: Sequence[Monotone]) -> GaussianPredictive | TransformedPredictive:
     """Return the predictive distribution of the targets, given that of the transformed targets."""
-    if all(isinstance(function, Identity) for function in functions):
-        return pred
-    return TransformedPredictive(pred, functions)
+    if not all(isinstance(function, Identity) for function in functions):
+        return TransformedPredictive(pred, functions)
+    least = torch.tensor([function.least for function in functions], dtype=torch.float64, device=pred.device)
+    return LimitedGaussian(pred, least if pred.mean.ndim > 1 else least[0])
+
+
+def limited(functions: Sequence[Monotone], target: Floats) -> list[Monotone]:
+    """Return the functions with the least value 0 for targets ``(N, K)`` that are not transformed and never negative.
+
+    Other targets that are not transformed have no least value.
+    """
+    pairs = zip(functions, target.T, strict=True)
+    return [Identity(least=_least(own)) if isinstance(f, Identity) else f for f, own in pairs]
+
+
+class LimitedGaussian(GaussianPredictive):
+    """A Gaussian whose quantiles are not below the least values of the targets; its density and moments are unchanged.
+
+    Args:
+        base: The Gaussian, with epistemic variances instead of covariances.
+        least: Least values, of the shape of a row's mean; minus infinity if there is none.
+    """
+
+    def __init__(self, base: GaussianPredictive, least: Tensor) -> None:
+        super().__init__(base.mean, base.epistemic, base.aleatoric)
+        self.least = least
+
+    def quantile(self, probabilities: float | Sequence[float] | Tensor) -> Tensor:
+        """Quantiles of the Gaussian, at least ``least``; ``(Q, N)`` or ``(Q, N, D)``, or without the first axis."""
+        return super().quantile(probabilities).maximum(self.least)
 
 
 def told(functions: Sequence[Monotone], several: bool) -> str | list[str]:
@@ -147,6 +176,10 @@ def from_record(told: dict[str, Any]) -> Monotone:
         if not isinstance(value, float | int | np.number) or not math.isfinite(value):
             raise ValueError(f"transform must be of finite numbers, got {told!r}")
     return monotone(told["name"], numbers)
+
+
+def _least(target: Floats) -> float:
+    return 0.0 if (target >= 0).all() else -math.inf
 
 
 def _power(values: Floats, weight: Floats | None) -> float:

@@ -1,0 +1,25 @@
+"""What becomes of an estimator if its training fails."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Call = TypeVar("Call", bound=Callable[..., Any])
+
+
+def all_or_nothing(method: Call) -> Call:
+    """Decorate a method that trains: if it raises an error, the estimator is what it was before the call."""
+
+    @functools.wraps(method)
+    def trained(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before = dict(vars(self))
+        try:
+            return method(self, *args, **kwargs)
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
+
+    return trained  # type: ignore[return-value]
