@@ -292,3 +292,22 @@ class TestReport:
 
 def test_names_of_the_files_are_known_to_the_folder():
     assert sorted(folder._FILES) == FILES
+
+
+def test_nan_in_parquet(fitted, tmp_path):
+    """A value that JSON lacks must not lose the fit at its end."""
+    table = numbers_table().drop_columns(["day"])
+    size = np.where(np.arange(120) % 3 == 0, np.nan, np.arange(120) * 0.7)
+    parquet.write_table(table.set_column(1, "size", pa.array(size)), tmp_path / "t.parquet")
+    fitted("fit", tmp_path / "t.parquet", "--target", "price", "--out", tmp_path / "run", *FAST)
+    assert "report.json" in files(tmp_path / "run")
+
+
+def test_columns_without_a_name(fitted, tmp_path):
+    rows = [
+        f"{'yes' if i % 3 else 'no'},{i % 7},{'ab'[i % 2] if i % 5 else ''},{'cd'[i // 2 % 2]}\n" for i in range(120)
+    ]
+    (tmp_path / "t.csv").write_text("y,x,,\n" + "".join(rows))
+    out = fitted("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "run", *FAST)
+    assert "2 categories (column 3, column 4)" in out
+    fitted("predict", tmp_path / "run", tmp_path / "t.csv", "-o", tmp_path / "o.csv")

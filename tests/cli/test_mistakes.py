@@ -5,6 +5,7 @@ import errno
 import gzip
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -122,12 +123,52 @@ class TestTables:
         message = self.fit(refused, path, target="price")
         assert message.startswith(f"{path} must be a")  # and --out is not blamed
 
-    def test_infinite_values(self, refused, tmp_path):
-        path = put(tmp_path / "t.csv", {"c": [1.5, -np.inf, *np.arange(58.0)], "y": np.arange(60.0)})
+    @pytest.mark.parametrize("column", ["c", "y"])
+    @pytest.mark.parametrize(
+        ("text", "shown", "missing"),
+        [("-inf", "-inf", "-inf"), ("1E99", "1e+99", "1e+99"), ("1.23456789e99", "1.23457e+99", "1.23456789e+99")],
+    )
+    def test_infinite_values(self, refused, tmp_path, fitted, column, text, shown, missing):
+        numbers = [1.5, *np.arange(58) / 7]
+        path = put(tmp_path / "t.csv", {"c": np.arange(60) / 9, "y": np.arange(60.0), column: [*numbers, 777777.5]})
+        path.write_text(path.read_text().replace("777777.5", text))
         message, command = self.fit(refused, path).split(": this command would work: ")
-        assert message == "column 'c' must be finite (below 1e+38), got -inf in line 3"
+        assert message == f"column {column!r} must be finite (below 1e+38), got {shown} in line 61"
         assert command.startswith(f"bayesadam fit {path} --target y ")
-        assert " --drop c --out " in command
+        assert f" --missing {missing} --out " in command
+        fitted(*shlex.split(command)[1:])
+        fitted("predict", tmp_path / "run", path, "-o", tmp_path / "o.csv")
+
+    @pytest.mark.parametrize("text", [" not taken ", "not taken"])
+    def test_white_space_around_text_among_numbers(self, refused, tmp_path, fitted, text):
+        numbers = [*map(str, np.arange(59) / 7), text]
+        path = put(tmp_path / "t.csv", {"c": numbers, "y": np.arange(60.0)})
+        message, command = self.fit(refused, path).split(": this command would work: ")
+        assert message == "column 'c' must be numbers or text, got 'not taken' in line 61"
+        fitted(*shlex.split(command)[1:])
+
+    def test_a_task_that_the_target_is_not_made_for(self, refused, tmp_path):
+        path = put(tmp_path / "t.csv", {"y": ["no", "yes"] * 30})
+        message, command = self.fit(refused, path, "--task", "regression").split(": this command would work: ")
+        assert message == "the target 'y' must be a number in every row, got 'no' in line 2 and 1 other text"
+        assert " --task classification " in command
+        assert "--missing" not in command
+
+    def test_a_quotation_mark_that_is_not_closed(self, refused, tmp_path, made):
+        path = write(numbers_table(), tmp_path / "t.csv")
+        lines = path.read_text().replace('"', "").split("\n")
+        lines[60] = ",".join([*lines[60].split(",")[:-1], '"7'])
+        path.write_text("\n".join(lines))
+        message = f"{path}: every quotation mark must be closed, got one in line 61 that is open to the end of the file"
+        assert self.fit(refused, path, target="price") == message
+        assert refused("predict", made / "price", path, "-o", tmp_path / "o.csv") == message
+
+    @pytest.mark.parametrize("option", ["--group", "--time"])
+    def test_nan_where_no_value_may_be_missing(self, refused, tmp_path, option):
+        columns = {"a": np.arange(60) ** 0.5, "g": np.append(np.arange(59) // 5 + 0.5, np.nan), "y": np.arange(60.0)}
+        parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+        message = self.fit(refused, tmp_path / "t.parquet", option, "g")
+        assert message == f"{option} g: the column must have no missing values, got 1"
 
     def test_text_among_numbers(self, refused, tmp_path):
         path = put(tmp_path / "t.csv", {"c": [*map(str, np.arange(59) / 7), "some"], "y": np.arange(60.0)})
@@ -150,7 +191,7 @@ class TestTables:
             assert part in found
         assert "--drop must be a column of t.csv, got 'A'" in found
         assert "--keep must be a column that can be an input, got 'f': it is the same in all" in found
-        for option in ("--target Target", "--missing some", "--delimiter ,", "--drop e", "--drop a", "--drop f"):
+        for option in ("--target Target", "--missing some", "--missing inf", "--delimiter ,", "--drop a", "--drop f"):
             assert f" {option} " in proposed
 
     def test_what_nothing_helps_against(self, refused, tmp_path):

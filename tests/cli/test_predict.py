@@ -8,10 +8,13 @@ import threading
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 from pyarrow import csv, parquet
 
 from bayesadam import runs
-from bayesadam.sklearn import load_estimator
+from bayesadam.likelihoods import StudentT
+from bayesadam.predictive import MixturePredictive
+from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.tabular import Preprocessing, file, open_table
 from cli.conftest import FAST, labels_table, numbers_table, write
 
@@ -64,6 +67,19 @@ class TestRegression:
         assert "method must be one of ('bayes', 'split', 'adaptive', 'cross'), got 'narrow'" in err
         assert not (tmp_path / "o.csv").exists()
 
+    @pytest.mark.parametrize(("degrees", "name"), [(1.5, "out.csv"), (0.8, "out.csv"), (0.8, "out.parquet")])
+    def test_a_moment_that_does_not_exist_is_not_written(self, fitted, made, tmp_path, monkeypatch, degrees, name):
+        outputs = torch.linspace(-5.0, 5.0, 120, dtype=torch.float64) + torch.tensor([[-0.5], [0.5]])
+        heavy = MixturePredictive(outputs, StudentT(degrees, scale=0.1))
+        monkeypatch.setattr(BayesianMLPRegressor, "predictive", lambda self, X: heavy)
+        fitted("predict", made / "price", made / "numbers.csv", "-o", tmp_path / name)
+        table = open_table(tmp_path / name).read()
+        assert table.column_names == ["mean", "std", "lower", "upper"]
+        assert table["std"].null_count == 120
+        np.testing.assert_allclose(table["mean"], outputs.mean(0), atol=1e-5)
+        for found, level in ((table["lower"], 0.025), (table["upper"], 0.975)):
+            np.testing.assert_allclose(found, heavy.quantile(level), rtol=1e-4)
+
     def test_chunks_change_nothing(self, fitted, made, tmp_path, monkeypatch):
         whole, parts = tmp_path / "whole.parquet", tmp_path / "parts.parquet"
         fitted("predict", made / "price", made / "numbers.csv", "-o", whole)
@@ -93,6 +109,31 @@ class TestRegression:
         assert kept.select(plain.column_names).equals(plain)
         assert kept["no"].to_pylist() == list(range(30))
         assert kept["given"].to_pylist() == ["a", None, "c"] * 10
+
+    @pytest.mark.parametrize("suffix", ["csv", "parquet"])
+    def test_lists_are_copied(self, fitted, made, tmp_path, suffix):
+        table = numbers_table(9, seed=5)[:3]
+        copied = {
+            "tags": pa.array([["ä", "b"], None, []]),
+            "place": pa.array([{"x": 1}, {"x": None}, None]),
+            "counts": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+            "bytes": pa.array([b"x", b"\xff", None]),
+        }
+        for name, values in copied.items():
+            table = table.append_column(name, values)
+        parquet.write_table(table, tmp_path / "t.parquet")
+        options = [part for name in copied for part in ("--copy", name)]
+        out = tmp_path / f"o.{suffix}"
+        fitted("predict", made / "price", tmp_path / "t.parquet", "-o", out, *options)
+        if suffix == "parquet":
+            assert parquet.read_table(out).select(list(copied)) == table.select(list(copied))
+            return
+        assert csv.read_csv(out).select(list(copied)).to_pydict() == {
+            "tags": ['["ä", "b"]', "", "[]"],
+            "place": ['{"x": 1}', '{"x": null}', ""],
+            "counts": ['[["a", 1]]', "", "[]"],
+            "bytes": ["x", "\\xff", ""],
+        }
 
     def test_other_columns(self, fitted, made, tmp_path):
         table = numbers_table(30, seed=5).drop_columns(["id", "price", "day"])

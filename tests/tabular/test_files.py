@@ -77,6 +77,11 @@ class TestReading:
             ("a|b|c,d\n1|2|3\n", "t.csv", ";", "|"),
             ("a,b\n1,2\n", "t.tsv", None, ","),
             ("a,b\n1,2\n", "t.csv", ";", ","),
+            ("a;b, in m;c\n1;2;3\n", "t.csv", None, ";"),
+            ("a;b, in m;c\n1;2,5;3\n", "t.csv", None, ";"),
+            ('a;"b;\nc"\n1;x,y\n', "t.csv", None, ";"),
+            ("sep=;\na;b,c\n1;2\n", "t.csv", None, ";"),
+            ('\ufeff"sep=|"\r\na|b;c;d\r\n1|2\r\n', "t.csv", None, "|"),
         ],
     )
     def test_the_delimiter_is_found(self, write, content, name, usual, found):
@@ -84,6 +89,21 @@ class TestReading:
         assert file.delimiter == found
         assert file.notes == [f"columns are separated by {found!r}"]
         assert file.read()["a"].to_pylist() == [1]
+
+    @pytest.mark.parametrize(
+        "content", ["a,b;c\n1,2\n", "a,b\n1;2,3;4\n", "a\n1;2\n", "sep=,\na,b;c;d\n1,2\n", "a,b\n1\n"]
+    )
+    def test_a_comma_is_kept(self, write, content):
+        file = open_table(write(content))
+        assert (file.delimiter, file.notes) == (",", [])
+
+    @pytest.mark.parametrize("above", ["sep=,\n", "\n\n", "sep=,\n\r\n"])
+    def test_lines_above_the_names_count(self, write, above):
+        file = open_table(write(above + 'a,"b\nc"\n1,2\n3\n'))
+        line = above.count("\n") + 3
+        assert file.place(0) == f"line {line}"
+        with pytest.raises(TableError, match=f"line {line + 1} must have 2 values, as the header has, got 1$"):
+            file.read()
 
     def test_what_is_usual_is_nothing_to_say(self, write):
         file = open_table(write("a:b\n1:2\n"), usual=":")
@@ -109,6 +129,49 @@ class TestReading:
         assert chunk["a"].to_pylist() == ["1", None, "3"]
         ((_, copied),) = file.chunks({"b": None})
         assert copied["b"].to_pylist() == ["x", "NA", None]
+
+    @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+    def test_white_space_around_texts_that_mean_a_missing_value(self, tmp_path, name):
+        table = pa.table({"a": ["x", " not taken ", "not taken", " y"], "b": [" rare", "u", "v", "w"]})
+        with table_writer(tmp_path / name) as write:
+            write(table)
+        file = open_table(tmp_path / name, missing=["not taken", " rare "])
+        expected = {"a": ["x", None, None, " y"], "b": [None, "u", "v", "w"]}
+        assert file.read().to_pydict() == expected
+        ((_, chunk),) = file.chunks({"a": None, "b": pa.string()})
+        assert chunk.to_pydict() == expected
+
+    @pytest.mark.parametrize("stored", [pa.float64(), pa.float32(), pa.string()])
+    def test_numbers_that_are_too_large(self, tmp_path, write, stored):
+        """They are recognised in any form, as a column of numbers does not keep the text."""
+        texts = ["1.5", "Infinity", "-inf", "2.5"]
+        large = pa.table({"a": pa.array(map(float, texts), pa.float64()).cast(stored)})
+        parquet.write_table(large, tmp_path / "t.parquet")
+        for path in (write("a\n" + "\n".join(texts) + "\n"), tmp_path / "t.parquet"):
+            file = open_table(path, missing=["inf", "none"])
+            values = [None if value is None else float(value) for value in file.read()["a"].to_pylist()]
+            assert values == [1.5, None, -np.inf, 2.5]
+            ((_, chunk),) = file.chunks({"a": pa.float64()})
+            assert [value is None for value in chunk["a"].to_pylist()] == [False, True, False, False]
+
+    def test_nan_in_parquet_is_a_missing_value(self, tmp_path):
+        values = np.array([1.5, np.nan, 2.5])
+        kinds = (pa.float16(), pa.float32(), pa.float64())
+        table = pa.table({str(kind): pa.array(values, pa.float64()).cast(kind) for kind in kinds})
+        table = table.append_column("d", pa.chunked_array([pa.array(values).dictionary_encode()]))
+        parquet.write_table(table, tmp_path / "t.parquet")
+        file = open_table(tmp_path / "t.parquet")
+        ((_, chunk),) = file.chunks(dict.fromkeys(file.columns))
+        for found in (file.read(), chunk):
+            assert [column.to_pylist() for column in found.columns] == [[1.5, None, 2.5]] * 4
+
+    @pytest.mark.skipif(not hasattr(pa, "string_view"), reason="this version of Arrow has no views")
+    def test_views_in_parquet(self, tmp_path):
+        table = pa.table({"a": pa.array(["x", None], pa.string_view()), "b": pa.array([b"x", None], pa.binary_view())})
+        parquet.write_table(table, tmp_path / "t.parquet")
+        found = open_table(tmp_path / "t.parquet").read()
+        assert types(found) == {"a": "string", "b": "binary"}
+        assert found.take([1, 0]).to_pydict() == {"a": [None, "x"], "b": [None, b"x"]}
 
     def test_parquet_by_content(self, tmp_path):
         parquet.write_table(pa.table(TABLE), tmp_path / "table.data")
@@ -142,6 +205,17 @@ class TestReading:
 
     def test_columns_without_a_name(self, write):
         assert open_table(write(",a,\n0,1,2\n")).read().to_pydict() == {"column 1": [0], "a": [1], "column 3": [2]}
+
+    def test_several_columns_without_a_name(self, write):
+        file = open_table(write("y,x,,\n1,a,b,\n2,c,,d\n3,,NA,\n"))
+        columns = {"y": [1, 2, 3], "x": ["a", "c", None], "column 3": ["b", None, "NA"], "column 4": [None, "d", None]}
+        assert file.read().to_pydict() == columns
+        ((_, chunk),) = file.chunks({"column 4": None, "y": None, "column 3": None})
+        assert chunk.to_pydict() == {
+            "column 4": [None, "d", None],
+            "y": ["1", "2", "3"],
+            "column 3": ["b", None, "NA"],
+        }
 
     def test_names_that_count(self, write):
         assert open_table(write("0,1,2\n5,6,7\n")).read().to_pydict() == {"0": [5], "1": [6], "2": [7]}
@@ -221,11 +295,34 @@ class TestMistakes:
         with pytest.raises(TableError, match="must be text in UTF-8, which column 'b' is not$"):
             open_table(path).read()
 
-    def test_a_quotation_mark_that_is_not_closed(self, write, monkeypatch):
+    @pytest.mark.parametrize("block", [64, 2**20])
+    @pytest.mark.parametrize("suffix", ["", ".gz"])
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+    @pytest.mark.parametrize("column", ["", "a,", "a,b,"])
+    def test_a_quotation_mark_that_is_not_closed(self, write, monkeypatch, block, suffix, encoding, column):
+        """Otherwise the rest of the file would be the value of one cell."""
+        monkeypatch.setattr(csv_file, "_BLOCK", block)
+        below = '"say ""hi""","a\nb",5" pipe\n' * 30
+        path = write("a,b,c\n1,x,y\n" + below + f'{column}"x\n' + "2,x,y\n" * 100, "t.csv" + suffix)
+        content = path.read_text().encode(encoding)
+        path.write_bytes(gzip.compress(content) if suffix else content)
+        file = open_table(path)
+        message = r"every quotation mark must be closed, got one in line 63 that is open to the end of the file$"
+        with pytest.raises(TableError, match=message):
+            file.read()
+        with pytest.raises(TableError, match=message):
+            list(file.chunks({"a": None}))
+
+    def test_a_last_cell_of_several_lines(self, write):
+        path = write('a,b\n1,"5"" x\n2,3\n"\n')
+        file = open_table(path)
+        assert file.read().to_pydict() == {"a": [1], "b": ['5" x\n2,3\n']}
+        assert [len(part) for _, part in file.chunks({"a": None})] == [1]
+
+    def test_a_value_that_is_too_long(self, write, monkeypatch):
         monkeypatch.setattr(csv_file, "_BLOCK", 64)
-        path = write('a,b\n1,"x\n' + "2,y\n" * 100)
-        with pytest.raises(TableError, match="no value may be longer than 8 MB; is a quotation mark not closed"):
-            open_table(path).read()
+        with pytest.raises(TableError, match="no value may be longer than 8 MB$"):
+            open_table(write('a,b\n1,"x\n' + "2,y\n" * 100 + '"\n')).read()
 
     def test_a_parquet_file_that_was_cut(self, tmp_path):
         path = tmp_path / "t.parquet"

@@ -207,6 +207,9 @@ class TestChoice:
         ("nr", COUNT + COUNT // 10, "it numbers the rows"),
         ("customer_id", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
         ("customerId", COUNT // 2 * 31, "it is an identifier by its name, with 100 different values"),
+        ("row_index", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
+        ("__index_level_0__", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
+        ("Index", COUNT * 7919 % 100_003, "it is an identifier by its name, with 200 different values"),
         ("name", [f"name {i}" for i in range(N)], "it is text that is different in every row, like a name or an "),
         ("zip", [f"z{i % 150}" for i in range(N)], "it is text with 150 different values in 200 rows"),
         ("parts", [[i] for i in range(N)], "it is of the type list<item: int64>, which is neither numbers nor text"),
@@ -221,6 +224,8 @@ class TestChoice:
         ("year", 1900 + COUNT, Number),
         ("order", COUNT[::-1].copy(), Number),
         ("paid", COUNT * 7919 % 100_003, Number),
+        ("body_mass_index", COUNT * 7 % 40, Number),
+        ("air quality index", COUNT * 7919 % 100_003, Number),
         ("store_id", COUNT % 5, Category),
         ("code", [str(i % 5) for i in range(N)], Category),
         ("text", [str(x) for x in NOISE], Number),
@@ -344,7 +349,7 @@ class TestChoice:
         message = r"^column 'a b' must be numbers or text, got 'many' in row 18 and 3 other texts; column 'c' must be "
         with pytest.raises(TableError, match=message) as raised:
             learn({"a b": values, "c": [*self.NOISE[1:], np.inf]})
-        assert raised.value.remedy == {"drop": ("a b", "c")}
+        assert raised.value.remedy == {"drop": ("a b",), "missing": ("inf",)}
 
     def test_a_category_that_is_mostly_numbers(self):
         columns = {"a": ["1", "2", "3", "4+"] * 9, "b": ["x", "y", "1"] * 12, "c": ["1", "<1", "2", "3", "4", ">4"] * 6}
@@ -355,6 +360,25 @@ class TestChoice:
             "column 'c' is a category, as '<1' in row 2 and 1 other text is no number (if it means a missing value: "
             "`missing` '<1')",
         ]
+
+    def test_whole_numbers_that_are_a_category(self):
+        table = pa.table({"store_id": np.arange(200) % 5, "y": np.zeros(200)})
+        note = "column 'store_id' is a category, as it is an identifier by its name (if it is a quantity: `keep`)"
+        assert Preprocessing.fit(table, TARGET).notes(table) == [note]
+        kept = Preprocessing.fit(table, TARGET, keep=["store_id"])
+        assert isinstance(kept.inputs.columns[0], Number)
+        assert kept.notes(table) == []
+
+    def test_many_infinite_values(self):
+        values = self.NOISE.copy()
+        for large, remedy in (
+            ([np.inf, -np.inf, 1e99, np.inf], {"missing": ("-inf", "1e+99", "inf")}),
+            ([np.inf, -np.inf, 1e99, 1e98], {"drop": ("a",)}),
+        ):
+            values[:4] = large
+            with pytest.raises(TableError, match=r"^column 'a' must be finite .*, got inf in row 1$") as raised:
+                learn({"a": values})
+            assert raised.value.remedy == remedy
 
     def test_text_among_dates(self):
         values = ["2020-01-05", "2020-02-06", "soon"] * 20

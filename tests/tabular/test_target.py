@@ -122,6 +122,15 @@ class TestRefusals:
             find(values, task)
         assert str(raised.value) == message
 
+    @pytest.mark.parametrize(
+        ("values", "remedy"),
+        [(["a", "b", "a", "b", "c"], {"missing": ("c",)}), (["a", "a", "b"], {}), (["a", "b", "c"], {})],
+    )
+    def test_two_classes_must_be_left(self, values, remedy):
+        with pytest.raises(TableError, match="every class of the target 'y' must have two rows at least") as raised:
+            find(values, None)
+        assert raised.value.remedy == remedy
+
 
 class TestText:
     """Text that says numbers; how numbers may be written is tested with the inputs."""
@@ -149,3 +158,16 @@ class TestText:
         assert e.value.remedy == {"missing": ("open",)}
         with pytest.raises(TableError, match=r"must be numbers in one unit, got '\$', '€'$"):
             numbers_of("y", pa.chunked_array([["$5", "€6", "$7.5"]]), None)
+
+    @pytest.mark.parametrize(
+        ("values", "remedy"),
+        [
+            (["yes", "no"] * 9, {"task": "classification"}),
+            (["x", "y"], {}),
+            (["1", "x"] * 9, {"missing": ("x",)}),
+        ],
+    )
+    def test_that_is_no_number_at_all_is_never_taken_as_missing(self, values, remedy):
+        with pytest.raises(TableError, match="^the target 'y' must be a number in every row, got ") as raised:
+            numbers_of("y", pa.chunked_array([values]), "regression")
+        assert raised.value.remedy == remedy

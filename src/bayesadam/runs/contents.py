@@ -187,7 +187,7 @@ def _thinned(history: Any) -> list[list[float | None]]:
 
 
 def _value(scalar: Any) -> Any:
-    value = scalar.as_py()
+    value = _plain(scalar.as_py())
     return value if isinstance(value, (bool, int, float, str)) or value is None else str(value)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +33,11 @@ def predict(
 ) -> tuple[int, list[str]]:
     """Write one row of predictions for every row of a table.
 
-    A regression has the columns "mean", "std", "lower" and "upper". A classification has "predicted",
-    "probability_LABEL" for every class, "entropy" and "mutual_information" (in nats), and if ``interval`` is given also
-    "in_set_LABEL", which is true for the classes of a set that contains the actual class with the probability
-    ``coverage``. Copied columns come first.
+    A regression has the columns "mean", "std", "lower" and "upper". If the distribution has no finite variance
+    (Student's t with up to 2 degrees of freedom), the cells of "std" are empty; if it has no mean either (up to 1
+    degree of freedom), "mean" is the median. A classification has "predicted", "probability_LABEL" for every class,
+    "entropy" and "mutual_information" (in nats), and if ``interval`` is given also "in_set_LABEL", which is true for
+    the classes of a set that contains the actual class with the probability ``coverage``. Copied columns come first.
 
     Args:
         run: The run.
@@ -44,7 +47,8 @@ def predict(
         interval: Method of the intervals or sets: "bayes" (the default of a regression), "split", "adaptive" or
             "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; "split" and "adaptive" are
             calibrated on the held-out rows of the fit.
-        copy: Columns of the table to copy, by which the rows can be recognised.
+        copy: Columns of the table to copy, by which the rows can be recognised. In a CSV file, lists, structures and
+            maps become JSON.
         spreadsheet: Whether to put an apostrophe before text that a spreadsheet would interpret as a formula.
         advance: Function that is called with the number of rows that are done.
 
@@ -81,7 +85,8 @@ def predict(
             found = _predictions(estimator.predictive(inputs), preprocessing.target, coverage)
             found = _conformal(found, estimator, inputs, preprocessing.target, coverage, interval)
             _require_finite(found, file, first)
-            rows = _beside(table.select(list(copied)), found)
+            kept = table.select(list(copied))
+            rows = _beside(kept if is_parquet(out) else _printable(kept), found)
             write(_without_formulas(rows) if spreadsheet else rows)
             done += len(table)
             if advance is not None:
@@ -99,8 +104,10 @@ def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
     if target.task == "regression":
         tail = 0.5 * (1.0 - coverage)
         lower, upper = found.quantile([tail, 1.0 - tail])
-        columns = {"mean": found.mean, "std": found.variance.sqrt(), "lower": lower, "upper": upper}
-        return pa.table({name: _numbers(values) for name, values in columns.items()})
+        mean, std = found.mean, _numbers(found.variance.sqrt())
+        mean = mean.where(~mean.isnan(), found.quantile(0.5)) if mean.isnan().any() else mean
+        columns = {"mean": _numbers(mean), "std": pa.array(std, mask=~np.isfinite(std))}
+        return pa.table({**columns, "lower": _numbers(lower), "upper": _numbers(upper)})
     probs = _numbers(found.probs)
     predicted = pa.array(target.classes).take(pa.array(probs.argmax(-1)))
     shares = {f"probability_{_name(label)}": probs[:, code] for code, label in enumerate(target.classes)}
@@ -133,15 +140,33 @@ def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
     return pa.table(dict(zip(kept.column_names + found.column_names, kept.columns + found.columns, strict=True)))
 
 
+def _printable(table: pa.Table) -> pa.Table:
+    """Replace values that a CSV file cannot hold by text: lists, structures and maps by JSON, and bytes."""
+    columns = []
+    for column in table.columns:
+        kind, write = column.type, None
+        if pa.types.is_nested(kind):
+            write = partial(json.dumps, ensure_ascii=False, default=str)
+        elif pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind):
+            write = partial(bytes.decode, errors="backslashreplace")
+        if write:
+            texts = [None if value is None else write(value) for value in column.to_pylist()]
+            column = pa.chunked_array([pa.array(texts, pa.string())])
+        columns.append(column)
+    return pa.table(columns, names=table.column_names)
+
+
 def _require_finite(found: pa.Table, file: TableFile, first: int) -> None:
-    """Raise ``TableError`` if the prediction of a row, counted from ``first``, is not finite."""
+    """Raise ``TableError`` if the prediction of a row, counted from ``first``, is not finite; empty cells are fine."""
     for name, column in zip(found.column_names, found.columns, strict=True):
-        values = column.to_numpy()
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            row = int(np.flatnonzero(~np.isfinite(values))[0])
+        if not pa.types.is_floating(column.type):
+            continue
+        wrong = np.flatnonzero(~compute.is_finite(column).fill_null(True).to_numpy())
+        if len(wrong):
+            row = int(wrong[0])
             raise TableError(
-                f"the prediction must be finite in every row, got {name} {values[row]:g} in {file.place(first + row)}: "
-                "its values are too far from those of the training"
+                f"the prediction must be finite in every row, got {name} {column[row].as_py():g} in "
+                f"{file.place(first + row)}: its values are too far from those of the training"
             )
 
 

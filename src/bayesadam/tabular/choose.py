@@ -27,7 +27,7 @@ from bayesadam.tabular.target import FEW
 from bayesadam.tabular.written import are_plain, read_numbers
 
 _IDENTIFIER = re.compile(
-    r"(?i:(^|[_\s.-])(id|uuid|guid|index|__index_level_\d+__|row[_\s]?(id|no|nr|number|names?)))$|[a-z](Id|ID)$"
+    r"(?i:(^|[_\s.-])(id|uuid|guid|row[_\s]?(id|no|nr|number|names?|index)))$|(?i:^(index|__index_level_\d+__)$)|[a-z](Id|ID)$"
 )
 _YEARS = 1500, 2200
 _OWN = 0.9

@@ -15,7 +15,7 @@ from pyarrow import compute
 from bayesadam.tabular.dates import Date
 from bayesadam.tabular.errors import Place, TableError, require_type
 from bayesadam.tabular.findings import Findings
-from bayesadam.tabular.numbers import as_numbers, as_text
+from bayesadam.tabular.numbers import FEW_TEXTS, as_numbers, as_text
 from bayesadam.tabular.written import without_marks
 
 Codes = NDArray[np.float64] | NDArray[np.bool_]
@@ -27,7 +27,6 @@ MAX_LEVELS = 100
 """Maximum number of levels of a category."""
 _FAR = 0.5
 """Distance from the range of the training rows, relative to its length, beyond which a value is far outside."""
-_FEW_TEXTS = 3
 _WHOLE = r"^\+?(-?)0*(\d+)(\.0*)?$"
 
 
@@ -257,7 +256,7 @@ def odd_texts(rule: str, column: pa.ChunkedArray, odd: pa.Array, place: Place, *
     texts = odd.to_pylist()
     where = place(compute.index(as_text(column), texts[0]).as_py())
     more = "" if len(texts) == 1 else f" and {len(texts) - 1:,} other text{'s' * (len(texts) > 2)}"
-    remedy = {"missing": tuple(texts)} if len(texts) <= _FEW_TEXTS else otherwise
+    remedy = {"missing": tuple(texts)} if len(texts) <= FEW_TEXTS else otherwise
     return TableError(f"{rule}, got {texts[0]!r} in {where}{more}", **remedy)
 
 

@@ -12,7 +12,7 @@ from pyarrow import compute
 from bayesadam.tabular.columns import Category, Column, Number, level_counts
 from bayesadam.tabular.dates import Date, as_times, order_of
 from bayesadam.tabular.errors import Place, row_place
-from bayesadam.tabular.numbers import as_numbers, as_text, is_text
+from bayesadam.tabular.numbers import as_numbers, as_text, is_number, is_text
 from bayesadam.tabular.written import NUMBER, decimal_of, read_numbers
 
 _LEVELS = 3
@@ -73,13 +73,15 @@ def how_read(name: str, values: pa.ChunkedArray, place: Place, decimal: str | No
 
 
 def why_category(name: str, values: pa.ChunkedArray, place: Place) -> list[str]:
-    """Return a note on text that makes a column of mostly numbers a category; otherwise an empty list.
+    """Return a note on the name or the text that makes a column of numbers a category; otherwise an empty list.
 
     Args:
         name: Name of a category.
         values: Values of all rows.
         place: Function that returns the place of a row.
     """
+    if is_number(values.type):
+        return [f"column {name!r} is a category, as it is an identifier by its name (if it is a quantity: `keep`)"]
     if not is_text(values.type):
         return []
     text = as_text(values).combine_chunks()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from bayesadam.tabular.cleaning import cleaned
 from bayesadam.tabular.errors import TableError, quoted
 from bayesadam.tabular.memory import require_memory
 
@@ -80,11 +81,13 @@ class TableFile(ABC):
             TableError: A value does not have its type, or the file is damaged.
         """
 
-    def _whole(self, parts: list[pa.RecordBatch], schema: pa.Schema) -> pa.Table:
-        table = pa.Table.from_batches(parts, schema).rename_columns(list(self.columns))
-        if not table.num_rows:
-            raise TableError(f"{self.path} must have rows below its header, got none")
-        return table
+    def _cleaned(self, table: pa.Table) -> pa.Table:
+        """Replace NaN and the texts in ``missing`` by missing values."""
+        columns = [cleaned(column, self.missing) for column in table.columns]
+        return pa.table(columns, names=table.column_names)
+
+    def _no_rows(self) -> TableError:
+        return TableError(f"{self.path} must have rows below its header, got none")
 
     def _require_room(self, size: float) -> None:
         # The matrix of the table and the copies in training need as much memory again.

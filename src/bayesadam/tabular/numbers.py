@@ -14,6 +14,9 @@ from bayesadam.scaling import LARGEST
 from bayesadam.tabular.errors import Place, TableError, row_place
 from bayesadam.tabular.written import read_numbers
 
+FEW_TEXTS = 3
+"""Maximum number of different texts that an error proposes to treat as missing values."""
+
 
 def as_numbers(
     column: pa.ChunkedArray, name: str, place: Place = row_place, decimal: str = ".", unit: str | None = None
@@ -42,7 +45,8 @@ def as_numbers(
     if len(beyond):
         row = int(beyond[0])
         message = f"column {name!r} must be finite (below {LARGEST:g}), got {values[row]:g} in {place(row)}"
-        raise TableError(message, drop=(name,))
+        texts = tuple(map(repr, np.unique(values[beyond]).tolist()))
+        raise TableError(message, **({"missing": texts} if len(texts) <= FEW_TEXTS else {"drop": (name,)}))
     return values
 
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from pyarrow import compute, parquet
+from pyarrow import parquet
 
 from bayesadam.tabular.errors import TableError
 from bayesadam.tabular.file import CHUNK_ROWS, TableFile
-from bayesadam.tabular.numbers import as_text, is_text
+from bayesadam.tabular.numbers import is_text
 
 
 class ParquetFile(TableFile):
@@ -40,7 +40,9 @@ class ParquetFile(TableFile):
             table = self._file.read()
         except (pa.ArrowException, OSError) as error:
             raise self._damaged(error) from None
-        return self._known(self._whole(table.to_batches(), table.schema))
+        if not table.num_rows:
+            raise self._no_rows()
+        return self._cleaned(table.rename_columns(list(self.columns)))
 
     def chunks(self, types: Mapping[str, pa.DataType | None]) -> Iterator[tuple[int, pa.Table]]:
         """Read the table in chunks, as described in the base class."""
@@ -59,19 +61,7 @@ class ParquetFile(TableFile):
             column = pa.chunked_array([batch.column(raw[name])])
             keep = kind is None or is_text(column.type) or pa.types.is_temporal(column.type)
             columns[name] = column if keep or pa.types.is_floating(kind) else column.cast(kind)
-        return self._known(pa.table(columns))
-
-    def _known(self, table: pa.Table) -> pa.Table:
-        """Replace the texts that mean a missing value."""
-        if not self.missing:
-            return table
-        marks = pa.array(self.missing)
-        columns = [as_text(column) if is_text(column.type) else column for column in table.columns]
-        columns = [
-            compute.if_else(compute.is_in(column, value_set=marks), None, column) if is_text(column.type) else column
-            for column in columns
-        ]
-        return pa.table(columns, names=table.column_names)
+        return self._cleaned(pa.table(columns))
 
     def _damaged(self, error: Exception) -> TableError:
         return TableError(f"{self.path} must be a complete Parquet file ({str(error).splitlines()[0]})")

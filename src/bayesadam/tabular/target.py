@@ -106,11 +106,11 @@ class Target:
             )
         single = [level for level, count in counts.items() if count == 1]
         if single:
-            text = is_text(column.type)
-            raise TableError(
-                f"every class of the target {name!r} must have two rows at least, got one of {quoted(single)}",
-                **({"missing": tuple(single)} if text else {"task": "regression"} if is_number(column.type) else {}),
-            )
+            rule = f"every class of the target {name!r} must have two rows at least, got one of {quoted(single)}"
+            if is_number(column.type):
+                raise TableError(rule, task="regression")
+            left = len(counts) - len(single)
+            raise TableError(rule, **({"missing": tuple(single)} if is_text(column.type) and left > 1 else {}))
         labels: list[Any] = [_label(level, column.type) for level in counts]
         return cls(name, "classification", why, tuple(sorted(labels)))
 
@@ -176,7 +176,10 @@ def numbers_of(
     mostly, few = 2 * numbers.sum() > len(levels), have_few_levels(counts)
     if reading.odd.any() and (task or (mostly and not few)):
         odd = levels.filter(pa.array(reading.odd))
-        raise odd_texts(f"the target {name!r} must be a number in every row", column, odd, place)
+        error = odd_texts(f"the target {name!r} must be a number in every row", column, odd, place)
+        if not numbers.any():  # without these texts, no row would have a target
+            error.remedy = {"task": "classification"} if few else {}
+        raise error
     if not numbers.any() or reading.odd.any() or (task is None and few and are_plain(levels)):
         return column
     if reading.unit is None:
