@@ -78,8 +78,8 @@ FAULTS = [
     Fault(
         "correction of the precision twice as large",
         "optim/newton.py",
-        "error.square_().div_(shifted), 0.5 * rate * rate)",
-        "error.square_().div_(shifted), rate * rate)",
+        "torch.div(error, shifted, out=shifted).mul_(error), 0.5 * rate * rate)",
+        "torch.div(error, shifted, out=shifted).mul_(error), rate * rate)",
         "optim/test_rules.py",
     ),
     Fault(
