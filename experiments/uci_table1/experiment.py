@@ -108,10 +108,10 @@ class UCI(Experiment):
             config = {"dataset": dataset, **settings, **self._protocol}
             tuned = Unit(f"vadam-{dataset}", {**config, "method": "vadam", "space": space}, cost)
             found += [tuned, Unit(f"vprop-{dataset}", {**config, "method": "vprop"}, cost / 120, (tuned.key,))]
-            bbvi = {**tuned.config, **BBVI, "mc_samples": 2 * settings["mc_samples"]}
-            found.append(Unit(f"bbvi-{dataset}", bbvi, 1.5 * cost))
-            for unit in (tuned, found[-1]):
-                method = unit.key.removesuffix(f"-{dataset}")
+            own = {**tuned.config, **BBVI, "mc_samples": 2 * settings["mc_samples"]}
+            bbvi = Unit(f"bbvi-{dataset}", own, 1.5 * cost)
+            found.append(bbvi)
+            for method, unit in (("vadam", tuned), ("bbvi", bbvi)):
                 if dataset in TUNED_ON_JOINT[method]:
                     joint = {**unit.config, "tuned_on": "joint_log_likelihood"}
                     found.append(Unit(f"{method}-joint-{dataset}", joint, unit.cost))
