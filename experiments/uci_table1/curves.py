@@ -6,12 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from experiments.results import Result
 from experiments.tables import Published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 LINES = {
     "vadam": ("Vadam", "tab:blue"),
@@ -47,17 +50,24 @@ def curves(results: Mapping[str, Result], datasets: Sequence[str], numbers: Numb
     return figure
 
 
+def _numbers(curve: Sequence[float | None]) -> NDArray[np.float64]:
+    """One number per epoch, NaN where a network's error was not finite, which no line is drawn through."""
+    return np.array(curve, dtype=np.float64)
+
+
 def _panel(axis: Axes, results: Mapping[str, Result], dataset: str, numbers: Numbers) -> None:
     floor, ceiling = math.inf, 0.0
     for method, (name, colour) in LINES.items():
         result = results.get(f"{method}-{dataset}")
         if result is not None:
-            mean, error = (result.result[key]["rmse"] for key in ("curves", "curves_standard_error"))
+            mean, error = (_numbers(result.result[key]["rmse"]) for key in ("curves", "curves_standard_error"))
             epochs = range(1, len(mean) + 1)
             axis.plot(epochs, mean, color=colour, label=f"{name}, ours")
-            low, high = ([m + s * e for m, e in zip(mean, error, strict=True)] for s in (-1, 1))
+            low, high = mean - error, mean + error
             axis.fill_between(epochs, low, high, color=colour, alpha=0.25, linewidth=0)
-            floor, ceiling = min(floor, *low), max(ceiling, high[min(2, len(high) - 1)])
+            floor = min(floor, *low[np.isfinite(low)])
+            later = high[min(2, len(high) - 1) :]
+            ceiling = max(ceiling, *later[np.isfinite(later)][:1])
         points = sorted(
             (float(metric.partition("@epoch")[2]), number.value.mean)
             for (data, by, metric), number in numbers.items()

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from experiments import runner
 from experiments.experiment import in_order
 from experiments.results import Store, counted, finished
 from experiments.uci_table1 import dropout, dropout_training, ropd
+from experiments.uci_table1.curves import curves
 from experiments.uci_table1.experiment import UCI, report
 from experiments.uci_table1.protocol import Part, Precisions, fit, folds, network, splits
 from experiments.uci_table1.report import fits
@@ -100,6 +102,16 @@ def test_the_report_puts_the_papers_numbers_beside(ran):
     assert "1.32 ± 0.10" in text  # Table 1, RMSE
     assert "-1.70 ± 0.03" in text  # Table 1, log-likelihood
     assert "learning-curves" in experiment.report(results).figures
+
+
+def test_curves_leave_out_the_epochs_whose_error_is_not_finite(ran):
+    result = ran[2]["ivon-yacht"]
+    mean, error = [None, None, 8.0, 4.0], [None, None, 1.0, None]
+    lines = {**result.result, "curves": {"rmse": mean}, "curves_standard_error": {"rmse": error}}
+    figure = curves({"ivon-yacht": replace(result, result=lines)}, ("yacht",), {})
+    (axis,) = figure.axes
+    assert axis.get_ylim() == pytest.approx((0.8 * 7.0, 1.1 * 9.0))
+    assert axis.lines[0].get_ydata().tolist()[2:] == [8.0, 4.0]
 
 
 def test_the_parts_are_the_published_ones_standardised_by_their_training_part():
