@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,6 +152,8 @@ class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
         mc_samples: Number of draws.
         seed: Seed of the draws. Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only; draw ``i`` is not the
             same network at all data points.
+        common: Whether draw ``i`` uses the same standard normals at all data points, so that the result for a data
+            point does not depend on its number ``n``.
 
     Attributes:
         logits: Means of the logits.
@@ -167,6 +170,7 @@ class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
         link: str = "monte_carlo",
         mc_samples: int = 64,
         seed: int = 0,
+        common: bool = False,
     ) -> None:
         self.logits = logits
         self.covariance = covariance
@@ -175,7 +179,7 @@ class GaussianLogitsPredictive(RowByRow, ClassificationPredictive):
             variance = covariance if covariance.shape == logits.shape else _diagonal(covariance, logits)
             log_probs = likelihood.probit_log_probs(logits, variance).unsqueeze(0)
         else:
-            log_probs = likelihood.log_probs(gaussian_draws(logits, covariance, mc_samples, seed))
+            log_probs = likelihood.log_probs(gaussian_draws(logits, covariance, mc_samples, seed, common=common))
         super().__init__(log_probs, binary=log_probs.ndim > logits.ndim + 1)
 
     @cached_property
@@ -199,6 +203,7 @@ def from_gaussian(
     link: str,
     mc_samples: int,
     seed: int,
+    common: bool = False,
 ) -> Predictive:
     """Make the predictive distribution of Gaussian network outputs, in float32 or wider.
 
@@ -210,6 +215,7 @@ def from_gaussian(
         link: Link for classification; see :class:`GaussianLogitsPredictive`.
         mc_samples: Number of draws of the outputs, for all likelihoods that are not Gaussian.
         seed: Seed of the draws. Draw ``i`` at data point ``n`` depends on ``(seed, i, n)`` only.
+        common: Whether draw ``i`` uses the same standard normals at all data points.
     """
     outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
     covariance = covariance.to(outputs.dtype)
@@ -217,9 +223,10 @@ def from_gaussian(
         mean, log_variance = likelihood.mean_and_log_variance(outputs)
         return GaussianPredictive(mean, covariance, log_variance.exp(), log_variance)
     if not likelihood.defines("log_probs"):
-        draws = gaussian_draws(outputs, covariance, mc_samples, seed)
+        draws = gaussian_draws(outputs, covariance, mc_samples, seed, common=common)
         return MixturePredictive(draws, likelihood, independent=True)
-    return GaussianLogitsPredictive(outputs, covariance, likelihood, link=link, mc_samples=mc_samples, seed=seed)
+    drawing: dict[str, Any] = {"mc_samples": mc_samples, "seed": seed, "common": common}
+    return GaussianLogitsPredictive(outputs, covariance, likelihood, link=link, **drawing)
 
 
 def uncertain_part(likelihood: Likelihood, outputs: Tensor) -> Tensor:
@@ -231,7 +238,7 @@ def uncertain_part(likelihood: Likelihood, outputs: Tensor) -> Tensor:
     return outputs
 
 
-def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int) -> Tensor:
+def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int, *, common: bool = False) -> Tensor:
     """Draw outputs ``(count, N, ...)``; draw ``i`` at row ``n`` depends on ``(seed, i, n)`` only.
 
     Args:
@@ -239,8 +246,13 @@ def gaussian_draws(mean: Tensor, covariance: Tensor, count: int, seed: int) -> T
         covariance: Covariance of a row, ``(N, K, K)``, or variances of the mean's shape.
         count: Number of draws.
         seed: Seed of the draws.
+        common: Whether draw ``i`` uses the same standard normals at all rows; it then depends on ``(seed, i)`` only.
     """
-    return mean + correlated(standard_normals(count, mean, seed), covariance)
+    if common:
+        normals = standard_normals(count, mean.new_empty((1, *mean.shape[1:])), seed).expand(count, *mean.shape)
+    else:
+        normals = standard_normals(count, mean, seed)
+    return mean + correlated(normals, covariance)
 
 
 def correlated(normals: Tensor, covariance: Tensor) -> Tensor:
@@ -249,7 +261,7 @@ def correlated(normals: Tensor, covariance: Tensor) -> Tensor:
         return normals * covariance.sqrt()
     factor = square_root(covariance).to(normals.dtype)
     with without_autocast([factor]):
-        return torch.einsum("snk,nlk->snl", normals.view(len(normals), *factor.shape[:2]), factor).view_as(normals)
+        return torch.einsum("snk,nlk->snl", normals.reshape(len(normals), *factor.shape[:2]), factor).view_as(normals)
 
 
 def standard_normals(samples: int, like: Tensor, seed: int) -> Tensor:

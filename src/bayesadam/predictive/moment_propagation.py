@@ -125,6 +125,7 @@ def from_moments(
     link: str,
     mc_samples: int,
     seed: int,
+    common: bool = False,
 ) -> Predictive:
     """Make the predictive distribution of Gaussian outputs, as :func:`bayesadam.predictive.gaussian.from_gaussian`
     does.
@@ -138,7 +139,7 @@ def from_moments(
         epistemic = spread if covariance is None else covariance[:, :width, :width]
         return GaussianPredictive(mean, epistemic, log_expected.exp(), log_expected)
     epistemic = spread if covariance is None else covariance
-    return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed)
+    return from_gaussian(mean, epistemic, likelihood, link=link, mc_samples=mc_samples, seed=seed, common=common)
 
 
 def _placed(value: Moments, target: Tensor, device: torch.device) -> Moments:

@@ -127,7 +127,11 @@ def predict(
 
 @dataclass(frozen=True)
 class How:
-    """The keyword arguments of :func:`predict`."""
+    """The keyword arguments of :func:`predict`, and one that it does not have.
+
+    Attributes:
+        common: Whether draws of Gaussian outputs use the same standard normals at all rows.
+    """
 
     likelihood: Likelihood
     mc_samples: int = 64
@@ -138,6 +142,7 @@ class How:
     batch_size: int | None = None
     batch_norm: Any = AUTO
     progress: bool | None = None
+    common: bool = False
 
     def checked(self) -> How:
         """The same arguments after checks, with integers of any type, such as NumPy's, as Python integers.
@@ -226,6 +231,7 @@ def network_outputs(
             return network_outputs(model, posterior, inputs, how, most=most)
     running: dict[str, Any] = {"batch_size": how.batch_size, "progress": how.progress}
     drawing: dict[str, Any] = {"link": how.link or "monte_carlo", "mc_samples": how.mc_samples, "seed": how.seed}
+    drawing["common"] = how.common
     if how.method == "moments":
         covariance = how.link != "probit"  # which makes use of variances alone
         with unsharded(model):

@@ -18,7 +18,7 @@ from bayesadam.posterior import DiagonalGaussian
 from bayesadam.posterior.gaussian import GaussianPosterior
 from bayesadam.posthoc import LaplaceApproximation
 from bayesadam.posthoc.badam import badam_from_moments, unbiased
-from bayesadam.predictive import predict
+from bayesadam.predictive.predict import How, network_outputs
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn.methods import Method
 
@@ -102,18 +102,14 @@ def posteriors(
 def predictions(
     method: Method, network: nn.Module, posterior: Any, likelihood: Likelihood, x: Tensor, *, mc_samples: int, seed: int
 ) -> Predictive:
-    """Return the predictive distribution of one member."""
-    return predict(
-        network,
-        posterior,
-        x,
-        likelihood=likelihood,
-        method=method.predict,
-        mc_samples=mc_samples,
-        seed=seed,
-        batch_size=ROWS,
-        progress=False,
-    )
+    """Return the predictive distribution of one member.
+
+    It is that of :func:`bayesadam.predict`, but draws of Gaussian outputs are the same at all rows, so that the
+    prediction for a row does not depend on the rows before it.
+    """
+    options: dict[str, Any] = {"method": method.predict, "batch_size": ROWS, "progress": False, "common": True}
+    how = How(likelihood, mc_samples, seed, **options)
+    return network_outputs(network, posterior, x, how)(likelihood)
 
 
 def _badam(nets: Population, number: int, num_data: int, precision: float, steps: int) -> GaussianPosterior:

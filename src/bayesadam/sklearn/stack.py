@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -163,8 +163,9 @@ def stacked_predictions(
     if method == "linearized":
         outputs, covariance = stack.linearized(x, likelihoods[0])
         with torch.no_grad():
+            drawing: dict[str, Any] = {"link": "monte_carlo", "mc_samples": mc_samples, "common": True}
             return [
-                from_gaussian(mean, own, likelihood, link="monte_carlo", mc_samples=mc_samples, seed=number)
+                from_gaussian(mean, own, likelihood, seed=number, **drawing)
                 for number, (mean, own, likelihood) in enumerate(zip(outputs, covariance, likelihoods, strict=True))
             ]
     draws = stack.outputs(x)
