@@ -60,10 +60,13 @@ BBVI = {"method": "bbb", "initial_precision": 10.0}
 
 OURS: dict[str, dict[str, Any]] = {
     "vogn": {"method": "vogn", "lr": 0.1, "initial_hessian": 1.0},
-    "ivon": {"method": "ivon", "lr": 0.1, "betas": [0.9, 0.9999], "initial_hessian": 10.0},
+    "ivon": {"method": "ivon", "lr": 0.01, "betas": [0.9, 0.999], "initial_hessian": 10.0},
     "ropd": {"method": "fawn-ropd", "mc_samples": 0, "initial_std": 0.05},
 }
-"""Methods without a published column. Their settings were chosen on folds of yacht and energy, for all data sets."""
+"""Methods without a published column. Their settings were chosen on folds of yacht and energy, for all data sets.
+
+With learning rates of 0.02 and more, IVON diverges in the first epoch where the noise precision is large.
+"""
 
 FEWER_ROUNDS = 10
 """Number of rounds of tuning for the methods in ``OURS``."""
