@@ -1,6 +1,7 @@
 """The parts of a run by themselves: the folder, the settings, and the scores by hand."""
 
 import errno
+import re
 import shlex
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from bayesadam.commands.options import fit_command
 from bayesadam.runs import RunError, Settings, baselines, contents, folder, scores
 from bayesadam.runs.folder import check_place, new_run, partial_path, resumable
 from bayesadam.runs.prepare import prepare
+from bayesadam.tabular import TableError
 
 SETTINGS = Settings("t.csv", "y")
 
@@ -164,6 +166,55 @@ class TestCopies:
         found, _ = self.prepared(tmp_path, copies=[], keep=("nr",))
         assert found.groups is None
         assert not any("cop" in note for note in found.notes)
+
+
+class TestOddCellsOfHeldOutRows:
+    """What a cell means does not depend on whether its row is held out; medians and levels do."""
+
+    def prepared(self, tmp_path, cell, **settings):
+        """Return what is prepared from a table in which a cell of the first held-out row was replaced, and its line."""
+        rng = np.random.default_rng(0)
+        columns = {
+            "price": [f"${x:.2f}" for x in rng.uniform(10, 99, 60)],
+            "day": [f"{d}/{m}/2021" for d, m in rng.integers(1, 13, (60, 2))],
+            "size": [f"{x:.3f}" for x in rng.normal(size=60)],
+            "y": [f"{x:.3f}" for x in rng.normal(size=60)],
+        }
+        path = tmp_path / "t.csv"
+
+        def write():
+            path.write_text("\n".join(map(",".join, [columns, *zip(*columns.values(), strict=True)])))
+
+        write()
+        row = prepare(Settings(str(path), "y")).split.held_out[0]
+        columns[cell[0]][row] = cell[1]
+        write()
+        return prepare(Settings(str(path), "y", **settings)), row + 2
+
+    @pytest.mark.parametrize("cell", [("price", "ask"), ("size", "none here"), ("size", "inf")])
+    def test_are_errors_with_their_line_and_a_remedy(self, tmp_path, cell):
+        name, text = cell
+        found, line = self.prepared(tmp_path, cell, missing=(text,))
+        assert np.isfinite(found.held_out_inputs).all()
+        told = f"column {name!r} must be .*, got '?{re.escape(text)}'? in line {line}"
+        with pytest.raises(TableError, match=told) as raised:
+            self.prepared(tmp_path, cell)
+        assert raised.value.remedy == {"missing": (text,)}
+
+    def test_decide_the_order_of_dates(self, tmp_path):
+        found, _ = self.prepared(tmp_path, ("day", "25/3/2021"))
+        (date,) = (column for column in found.preprocessing.inputs.columns if column.name == "day")
+        assert date.order == "day, month, year"
+
+    def test_decide_about_units(self, tmp_path):
+        found, _ = self.prepared(tmp_path, ("price", "31.00 EUR"))
+        assert "several units" in found.preprocessing.inputs.left_out["price"]
+
+    def test_do_not_move_medians(self, tmp_path):
+        found, _ = self.prepared(tmp_path, ("price", "$9000000.00"))
+        (price,) = (column for column in found.preprocessing.inputs.columns if column.name == "price")
+        assert price.largest < 100
+        assert found.held_out_inputs.max() > 1e4
 
 
 class TestScores:

@@ -92,7 +92,7 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         prepared.notes.extend(notes)
         watcher.stage("scores of the held-out rows")
         truth = prepared.targets[prepared.split.held_out]
-        inputs = prepared.preprocessing.transform(prepared.held_out)
+        inputs = prepared.held_out_inputs
         with _timed(seconds, "predictions"):
             held_out = predict_held_out(estimator, inputs, truth, target)
             known = subset(len(inputs), MAX_POINTS, settings.seed)

@@ -63,6 +63,7 @@ class Prepared:
         split: Indices of training and held-out rows among the rows that are used.
         preprocessing: The preprocessing, learned from the training rows.
         inputs: Matrix of the training rows, ``(N, D)``.
+        held_out_inputs: Matrix of the held-out rows.
         targets: Targets of all rows that are used: values or indices of classes.
         groups: Groups of the training rows, where copies of a row form a group; or None.
         described: Description of every input, see :func:`bayesadam.tabular.describe`.
@@ -75,6 +76,7 @@ class Prepared:
     split: Split
     preprocessing: Preprocessing
     inputs: NDArray[np.float32]
+    held_out_inputs: NDArray[np.float32]
     targets: NDArray[Any]
     groups: NDArray[np.int64] | None
     described: list[dict[str, Any]]
@@ -143,6 +145,7 @@ def prepare(settings: Settings) -> Prepared:
         split=split,
         preprocessing=preprocessing,
         inputs=inputs,
+        held_out_inputs=preprocessing.transform(table, rows=split.held_out, place=place),
         targets=targets,
         groups=None if groups is None else groups[split.training],
         described=[describe(column, table.column(column.name)) for column in preprocessing.inputs.columns],

@@ -53,16 +53,20 @@ def choose(
     column: pa.ChunkedArray,
     place: Place,
     *,
+    whole: pa.ChunkedArray | None = None,
+    whole_place: Place | None = None,
     keep: bool = False,
     decimal: str = ".",
     day_first: bool = False,
 ) -> Column | LeftOut:
-    """Choose the interpretation of a column from its training rows.
+    """Choose the interpretation of a column from its training rows, and whether text is numbers or dates from all rows.
 
     Args:
         name: Name of the column.
-        column: Values of the column.
-        place: Function that returns the place of a row for messages.
+        column: Values of the training rows.
+        place: Function that returns the place of a training row for messages.
+        whole: Values of all rows, including those held out; by default those of the training rows.
+        whole_place: Function that returns the place of one of all rows.
         keep: Whether numbers are an input even if they look like row numbers or identifiers.
         decimal: Decimal mark of numbers that are text.
         day_first: Whether 3/4/2021 is in April, if the column is ambiguous.
@@ -80,7 +84,8 @@ def choose(
             return LeftOut(_constant(known))
         return (Truth if pa.types.is_boolean(kind) else Date).fit(column, name, place)
     if is_text(kind):
-        return _choose_text(name, column, place, keep, decimal, day_first)
+        everything = (column, place) if whole is None else (whole, whole_place or place)
+        return _choose_text(name, column, place, *everything, keep, decimal, day_first)
     return LeftOut(f"it is of the type {kind}, which is neither numbers nor text")
 
 
@@ -129,15 +134,24 @@ def _choose_number(
 
 
 def _choose_text(
-    name: str, column: pa.ChunkedArray, place: Place, keep: bool, decimal: str, day_first: bool
+    name: str,
+    column: pa.ChunkedArray,
+    place: Place,
+    whole: pa.ChunkedArray,
+    whole_place: Place,
+    keep: bool,
+    decimal: str,
+    day_first: bool,
 ) -> Column | LeftOut:
     counts = level_counts(column)
-    levels, rows = pa.array(list(counts), pa.string()), sum(counts.values())
+    levels = pa.array(list(counts if whole is column else level_counts(whole)), pa.string())
+    rows = sum(counts.values())
     if len(counts) == 1 and not column.null_count:
         return LeftOut(_constant(column))
 
     def refuse(rule: str, odd: NDArray[np.bool_]) -> TableError:
-        return odd_texts(f"column {name!r} must be {rule}", column, levels.filter(pa.array(odd)), place, drop=(name,))
+        texts = levels.filter(pa.array(odd))
+        return odd_texts(f"column {name!r} must be {rule}", whole, texts, whole_place, drop=(name,))
 
     if found := order_of(levels, day_first=day_first):
         order, _, odd = found

@@ -44,7 +44,7 @@ class Inputs:
         decimal: str | None = None,
         day_first: bool = False,
     ) -> Inputs:
-        """Learn from training rows.
+        """Learn from training rows; all rows determine only whether text is numbers, dates or categories.
 
         Args:
             table: The table with all rows.
@@ -66,12 +66,14 @@ class Inputs:
         keepable: list[str] = []
         where = place if rows is None else (lambda row: place(int(rows[row])))
         names = [name for name in table.column_names if name not in reasons]
-        values = {name: table.column(name) if rows is None else table.column(name).take(rows) for name in names}
-        decimals = _decimals(values, decimal)
+        decimals = _decimals({name: table.column(name) for name in names}, decimal)
         for name in names:
             kept = keep is None or name in keep
+            whole = table.column(name)
+            reading: dict[str, Any] = {"whole": whole, "whole_place": place, "decimal": decimals[name]}
             try:
-                choice = choose(name, values[name], where, keep=kept, decimal=decimals[name], day_first=day_first)
+                column = whole if rows is None else whole.take(rows)
+                choice = choose(name, column, where, keep=kept, day_first=day_first, **reading)
                 if isinstance(choice, LeftOut) and kept and keep is not None:
                     message = f"`keep` must be a column that can be an input, got {name!r}: {choice.reason}"
                     raise TableError(message, drop=(name,))
