@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from bayesadam.demo.effort import Advance, Effort, Part, seed_of
 from bayesadam.likelihoods import Gaussian
+from bayesadam.likelihoods.base import seeded
 from bayesadam.optim import IVON
 from bayesadam.predictive import predict
 
@@ -69,8 +70,7 @@ def _estimator(x: Tensor, y: Tensor, effort: Effort, seed: int, advance: Advance
 
 
 def _ivon(x: Tensor, y: Tensor, effort: Effort, seed: int, advance: Advance) -> Any:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, torch.device("cpu")):
         network = nn.Sequential(nn.Linear(1, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 1))
     likelihood = Gaussian(NOISE**-2)
     optimizer = IVON(

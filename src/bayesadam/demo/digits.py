@@ -14,6 +14,7 @@ from bayesadam import metrics
 from bayesadam.calibration import calibrate
 from bayesadam.demo.effort import Advance, Effort, Part, Rows, differences, mean_rows, seed_of
 from bayesadam.likelihoods import Categorical
+from bayesadam.likelihoods.base import seeded
 from bayesadam.optim import IVON
 from bayesadam.posterior import DiagonalGaussian
 from bayesadam.predictive import predict
@@ -104,8 +105,7 @@ def photographs() -> Tensor:
 
 
 def _network(seed: int) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed, torch.device("cpu")):
         return nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
 
 
