@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 
@@ -31,6 +32,26 @@ main()
 
 def process(*arguments, folder):
     return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["fit", "t.csv", "--nope"], "no such option: --nope .*; see bayesadam fit --help"),
+        (["nope"], "no such command 'nope'; see bayesadam --help"),
+        (["predict"], "missing argument 'run'; see bayesadam predict --help"),
+        (["fit", "t.csv", "--members", "many"], "invalid value for '--members': .*; see bayesadam fit --help"),
+        (["methods", "one"], r"got unexpected extra argument.*; see bayesadam methods --help"),
+    ],
+)
+def test_a_misspelt_command_is_one_line(arguments, told, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["bayesadam", *arguments])
+    with pytest.raises(SystemExit) as stopped:
+        cli.main()
+    assert stopped.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert re.fullmatch(f"bayesadam: {told}\n", err)
 
 
 @pytest.fixture
