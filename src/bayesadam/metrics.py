@@ -131,12 +131,30 @@ def predictive_crps(
         return _gaussian_crps(prediction.mean, prediction.variance, target)
     if isinstance(prediction, MixturePredictive):
         return _crps_of_draws(prediction.sample(DRAWS).double(), target)
-    levels = (torch.arange(LEVELS, dtype=torch.float64, device=target.device) + 0.5) / LEVELS
+    return quantile_crps(prediction.quantile(spaced_levels(LEVELS, target.device)), target)
+
+
+def quantile_crps(quantiles: Tensor, target: Tensor) -> Tensor:
+    """Continuous ranked probability score of every element, from quantiles: twice their mean quantile score.
+
+    Args:
+        quantiles: Quantiles ``(L, *shape)`` at the probabilities ``(i + 1/2) / L`` of :func:`spaced_levels`.
+        target: Targets of that shape.
+
+    Returns:
+        Scores of the same shape, in float64 (Laio and Tamea 2007, eq. 6).
+    """
+    _same_shape("target", target, quantiles[0], "quantiles")
     total = torch.zeros_like(target, dtype=torch.float64)
-    for level, value in zip(levels, prediction.quantile(levels), strict=True):
+    for level, value in zip(spaced_levels(len(quantiles), target.device), quantiles, strict=True):
         gap = target.double() - value.double()
         total += torch.where(gap >= 0, level * gap, (level - 1.0) * gap)
-    return 2.0 * total / LEVELS
+    return 2.0 * total / len(quantiles)
+
+
+def spaced_levels(count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Evenly spaced probabilities ``(i + 1/2) / count`` in float64."""
+    return (torch.arange(count, dtype=torch.float64, device=device) + 0.5) / count
 
 
 def coverage(lower: Tensor, upper: Tensor, target: Tensor) -> float:

@@ -105,6 +105,7 @@ class TestTransformedTargets:
         np.testing.assert_allclose(outside.predict(x), inside.predict(x), rtol=0.01)
         np.testing.assert_allclose(outside.predict_interval(x, 0.8), inside.predict_interval(x, 0.8), rtol=1e-3)
         assert interval_score(outside, x, y) == pytest.approx(interval_score(inside, x, y), rel=1e-3)
+        assert neg_crps(outside, x, y) == pytest.approx(neg_crps(inside, x, y), rel=1e-3)
         with pytest.raises(ValueError, match=r"^coverage must be in \(0, 1\), got 1$"):
             outside.predict_interval(x, 1)
         with pytest.raises(ValueError, match=r"^return_std must be False with quantiles=\[0.5\], got True$"):
