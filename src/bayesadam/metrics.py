@@ -131,7 +131,7 @@ def predictive_crps(
         return _gaussian_crps(prediction.mean, prediction.variance, target)
     if isinstance(prediction, MixturePredictive):
         return _crps_of_draws(prediction.sample(DRAWS).double(), target)
-    return quantile_crps(prediction.quantile(spaced_levels(LEVELS, target.device)), target)
+    return quantile_crps(prediction.quantile(spaced_levels(LEVELS, device=target.device)), target)
 
 
 def quantile_crps(quantiles: Tensor, target: Tensor) -> Tensor:
@@ -146,13 +146,13 @@ def quantile_crps(quantiles: Tensor, target: Tensor) -> Tensor:
     """
     _same_shape("target", target, quantiles[0], "quantiles")
     total = torch.zeros_like(target, dtype=torch.float64)
-    for level, value in zip(spaced_levels(len(quantiles), target.device), quantiles, strict=True):
+    for level, value in zip(spaced_levels(len(quantiles), device=target.device), quantiles, strict=True):
         gap = target.double() - value.double()
         total += torch.where(gap >= 0, level * gap, (level - 1.0) * gap)
     return 2.0 * total / len(quantiles)
 
 
-def spaced_levels(count: int, device: torch.device | str = "cpu") -> Tensor:
+def spaced_levels(count: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Evenly spaced probabilities ``(i + 1/2) / count`` in float64."""
     return (torch.arange(count, dtype=torch.float64, device=device) + 0.5) / count
 
