@@ -40,6 +40,7 @@ def test_known_noise_chooses_it_and_then_nothing_is_left_out_or_calibrated():
         "epistemic": [1.0],
         "aleatoric": [1.0],
         "error": [0.0],
+        "linear": [[1.0]],
     }
     assert np.isnan(known.history_["held_out_nll"]).all()
     with pytest.raises(ValueError, match="^method must not be 'cross' if members left out no rows"):

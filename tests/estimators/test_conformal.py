@@ -6,7 +6,7 @@ from sklearn.utils import check_random_state
 from bayesadam.conformal import cross_interval, cross_prediction_set, prediction_set
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.linear import linear_parts
+from bayesadam.sklearn.linear import logistic_parts
 from bayesadam.sklearn.plan import plan
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
@@ -38,6 +38,9 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     pairs, folds = by_members(len(x))
     standardised = regressor._inputs(x)
     means = np.stack([regressor._member(standardised, member)[0, :, 0] for member in range(4)])
+    share, *others = regressor.calibration_["linear"][:, 0]
+    pairs_of_parts = zip(others, regressor._linear, strict=True)
+    means = share * means + sum(w * part.outputs(standardised.numpy())[:, 0] for w, part in pairs_of_parts)
     means = torch.from_numpy(regressor._y_mean + regressor._y_std * means)
     models = torch.stack([means[torch.from_numpy(pair)].mean(0) for pair in pairs])
     left_out = models[folds, torch.arange(len(x))]
@@ -59,7 +62,7 @@ def test_cross_sets_are_those_of_the_members_that_left_rows_out(classifier, blob
     pairs, folds = by_members(len(x))
     codes = torch.from_numpy(np.searchsorted(classifier.classes_, labels))
     standardised, (at, weights) = classifier._inputs(x), classifier.calibration_.values()
-    regressions = linear_parts(standardised.numpy(), codes.numpy(), 3, np.ones(len(x)), planned(len(x)))
+    regressions = logistic_parts(standardised.numpy(), codes.numpy(), 3, np.ones(len(x)), planned(len(x)))
     assert sum(weights) > 0.1
     powers = [torch.exp(classifier._member_log_probs(standardised, member) / at) for member in range(4)]
 

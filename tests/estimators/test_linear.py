@@ -4,7 +4,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
-from bayesadam.sklearn.linear import FEWEST, FOLDS, PIECES, STRENGTHS, LinearPart, linear_parts
+from bayesadam.sklearn.linear import FEWEST, FOLDS, PIECES, STRENGTHS, LinearPart, logistic_parts
 from bayesadam.sklearn.plan import plan
 
 
@@ -21,7 +21,7 @@ def counts():
 @pytest.fixture(scope="module")
 def parts(counts):
     x, labels, divided = counts
-    return linear_parts(x, labels, 3, np.ones(300), divided)
+    return logistic_parts(x, labels, 3, np.ones(300), divided)
 
 
 def density(log_probs, labels):
@@ -80,14 +80,14 @@ def test_they_do_not_extrapolate(parts, counts):
 def test_weights_of_rows(counts):
     x, labels, divided = counts
     weight = np.where(labels == 2, 1e-3, 1.0)
-    for part, _ in linear_parts(x, labels, 3, weight, divided):
+    for part, _ in logistic_parts(x, labels, 3, weight, divided):
         assert np.exp(part.log_probs(x))[:, 2].mean() < 0.05
 
 
 def test_where_all_members_leave_out_the_same_rows(counts):
     x, labels, _ = counts
     divided = plan(300, 1, np.arange(300), 0)
-    for _, found in linear_parts(x, labels, 3, np.ones(300), divided):
+    for _, found in logistic_parts(x, labels, 3, np.ones(300), divided):
         np.testing.assert_array_equal(np.isfinite(found).all(1), divided.left_out[0])
 
 
@@ -95,7 +95,7 @@ def test_a_class_that_a_fold_does_not_have(counts):
     x, labels, divided = counts
     rare = np.where(labels == 2, 0, labels)
     rare[7] = 2
-    for part, found in linear_parts(x, rare, 3, np.ones(300), divided):
+    for part, found in logistic_parts(x, rare, 3, np.ones(300), divided):
         assert np.isfinite(found).all()
         assert found[7, 2] < np.log(0.05)
         assert np.isfinite(part.log_probs(x)).all()
@@ -104,17 +104,17 @@ def test_a_class_that_a_fold_does_not_have(counts):
 def test_where_there_are_none(counts):
     x, labels, divided = counts
     few = plan(FEWEST - 1, 4, np.arange(FEWEST - 1), 0)
-    assert linear_parts(x[: FEWEST - 1], labels[: FEWEST - 1], 3, np.ones(FEWEST - 1), few) == []
+    assert logistic_parts(x[: FEWEST - 1], labels[: FEWEST - 1], 3, np.ones(FEWEST - 1), few) == []
     alone = (np.arange(300) == 7).astype(int)
-    assert linear_parts(x, alone, 2, np.ones(300), divided) == []
-    assert linear_parts(np.zeros((300, 2)), labels, 3, np.ones(300), divided) == []
+    assert logistic_parts(x, alone, 2, np.ones(300), divided) == []
+    assert logistic_parts(np.zeros((300, 2)), labels, 3, np.ones(300), divided) == []
 
 
 def test_too_many_features_for_pieces():
     generator = np.random.default_rng(0)
     x = generator.standard_normal((120, 400))
     labels = generator.integers(12, size=120)
-    found = linear_parts(x, labels, 12, np.ones(120), plan(120, 4, np.arange(120), 0))
+    found = logistic_parts(x, labels, 12, np.ones(120), plan(120, 4, np.arange(120), 0))
     assert [len(part.column) for part, _ in found] == [400]
 
 

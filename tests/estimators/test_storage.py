@@ -92,8 +92,8 @@ def test_damaged_files(curve, tmp_path):
         path.write_text(broken)
         with pytest.raises(ValueError, match=r"model\.json must be what save\(\) wrote"):
             load_estimator(tmp_path)
-    write_json(path, {**json.loads(text), "version": 5})
-    with pytest.raises(ValueError, match=r"model\.json must be of version 4 \(update bayesadam\?\), got 5"):
+    write_json(path, {**json.loads(text), "version": 6})
+    with pytest.raises(ValueError, match=r"model\.json must be of version 5 \(update bayesadam\?\), got 6"):
         load_estimator(tmp_path)
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -236,6 +236,18 @@ def test_a_classifier_of_version_3(tmp_path):
     read.save(tmp_path)
     for model in (read, load_estimator(tmp_path)):
         np.testing.assert_allclose(model.predict_proba(told["rows"])[0], told["probs"][0], rtol=1e-4)
+
+
+def test_a_regression_of_version_4(tmp_path):
+    """With predictions of that version, in which regressions had networks only."""
+    told = json.loads((EARLIER / "predictions.json").read_text())["networks"]
+    read = load_estimator(EARLIER / "networks")
+    np.testing.assert_array_equal(read.calibration_["linear"], [[1.0]])
+    read.save(tmp_path)
+    for model in (read, load_estimator(tmp_path)):
+        mean, std = model.predict(told["rows"], return_std=True)
+        np.testing.assert_allclose(mean, told["mean"], rtol=1e-4)
+        np.testing.assert_allclose(std, told["std"], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import minimize
+from scipy.optimize import minimize, nnls
 from torch import Tensor
 
 from bayesadam.calibration.search import least
@@ -209,6 +209,39 @@ def output_scale(
 def scaled(outputs: Tensor, factor: float) -> Tensor:
     """Multiply the variance of draws ``(S, ...)`` by a factor."""
     return outputs if factor == 1.0 else torch.lerp(outputs.mean(0), outputs, math.sqrt(factor))
+
+
+def mean_weights(
+    predictions: Floats, target: Floats, weight: Floats, excess: float, before: Floats | None = None
+) -> Floats:
+    """Return the weights, not negative, of the models whose weighted sum has the least squared error on held-out rows.
+
+    The first model is the ensemble of networks. A held-out row is predicted by few of its members, whose mean varies
+    more than that of all members, which makes the networks look worse than they are. This excess is subtracted. The
+    weights are shrunk to the networks alone, or to earlier weights, by a Gaussian prior that counts as two rows, or as
+    ``KNOWN`` rows.
+
+    Args:
+        predictions: Predictions of all models for rows that they have not seen, ``(1 + P, N)``.
+        target: Targets of these rows, ``(N,)``.
+        weight: Weights of the rows, ``(N,)``.
+        excess: Variance of the networks' predictions, less that of the mean of all members.
+        before: Earlier weights, ``(1 + P,)``.
+
+    Returns:
+        ``(1 + P,)``.
+    """
+    share = weight / weight.sum()
+    gram, moments = (predictions * share) @ predictions.T, predictions @ (share * target)
+    center, count = (np.eye(len(gram))[0], PRIOR) if before is None else (before, KNOWN)
+    error = share @ (center @ predictions - target) ** 2
+    prior = max(count * float(error) / effective_rows(weight), SMALLEST)
+    gram += prior * np.eye(len(gram))
+    moments += prior * center
+    own = 1.0 / np.linalg.inv(gram)[0, 0]  # of the networks, which the other models do not explain
+    gram[0, 0] -= min(excess, 0.9 * own)
+    root = np.linalg.cholesky(gram)
+    return np.asarray(nnls(root.T, np.linalg.solve(root, moments))[0])
 
 
 def temperature(

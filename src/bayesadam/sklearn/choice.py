@@ -20,6 +20,7 @@ from torch import Tensor
 from bayesadam.likelihoods import Likelihood
 from bayesadam.scaling import column_scales, standardized
 from bayesadam.sklearn import likelihoods
+from bayesadam.sklearn.ridge import ridge
 from bayesadam.sklearn.rows import numbered
 from bayesadam.sklearn.target_transform import NAMES, fitted, require
 
@@ -35,9 +36,6 @@ FOLDS = 5
 FEATURES = 200
 FEW_FEATURES = 100
 """Number of hidden units for likelihoods that are not Gaussian. It is small because their regressions are iterative."""
-
-PENALTIES = 10.0 ** np.arange(-4.0, 5.0)
-"""Penalties of the ridge regressions, for features and noise of variance 1."""
 
 FEW_PENALTIES = (1.0, 10.0, 100.0)
 ITERATIONS = 8
@@ -158,7 +156,8 @@ def transform_nlls(
         functions = [fitted(name, own[train], weight[train]) for own, name in pairs]
         values = np.stack([f(torch.tensor(own)).numpy() for f, (own, _) in zip(functions, pairs, strict=True)], axis=1)
         mean, std = column_scales(values[train], weight[train])
-        center, variance = _ridge(design[train], (values[train] - mean) / std, weight[train], design[test])
+        coefficients, variance = ridge(design[train], (values[train] - mean) / std, weight[train])
+        center = coefficients[0] + design[test] @ coefficients[1:]
         white = ((values[test] - mean) / std - center) / np.sqrt(variance)
         slopes = [f.log_slope(torch.tensor(own[test])).numpy() for f, (own, _) in zip(functions, pairs, strict=True)]
         noise = 0.5 * np.log(2.0 * math.pi * variance) + np.log(std)
@@ -263,26 +262,3 @@ def _features(inputs: Floats, most: int) -> Floats:
     design = np.concatenate([inputs, hidden], axis=1) if inputs.shape[1] <= FEATURES else hidden
     mean, std = column_scales(design)
     return np.asarray((design - mean) / std)
-
-
-def _ridge(design: Floats, values: Floats, weight: Floats, new: Floats) -> tuple[Floats, Floats]:
-    """Return predictions of new rows and the variances of their errors, for every column of the values."""
-    share = np.sqrt(weight / weight.mean())[:, None]
-    ones, new_ones = np.ones((len(design), 1)), np.ones((len(new), 1))
-    a, b = share * np.concatenate([ones, design], 1), share * values
-    eigenvalues, vectors = np.linalg.eigh(a.T @ a)
-    kept = eigenvalues > 1e-9 * eigenvalues[-1]
-    eigenvalues, vectors = eigenvalues[kept], vectors[:, kept]
-    scores, moments = a @ vectors, vectors.T @ (a.T @ b)
-    best = np.full(values.shape[1], np.inf)
-    center = np.zeros((len(new), values.shape[1]))
-    projected = np.concatenate([new_ones, new], 1) @ vectors
-    for penalty in PENALTIES:
-        inverse = 1.0 / (eigenvalues + penalty)
-        leverage = (scores**2 @ inverse)[:, None]
-        errors = (b - scores @ (inverse[:, None] * moments)) / np.maximum(1.0 - leverage, 1e-6)
-        error = (errors**2).sum(0) / len(design)
-        better = error < best
-        best = np.where(better, error, best)
-        center[:, better] = (projected @ (inverse[:, None] * moments))[:, better]
-    return center, np.maximum(best, 1e-12)

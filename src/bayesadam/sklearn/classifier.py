@@ -25,7 +25,7 @@ from bayesadam.sklearn.base import Array, BayesianMLP, continues
 from bayesadam.sklearn.calibration import pool, temperature, tempered
 from bayesadam.sklearn.conformal import SETS, LeftOutScores, check_method
 from bayesadam.sklearn.failures import all_or_nothing
-from bayesadam.sklearn.linear import LinearPart, linear_parts
+from bayesadam.sklearn.linear import LinearPart, logistic_parts
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.rows import require_single, weighed
 from bayesadam.sklearn.training import TrainingStatus, weighted_mean
@@ -350,7 +350,7 @@ class BayesianMLPClassifier(ClassifierMixin, BayesianMLP):  # type: ignore[misc]
         labels, own_weight = targets.cpu()[rows][whole], torch.from_numpy(weight[rows][whole])
         parts = []
         if before is None and not self._networks_only:
-            parts = linear_parts(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
+            parts = logistic_parts(_numbers(inputs), targets.cpu().numpy(), len(self.classes_), weight, divided)
         if parts:
             self._linear = [part for part, _ in parts]
             unseen = torch.from_numpy(np.stack([log_probs[rows][whole] for _, log_probs in parts]))

@@ -18,8 +18,9 @@ from bayesadam.predictive import MixturePredictive, RegressionPredictive
 from bayesadam.predictive.result import Predictive
 from bayesadam.sklearn import likelihoods, target_transform
 from bayesadam.sklearn.base import Array, BayesianMLP
-from bayesadam.sklearn.calibration import Scales, output_scale, scaled
+from bayesadam.sklearn.calibration import Scales, mean_weights, output_scale, scaled
 from bayesadam.sklearn.conformal import LeftOutScores
+from bayesadam.sklearn.linear import LinearPart, ridge_parts
 from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
 from bayesadam.sklearn.plan import Plan
 from bayesadam.sklearn.reach import Reach
@@ -39,6 +40,7 @@ class RegressionEnsemble(BayesianMLP):
     _y_std: Array
     _patterns: list[NoisePattern | None]
     _reach: Reach | None
+    _linear: list[LinearPart]
     _between: bool
     """Whether to add the variance between members with posteriors; false for files up to version 2."""
 
@@ -76,6 +78,9 @@ class RegressionEnsemble(BayesianMLP):
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
         width = len(self._y_mean)
+        shares = np.ones((1, width)) if before is None else before["linear"]
+        if before is None:
+            self._linear = []
         scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
         known: list[Any] = [None] * width
         patterns: list[NoisePattern | None] = [None] * width
@@ -96,6 +101,11 @@ class RegressionEnsemble(BayesianMLP):
                 own = np.flatnonzero(divided.left_out[member])
                 found[:, member, own] = self._member(inputs[torch.from_numpy(own).to(inputs.device)], member)
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
+            if self._learned_noise:
+                excess = _excess(found[0][:, rows], divided.left_out[:, rows, None], weight[rows])
+                earlier = None if before is None else before["linear"]
+                shares = self._weigh_regressions(divided, inputs, targets, weight, mean, excess, earlier)
+            mean = self._pooled(mean, as_array(inputs)[rows], shares)
             residual = as_array(targets)[rows] - mean
             self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual))
             own_inputs = as_array(inputs)[rows]
@@ -119,7 +129,43 @@ class RegressionEnsemble(BayesianMLP):
             "epistemic": np.array([found.epistemic for found in scales]),
             "aleatoric": np.array([found.aleatoric for found in scales]),
             "error": np.array([found.error for found in scales]),
+            "linear": shares,
         }
+
+    def _weigh_regressions(
+        self,
+        divided: Plan,
+        inputs: Tensor,
+        targets: Tensor,
+        weight: Array,
+        mean: Array,
+        excess: Array,
+        before: Array | None,
+    ) -> Array:
+        """Return the weights, ``(1 + P, K)``, of the networks' mean and of the regressions, which are fitted first.
+
+        If no regression has a weight, they are not kept. Regressions of an earlier fit are not fitted again.
+        """
+        rows, known, values = divided.rows, as_array(inputs), as_array(targets)
+        if before is None:
+            found = ridge_parts(known, values, weight, divided)
+        else:
+            found = [(part, part.outputs(known)) for part in self._linear]
+        shares = np.ones((1 + len(found), values.shape[1]))
+        for output in range(values.shape[1] if found else 0):
+            models = np.stack([mean[:, output], *(unseen[rows, output] for _, unseen in found)])
+            earlier = None if before is None else before[:, output]
+            shares[:, output] = mean_weights(models, values[rows, output], weight[rows], excess[output], earlier)
+        if not shares[1:].any():
+            self._linear = []
+            return np.ones((1, values.shape[1]))
+        self._linear = [part for part, _ in found]
+        return shares
+
+    def _pooled(self, mean: Array, inputs: Array, shares: Array) -> Array:
+        """Return the weighted sum of the networks' means, ``(..., N, K)``, and the regressions' predictions."""
+        pairs = zip(shares[1:], self._linear, strict=True)
+        return np.asarray(shares[0] * mean + sum(share * part.outputs(inputs) for share, part in pairs))
 
     def _output_scale(
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
@@ -159,6 +205,7 @@ class RegressionEnsemble(BayesianMLP):
         found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
         mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
+        mean = self._pooled(mean, inputs, self.calibration_["linear"])
         aleatoric = self.calibration_["aleatoric"] * aleatoric
         for output, pattern in enumerate(self._patterns):
             if pattern is not None:
@@ -176,6 +223,7 @@ class RegressionEnsemble(BayesianMLP):
         parts = []
         for part in self._in_parts(X):
             means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
+            means = self._pooled(means, as_array(part), self.calibration_["linear"])
             ends = intervals_of_errors(errors, folds, kept.models(means), coverage)
             values = [self._y_mean + self._y_std * as_array(end) for end in ends]
             parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
@@ -211,6 +259,20 @@ class RegressionEnsemble(BayesianMLP):
             with torch.no_grad():
                 return -float(weighted_mean(likelihood.log_density(center, targets).double(), weight))
         return float(weighted_mean((center - targets).double().square(), weight).log().sum())
+
+
+def _excess(means: Array, there: Array, weight: Array) -> Array:
+    """Return by how much the mean of the members that left out a row varies more than that of all members, ``(K,)``.
+
+    Args:
+        means: Predictive means of the members, ``(M, N, K)``.
+        there: Mask of the members that left out each row, ``(M, N, 1)``.
+        weight: Weights of the rows, ``(N,)``.
+    """
+    count = there.sum(0)
+    center = (means * there).sum(0) / count
+    variance = ((means - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+    return np.average(variance * (1.0 / count - 1.0 / len(there)), axis=0, weights=weight)
 
 
 def _member_moments(pred: Predictive) -> Array:

@@ -1,4 +1,6 @@
-"""Logistic regressions that complement a classifier's networks: a linear one, and an additive, piecewise linear one.
+"""Regressions that complement an estimator's networks: a linear one, and an additive, piecewise linear one.
+
+They are ridge regressions for numbers, and logistic regressions for classes.
 
 From little data, networks with few units learn linear functions and functions with kinks less well than models that
 consist of such functions. An input with a skewed distribution, such as a count, is divided at its quantiles (Gorishniy
@@ -8,7 +10,7 @@ et al. 2022, section 3.2), so that its few large values do not determine the fun
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +21,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
 from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn.ridge import ridge
 
 Floats = NDArray[Any]
 Pieces = tuple[NDArray[np.int64], Floats, Floats]
@@ -42,14 +45,14 @@ the rows, but at least 1,000 rows or all.
 
 @dataclass(frozen=True)
 class LinearPart:
-    """A logistic regression on ``clip((x[column] - low) / (high - low), 0, 1)``, which does not extrapolate.
+    """A regression on ``clip((x[column] - low) / (high - low), 0, 1)``, which does not extrapolate.
 
     Attributes:
         column: Index of the input of every piece, ``(E,)``.
         low: Lower end of every piece, ``(E,)``.
         high: Upper end of every piece, ``(E,)``.
-        coefficient: Coefficients of the classes, ``(C, E)``.
-        intercept: Intercepts of the classes, ``(C,)``.
+        coefficient: Coefficients of the outputs, which are numbers or logits of classes, ``(C, E)``.
+        intercept: Intercepts of the outputs, ``(C,)``.
     """
 
     column: NDArray[np.int64]
@@ -58,22 +61,26 @@ class LinearPart:
     coefficient: Floats
     intercept: Floats
 
-    def log_probs(self, inputs: Floats) -> Floats:
-        """Return log probabilities of the classes, ``(N, C)``, for standardised inputs ``(N, D)``."""
+    def outputs(self, inputs: Floats) -> Floats:
+        """Return the outputs, ``(N, C)``, for standardised inputs ``(N, D)``."""
         at_once = max(1, int(LARGEST // max(1, len(self.column))))
         found = np.empty((len(inputs), len(self.intercept)))
         for first in range(0, len(inputs), at_once):
             features = _encoded(inputs[first : first + at_once], self.column, self.low, self.high)
-            found[first : first + at_once] = log_softmax(features @ self.coefficient.T + self.intercept, axis=1)
+            found[first : first + at_once] = features @ self.coefficient.T + self.intercept
         return found
+
+    def log_probs(self, inputs: Floats) -> Floats:
+        """Return log probabilities of the classes, ``(N, C)``, for standardised inputs ``(N, D)``."""
+        return np.asarray(log_softmax(self.outputs(inputs), axis=1))
 
     def record(self) -> dict[str, Any]:
         """Return a dictionary that can be written as JSON."""
         return {name: value.tolist() for name, value in vars(self).items()}
 
     @classmethod
-    def read(cls, record: Mapping[str, Any], inputs: int, classes: int) -> LinearPart:
-        """Create the regression from the dictionary of :meth:`record`, for a number of inputs and of classes.
+    def read(cls, record: Mapping[str, Any], inputs: int, outputs: int) -> LinearPart:
+        """Create the regression from the dictionary of :meth:`record`, for a number of inputs and of outputs.
 
         Raises:
             ValueError: The dictionary is not one that :meth:`record` returned.
@@ -81,7 +88,7 @@ class LinearPart:
         values: dict[str, Any] = {name: np.array(value, dtype=np.float64) for name, value in record.items()}
         found = cls(**{**values, "column": np.array(record["column"], dtype=np.int64)})
         pieces = found.column.shape
-        shapes = {"coefficient": (classes, *pieces), "intercept": (classes,)}
+        shapes = {"coefficient": (outputs, *pieces), "intercept": (outputs,)}
         for name, value in vars(found).items():
             if value.shape != shapes.get(name, pieces) or value.ndim == 0 or not np.isfinite(value).all():
                 raise ValueError(f"{name} of the linear part must be finite numbers in order, got {record[name]!r}")
@@ -90,10 +97,10 @@ class LinearPart:
         return found
 
 
-def linear_parts(
+def logistic_parts(
     inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: Plan
 ) -> list[tuple[LinearPart, Floats]]:
-    """Fit a linear and an additive regression, with log probabilities of rows from fits that have not seen them.
+    """Fit a linear and an additive logistic regression, with log probabilities of rows that a fit has not seen.
 
     Args:
         inputs: Standardised, ``(N, D)``.
@@ -106,30 +113,62 @@ def linear_parts(
         Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. The
         list is empty with fewer than 40 rows, and has only the first regression if the second has too many features.
     """
-    folds = [divided.left_out[0]] if divided.shared else [divided.fold % FOLDS == fold for fold in range(FOLDS)]
-    folds = [fold for fold in folds if fold.any()]
+    folds = _folds(divided)
     if len(labels) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
         return []
     found = []
-    ends, parts = _pieces(inputs, 1), _pieces(inputs, PIECES)
-    both: Pieces = (*map(np.concatenate, zip(ends, parts, strict=True)),)  # type: ignore[assignment]
-    for pieces in (ends, both):
-        rows = int(LARGEST // (len(pieces[0]) * (classes if classes > 2 else 1))) if len(pieces[0]) else 0
-        if rows < min(len(labels), 1_000):
-            continue
-        used = _spread(len(labels), rows)
+    for pieces, used in _designs(inputs, classes if classes > 2 else 1):
         candidates = []
         for strength in STRENGTHS:
             unseen = np.full((len(labels), classes), np.nan)
             for fold in folds:
-                part = _fitted(inputs, pieces, labels, classes, weight, used & ~fold, strength)
+                part = _logistic(inputs, pieces, labels, classes, weight, used & ~fold, strength)
                 unseen[fold] = part.log_probs(inputs[fold])
             left_out = np.any(folds, axis=0)
             gain = weight[left_out] @ unseen[left_out, labels[left_out]]
             candidates.append((gain, strength, unseen))
         _, strength, unseen = max(candidates, key=lambda candidate: candidate[0])
-        found.append((_fitted(inputs, pieces, labels, classes, weight, used, strength), unseen))
+        found.append((_logistic(inputs, pieces, labels, classes, weight, used, strength), unseen))
     return found
+
+
+def ridge_parts(inputs: Floats, targets: Floats, weight: Floats, divided: Plan) -> list[tuple[LinearPart, Floats]]:
+    """Fit a linear and an additive ridge regression, with predictions of rows that a fit has not seen.
+
+    Args:
+        inputs: Standardised, ``(N, D)``.
+        targets: Standardised, ``(N, K)``.
+        weight: Weights of the rows, ``(N,)``.
+        divided: The rows that the members leave out.
+
+    Returns:
+        Pairs of a regression and predictions, ``(N, K)``, as for :func:`logistic_parts`.
+    """
+    if len(targets) < FEWEST:
+        return []
+    found = []
+    for pieces, used in _designs(inputs, 1):
+        unseen = np.full(targets.shape, np.nan)
+        for fold in _folds(divided):
+            unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
+        found.append((_ridge(inputs, pieces, targets, weight, used), unseen))
+    return found
+
+
+def _folds(divided: Plan) -> list[NDArray[np.bool_]]:
+    """Return masks of the rows that the fits leave out one after another."""
+    folds = [divided.left_out[0]] if divided.shared else [divided.fold % FOLDS == fold for fold in range(FOLDS)]
+    return [fold for fold in folds if fold.any()]
+
+
+def _designs(inputs: Floats, outputs: int) -> Iterator[tuple[Pieces, NDArray[np.bool_]]]:
+    """Yield the pieces of both regressions, with a mask of the rows that are used, unless they are too many."""
+    ends, parts = _pieces(inputs, 1), _pieces(inputs, PIECES)
+    both: Pieces = (*map(np.concatenate, zip(ends, parts, strict=True)),)  # type: ignore[assignment]
+    for pieces in (ends, both):
+        rows = int(LARGEST // (len(pieces[0]) * outputs)) if len(pieces[0]) else 0
+        if rows >= min(len(inputs), 1_000):
+            yield pieces, _spread(len(inputs), rows)
 
 
 def _pieces(inputs: Floats, most: int) -> Pieces:
@@ -155,7 +194,16 @@ def _spread(count: int, most: int) -> NDArray[np.bool_]:
     return used
 
 
-def _fitted(
+def _ridge(inputs: Floats, pieces: Pieces, targets: Floats, weight: Floats, rows: NDArray[np.bool_]) -> LinearPart:
+    """Fit a ridge regression to some of the rows."""
+    features = _encoded(inputs[rows], *pieces)
+    mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
+    intercept, *coefficients = ridge((features - mean) * scale, targets[rows], weight[rows])[0]
+    coefficient = np.array(coefficients).T * scale
+    return LinearPart(*pieces, coefficient, intercept - coefficient @ mean)
+
+
+def _logistic(
     inputs: Floats,
     pieces: Pieces,
     labels: NDArray[np.int64],
@@ -164,7 +212,7 @@ def _fitted(
     rows: NDArray[np.bool_],
     strength: float,
 ) -> LinearPart:
-    """Fit a regression to some of the rows. A class without any of them gets constant log odds of about one row."""
+    """Fit a logistic regression to some rows. A class without any of them gets constant log odds of about one row."""
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
     model = LogisticRegression(C=strength, max_iter=100)

@@ -28,11 +28,12 @@ from bayesadam.sklearn.noise import NoisePattern
 from bayesadam.sklearn.reach import Reach
 from bayesadam.sklearn.regressor import BayesianMLPRegressor
 
-VERSION = 4
+VERSION = 5
 """Version of the files. Since version 2 there are digests, and ``model.json`` contains that of its posterior. Since
 version 3 a regression has its likelihood, the transforms of its targets and the pattern of the noise, and adds the
 variance between members. Since version 4 a classification has its regressions, and ``left_out`` has the scores of rows
-that members left out, which conformal predictions by "cross" need."""
+that members left out, which conformal predictions by "cross" need. Since version 5 numbers have regressions beside
+the networks, too."""
 POSTERIOR, MODEL = "posterior.safetensors", "model.json"
 NEXT = ".model.json.next"
 """Temporary name of the new ``model.json`` until the posterior to which it belongs is in place."""
@@ -71,7 +72,6 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
         if estimator.classes_.dtype == object:
             told["classes"]["dtype"] = "object"
         told["classes"]["values"] = _plain("classes_", told["classes"]["values"])
-        told["linear"] = [part.record() for part in estimator._linear]
     else:
         assert isinstance(estimator, BayesianMLPRegressor)
         told["targets"] = {"mean": estimator._y_mean.tolist(), "std": estimator._y_std.tolist()}
@@ -91,6 +91,7 @@ def save_estimator(estimator: BayesianMLP, folder: str | os.PathLike[str]) -> st
                 {name: value.tolist() for name, value in likelihood.state_dict().items()}
                 for likelihood in estimator._likelihoods
             ]
+    told["linear"] = [part.record() for part in estimator._linear]
     if estimator._left_out is not None:
         told["left_out"] = estimator._left_out.record()
     if hasattr(estimator, "conformal_scores_"):
@@ -208,6 +209,7 @@ def _restored(told: dict[str, Any], posterior: Mixture) -> BayesianMLPRegressor 
         estimator._template = estimator._likelihood_of(len(estimator._y_mean))
         likelihoods = _likelihoods(estimator, told, members)
         _read_noise(estimator, told)
+        _read_ridge(estimator, told)
     if len(likelihoods) != members:
         raise ValueError(f"likelihoods must be {members}, got {len(likelihoods)}")
     _check_sizes(estimator, posterior)
@@ -279,6 +281,18 @@ def _read_linear(estimator: Any, told: dict[str, Any]) -> None:
     estimator.calibration_["linear"] = weights.tolist()
     sizes = (len(estimator._x_mean), len(estimator.classes_))
     estimator._linear = [LinearPart.read(record, *sizes) for record in records]
+
+
+def _read_ridge(estimator: Any, told: dict[str, Any]) -> None:
+    """Read the regressions that complement a regression's networks. Up to version 4 there were none."""
+    early = told["version"] < 5
+    width = len(estimator._y_mean)
+    records = [] if early else told["linear"]
+    shares = _finite("linear", [[1.0] * width] if early else told["calibration"]["linear"])
+    if shares.shape != (1 + len(records), width) or (shares < 0).any():
+        raise ValueError(f"linear must be weights of at least 0, {1 + len(records)} x {width}, got {shares!r}")
+    estimator.calibration_["linear"] = shares
+    estimator._linear = [LinearPart.read(record, len(estimator._x_mean), width) for record in records]
 
 
 def _read_conformal(estimator: Any, told: dict[str, Any], members: int) -> None:

@@ -1,0 +1,168 @@
+"""Ridge regressions beside the networks of a regression, and their weights."""
+
+import numpy as np
+import pytest
+from scipy.optimize import lsq_linear
+from sklearn.linear_model import RidgeCV
+
+from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn.calibration import PRIOR, mean_weights
+from bayesadam.sklearn.linear import FEWEST, FOLDS, ridge_parts
+from bayesadam.sklearn.plan import plan
+from bayesadam.sklearn.ridge import PENALTIES, ridge
+
+TINY = {"members": 4, "hidden": (6,), "epochs": 60, "random_state": 0}
+
+
+@pytest.fixture(scope="module")
+def additive():
+    """Targets that are a sum of functions of skewed inputs: ``(inputs, targets)``."""
+    generator = np.random.default_rng(0)
+    logs = generator.standard_normal((240, 3))
+    y = logs[:, 0] + np.abs(logs[:, 1]) + 0.2 * generator.standard_normal(240)
+    return np.exp(2.0 * logs), y
+
+
+@pytest.fixture(scope="module")
+def model(additive):
+    return BayesianMLPRegressor(**TINY).fit(*additive)
+
+
+def standardised(values):
+    return (values - values.mean(0)) / values.std(0)
+
+
+def test_the_penalty_is_that_of_leave_one_out():
+    generator = np.random.default_rng(1)
+    design = generator.standard_normal((50, 20))
+    values = np.stack([design[:, 0] + 3.0 * generator.standard_normal(50), design[:, 1]], axis=1)
+    weight = generator.uniform(0.5, 2.0, 50)
+    found, error = ridge(design, values, weight)
+    share = np.sqrt(weight / weight.mean())[:, None]
+    ones = share * np.concatenate([np.ones((50, 1)), design], axis=1)
+    reference = RidgeCV(PENALTIES, fit_intercept=False, alpha_per_target=True).fit(ones, share * values)
+    np.testing.assert_allclose(found, reference.coef_.T, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(error, -reference.best_score_, rtol=1e-6)
+
+
+class TestParts:
+    def test_rows_are_predicted_by_fits_that_have_not_seen_them(self, additive):
+        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
+        divided = plan(240, 4, np.arange(240), 0)
+        moved = y.copy()
+        fold = divided.fold % FOLDS == 1
+        moved[fold] += 100.0
+        for (_, before), (_, after) in zip(
+            *(ridge_parts(x, t, np.ones(240), divided) for t in (y, moved)), strict=True
+        ):
+            np.testing.assert_array_equal(before[fold], after[fold])
+            assert np.abs(before - after)[~fold].mean() > 10.0
+
+    def test_pieces_describe_skewed_inputs(self, additive):
+        x, y = standardised(additive[0]), standardised(additive[1])[:, None]
+        (_, linear), (part, found) = ridge_parts(x, y, np.ones(240), plan(240, 4, np.arange(240), 0))
+        assert np.mean((found - y) ** 2) < 0.4 * np.mean((linear - y) ** 2)
+        np.testing.assert_array_equal(
+            part.outputs(100.0 * np.abs(x).max(0)[None]), part.outputs(np.abs(x).max(0)[None])
+        )
+
+    def test_of_several_targets_are_those_of_each(self, additive):
+        x, y = standardised(additive[0]), standardised(additive[1])
+        divided = plan(240, 4, np.arange(240), 0)
+        both = ridge_parts(x, np.stack([y, -2.0 * y], axis=1), np.ones(240), divided)
+        alone = ridge_parts(x, y[:, None], np.ones(240), divided)
+        for (part, found), (one, expected) in zip(both, alone, strict=True):
+            np.testing.assert_allclose(found, expected * [1.0, -2.0], rtol=1e-6, atol=1e-9)
+            np.testing.assert_allclose(part.outputs(x), one.outputs(x) * [1.0, -2.0], rtol=1e-6, atol=1e-9)
+
+    def test_there_are_none_for_few_rows_or_constant_inputs(self):
+        few = plan(FEWEST - 1, 4, np.arange(FEWEST - 1), 0)
+        assert ridge_parts(np.eye(FEWEST - 1), np.ones((FEWEST - 1, 1)), np.ones(FEWEST - 1), few) == []
+        assert ridge_parts(np.zeros((60, 2)), np.ones((60, 1)), np.ones(60), plan(60, 4, np.arange(60), 0)) == []
+
+
+class TestWeights:
+    def test_have_the_least_squared_error(self):
+        generator = np.random.default_rng(2)
+        models = generator.standard_normal((3, 400))
+        target = 0.5 * models[0] + 0.3 * models[1] - 0.4 * models[2] + generator.standard_normal(400)
+        weight = generator.uniform(0.5, 2.0, 400)
+        share = weight / weight.sum()
+        prior = PRIOR * (share @ (models[0] - target) ** 2) * (weight**2).sum() / weight.sum() ** 2
+        rows = np.concatenate([(np.sqrt(share) * models).T, np.sqrt(prior) * np.eye(3)])
+        values = np.concatenate([np.sqrt(share) * target, np.sqrt(prior) * np.eye(3)[0]])
+        expected = lsq_linear(rows, values, bounds=(0.0, np.inf), tol=1e-12).x
+        found = mean_weights(models, target, weight, 0.0)
+        np.testing.assert_allclose(found, expected, atol=1e-6)
+        assert found[2] == 0.0
+
+    def test_are_those_of_the_whole_ensemble_although_few_members_predict_a_row(self):
+        generator = np.random.default_rng(3)
+        truth, rows = generator.standard_normal(20_000), np.ones(20_000)
+        target = truth + 0.3 * generator.standard_normal(20_000)
+        members = truth + generator.standard_normal((20, 20_000))
+        other = truth + 0.5 * generator.standard_normal(20_000)
+        whole = mean_weights(np.stack([members.mean(0), other]), target, rows, 0.0)
+        few = np.stack([members[:2].mean(0), other])
+        np.testing.assert_allclose(mean_weights(few, target, rows, 1 / 2 - 1 / 20), whole, atol=0.03)
+        assert np.abs(mean_weights(few, target, rows, 0.0) - whole).max() > 0.3
+
+    def test_without_rows_that_speak_against_them_the_networks_are_alone(self):
+        target = np.linspace(-1.0, 1.0, 50)
+        np.testing.assert_allclose(mean_weights(np.stack([target, 0.0 * target]), target, np.ones(50), 0.0), [1.0, 0.0])
+
+    def test_earlier_ones_count_as_rows(self):
+        generator = np.random.default_rng(4)
+        models = generator.standard_normal((2, 10))
+        before = np.array([0.2, 0.8])
+        found = mean_weights(models, models[0], np.ones(10), 0.0, before)
+        assert np.abs(found - before).max() < 0.3
+        many = generator.standard_normal((2, 10_000))
+        np.testing.assert_allclose(mean_weights(many, many[0], np.ones(10_000), 0.0, before), [1.0, 0.0], atol=0.01)
+
+
+class TestRegressor:
+    def test_the_mean_is_the_weighted_sum(self, model, additive):
+        inputs = model._inputs(additive[0])
+        network, _, _ = model._moments(
+            np.stack([model._member(inputs, member) for member in range(4)], axis=1), np.ones((4, 1, 1), dtype=bool)
+        )
+        share, *others = model.calibration_["linear"][:, 0]
+        expected = share * network + sum(
+            weight * part.outputs(inputs.numpy()) for weight, part in zip(others, model._linear, strict=True)
+        )
+        np.testing.assert_allclose(model._standardised(inputs)[0], expected, rtol=1e-6, atol=1e-9)
+        assert others[1] > 0.3
+
+    def test_they_help_where_networks_fit_less_well(self, model, additive):
+        generator = np.random.default_rng(5)
+        logs = generator.standard_normal((500, 3))
+        new, y = np.exp(2.0 * logs), logs[:, 0] + np.abs(logs[:, 1])
+        linear, model_only = model._linear, {**model.calibration_, "linear": np.ones((1, 1))}
+        pooled = np.mean((model.predict(new) - y) ** 2)
+        model._linear, before, model.calibration_ = [], model.calibration_, model_only
+        try:
+            assert pooled < 0.8 * np.mean((model.predict(new) - y) ** 2)
+        finally:
+            model._linear, model.calibration_ = linear, before
+
+    def test_files_have_them(self, model, additive, tmp_path):
+        model.save(tmp_path)
+        read = load_estimator(tmp_path)
+        for found, expected in zip(*(m.predict(additive[0], return_std=True) for m in (read, model)), strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+    def test_more_data_change_their_weights_and_not_the_regressions(self, additive):
+        x, y = additive
+        model = BayesianMLPRegressor("vadam", **TINY).fit(x, y)
+        linear, before = list(model._linear), model.calibration_["linear"]
+        model.partial_fit(x[:100], y[:100] + x[:100, 2])
+        assert all(one is other for one, other in zip(model._linear, linear, strict=True))
+        assert model.calibration_["linear"].shape == before.shape
+        assert (model.calibration_["linear"] != before).any()
+
+    @pytest.mark.parametrize("options", [{"calibrate": False}, {"noise": 0.2}, {"likelihood": "student_t"}])
+    def test_where_there_are_none(self, options, additive):
+        model = BayesianMLPRegressor(**TINY, **options).fit(*additive)
+        assert model._linear == []
+        np.testing.assert_array_equal(model.calibration_["linear"], [[1.0]])
