@@ -473,7 +473,7 @@ class TestPredict:
         shutil.copy(made / "answer" / "posterior.safetensors", run / "posterior.safetensors")
         assert "posterior.safetensors" in self.predict(refused, run, numbers)
 
-    @pytest.mark.parametrize(("name", "version"), [("preprocessing.json", 5), ("model.json", 4)])
+    @pytest.mark.parametrize(("name", "version"), [("preprocessing.json", 5), ("model.json", 5)])
     def test_of_another_version(self, refused, run, numbers, name, version):
         record = json.loads((run / name).read_text())
         key = "version" if name == "model.json" else "format_version"
