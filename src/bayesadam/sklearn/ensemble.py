@@ -243,7 +243,7 @@ class RegressionEnsemble(BayesianMLP):
         mean = parts[0]
         center, spread, noise = ((values * there).sum(0) / count for values in parts)
         if self._between or self._method.predict == "mean":
-            spread = spread + ((mean - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+            spread = spread + _between(mean, center, there)
         return center, spread, noise
 
     def _center(self, pred: Predictive) -> Tensor:
@@ -271,8 +271,13 @@ def _excess(means: Array, there: Array, weight: Array) -> Array:
     """
     count = there.sum(0)
     center = (means * there).sum(0) / count
-    variance = ((means - center) ** 2 * there).sum(0) / np.maximum(count - 1, 1)
+    variance = _between(means, center, there)
     return np.average(variance * (1.0 / count - 1.0 / len(there)), axis=0, weights=weight)
+
+
+def _between(means: Array, center: Array, there: Array) -> Array:
+    """Return the variance between the members that count for each row, ``(N, K)``; 0 for a single member."""
+    return np.asarray(((means - center) ** 2 * there).sum(0) / np.maximum(there.sum(0) - 1, 1))
 
 
 def _member_moments(pred: Predictive) -> Array:

@@ -198,9 +198,9 @@ def _ridge(inputs: Floats, pieces: Pieces, targets: Floats, weight: Floats, rows
     """Fit a ridge regression to some of the rows."""
     features = _encoded(inputs[rows], *pieces)
     mean, scale = features.mean(0), 1.0 / np.maximum(features.std(0), 1e-6)
-    intercept, *coefficients = ridge((features - mean) * scale, targets[rows], weight[rows])[0]
-    coefficient = np.array(coefficients).T * scale
-    return LinearPart(*pieces, coefficient, intercept - coefficient @ mean)
+    found, _ = ridge((features - mean) * scale, targets[rows], weight[rows])
+    coefficient = found[1:].T * scale
+    return LinearPart(*pieces, coefficient, found[0] - coefficient @ mean)
 
 
 def _logistic(
