@@ -105,7 +105,8 @@ class RegressionEnsemble(BayesianMLP):
                 excess = _excess(found[0][:, rows], divided.left_out[:, rows, None], weight[rows])
                 earlier = None if before is None else before["linear"]
                 shares = self._weigh_regressions(divided, inputs, targets, weight, mean, excess, earlier)
-            mean = self._pooled(mean, as_array(inputs)[rows], shares)
+            alone, mean = mean, self._pooled(mean, as_array(inputs)[rows], shares)
+            epistemic = epistemic + self._disagreement(alone, mean, as_array(inputs)[rows], shares)
             residual = as_array(targets)[rows] - mean
             self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual))
             own_inputs = as_array(inputs)[rows]
@@ -167,6 +168,15 @@ class RegressionEnsemble(BayesianMLP):
         pairs = zip(shares[1:], self._linear, strict=True)
         return np.asarray(shares[0] * mean + sum(share * part.outputs(inputs) for share, part in pairs))
 
+    def _disagreement(self, mean: Array, pooled: Array, inputs: Array, shares: Array) -> Array:
+        """Return the variance between the networks and the regressions, by their weights, ``(N, K)``.
+
+        It is part of the epistemic variance: in a gap of the data the weighted sum may be wrong where they differ.
+        """
+        models = np.stack([mean, *(part.outputs(inputs) for part in self._linear)])
+        squares = (shares[:, None] * (models - pooled) ** 2).sum(0)
+        return np.asarray(squares / np.maximum(shares.sum(0), 1e-12))
+
     def _output_scale(
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
     ) -> Scales:
@@ -205,7 +215,8 @@ class RegressionEnsemble(BayesianMLP):
         found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
         mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
-        mean = self._pooled(mean, inputs, self.calibration_["linear"])
+        alone, mean = mean, self._pooled(mean, inputs, self.calibration_["linear"])
+        epistemic = epistemic + self._disagreement(alone, mean, inputs, self.calibration_["linear"])
         aleatoric = self.calibration_["aleatoric"] * aleatoric
         for output, pattern in enumerate(self._patterns):
             if pattern is not None:
