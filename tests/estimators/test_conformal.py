@@ -6,7 +6,7 @@ from sklearn.utils import check_random_state
 from bayesadam.conformal import cross_interval, cross_prediction_set, prediction_set
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.linear import logistic_parts
+from bayesadam.sklearn.linear import logistic_parts, ridge_parts
 from bayesadam.sklearn.plan import plan
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
@@ -38,12 +38,19 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
     pairs, folds = by_members(len(x))
     standardised = regressor._inputs(x)
     means = np.stack([regressor._member(standardised, member)[0, :, 0] for member in range(4)])
-    share, *others = regressor.calibration_["linear"][:, 0]
-    pairs_of_parts = zip(others, regressor._linear, strict=True)
-    means = share * means + sum(w * part.outputs(standardised.numpy())[:, 0] for w, part in pairs_of_parts)
-    means = torch.from_numpy(regressor._y_mean + regressor._y_std * means)
-    models = torch.stack([means[torch.from_numpy(pair)].mean(0) for pair in pairs])
-    left_out = models[folds, torch.arange(len(x))]
+    share, *weights = regressor.calibration_["linear"][:, 0]
+    assert sum(weights) > 0.05
+    values = (y - regressor._y_mean) / regressor._y_std
+    parts = ridge_parts(standardised.numpy(), values[:, None], np.ones(len(x)), planned(len(x)))
+
+    def of_folds(regressed):
+        """Of the weighted sums of all members and the regressions, in the units of the targets."""
+        sums = share * means + sum(weight * own[:, 0] for weight, own in zip(weights, regressed, strict=True))
+        sums = torch.from_numpy(regressor._y_mean + regressor._y_std * sums)
+        return torch.stack([sums[torch.from_numpy(pair)].mean(0) for pair in pairs])
+
+    left_out = of_folds([unseen for _, unseen in parts])[folds, torch.arange(len(x))]
+    models = of_folds([part.outputs(standardised.numpy()) for part in regressor._linear])
     expected = torch.stack(cross_interval(left_out, torch.from_numpy(y), folds, models, coverage=0.9), dim=1)
     found = regressor.predict_interval(x, 0.9, method="cross")
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4)

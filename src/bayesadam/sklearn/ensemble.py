@@ -104,9 +104,9 @@ class RegressionEnsemble(BayesianMLP):
             if self._learned_noise:
                 excess = _excess(found[0][:, rows], divided.left_out[:, rows, None], weight[rows])
                 earlier = None if before is None else before["linear"]
-                shares = self._weigh_regressions(divided, inputs, targets, weight, mean, excess, earlier)
-            alone, mean = mean, self._pooled(mean, as_array(inputs)[rows], shares)
-            epistemic = epistemic + self._disagreement(alone, mean, as_array(inputs)[rows], shares)
+                shares, unseen = self._weigh_regressions(divided, inputs, targets, weight, mean, excess, earlier)
+                mean, disagreement = _combined(mean, unseen, shares)
+                epistemic = epistemic + disagreement
             residual = as_array(targets)[rows] - mean
             self._left_out = LeftOutScores.of(divided.left_out[:, rows], np.abs(residual))
             own_inputs = as_array(inputs)[rows]
@@ -142,40 +142,36 @@ class RegressionEnsemble(BayesianMLP):
         mean: Array,
         excess: Array,
         before: Array | None,
-    ) -> Array:
-        """Return the weights, ``(1 + P, K)``, of the networks' mean and of the regressions, which are fitted first.
+    ) -> tuple[Array, Array]:
+        """Fit the regressions, and weigh them and the networks' mean, ``(R, K)``, on the ``R`` rows left out.
 
-        If no regression has a weight, they are not kept. Regressions of an earlier fit are not fitted again.
+        If no regression has a weight, none is kept. Regressions of an earlier fit are not fitted again.
+
+        Returns:
+            The weights, ``(1 + P, K)``, and predictions of the regressions for the rows left out, ``(P, R, K)``, by
+            fits that have not seen them.
         """
         rows, known, values = divided.rows, as_array(inputs), as_array(targets)
         if before is None:
             found = ridge_parts(known, values, weight, divided)
         else:
             found = [(part, part.outputs(known)) for part in self._linear]
+        unseen = np.stack([mean, *(predicted[rows] for _, predicted in found)])[1:]
         shares = np.ones((1 + len(found), values.shape[1]))
         for output in range(values.shape[1] if found else 0):
-            models = np.stack([mean[:, output], *(unseen[rows, output] for _, unseen in found)])
+            models = np.stack([mean, *unseen])[..., output]
             earlier = None if before is None else before[:, output]
             shares[:, output] = mean_weights(models, values[rows, output], weight[rows], excess[output], earlier)
         if not shares[1:].any():
             self._linear = []
-            return np.ones((1, values.shape[1]))
+            return np.ones((1, values.shape[1])), unseen[:0]
         self._linear = [part for part, _ in found]
-        return shares
+        return shares, unseen
 
-    def _pooled(self, mean: Array, inputs: Array, shares: Array) -> Array:
-        """Return the weighted sum of the networks' means, ``(..., N, K)``, and the regressions' predictions."""
-        pairs = zip(shares[1:], self._linear, strict=True)
-        return np.asarray(shares[0] * mean + sum(share * part.outputs(inputs) for share, part in pairs))
-
-    def _disagreement(self, mean: Array, pooled: Array, inputs: Array, shares: Array) -> Array:
-        """Return the variance between the networks and the regressions, by their weights, ``(N, K)``.
-
-        It is part of the epistemic variance: in a gap of the data the weighted sum may be wrong where they differ.
-        """
-        models = np.stack([mean, *(part.outputs(inputs) for part in self._linear)])
-        squares = (shares[:, None] * (models - pooled) ** 2).sum(0)
-        return np.asarray(squares / np.maximum(shares.sum(0), 1e-12))
+    def _regressed(self, inputs: Array) -> Array:
+        """Return the predictions of the regressions, ``(P, N, K)``."""
+        found = [part.outputs(inputs) for part in self._linear]
+        return np.stack(found) if found else np.empty((0, len(inputs), len(self._y_mean)))
 
     def _output_scale(
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: float | None
@@ -215,8 +211,8 @@ class RegressionEnsemble(BayesianMLP):
         found = np.stack([_member_moments(pred) for pred in self._all_predictions(X)], axis=1)
         mean, epistemic, aleatoric = self._moments(found, np.ones((found.shape[1], 1, 1), dtype=bool))
         inputs = as_array(X)
-        alone, mean = mean, self._pooled(mean, inputs, self.calibration_["linear"])
-        epistemic = epistemic + self._disagreement(alone, mean, inputs, self.calibration_["linear"])
+        mean, disagreement = _combined(mean, self._regressed(inputs), self.calibration_["linear"])
+        epistemic = epistemic + disagreement
         aleatoric = self.calibration_["aleatoric"] * aleatoric
         for output, pattern in enumerate(self._patterns):
             if pattern is not None:
@@ -234,7 +230,7 @@ class RegressionEnsemble(BayesianMLP):
         parts = []
         for part in self._in_parts(X):
             means = np.stack([_member_moments(pred)[0] for pred in self._all_predictions(part)])
-            means = self._pooled(means, as_array(part), self.calibration_["linear"])
+            means = _pooled(means, self._regressed(as_array(part)), self.calibration_["linear"])
             ends = intervals_of_errors(errors, folds, kept.models(means), coverage)
             values = [self._y_mean + self._y_std * as_array(end) for end in ends]
             parts.append(np.stack([target_transform.inverted(self._functions, own) for own in values], axis=-1))
@@ -284,6 +280,22 @@ def _excess(means: Array, there: Array, weight: Array) -> Array:
     center = (means * there).sum(0) / count
     variance = _between(means, center, there)
     return np.average(variance * (1.0 / count - 1.0 / len(there)), axis=0, weights=weight)
+
+
+def _pooled(mean: Array, regressed: Array, shares: Array) -> Array:
+    """Return the sum of the networks' means, ``(..., N, K)``, and of the regressions' predictions, by their weights."""
+    return np.asarray(shares[0] * mean + (shares[1:, None] * regressed).sum(0))
+
+
+def _combined(mean: Array, regressed: Array, shares: Array) -> tuple[Array, Array]:
+    """Return the weighted sum of networks and regressions, and the variance between them, ``(N, K)`` each.
+
+    The variance, by the weights, is part of the epistemic variance: in a gap of the data the sum may be wrong where
+    they differ.
+    """
+    pooled = _pooled(mean, regressed, shares)
+    squares = (shares[:, None] * (np.stack([mean, *regressed]) - pooled) ** 2).sum(0)
+    return pooled, np.asarray(squares / np.maximum(shares.sum(0), 1e-12))
 
 
 def _between(means: Array, center: Array, there: Array) -> Array:

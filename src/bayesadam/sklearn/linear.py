@@ -20,7 +20,7 @@ from scipy.special import log_softmax
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import LogisticRegression
 
-from bayesadam.sklearn.plan import Plan
+from bayesadam.sklearn import plan
 from bayesadam.sklearn.ridge import ridge
 
 Floats = NDArray[Any]
@@ -31,6 +31,8 @@ PIECES = 12
 """Maximum number of pieces into which the quantiles of an input divide it."""
 
 FOLDS = 4
+"""Number of folds of a logistic regression, whose fits take longer. A ridge regression has all folds of the plan."""
+
 STRENGTHS = (0.01, 0.05, 0.3)
 """Candidates for scikit-learn's ``C``, the inverse strength of the penalty; ``C`` is chosen on left-out rows."""
 
@@ -98,7 +100,7 @@ class LinearPart:
 
 
 def logistic_parts(
-    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: Plan
+    inputs: Floats, labels: NDArray[np.int64], classes: int, weight: Floats, divided: plan.Plan
 ) -> list[tuple[LinearPart, Floats]]:
     """Fit a linear and an additive logistic regression, with log probabilities of rows that a fit has not seen.
 
@@ -113,7 +115,7 @@ def logistic_parts(
         Pairs of a regression and log probabilities, ``(N, C)``, which are NaN for rows that no member leaves out. The
         list is empty with fewer than 40 rows, and has only the first regression if the second has too many features.
     """
-    folds = _folds(divided)
+    folds = _folds(divided, FOLDS)
     if len(labels) < FEWEST or any(len(np.unique(labels[~fold])) < 2 for fold in folds):
         return []
     found = []
@@ -132,7 +134,7 @@ def logistic_parts(
     return found
 
 
-def ridge_parts(inputs: Floats, targets: Floats, weight: Floats, divided: Plan) -> list[tuple[LinearPart, Floats]]:
+def ridge_parts(inputs: Floats, targets: Floats, weight: Floats, divided: plan.Plan) -> list[tuple[LinearPart, Floats]]:
     """Fit a linear and an additive ridge regression, with predictions of rows that a fit has not seen.
 
     Args:
@@ -149,15 +151,15 @@ def ridge_parts(inputs: Floats, targets: Floats, weight: Floats, divided: Plan) 
     found = []
     for pieces, used in _designs(inputs, 1):
         unseen = np.full(targets.shape, np.nan)
-        for fold in _folds(divided):
+        for fold in _folds(divided, plan.FOLDS):
             unseen[fold] = _ridge(inputs, pieces, targets, weight, used & ~fold).outputs(inputs[fold])
         found.append((_ridge(inputs, pieces, targets, weight, used), unseen))
     return found
 
 
-def _folds(divided: Plan) -> list[NDArray[np.bool_]]:
+def _folds(divided: plan.Plan, count: int) -> list[NDArray[np.bool_]]:
     """Return masks of the rows that the fits leave out one after another."""
-    folds = [divided.left_out[0]] if divided.shared else [divided.fold % FOLDS == fold for fold in range(FOLDS)]
+    folds = [divided.left_out[0]] if divided.shared else [divided.fold % count == fold for fold in range(count)]
     return [fold for fold in folds if fold.any()]
 
 

@@ -26,9 +26,12 @@ def ridge(design: Floats, values: Floats, weight: Floats) -> tuple[Floats, Float
     """
     share = np.sqrt(weight / weight.mean())[:, None]
     a, b = share * np.concatenate([np.ones((len(design), 1)), design], 1), share * values
-    eigenvalues, vectors = np.linalg.eigh(a.T @ a)
+    dual = len(a) < a.shape[1]
+    eigenvalues, vectors = np.linalg.eigh(a @ a.T if dual else a.T @ a)
     kept = eigenvalues > 1e-9 * eigenvalues[-1]
     eigenvalues, vectors = eigenvalues[kept], vectors[:, kept]
+    if dual:
+        vectors = a.T @ (vectors / np.sqrt(eigenvalues))
     scores, moments = a @ vectors, vectors.T @ (a.T @ b)
     best = np.full(values.shape[1], np.inf)
     coefficients = np.zeros((a.shape[1], values.shape[1]))
