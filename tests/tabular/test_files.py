@@ -154,6 +154,22 @@ class TestReading:
             ((_, chunk),) = file.chunks({"a": pa.float64()})
             assert [value is None for value in chunk["a"].to_pylist()] == [False, True, False, False]
 
+    @pytest.mark.parametrize(
+        "stored", [pa.float64(), pa.float32(), pa.int32(), pa.int64(), pa.decimal128(6, 1), pa.string()], ids=str
+    )
+    def test_numbers_that_mean_a_missing_value(self, tmp_path, write, stored):
+        """They are recognised in any form, but not with a unit."""
+        values = pa.array([1, -999, None, 9], pa.int64())
+        column = values.cast(pa.decimal128(19, 0)).cast(stored) if pa.types.is_decimal(stored) else values.cast(stored)
+        parquet.write_table(pa.table({"a": column, "b": ["x", "-999 m", "-9.99e2", "-999"]}), tmp_path / "t.parquet")
+        cells = ["1,x", "-999.0,-999 m", ",-9.99e2", "9,-999"]
+        for path in (write("a,b\n" + "\n".join(cells) + "\n"), tmp_path / "t.parquet"):
+            file = open_table(path, missing=["-999"])
+            ((_, chunk),) = file.chunks({"a": pa.float64(), "b": None})
+            for table in (file.read(), chunk):
+                assert [value is None for value in table["a"].to_pylist()] == [False, True, True, False]
+                assert table["b"].to_pylist() == ["x", "-999 m", None, None]
+
     def test_nan_in_parquet_is_a_missing_value(self, tmp_path):
         values = np.array([1.5, np.nan, 2.5])
         kinds = (pa.float16(), pa.float32(), pa.float64())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 DELIMITER = "Between the cells of a CSV file; default: what makes columns of its first line."
 DECIMAL = "Decimal mark of a CSV file, a point or a comma; default: what its numbers have."
-MISSING = "Text that means a missing value in any column; may be repeated."
+MISSING = "Text or number that means a missing value in any column; may be repeated."
 
 
 def delimiter_of(given: str | None) -> str | None:

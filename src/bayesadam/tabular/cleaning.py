@@ -10,7 +10,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.scaling import LARGEST
 from bayesadam.tabular.numbers import as_text, is_text
 from bayesadam.tabular.written import read_numbers
 
@@ -21,8 +20,8 @@ _VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
 def cleaned(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
     """Return a column in which NaN and the given texts are missing values.
 
-    White space around a text does not count. A number that is too large to be used is recognised in any form: "inf" is
-    also "Infinity", and "1e+99" is also 1E99.
+    White space around a text does not count. A text that is a number means this number in any form: "-999" is also
+    -999.0, "inf" is also "Infinity", and "1e+99" is also 1E99.
 
     Args:
         column: Values of the column, as they are in the file.
@@ -31,24 +30,32 @@ def cleaned(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     kind = _VIEWS.get(str(kind), kind)
     column = column if column.type == kind else column.cast(kind)
-    marks, large = _marks(tuple(missing))
+    marks, numbers = _marks(tuple(missing))
+    values = None
     if is_text(kind) and len(marks):
         text = as_text(column)
         unknown = compute.is_in(text, value_set=marks)
-        values = read_numbers(text).values if len(large) else None
-    elif pa.types.is_floating(kind):
-        unknown = compute.is_nan(column)
-        values = column.to_numpy() if len(large) else None
+        if len(numbers):
+            found = read_numbers(text)
+            values = np.where(found.units == "", found.values, np.nan)
+    elif pa.types.is_floating(kind) or (_is_exact(kind) and len(numbers)):
+        unknown = compute.is_nan(column) if pa.types.is_floating(kind) else compute.is_null(column)
+        values = column.cast(pa.float64()).to_numpy() if len(numbers) else None
     else:
         return column
     if values is not None:
-        unknown = compute.or_(unknown, pa.array(np.isin(values, large)))
+        unknown = compute.or_(unknown, pa.array(np.isin(values, numbers)))
     return compute.if_else(unknown, None, column)
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    """Whether values of an Arrow type are integers or decimal numbers."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 @cache
 def _marks(missing: tuple[str, ...]) -> tuple[pa.Array, NDArray[np.float64]]:
-    """Return the texts without white space around them, and the numbers among them that are too large to be used."""
+    """Return the texts without white space around them, and the numbers among them."""
     marks = pa.array([text.strip() for text in missing], pa.string())
     numbers = read_numbers(marks).values
-    return marks, numbers[np.abs(numbers) > LARGEST]
+    return marks, numbers[~np.isnan(numbers)]
