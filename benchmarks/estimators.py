@@ -70,7 +70,11 @@ def gaussian(mean: Array, std: Array, y: Array) -> Distribution:
 
 
 def ours(x: Array, y: Array, new: Array, new_y: Array, seed: int) -> Distribution:
-    pred = BayesianMLPRegressor(random_state=seed).fit(x, y).predictive(new)
+    return predicted(BayesianMLPRegressor(random_state=seed).fit(x, y), new, new_y)
+
+
+def predicted(model: BayesianMLPRegressor, new: Array, new_y: Array) -> Distribution:
+    pred = model.predictive(new)
     found = (pred.mean, pred.variance.sqrt(), pred.log_prob(as_tensor(new_y)), pred.quantile(LEVELS.tolist()))
     return Distribution(*(part.numpy() for part in found))
 
