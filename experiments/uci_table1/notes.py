@@ -37,8 +37,8 @@ What differs, and why:
   published, concrete, is reproduced: ours are better by 1.4 (RMSE) and 1.1 standard errors (log-likelihood). It is the
   number of epochs that makes the difference: after 4,000 epochs we have his numbers within one standard error on yacht
   and energy, which are farthest behind after 400.
-* Of the three methods without a published column, VOGN has the best pointwise log-likelihood of all methods of 40 epochs
-  on boston, concrete and energy, and the lowest RMSE on these sets, on kin8nm and on yacht; FAWN-ROPD has the best
+* Of the three methods without a published column, VOGN has the best pointwise log-likelihood of all methods of 40
+  epochs on boston, concrete and energy, and the lowest RMSE on these sets, on kin8nm and on yacht; FAWN-ROPD has the best
   pointwise log-likelihood on kin8nm, naval, power and wine. IVON is better than Vadam on boston, concrete, energy,
   kin8nm and power, with a third of Vadam's candidates. Vadam keeps the best log-likelihood on yacht, and is the
   cheapest.
