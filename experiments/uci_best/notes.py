@@ -23,8 +23,8 @@ Gaussian process with a length for every input (up to 2,000 rows), NGBoost with 
 training rows, and CatBoost's Gaussian with uncertainty, with its defaults and with the best of six settings of depth
 and rate by the same tenth.
 
-The regressions beside the networks change most on naval (log-likelihood 6.3 without them, RMSE five times as high),
-whose targets are smooth functions without noise, and on concrete.
+The regressions beside the networks change most on naval, whose targets are smooth functions without noise (without them
+its log-likelihood is 6.3, and its RMSE five times as high), and on concrete.
 
 On power all of these estimators but the Gaussian process, which was not run there, have a better log-likelihood than
 ours, from 0.008 nats (deep ensemble) to 0.10 (CatBoost). On the other eight sets ours is ahead of the deep ensemble,

@@ -38,10 +38,10 @@ What differs, and why:
   number of epochs that makes the difference: after 4,000 epochs we have his numbers within one standard error on yacht
   and energy, which are farthest behind after 400.
 * Of the three methods without a published column, VOGN has the best pointwise log-likelihood of all methods of 40
-  epochs on boston, concrete and energy, and the lowest RMSE on these sets, on kin8nm and on yacht; FAWN-ROPD has the best
-  pointwise log-likelihood on kin8nm, naval, power and wine. IVON is better than Vadam on boston, concrete, energy,
-  kin8nm and power, with a third of Vadam's candidates. Vadam keeps the best log-likelihood on yacht, and is the
-  cheapest.
+  epochs on boston, concrete and energy, and the lowest RMSE on these sets, on kin8nm and on yacht; FAWN-ROPD has the
+  best pointwise log-likelihood on kin8nm, naval, power and wine. IVON is better than Vadam on boston, concrete,
+  energy, kin8nm and power, with a third of Vadam's candidates. Vadam keeps the best log-likelihood on yacht, and is
+  the cheapest.
 * On energy the joint tuning is worse than the pointwise one even in joint log-likelihood: the validation score has two
   optima, at a noise precision near 15 and at the box's edge of e^5, and their order is a matter of the draw.
 * **kin8nm**, 0.69 against 0.76, stays below. All splits choose the largest prior precision of the box, e^4: the
