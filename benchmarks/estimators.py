@@ -196,17 +196,23 @@ def parts(rows: int, x: Array, split: str) -> tuple[Array, Array]:
     return order[:cut], order[cut:]
 
 
-def regression(name: str, split: str, models: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
+def divided(name: str, split: str) -> tuple[Array, Array, Array, Array]:
+    """Inputs and targets of the training rows of a regression table, then those of the test rows."""
     frame, y = REGRESSION[name].load()
     y = y.astype(np.float64)
     train, test = parts(len(y), numbers(frame, frame)[0], split)
     x, new = numbers(frame.iloc[train], frame.iloc[test])
+    return x, y[train], new, y[test]
+
+
+def regression(name: str, split: str, models: list[str]) -> Iterator[tuple[str, dict[str, float]]]:
+    x, y, new, new_y = divided(name, split)
     for model in models:
-        if model == "Gaussian process" and len(train) > GP_ROWS:
+        if model == "Gaussian process" and len(y) > GP_ROWS:
             continue
         begin = time.process_time()
-        found = REGRESSORS[model](x, y[train], new, y[test], 0 if split == SHIFT else int(split))
-        yield model, {**score(found, y[test], float(y[train].std())), "CPU seconds": time.process_time() - begin}
+        found = REGRESSORS[model](x, y, new, new_y, 0 if split == SHIFT else int(split))
+        yield model, {**score(found, new_y, float(y.std())), "CPU seconds": time.process_time() - begin}
 
 
 def classification(name: str, split: str, models: list[str]) -> Iterator[tuple[str, dict[str, float]]]:

@@ -12,11 +12,9 @@ import time
 import warnings
 from typing import Any
 
-import numpy as np
-
 from bayesadam.sklearn import BayesianMLPRegressor
-from estimators import SPLITS, parts, predicted, score
-from public_tables import REGRESSION, numbers
+from estimators import SPLITS, divided, predicted, score
+from public_tables import REGRESSION
 from record import arguments, conditions, save
 
 KINDS = ("constant", "auto")
@@ -26,18 +24,15 @@ SPLIT = SPLITS[0]
 
 def fit(name: str) -> dict[str, dict[str, Any]]:
     """Scores of both kinds of noise on a table."""
-    frame, y = REGRESSION[name].load()
-    y = y.astype(np.float64)
-    train, test = parts(len(y), np.empty((0, 0)), SPLIT)
-    x, new = numbers(frame.iloc[train], frame.iloc[test])
+    x, y, new, new_y = divided(name, SPLIT)
     found: dict[str, dict[str, Any]] = {}
     for noise in KINDS:
         begin = time.process_time()
-        model = BayesianMLPRegressor(noise=noise, random_state=0).fit(x, y[train])
+        model = BayesianMLPRegressor(noise=noise, random_state=0).fit(x, y)
         seconds = time.process_time() - begin
-        scores = score(predicted(model, new, y[test]), y[test], float(y[train].std()))
+        scores = score(predicted(model, new, new_y), new_y, float(y.std()))
         rounded = {key: round(value, 5) for key, value in {**scores, "CPU seconds": seconds}.items()}
-        found[noise] = {"chosen": model.noise_, "training rows": len(train), **rounded}
+        found[noise] = {"chosen": model.noise_, "training rows": len(y), **rounded}
     return found
 
 

@@ -78,15 +78,14 @@ class RegressionEnsemble(BayesianMLP):
         self, divided: Plan, inputs: Tensor, targets: Tensor, weight: Array, before: dict[str, Any] | None
     ) -> None:
         width = len(self._y_mean)
-        shares = np.ones((1, width)) if before is None else before["linear"]
-        if before is None:
-            self._linear = []
+        earlier = None if before is None else before["linear"]
+        shares = np.ones((1, width)) if earlier is None else earlier
         scales = [Scales(1.0, 1.0, 0.0, 0.0)] * width
         known: list[Any] = [None] * width
         patterns: list[NoisePattern | None] = [None] * width
         reach = Reach.of(as_array(inputs), weight)
         if before is None:
-            self._between, self._reach = True, reach
+            self._between, self._reach, self._linear = True, reach, []
         elif self._reach is not None:
             self._reach = self._reach.joined(reach)
         if before is not None and self._calibrates:
@@ -103,7 +102,6 @@ class RegressionEnsemble(BayesianMLP):
             mean, epistemic, aleatoric = self._moments(found[:, :, rows], divided.left_out[:, rows, None])
             if self._learned_noise:
                 excess = _excess(found[0][:, rows], divided.left_out[:, rows, None], weight[rows])
-                earlier = None if before is None else before["linear"]
                 shares, unseen = self._weigh_regressions(divided, inputs, targets, weight, mean, excess, earlier)
                 mean, disagreement = _combined(mean, unseen, shares)
                 epistemic = epistemic + disagreement
@@ -156,17 +154,17 @@ class RegressionEnsemble(BayesianMLP):
             found = ridge_parts(known, values, weight, divided)
         else:
             found = [(part, part.outputs(known)) for part in self._linear]
-        unseen = np.stack([mean, *(predicted[rows] for _, predicted in found)])[1:]
-        shares = np.ones((1 + len(found), values.shape[1]))
+        models = np.stack([mean, *(predicted[rows] for _, predicted in found)])
+        shares = np.ones((len(models), values.shape[1]))
         for output in range(values.shape[1] if found else 0):
-            models = np.stack([mean, *unseen])[..., output]
             earlier = None if before is None else before[:, output]
-            shares[:, output] = mean_weights(models, values[rows, output], weight[rows], excess[output], earlier)
+            own = models[..., output], values[rows, output], weight[rows], excess[output]
+            shares[:, output] = mean_weights(*own, earlier)
         if not shares[1:].any():
             self._linear = []
-            return np.ones((1, values.shape[1])), unseen[:0]
+            return np.ones((1, values.shape[1])), models[:0]
         self._linear = [part for part, _ in found]
-        return shares, unseen
+        return shares, models[1:]
 
     def _regressed(self, inputs: Array) -> Array:
         """Return the predictions of the regressions, ``(P, N, K)``."""

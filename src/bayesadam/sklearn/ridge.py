@@ -34,13 +34,14 @@ def ridge(design: Floats, values: Floats, weight: Floats) -> tuple[Floats, Float
         vectors = a.T @ (vectors / np.sqrt(eigenvalues))
     scores, moments = a @ vectors, vectors.T @ (a.T @ b)
     best = np.full(values.shape[1], np.inf)
-    coefficients = np.zeros((a.shape[1], values.shape[1]))
+    chosen = np.zeros_like(moments)
     for penalty in PENALTIES:
         inverse = 1.0 / (eigenvalues + penalty)
         leverage = (scores**2 @ inverse)[:, None]
-        errors = (b - scores @ (inverse[:, None] * moments)) / np.maximum(1.0 - leverage, 1e-6)
+        shrunk = inverse[:, None] * moments
+        errors = (b - scores @ shrunk) / np.maximum(1.0 - leverage, 1e-6)
         error = (errors**2).sum(0) / len(design)
         better = error < best
         best = np.where(better, error, best)
-        coefficients[:, better] = (vectors @ (inverse[:, None] * moments))[:, better]
-    return coefficients, np.maximum(best, 1e-12)
+        chosen[:, better] = shrunk[:, better]
+    return vectors @ chosen, np.maximum(best, 1e-12)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import compute
 
-from bayesadam.tabular.numbers import as_text, is_text
+from bayesadam.tabular.numbers import as_text, is_number, is_text
 from bayesadam.tabular.written import read_numbers
 
 _VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
@@ -38,19 +38,14 @@ def cleaned(column: pa.ChunkedArray, missing: Sequence[str]) -> pa.ChunkedArray:
         if len(numbers):
             found = read_numbers(text)
             values = np.where(found.units == "", found.values, np.nan)
-    elif pa.types.is_floating(kind) or (_is_exact(kind) and len(numbers)):
-        unknown = compute.is_nan(column) if pa.types.is_floating(kind) else compute.is_null(column)
+    elif is_number(kind) and (pa.types.is_floating(kind) or len(numbers)):
+        unknown = compute.is_null(column, nan_is_null=True)
         values = column.cast(pa.float64()).to_numpy() if len(numbers) else None
     else:
         return column
     if values is not None:
         unknown = compute.or_(unknown, pa.array(np.isin(values, numbers)))
     return compute.if_else(unknown, None, column)
-
-
-def _is_exact(kind: pa.DataType) -> bool:
-    """Whether values of an Arrow type are integers or decimal numbers."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
 @cache
