@@ -1,4 +1,4 @@
-"""Forty faults that the tests must catch: what the power of the suite is measured by. Not collected by pytest.
+"""Fifty faults that the tests must catch: what the power of the suite is measured by. Not collected by pytest.
 
     python tests/planted_faults.py               # every fault; a table in Markdown, and status 1 if one survives
     python tests/planted_faults.py 3 17          # these only
@@ -301,6 +301,76 @@ FAULTS = [
         "ratio**self.store.rule.power",
         "1.0",
         "optim/test_contract_amp.py optim/test_contract_training.py",
+    ),
+    Fault(
+        "Student's t: Fisher information with the wrong denominator",
+        "likelihoods/student_t.py",
+        "((degrees + 1.0) / (degrees + 3.0)).sqrt()",
+        "((degrees + 1.0) / (degrees + 2.0)).sqrt()",
+        "likelihoods",
+    ),
+    Fault(
+        "log-normal: expected density of the logarithm",
+        "likelihoods/positive.py",
+        "terms = gaussian_log_density(log_target - mean, log_variance) - log_target",
+        "terms = gaussian_log_density(log_target - mean, log_variance)",
+        "likelihoods",
+    ),
+    Fault(
+        "variance over components with the divisor S",
+        "predictive/mixture.py",
+        "return means.var(0) if len(means) > 1",
+        "return means.var(0, correction=0) if len(means) > 1",
+        "predictive",
+    ),
+    Fault(
+        "batch norm statistics of the last batch only",
+        "predictive/batch_norm.py",
+        "layer.momentum, layer.training = None, True",
+        "layer.momentum, layer.training = 1.0, True",
+        "predictive/test_batch_norm.py",
+    ),
+    Fault(
+        "leave-one-out errors without the leverage",
+        "sklearn/ridge.py",
+        "np.maximum(1.0 - leverage, 1e-6)",
+        "np.maximum(1.0 - 0.0 * leverage, 1e-6)",
+        "estimators/test_ridge.py",
+    ),
+    Fault(
+        "CRPS of a Gaussian 0.5% off in one term",
+        "metrics.py",
+        "(2.0 * density - 1.0 / math.sqrt(math.pi))",
+        "(2.0 * density - 1.005 / math.sqrt(math.pi))",
+        "test_metrics.py",
+    ),
+    Fault(
+        "SWAG: deviations divided by K",
+        "swag.py",
+        "(scale / (len(self._deviations) - 1)) ** 0.5",
+        "(scale / len(self._deviations)) ** 0.5",
+        "test_swag.py",
+    ),
+    Fault(
+        "merged mean ignores the weights",
+        "posterior/merging.py",
+        "center = center + share * mean.double()",
+        "center = center + share / exponent * mean.double()",
+        "posterior",
+    ),
+    Fault(
+        "temperature of a tempered likelihood replaces the earlier one",
+        "likelihoods/classification.py",
+        "return TemperedClassification(self.base, temperature * float(self.temperature))",
+        "return TemperedClassification(self.base, temperature)",
+        "likelihoods calibration",
+    ),
+    Fault(
+        "Laplace: scale of the curvature left out of the full precision",
+        "posthoc/prior.py",
+        "    precision = scale * curvature\n",
+        "    precision = 1.0 * curvature\n",
+        "posthoc",
     ),
 ]
 
