@@ -16,12 +16,12 @@ from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedas
 from bayesadam.moments import fawn, variational_last_layer
 from bayesadam.objectives import elbo, kl_warmup, kl_weights
 from bayesadam.optim import (
-    EVON,
     IVON,
     NGVI,
     VAN,
     VOGN,
     VON,
+    BayesAdam,
     BetaScheduler,
     NaturalVadam,
     NaturalVON,
@@ -95,7 +95,7 @@ MODULES = (
 """Public modules, each of which is imported at its first use: ``ba.population`` needs no import of its own."""
 
 __all__ = [
-    "EVON",
+    "BayesAdam",
     "IVON",
     "NGVI",
     "SWAG",

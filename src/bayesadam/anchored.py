@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bayesadam import noise
 from bayesadam.checks import check, is_whole
-from bayesadam.engine.store import INIT, initial_prior
+from bayesadam.core.layout import INIT, initial_prior
 from bayesadam.likelihoods import Likelihood, check_likelihood
 from bayesadam.optim import half_cosine
 from bayesadam.population import Population, initialize, train

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from bayesadam.integrations.optimizers import none_found, perturbed
-from bayesadam.optim.attachment import share_noise
+from bayesadam.optim.attach import share_noise
 from bayesadam.optim.base import PerturbedOptimizer
 
 

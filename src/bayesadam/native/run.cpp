@@ -23,34 +23,30 @@ struct bfloat16 {
 
 }  // namespace
 
-// Noise of one tile after another is in kept: that of this step's sample if given, that of the next one if keep.
-extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, const int64_t* words, int64_t* done,
-                    int64_t mark, float* kept, int given, int keep, int threads) {
-    constexpr int64_t NUMBERS = /*NUMBERS*/, WORDS = 7, COLUMNS = /*COLUMNS*/;
+// The runs of elements, the numbers of their groups, and the words that name the noise; see core/cpp.py.
+extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, const int64_t* word, int threads) {
+    constexpr int64_t NUMBERS = /*NUMBERS*/, COLUMNS = /*COLUMNS*/;
+    const uint32_t low = static_cast<uint32_t>(word[0]), high = static_cast<uint32_t>(word[1]),
+                   step = static_cast<uint32_t>(word[2]), number_ = static_cast<uint32_t>(word[3]),
+                   next_step = static_cast<uint32_t>(word[4]), next_number = static_cast<uint32_t>(word[5]);
+    (void)low, (void)high, (void)step, (void)number_, (void)next_step, (void)next_number;
     int64_t total = 0;
     for (int64_t i = 0; i < count; i++) total += tiles_of(runs[i * COLUMNS], runs[i * COLUMNS + 1]);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const Share share(total);
         /*BUFFERS*/
-        int64_t before = 0, place = 0;
+        int64_t before = 0;
         for (int64_t i = 0; i < count; i++) {
             const int64_t* const run = runs + i * COLUMNS;
             const int64_t first = run[0], stop = run[0] + run[1], lanes = run[2], start = first / TILE;
             const int64_t tiles = tiles_of(first, run[1]);
             const int64_t from = share.from(before), to = share.to(before, tiles);
-            float* const held = kept + place;
             before += tiles;
-            place += tiles * 4 * lanes;
             if (from >= to) continue;
+            const uint32_t index = static_cast<uint32_t>(run[3]);
             const double* const number = numbers + run[4] * NUMBERS;
-            const int64_t* const word = words + run[4] * WORDS;
-            const uint32_t low = static_cast<uint32_t>(word[0]), high = static_cast<uint32_t>(word[1]),
-                           step = static_cast<uint32_t>(word[2]), number_ = static_cast<uint32_t>(word[3]),
-                           next_step = static_cast<uint32_t>(word[4]), next_number = static_cast<uint32_t>(word[5]),
-                           index = static_cast<uint32_t>(run[3]);
-            (void)low, (void)high, (void)step, (void)number_, (void)next_step, (void)next_number, (void)index;
-            (void)held;
+            (void)index;
             /*HEADER*/
             /*POINTERS*/
             for (int64_t t = from; t < to; t++) {
@@ -59,14 +55,11 @@ extern "C" void run(int64_t count, const int64_t* runs, const double* numbers, c
                 const int64_t begin = lo > first ? lo : first, end = hi < stop ? hi : stop;
                 (void)tile;
                 /*NOISE*/
-                /*FOLLOW*/
 #pragma omp simd
                 for (int64_t j = begin; j < end; j++) {
                     /*BODY*/
                 }
-                /*KEEP*/
             }
         }
     }
-    *done = mark;
 }

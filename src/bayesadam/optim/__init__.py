@@ -1,8 +1,8 @@
 """Weight-perturbed optimisers. ``OPTIMIZERS`` maps names to classes; the contract tests cover every class in it."""
 
 from bayesadam.optim.base import PerturbedOptimizer as PerturbedOptimizer
+from bayesadam.optim.bayesadam import BayesAdam as BayesAdam
 from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop
-from bayesadam.optim.evon import EVON as EVON
 from bayesadam.optim.ivon import IVON as IVON
 from bayesadam.optim.natural import NaturalVadam as NaturalVadam
 from bayesadam.optim.natural import NaturalVON as NaturalVON
@@ -19,6 +19,7 @@ from bayesadam.optim.von import VON as VON
 from bayesadam.optim.vprop import Vprop as Vprop
 
 OPTIMIZERS: dict[str, type[PerturbedOptimizer]] = {
+    "bayesadam": BayesAdam,
     "vadam": Vadam,
     "vprop": Vprop,
     "vadagrad": VadaGrad,
@@ -29,6 +30,5 @@ OPTIMIZERS: dict[str, type[PerturbedOptimizer]] = {
     "natural_von": NaturalVON,
     "natural_vadam": NaturalVadam,
     "ivon": IVON,
-    "evon": EVON,
     "bbb": BayesByBackprop,
 }

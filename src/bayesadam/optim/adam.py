@@ -7,10 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_, factor
+from bayesadam.core.rule import Hyper, Option, Rule, State, average, with_prior
 
 
-class AdamRule:
+class AdamRule(Rule):
     """``torch.optim.Adam`` with ``weight_decay``, as a rule (Kingma and Ba 2015, Algorithm 1)::
 
         g  <- g + weight_decay mu
@@ -22,37 +22,28 @@ class AdamRule:
     """
 
     state = ("exp_avg", "exp_avg_sq")
-    power = 2
-    needs_noise = False
     options = (
         Option("eps", 1e-8, "a finite number of at least 0", lambda v: 0 <= v < math.inf),
         Option("weight_decay", 0.0, "a finite number of at least 0", lambda v: 0 <= v < math.inf),
     )
 
-    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Zeros."""
-        return {name: torch.zeros_like(mean) for name in self.state}
-
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """Infinite: Adam finds a point."""
         return torch.full_like(state["exp_avg_sq"], torch.inf)
 
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> None:
-        """None, because :meth:`update_` squares the gradient itself, after it has added the weight decay."""
-        return None
-
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
-        add_scaled_(grad, mean, hp["weight_decay"])
-        if "prior_precision" in hp:
-            add_prior_gradient_(grad, mean, hp)
-        adam_(mean, grad, state["exp_avg"], state["exp_avg_sq"], hp)
+        grad = grad + hp.weight_decay * mean
+        if "prior_precision" in vars(hp):
+            grad = with_prior(grad, mean, hp)
+        step, m, v = adam(grad, state["exp_avg"], state["exp_avg_sq"], hp)
+        return mean - step, {"exp_avg": m, "exp_avg_sq": v}
 
 
-def adam_(values: Tensor, grad: Tensor, average: Tensor, average_sq: Tensor, hp: Hyper) -> None:
-    """Make Adam's step on ``values`` and update both averages in place; ``grad`` is overwritten."""
-    blend_(average, grad, 1.0 - hp["betas"][0])
-    blend_(average_sq, grad.square_(), 1.0 - hp["betas"][1])
-    denominator = torch.div(average_sq, factor(1.0 - hp["beta2_product"], values), out=grad).sqrt_()
-    denominator.add_(factor(hp["eps"], values))
-    add_scaled_(values, average / denominator, -hp["lr"] / (1.0 - hp["beta1_product"]))
+def adam(grad: Tensor, m: Tensor, v: Tensor, hp: Hyper) -> tuple[Tensor, Tensor, Tensor]:
+    """Adam's step, and both averages after it."""
+    m, v = average(m, grad, hp.beta1), average(v, grad.square(), hp.beta2)
+    denominator = (v / (1.0 - hp.beta2_product)).sqrt() + hp.eps
+    return (hp.lr / (1.0 - hp.beta1_product)) * (m / denominator), m, v

@@ -1,32 +1,33 @@
-"""The base class of all weight-perturbed optimisers, with the three ways to train, the posterior and checkpoints.
+"""The base class of all weight-perturbed optimisers, with the three ways to train and the posterior.
 
-A subclass adds a rule (:mod:`bayesadam.engine.rule`) and the checks of its own arguments. Everything that must survive
-a copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the data of an unfinished step.
+A subclass adds a rule (:mod:`bayesadam.core.rule`) and the checks of its own arguments. Everything that must survive a
+copy or a checkpoint is in ``param_groups`` or ``state``; the engine holds the data of an unfinished step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bayesadam.engine.graph_breaks import uncompiled
-from bayesadam.engine.rule import options_of
-from bayesadam.optim import attachment, hyperparameters
-from bayesadam.optim.continuation import continued
-from bayesadam.optim.correlated_prior import correlated
-from bayesadam.optim.hyperparameters import SHARED, Continued
-from bayesadam.optim.readable import Readable
-from bayesadam.optim.recipes import PAPER, Recipes, Sizes, recipe_of
-from bayesadam.optim.signatures import show_signature
-from bayesadam.optim.translations import check_foreign
+from bayesadam.core.engine import Block, uncompiled
+from bayesadam.core.flat import Flat
+from bayesadam.core.passes import followed
+from bayesadam.core.sampling import MEAN
+from bayesadam.optim import attach, groups, priors
+from bayesadam.optim.checkpoint import Checkpointed
 from bayesadam.posterior import DiagonalGaussian
+from bayesadam.posterior.report import PER_TENSOR, PosteriorReport
+from bayesadam.sharding import full, local
+
+Prior: TypeAlias = DiagonalGaussian
+"""The kind of posterior that an optimiser can continue from."""
 
 
-class PerturbedOptimizer(Readable):
+class PerturbedOptimizer(Checkpointed):
     """Base class of the optimisers that learn the mean and the precision of a Gaussian posterior over the weights.
 
     The loss is the *mean* negative log-likelihood over the minibatch. The update rule adds the prior, so the loss must
@@ -47,40 +48,29 @@ class PerturbedOptimizer(Readable):
         params: Parameters, named parameters, or groups of either. A group may set hyper-parameters of its own, and
             ``perturb=False`` for parameters that are trained without noise (norm layers, a learned noise level): those
             keep the prior of their group and have posterior variance 0.
-        lr: Learning rate, a number or a 1-element tensor. The recipe gives the default, as it does for ``betas``,
-            ``prior_precision``, ``temperature`` and the options of the rule.
+        lr: Learning rate, a number or a 1-element tensor.
         num_data: Number of training examples ``N``, or a chosen effective number.
         betas: Decay rates of the running averages of the gradient and of the curvature, each in [0, 1).
-        prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``. With ``"init"`` each parameter tensor
-            has its own prior, with ten times the variance of its initial values (rounded to a power of two; if the
-            values are all equal, their variance is taken as 1). Groups may change it; from a number to ``"init"`` only
-            before training begins.
-        prior: A posterior to continue from, instead of ``prior_precision``; it becomes the prior, and the mean starts
-            at its mean, also for frozen parameters and for groups that are added later. It needs named parameters. It
-            may be a :class:`DiagonalGaussian`, or a :class:`KroneckerGaussian` or :class:`DenseGaussian`: then its
-            correlations count in the gradient of the prior, and its conditional precisions in that of the widths. (A
-            checkpoint does not hold such a prior; give it again.) A number is the same as ``prior_precision``.
-        initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop,
-            which trains the widths like the means, it may be smaller). The default is
-            ``max(num_data, prior_precision)``, or with ``bridge=False`` ``prior_precision + 0.1 num_data /
-            temperature``. A network that starts at the prior's precision hardly trains.
+        prior_precision: Precision of the prior ``N(0, 1 / prior_precision)``.
+        prior: A posterior to continue from, in place of ``prior_precision``; it becomes the prior, and the mean starts
+            at its mean, also for frozen parameters and for groups that are added later. It needs named parameters.
+        initial_precision: Posterior precision at the start, at least ``prior_precision`` (for Bayes by Backprop, which
+            trains the widths like the means, it may be smaller). The default is ``max(num_data, prior_precision)``,
+            since a network that starts at the prior's precision hardly trains.
         temperature: Factor of the KL divergence in the objective, in [0, 1]: 1 is variational inference, 0
-            variational optimisation (Khan et al. 2018, eq. 22). With the recipe ``"learned"``, if ``batch_size`` and
-            ``total_steps`` are given, the default is higher for more than 30 epochs (:mod:`bayesadam.optim.recipes`).
+            variational optimisation (Khan et al. 2018, eq. 22).
         mc_samples: Number of posterior samples per step. It must be the same in all groups, as must ``antithetic``,
             ``rank_samples``, ``low_memory``, ``seed``, ``nonfinite`` and ``compile``.
         antithetic: Whether to draw samples in pairs ``+eps, -eps``; ``mc_samples`` must then be even.
-        rank_samples: Whether every rank of a data-parallel job draws its own sample. By default all ranks draw the same
-            one, and shards their slices of it. With it, ``world_size`` ranks make a step of ``world_size * mc_samples``
-            samples at the cost of ``mc_samples``; up to rounding, the result is that of one process in which each
-            sample sees the data of its rank. This takes 8 more bytes per parameter for the curvature. It is refused
-            for sharded parameters, ``hessian="exact"`` and a full covariance.
+        rank_samples: Whether every process of a data-parallel job draws its own sample. By default all draw the same
+            one, and shards their slices of it. With it, the backward pass must be run under ``no_sync()``; gradients
+            and curvatures of all samples are then averaged over the processes at the step, or at the end of its last
+            block. It is refused for sharded parameters, second derivatives and a full covariance.
         low_memory: Whether to keep no copy of the mean while the weights hold a sample. The mean is then recomputed
             from the sample and its noise, and the state takes 4 bytes less per parameter (Vadam then needs 8, as Adam
             does). Each recomputation adds a rounding error of about ``1e-7 |theta|`` in float32, without bias;
-            parameters with fewer bits keep their mean in float32. If the weights are modified while they hold a
-            sample, other than by loading a state dict into an attached model, the change may go unnoticed, since only
-            a few elements are checked. Loading a checkpoint does not change it.
+            parameters with fewer bits keep their mean in float32. Changes that others make to the weights while these
+            hold a sample become part of the mean. Loading a checkpoint does not change this setting.
         seed: Seed of the noise, which otherwise depends only on the step, the sample and the position of the
             parameter. Two optimisers of one model need different seeds, or their samples are correlated.
         maximize: Whether the loss is to be maximised (a mean log-likelihood).
@@ -89,42 +79,25 @@ class PerturbedOptimizer(Readable):
         compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
             faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
             so if there is a C++ compiler; ``True`` does the same and warns if there is none; ``False`` never compiles.
-        recipe: Name of the default settings: ``"learned"``, the default of Vadam, Vprop, IVON, EVON and VOGN, or
-            ``"paper"``. :mod:`bayesadam.optim.recipes` says how they differ.
-        **options: Options that the rule declares. The methods that have the recipe ``"learned"`` share four:
-            ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (groups may
-            change it for a smaller last batch; VOGN uses it only for the default temperature); ``total_steps``, the
-            number of steps over which the learning rate falls to a hundredth by half a cosine, until something else
-            changes ``lr`` (with ``ReduceLROnPlateau``, which does so late, leave it out); ``initial_steps``, the number
-            of steps that the initial precision counts as; and ``bridge``, which ties the rate at which the initial
-            precision is forgotten to the temperature.
+        **options: Options that the rule declares.
 
     Raises:
-        ValueError: A hyper-parameter is out of its range, the method does not have the recipe, both ``prior`` and
-            ``prior_precision`` are given, a trainable parameter is complex, or the parameters are a set, which has no
-            order.
-        TypeError: The method does not have an option; for other libraries' names the message says what to use here.
+        ValueError: A hyper-parameter is out of its range, a trainable parameter is complex, or the parameters are a
+            set, which has no order.
+        TypeError: The rule does not declare an option.
     """
-
-    recipes: ClassVar[Recipes] = {"paper": PAPER}
-    _shared: ClassVar[tuple[str, ...]] = SHARED
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Give the subclass a signature that names every argument, with those of its bases and of its rule."""
-        super().__init_subclass__(**kwargs)
-        show_signature(cls)
 
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor | None = None,
+        lr: float | Tensor = 1e-3,
         *,
         num_data: float,
-        betas: tuple[float, float] | None = None,
-        prior_precision: float | str | None = None,
-        prior: float | Continued | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float | str = 1.0,
+        prior: Prior | None = None,
         initial_precision: float | None = None,
-        temperature: float | None = None,
+        temperature: float = 1.0,
         mc_samples: int = 1,
         antithetic: bool = False,
         rank_samples: bool = False,
@@ -133,64 +106,62 @@ class PerturbedOptimizer(Readable):
         maximize: bool = False,
         nonfinite: str = "raise",
         compile: bool | None = None,
-        recipe: str | None = None,
         **options: Any,
     ) -> None:
-        params = hyperparameters.listed(params)
-        hyperparameters.check_options(type(self).__name__, self.rule, options)
-        prior, prior_precision = hyperparameters.prior_of(prior, prior_precision)
-        from_recipe = {"lr": lr, "betas": betas, "prior_precision": prior_precision, "temperature": temperature}
-        given: dict[str, Any] = {"num_data": num_data, "initial_precision": initial_precision, "mc_samples": mc_samples}
+        given: dict[str, Any] = {"lr": lr, "num_data": num_data, "betas": betas, "prior_precision": prior_precision}
+        given |= {"initial_precision": initial_precision, "temperature": temperature, "mc_samples": mc_samples}
         given |= {"antithetic": antithetic, "rank_samples": rank_samples, "low_memory": low_memory, "seed": seed}
         given |= {"maximize": maximize, "nonfinite": nonfinite, "compile": compile, "method": type(self).__name__}
-        sizes = Sizes(hyperparameters.count_weights(params), num_data, options.get("batch_size"))
-        own = recipe_of(self.recipes, recipe, sizes)
-        self.defaults = hyperparameters.defaults_of(self.rule, own, from_recipe, given, options)
         if not self.has_prior:
-            del self.defaults["prior_precision"]
-        if not isinstance(prior, DiagonalGaussian | None):
-            self.defaults |= correlated(options)
+            del given["prior_precision"]
+        groups.check_options(type(self).__name__, self.rule, options)
+        self.defaults = groups.settled({**groups.BOOKKEEPING, **given, **options})
+        self._prior = priors.checked(prior)
         self._reset()
-        super().__init__(params, self.defaults)
-        if prior is not None:
-            self._prior, self._continuation = continued(self._engine.store, prior)
+        super().__init__(groups.listed(params), self.defaults)
+        if self._prior is not None:
+            self._prior.start(self.param_groups)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Check the hyper-parameters of a new group; subclasses add checks of their own."""
-        hyperparameters.check_common(group)
+        groups.check_common(group)
         if self.has_prior:
-            hyperparameters.check_prior(group, start_wider=self.may_start_wider)
-        for option in options_of(self.rule):
+            groups.check_prior(group, start_wider=self.may_start_wider)
+        for option in self.rule.options:
             option.check(group[option.name])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of parameters, at any time except inside a sampling block.
+        """Add a group of parameters, at any time at which the weights hold the mean.
 
         The noise indices of the new parameters follow those of the parameters that the optimiser already has.
 
         Raises:
             ValueError: A hyper-parameter is out of its range or differs from the other groups though it must not, a
                 trainable parameter is complex, or the parameters are a set, which has no order.
-            TypeError: The group has a hyper-parameter of another library, such as ``weight_decay``.
-            RuntimeError: The method was called inside a sampling block.
+            RuntimeError: The weights hold a sample.
         """
-        self._engine.refuse_inside("add_param_group")
-        hyperparameters.check_ordered(param_group["params"])
-        check_foreign(param_group, self.defaults)
+        self._engine.refuse_inside("add_param_group()")
+        if self.param_groups and self._engine.weights.held != MEAN:
+            raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
+        groups.check_ordered(param_group["params"])
         known = {name: value for name, value in param_group.items() if name in self.defaults}
-        param_group = {**param_group, **hyperparameters.settled(known)}
+        param_group = {**param_group, **groups.settled(known)}
         group = {**self.defaults, **param_group}
         self.check_group(group)
-        hyperparameters.check_shared(group, self.param_groups, self._shared)
+        groups.check_shared(group, self.param_groups, self.shared)
         super().add_param_group(param_group)
+        added = self.param_groups[-1]
         try:
-            hyperparameters.check_parameters(self.param_groups[-1])
-            if self._continuation is not None:
-                self._continuation.take_group(self.param_groups[-1])
+            groups.check_parameters(added)
+            if self._prior is not None:
+                self._prior.take_group(added, complete=False)
         except ValueError:
             self.param_groups.pop()
             raise
-        self._engine.take_group()
+        *others, _ = self.param_groups
+        added["noise_index"] = sum(len(other["params"]) for other in others)
+        for name in groups.COUNTED if others else ():
+            added[name] = others[0][name]
 
     @uncompiled
     def sampled_params(self) -> AbstractContextManager[None]:
@@ -204,15 +175,15 @@ class PerturbedOptimizer(Readable):
                 already hold a sample (after :meth:`train`). At the end of the block: ``loss.backward()`` was called
                 though the method takes second derivatives.
         """
-        if self._counted is not None and self._engine.gradients.collected in (0, self.param_groups[0]["mc_samples"]):
-            self._counted.discard()  # the passes of a step that was skipped, or of a block that failed
-        return self._engine.block()
+        return Block(self._engine)
 
     @uncompiled
     def train(self, mode: bool = True) -> None:
         """Start drop-in training: from now on the weights hold a posterior sample, a new one after every step.
 
-        Calling it again changes nothing, except that it rebuilds the sample if a checkpoint was loaded in between.
+        Groups and parameters are read now. Until :meth:`eval`, parameters, ``requires_grad`` and what decides the width
+        of the posterior must not change. Calling it again changes nothing, except that it rebuilds the sample if a
+        checkpoint was loaded in between.
 
         Raises:
             RuntimeError: ``mc_samples`` is not 1, the method was called inside a block or between a block and its
@@ -235,14 +206,12 @@ class PerturbedOptimizer(Readable):
         """
         others = self._engine.eval()
         if others:
-            attachment.warn_of_other_values(self._engine.store.name_of(others[0]))
+            attach.warn_of_other_values(self._engine.layout.name_of(others[0]))
 
     @uncompiled
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients. Outside a block this also discards the samples collected for the next step."""
         super().zero_grad(set_to_none)
-        if self._counted is not None and not self._engine.open:
-            self._counted.discard()
         self._engine.cleared()
 
     def backward(self, loss: Tensor) -> None:
@@ -265,9 +234,7 @@ class PerturbedOptimizer(Readable):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update the posterior from the gradients at its samples.
 
-        An update that has begun is completed: an exception in between, such as an interrupt, is raised again when the
-        update is done. An exception before the update changes nothing. Only after a second interrupt, before the first
-        is raised again, may parameters be a step apart, or the weights hold a block's sample until the next call.
+        An exception before the update changes nothing; Ctrl-C during the update is raised after it.
 
         Args:
             closure: Function that clears the gradients, computes the mean loss, calls ``backward`` and returns the
@@ -279,22 +246,100 @@ class PerturbedOptimizer(Readable):
             The loss that the closure returned, averaged over the samples, or ``None`` without a closure.
 
         Raises:
-            RuntimeError: The number of samples drawn is not ``mc_samples``, or a gradient is sparse or comes without
-                the curvature that the method needs.
+            RuntimeError: The number of samples drawn is not ``mc_samples``, a gradient is sparse or comes without the
+                curvature that the method needs, or parameters or widths have changed while weights hold a sample.
             FloatingPointError: With ``nonfinite="raise"``, a gradient or a curvature is not finite or a precision would
                 not stay positive. Parameters and state have not changed; samples from blocks are discarded.
             ValueError: The closure's loss is a sum where a mean was announced, or the reverse.
             TypeError: The closure returned no loss to a method that differentiates it.
         """
         self._engine.refuse_inside("step()")
-        if self._prior is not None:
-            self._prior.follow(self._engine.store, self._center)
-        if self._counted is None:
-            return self._engine.step(closure)
-        if closure is not None:
-            return self._engine.step(self._counted.counting(closure))
-        self._counted.take_step()
-        return self._engine.step()
+        return self._engine.step(closure)
 
+    @torch.no_grad()
+    def posterior(self, model: nn.Module | None = None) -> DiagonalGaussian:
+        """Return the current posterior, with copies of means and variances of the full tensors in float32 or wider.
 
-show_signature(PerturbedOptimizer)
+        Args:
+            model: Module from which the parameters' names are taken. It is needed only if the optimiser was not
+                constructed from ``named_parameters()`` and :meth:`attach` was not called. Parameters that do not belong
+                to it are left out; only groups with ``perturb=False`` may have them (a learned noise level).
+
+        Returns:
+            The posterior; with ``covariance="full"`` a :class:`DenseGaussian`.
+
+        Raises:
+            RuntimeError: The names of the parameters are not known, or two parameters have the same name.
+            ValueError: A perturbed parameter does not belong to the model.
+        """
+        covered = self._covered(model)
+        means = {name: self._mean_of(flat, number) for name, flat, number in covered}
+        variances, told = {}, {}
+        for name, flat, number in covered:
+            variances[name] = full(flat.as_state(flat.variance(self.rule, number), number))
+            if flat.kind.perturb:
+                told[name] = self._origin(flat, number, variances[name])
+        return DiagonalGaussian(means, variances, hyperparameters={**self._reported(), PER_TENSOR: told})
+
+    def report(self, model: nn.Module | None = None) -> PosteriorReport:
+        """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.
+
+        It is ``posterior(model).report()``; arguments and errors are those of :meth:`posterior`.
+        """
+        return self.posterior(model).report()
+
+    def _covered(self, model: nn.Module | None) -> list[tuple[str, Flat, int]]:
+        """Name, flat and number in it of every parameter that the posterior covers, in order."""
+        layout = self._engine.layout
+        names = layout.names() if model is None else attach.names_of(layout, model)
+        places = layout.places()
+        covered: dict[str, tuple[Flat, int]] = {}
+        for parameter, group, _ in layout.members():
+            if parameter not in places:
+                continue
+            if parameter in names:
+                name = names[parameter]
+                if name in covered:
+                    raise RuntimeError(
+                        f"posterior() must know parameters by different names, got {name!r} twice: take the names of "
+                        "all parameters from one module that contains them, or give it the model"
+                    )
+                covered[name] = places[parameter]
+            elif group["perturb"]:
+                raise RuntimeError(
+                    "posterior() must know the parameters' names: give it the model, construct the optimiser from "
+                    "model.named_parameters(), or call attach(model)"
+                )
+        return [(name, flat, number) for name, (flat, number) in covered.items()]
+
+    def _mean_of(self, flat: Flat, number: int) -> Tensor:
+        """A copy of the mean of a member, whole if it is sharded."""
+        weights, parameter = self._engine.weights, flat.parameters[number]
+        if weights.holds_sample(parameter):
+            mean = weights.mean_of(parameter)
+        elif flat.stored:
+            mean = followed(flat.part(flat.tensors["mean"], number), local(parameter).detach())
+        else:
+            mean = local(parameter).detach()
+        return full(flat.as_state(mean.clone(), number))
+
+    def _origin(self, flat: Flat, number: int, variance: Tensor) -> dict[str, Any]:
+        """Share of the initial precision in that of a tensor, and its prior precision, averaged over the weights.
+
+        The share is ``B (initial_precision - lambda) sigma^2``, where ``B`` is the weight of the start in the running
+        curvature.
+        """
+        hp = flat.hyper(self.rule, number)
+        prior = hp.prior_precision * (hp.temperature > 0) if self.has_prior else 0.0
+        start = torch.as_tensor(hp.initial_weight * (hp.initial_precision - prior))
+        prior = torch.as_tensor(prior, dtype=variance.dtype)
+        if start.ndim:  # each weight has its own
+            start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))
+        share = float((start * variance).clamp(0.0, 1.0).mean()) if self.tracks_start else None
+        mean_prior = (prior * variance).sum() / variance.sum() if prior.ndim else prior
+        return {"start_share": share, "prior_precision": float(mean_prior)}
+
+    def _reported(self) -> dict[str, Any]:
+        first = self.param_groups[0]
+        names = ("num_data", "prior_precision", "temperature", "seed")
+        return {"method": type(self).__name__, **{name: first[name] for name in names if name in first}}

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from bayesadam.engine.rule import Hyper, Option, Scalar, State, add_prior_gradient_, add_scaled_, factor
-from bayesadam.engine.store import Slot
+from bayesadam.core.rule import Hyper, Option, Rule, State, with_prior
 from bayesadam.functional.reparameterized import inverse_softplus
-from bayesadam.optim.adam import adam_
-from bayesadam.optim.arguments import General
-from bayesadam.optim.base import PerturbedOptimizer
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from bayesadam.optim.adam import adam
+from bayesadam.optim.base import PerturbedOptimizer, Prior
 
 
-class BayesByBackpropRule:
+class BayesByBackpropRule(Rule):
     """Gradient descent on the negative ELBO per data point (Blundell et al. 2015, section 3.2), by Adam::
 
         sigma  = log(1 + e^rho)
@@ -41,61 +36,92 @@ class BayesByBackpropRule:
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """Averages of 0, and the ``rho`` for which ``1 / sigma^2`` is the initial precision."""
-        sigma = torch.zeros_like(mean).add_(factor(_root(hp["initial_precision"]), mean)).reciprocal_()
-        return {"rho": inverse_softplus(sigma), **{name: torch.zeros_like(mean) for name in self.state[1:]}}
+        sigma = (torch.zeros_like(mean) + hp.initial_precision).rsqrt()
+        return {**super().init(mean, hp), "rho": inverse_softplus(sigma)}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``1 / sigma^2``."""
-        return _sigma(state["rho"]).square_().reciprocal_()
+        return scale_of(state["rho"]).square().reciprocal()
 
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
         """``g eps``, the gradient by ``sigma``, which must be averaged over samples; ``None`` without noise."""
-        return None if eps is None else torch.mul(grad, eps)
+        return None if deviation is None else grad * deviation / scale_of(state["rho"])
 
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
+        step, m, v = adam(with_prior(grad, mean, hp), state["exp_avg"], state["exp_avg_sq"], hp)
+        new = {"exp_avg": m, "exp_avg_sq": v}
         if curvature is not None:
-            sigma = _sigma(state["rho"])
-            slope = torch.expm1(-sigma).neg_()  # d sigma / d rho = 1 / (1 + e^-rho) = 1 - e^-sigma
-            share = hp["temperature"] / hp["num_data"]
-            add_scaled_(curvature, sigma, share * hp["prior_precision"])
-            curvature.mul_(slope)
-            add_scaled_(curvature, slope.div_(sigma), -share)
-            adam_(state["rho"], curvature, state["rho_exp_avg"], state["rho_exp_avg_sq"], hp)
-        add_prior_gradient_(grad, mean, hp)
-        adam_(mean, grad, state["exp_avg"], state["exp_avg_sq"], hp)
+            sigma = scale_of(state["rho"])
+            slope = -torch.expm1(-sigma)  # d sigma / d rho = 1 / (1 + e^-rho) = 1 - e^-sigma
+            share = hp.temperature / hp.num_data
+            total = slope * (curvature + (share * hp.prior_precision) * sigma) - share * (slope / sigma)
+            move, m, v = adam(total, state["rho_exp_avg"], state["rho_exp_avg_sq"], hp)
+            new |= {"rho": state["rho"] - move, "rho_exp_avg": m, "rho_exp_avg_sq": v}
+        return mean - step, new
+
+
+def scale_of(rho: Tensor) -> Tensor:
+    """``log(1 + e^rho)``; positive even where the exact value underflows."""
+    return F.softplus(rho, threshold=40.0).clamp_min(torch.finfo(rho.dtype).tiny)  # linear only where exact
 
 
 class BayesByBackprop(PerturbedOptimizer):
     """Bayes by Backprop with a Gaussian prior, the KL divergence in closed form, and Adam.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`. ``betas`` and ``eps`` are Adam's, for means
-    and scales alike. All examples of a minibatch share the noise of a weight.
+    ``betas`` and ``eps`` are Adam's, for means and scales alike. All examples of a minibatch share the noise of a
+    weight. The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.
         lr: Learning rate, not negative.
         num_data: Number of training examples, or a chosen effective number.
         eps: Term added to the root of the averaged squared gradient; finite and not negative.
-        **options: Further arguments of :class:`PerturbedOptimizer`.
     """
 
     rule = BayesByBackpropRule()
     may_start_wider = True
+    tracks_start = False  # widths are trained like the means
 
     def __init__(
-        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Unpack[General]
+        self,
+        params: Any,
+        lr: float | Tensor = 1e-3,
+        *,
+        num_data: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
+        eps: float = 1e-8,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        super().__init__(params, lr, num_data=num_data, eps=eps, **options)
-
-    def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> None:
-        """None, because widths that are trained like the means have no known share of the start."""
-
-
-def _sigma(rho: Tensor) -> Tensor:
-    """``log(1 + e^rho)`` as a new tensor; positive even where the exact value underflows."""
-    return F.softplus(rho, threshold=40.0).clamp_min_(torch.finfo(rho.dtype).tiny)  # linear only where exact
-
-
-def _root(value: Scalar) -> Scalar:
-    return value.sqrt() if isinstance(value, Tensor) else math.sqrt(value)
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            prior_precision=prior_precision,
+            prior=prior,
+            initial_precision=initial_precision,
+            temperature=temperature,
+            eps=eps,
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            rank_samples=rank_samples,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
+        )

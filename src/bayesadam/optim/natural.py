@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor, tempered_decay_
-from bayesadam.optim.arguments import General, OfNaturalVON
-from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.newton import HESSIAN_OPTIONS, damped, follow_curvature_, initial_hessian, posterior_precision
-from bayesadam.optim.second_order import SecondOrderOptimizer
-from bayesadam.optim.von import VONRule
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from bayesadam.core.rule import Hyper, Rule, State, active_prior, tempered_average, with_prior
+from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.newton import HESSIAN_OPTIONS, damped, followed
+from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
+from bayesadam.optim.von import COVARIANCE, VONRule
 
 
 class NaturalVONRule(VONRule):
@@ -30,22 +26,20 @@ class NaturalVONRule(VONRule):
     """
 
     state = ("displacement", "hessian")
-    options = HESSIAN_OPTIONS
+    options = (*HESSIAN_OPTIONS, COVARIANCE)
 
-    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """No displacement, Hessian ``s0``."""
-        return {"displacement": torch.zeros_like(mean), "hessian": initial_hessian(mean, hp)}
-
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
-        hessian = state["hessian"]
-        before = damped(hessian, hp)
+        before = after = state["hessian"]
         if curvature is not None:
-            follow_curvature_(hessian, curvature, hp, corrected=hp["correction"] == "elementwise")
-        _heavy_ball_(mean, state["displacement"], grad, before, damped(hessian, hp), hp)
+            after = followed(before, curvature, hp, corrected=hp.correction == "elementwise")
+        step = heavy_ball(mean, state["displacement"], grad, damped(before, hp), damped(after, hp), hp)
+        return mean + step, {"displacement": step, "hessian": after}
 
 
-class NaturalVadamRule:
+class NaturalVadamRule(Rule):
     """Vadam with natural momentum, from which Khan et al. 2018 derive Vadam (eqs. 86-87), ``c = b1``::
 
         s' = (1 - tau (1 - b2)) s + (1 - b2) g^2
@@ -57,38 +51,34 @@ class NaturalVadamRule:
     """
 
     state = ("displacement", "exp_avg_sq")
-    power = 2
-    needs_noise = False
-    options = ()
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """No displacement, ``s0 = (initial_precision - lambda) / N``."""
-        return {"displacement": torch.zeros_like(mean), "exp_avg_sq": initial_hessian(mean, hp)}
+        start = (hp.initial_precision - active_prior(hp)) / hp.num_data
+        return {"displacement": torch.zeros_like(mean), "exp_avg_sq": torch.zeros_like(mean) + start}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``N (s + lt)``."""
-        return posterior_precision(state["exp_avg_sq"], hp)
+        return hp.num_data * state["exp_avg_sq"] + active_prior(hp)
 
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """The squared gradient ``g^2``."""
         return grad.square()
 
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
         assert curvature is not None
-        average_sq, damping = state["exp_avg_sq"], factor(hp["prior_precision"] / hp["num_data"], mean)
-        before = average_sq.sqrt().add_(damping)
-        tempered_decay_(average_sq, curvature, hp)
-        after = torch.sqrt(average_sq, out=curvature).add_(damping)
-        _heavy_ball_(mean, state["displacement"], grad, before, after, hp)
+        after, damping = tempered_average(state["exp_avg_sq"], curvature, hp), hp.prior_precision / hp.num_data
+        roots = state["exp_avg_sq"].sqrt() + damping, after.sqrt() + damping
+        step = heavy_ball(mean, state["displacement"], grad, *roots, hp)
+        return mean + step, {"displacement": step, "exp_avg_sq": after}
 
 
-def _heavy_ball_(mean: Tensor, displacement: Tensor, grad: Tensor, before: Tensor, after: Tensor, hp: Hyper) -> None:
-    """``displacement <- (c before displacement - lr (g + prior gradient)) / after``; ``mean`` moves by it."""
-    add_prior_gradient_(grad, mean, hp)
-    displacement.mul_(before).mul_(factor(hp["betas"][0], mean))
-    add_scaled_(displacement, grad, -hp["lr"])
-    mean.add_(displacement.div_(after))
+def heavy_ball(mean: Tensor, displacement: Tensor, grad: Tensor, before: Tensor, after: Tensor, hp: Hyper) -> Tensor:
+    """``(c before displacement - lr (g + prior gradient)) / after``."""
+    return (hp.beta1 * before * displacement - hp.lr * with_prior(grad, mean, hp)) / after
 
 
 class NaturalVON(SecondOrderOptimizer):
@@ -106,28 +96,52 @@ class NaturalVON(SecondOrderOptimizer):
         *,
         num_data: float,
         betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        **options: Unpack[OfNaturalVON],
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
         super().__init__(
-            params, lr, num_data=num_data, betas=betas, hessian=hessian, probes=probes, correction=correction, **options
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            prior_precision=prior_precision,
+            prior=prior,
+            initial_precision=initial_precision,
+            temperature=temperature,
+            hessian=hessian,
+            probes=probes,
+            correction=default_correction(hessian, correction),
+            covariance="diagonal",
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            rank_samples=rank_samples,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
         )
 
 
 class NaturalVadam(PerturbedOptimizer):
     """Vadam with natural momentum.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`; ``betas[0]`` is the momentum. ``s`` is not
-    bias-corrected, so its initial value matters: with the default ``initial_precision`` the first steps are as long as
-    those of gradient descent.
+    Arguments, defaults and ways to train are those of :class:`PerturbedOptimizer`; ``betas[0]`` is the momentum. ``s``
+    is not bias-corrected, so its initial value matters: with the default ``initial_precision`` the first steps are as
+    long as those of gradient descent.
     """
 
     rule = NaturalVadamRule()
-
-    if TYPE_CHECKING:
-
-        def __init__(
-            self, params: Any, lr: float | Tensor | None = None, *, num_data: float, **options: Unpack[General]
-        ) -> None: ...

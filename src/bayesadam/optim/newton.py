@@ -1,4 +1,4 @@
-"""Functions shared by the rules with a running Hessian ``s``, kept in ``state["hessian"]``; the precision is
+"""Formulas shared by the rules with a running Hessian ``s``, kept in ``state["hessian"]``; the precision is
 ``N (s + d)``.
 
 ``d = lt`` is the contribution of the prior; it is 0 in variational optimisation (``tau = 0``).
@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesadam.checks import is_whole
-from bayesadam.engine.rule import Hyper, Option, State, active_prior_precision, add_scaled_, curvature_rate, factor
+from bayesadam.core.rule import Hyper, Option, Rule, State, active_prior
 
 HESSIANS = ("reparameterized", "exact", "hutchinson")
 CORRECTIONS = ("elementwise", "backtracking", None)
@@ -20,63 +21,54 @@ HESSIAN_OPTIONS = (
     Option("hessian", "reparameterized", f"one of {HESSIANS}", lambda v: v in HESSIANS, static=True),
     Option("correction", "elementwise", f"one of {CORRECTIONS}", lambda v: v in CORRECTIONS, static=True),
     Option("probes", 1, "a whole number of at least 1", is_whole),
-    Option("covariance", "diagonal", "one of ('diagonal', 'full')", lambda v: v in ("diagonal", "full"), static=True),
 )
 CLIP_RADIUS = Option("clip_radius", math.inf, "positive", lambda v: v > 0)
 """Largest absolute value of a preconditioned step of a weight, before the learning rate."""
-
-
 LARGEST = 1e-8
 """Upper bound of ``s`` as a share of the largest number of its dtype, so that after a gradient that is huge but finite
 the precision is finite.
 """
 
 
-def initial_hessian(mean: Tensor, hp: Hyper) -> Tensor:
-    """``s0 = (initial_precision - lambda) / N`` at every weight."""
-    start = (hp["initial_precision"] - active_prior_precision(hp)) / hp["num_data"]
-    return torch.zeros_like(mean).add_(factor(start, mean))
+class HessianRule(Rule):
+    """Base of the rules with a running Hessian."""
+
+    power = 1
+    needs_noise = True
+
+    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
+        """Zeros, and the Hessian ``s0 = (initial_precision - lambda) / N`` at every weight."""
+        start = (hp.initial_precision - active_prior(hp)) / hp.num_data
+        return {**super().init(mean, hp), "hessian": torch.zeros_like(mean) + start}
+
+    def precision(self, state: State, hp: Hyper) -> Tensor:
+        """``N (s + d)``."""
+        return hp.num_data * state["hessian"] + active_prior(hp)
+
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+        """``g (theta - mu) / sigma^2``, whose expectation is the Hessian diagonal of the mean loss (Price's theorem)."""
+        return None if deviation is None else grad * deviation * self.precision(state, hp)
 
 
-def posterior_precision(hessian: Tensor, hp: Hyper) -> Tensor:
-    """``N (s + d)``, a new tensor."""
-    scaled = torch.mul(hessian, factor(hp["num_data"], hessian))
-    return scaled.add_(factor(active_prior_precision(hp), hessian))
-
-
-def reparameterized_hessian(grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-    """``g eps / sigma``, whose expectation is the Hessian diagonal of the mean loss by Price's theorem.
-
-    It is ``None`` without noise.
-    """
-    if eps is None:
-        return None
-    return torch.mul(grad, eps).mul_(posterior_precision(state["hessian"], hp).sqrt_())
-
-
-def follow_curvature_(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) -> None:
-    """``s <- s - r e`` in place, with ``e = tau s - h`` and ``r`` of :func:`curvature_rate`.
+def followed(hessian: Tensor, curvature: Tensor, hp: Hyper, *, corrected: bool) -> Tensor:
+    """``s - r e``, with ``e = tau s - h`` and ``r = 1 - b2``.
 
     With ``corrected``, the term ``0.5 r^2 e^2 / (s + d)`` is added, which keeps ``s + d`` positive for every ``h`` (Lin
-    et al. 2020; Shen et al. 2024, Algorithm 1, line 5): it is then ``((s + d - r e)^2 + (s + d)^2) / (2 (s + d))``, and
-    bounded by ``LARGEST``. ``curvature`` is overwritten.
+    et al. 2020; Shen et al. 2024, Algorithm 1, line 5); the result is bounded by ``LARGEST``.
     """
-    rate = curvature_rate(hp, hp["step"])
-    error = curvature.neg_()
-    add_scaled_(error, hessian, hp["temperature"])
+    rate = 1.0 - hp.beta2
+    error = hp.temperature * hessian - curvature
+    moved = hessian - rate * error
     if not corrected:
-        add_scaled_(hessian, error, -rate)
-        return
-    shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], hessian)
-    add_scaled_(hessian, error, -rate)
+        return moved
+    shifted = hessian + active_prior(hp) / hp.num_data
     # The square of a huge error would not be finite.
-    add_scaled_(hessian, torch.div(error, shifted, out=shifted).mul_(error), 0.5 * rate * rate)
-    hessian.clamp_(max=LARGEST * torch.finfo(hessian.dtype).max)
+    return (moved + (0.5 * rate * rate) * (error / shifted * error)).clamp(max=LARGEST * torch.finfo(hessian.dtype).max)
 
 
 def damped(hessian: Tensor, hp: Hyper) -> Tensor:
     """``s + lt``, the denominator of a Newton step; the prior contributes to it even at ``tau = 0``."""
-    return hessian + factor(hp["prior_precision"] / hp["num_data"], hessian)
+    return hessian + hp.prior_precision / hp.num_data
 
 
 def largest_rate(hessian: Tensor, curvature: Tensor, hp: Hyper) -> Tensor:
@@ -85,6 +77,11 @@ def largest_rate(hessian: Tensor, curvature: Tensor, hp: Hyper) -> Tensor:
     It is the minimum of ``(s + d) / (tau s - h)`` over the weights with ``h < tau s`` (Khan et al. 2018, eq. 63, for
     this update), infinite if there are none, and NaN if any ``h`` is.
     """
-    error = hessian * factor(hp["temperature"], hessian) - curvature
-    shifted = hessian + factor(active_prior_precision(hp) / hp["num_data"], hessian)
+    error = hp.temperature * hessian - curvature
+    shifted = hessian + active_prior(hp) / hp.num_data
     return torch.where(error <= 0, torch.inf, shifted / error).min()
+
+
+def with_rate(group: Any, rate: float) -> dict[str, Any]:
+    """The entries of a group, with ``1 - betas[1]`` at most a rate."""
+    return {**group, "betas": (group["betas"][0], max(group["betas"][1], 1.0 - rate))}

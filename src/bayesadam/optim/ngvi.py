@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesadam.checks import check
-from bayesadam.engine.rule import Hyper, State, add_prior_gradient_, add_scaled_, factor
-from bayesadam.engine.store import Slot
-from bayesadam.optim.arguments import OfNGVI
-from bayesadam.optim.newton import HESSIAN_OPTIONS, largest_rate
-from bayesadam.optim.second_order import SecondOrderOptimizer
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from bayesadam.core.rule import Hyper, Number, State, active_prior, with_prior
+from bayesadam.optim.base import Prior
+from bayesadam.optim.newton import HESSIAN_OPTIONS, HessianRule, largest_rate
+from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
+from bayesadam.optim.von import COVARIANCE
 
 
-class NGVIRule:
+class NGVIRule(HessianRule):
     """One step ``rho = lr`` for both natural parameters, ``Lambda = 1 / sigma^2`` and ``eta = Lambda mu``::
 
         Lambda <- (1 - tau rho) Lambda + rho (tau lambda + N h)
@@ -32,51 +30,39 @@ class NGVIRule:
     """
 
     state = ("precision",)
-    power = 1
-    needs_noise = True
-    options = HESSIAN_OPTIONS
+    options = (*HESSIAN_OPTIONS, COVARIANCE)
 
     def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
         """``Lambda = initial_precision``."""
-        return {"precision": torch.zeros_like(mean).add_(factor(hp["initial_precision"], mean))}
+        return {"precision": torch.zeros_like(mean) + hp.initial_precision}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``Lambda``."""
-        return state["precision"].clone()
+        return 1.0 * state["precision"]
 
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """``g eps / sigma``, or None where second derivatives are taken."""
-        if eps is None or hp["hessian"] != "reparameterized":
-            return None
-        return grad * eps * state["precision"].sqrt()
-
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
-        precision, rate, num_data = state["precision"], hp["lr"], factor(hp["num_data"], mean)
-        add_prior_gradient_(grad, mean, hp)
+        precision = state["precision"]
         if curvature is not None:
-            change = curvature.mul_(num_data)
-            add_scaled_(change, precision, -hp["temperature"])
-            change.add_(factor(hp["temperature"] * hp["prior_precision"], mean))
-            second = change.square().div_(precision) if hp["correction"] == "elementwise" else None
-            change.mul_(factor(rate, mean))
-            if second is not None:
-                add_scaled_(change, second, 0.5 * rate * rate)
-            precision.add_(change)
-        add_scaled_(mean, grad.mul_(num_data).div_(precision), -rate)
+            change = hp.num_data * curvature - hp.temperature * precision + hp.temperature * hp.prior_precision
+            precision = precision + hp.lr * change
+            if hp.correction == "elementwise":
+                precision = precision + (0.5 * hp.lr * hp.lr) * (change.square() / state["precision"])
+        return mean - (hp.lr * hp.num_data) * (with_prior(grad, mean, hp) / precision), {"precision": precision}
 
-    def rate(self, hp: Hyper) -> Any:
+    def rate(self, hp: Hyper) -> Number:
         """Return the fraction of the distance to its target by which one step moves the precision."""
-        return hp["lr"]
+        return hp.lr
 
-    def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
-        """The same hyper-parameters with another rate."""
-        return {**hp, "lr": rate}
+    def with_largest_rate(self, group: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """The entries of a group, with a rate of at most this one."""
+        return {**group, "lr": min(float(group["lr"]), rate)}
 
     def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
         """The smallest rate at which a precision would become 0, as a 0-d tensor; infinite if there is none."""
-        share = hp["prior_precision"] * (hp["temperature"] > 0)
-        return largest_rate((state["precision"] - factor(share, curvature)) / hp["num_data"], curvature, hp)
+        return largest_rate((state["precision"] - active_prior(hp)) / hp.num_data, curvature, hp)
 
 
 class NGVI(SecondOrderOptimizer):
@@ -87,6 +73,7 @@ class NGVI(SecondOrderOptimizer):
     """
 
     rule = NGVIRule()
+    tracks_start = False  # it is forgotten at the learning rate
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that the step does not go beyond its target."""
@@ -99,14 +86,42 @@ class NGVI(SecondOrderOptimizer):
         lr: float | Tensor = 1e-2,
         *,
         num_data: float,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        **options: Unpack[OfNGVI],
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
         super().__init__(
-            params, lr, num_data=num_data, hessian=hessian, probes=probes, correction=correction, **options
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            prior_precision=prior_precision,
+            prior=prior,
+            initial_precision=initial_precision,
+            temperature=temperature,
+            hessian=hessian,
+            probes=probes,
+            correction=default_correction(hessian, correction),
+            covariance="diagonal",
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            rank_samples=rank_samples,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
         )
-
-    def _start_share(self, slot: Slot, state: dict[str, Any], variance: Tensor) -> None:
-        """None, because the start is forgotten at the learning rate and its share is not tracked."""

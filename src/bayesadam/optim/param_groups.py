@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from bayesadam.checks import check, check_temperature
-from bayesadam.optim.hyperparameters import check_ordered
+from bayesadam.optim.groups import check_ordered
 from bayesadam.posterior.wrappers import unwrapping
 
 Named: TypeAlias = tuple[str, nn.Parameter]

@@ -1,25 +1,20 @@
-"""VadaGrad: variational AdaGrad, for optimisation rather than inference (Khan et al. 2018, section 4)."""
+"""VadaGrad: variational AdaGrad, for optimisation rather than inference (Khan et al. 2018, section 5, eq. 96)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from bayesadam.checks import check
-from bayesadam.engine.rule import Hyper, State, add_scaled_, factor
-from bayesadam.optim.arguments import WithoutPrior
+from bayesadam.core.rule import Hyper, Number, Rule, State
 from bayesadam.optim.base import PerturbedOptimizer
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from bayesadam.optim.groups import is_positive
 
 
-class VadaGradRule:
+class VadaGradRule(Rule):
     """AdaGrad at sampled weights, for the objective ``E_q[F]`` without prior and entropy (Khan et al. 2018, eq. 22
-    with ``tau = 0``, and the update below it)::
+    with ``tau = 0``, and eq. 96)::
 
         v  <- v + (1 - b2) (N g)^2                            s = v + initial_precision
         mu <- mu - lr N g / sqrt(s)
@@ -30,42 +25,39 @@ class VadaGradRule:
     """
 
     state = ("sum",)
-    power = 2
-    needs_noise = False
-    options = ()
-
-    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Zeros; the initial precision is a hyper-parameter and is not stored."""
-        return {"sum": torch.zeros_like(mean)}
 
     def precision(self, state: State, hp: Hyper) -> Tensor:
         """``s``."""
-        return torch.add(state["sum"], factor(hp["initial_precision"], state["sum"]))
+        return state["sum"] + hp.initial_precision
 
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor:
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor:
         """``(N g)^2``."""
-        return torch.mul(grad, factor(hp["num_data"], grad)).square_()
+        return (hp.num_data * grad).square()
 
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
         assert curvature is not None
-        add_scaled_(state["sum"], curvature, 1.0 - hp["betas"][1])
-        root = torch.add(state["sum"], factor(hp["initial_precision"], mean), out=curvature).sqrt_()
-        add_scaled_(mean, grad.div_(root), -hp["lr"] * hp["num_data"])
+        total = state["sum"] + (1.0 - hp.beta2) * curvature
+        return mean - (hp.lr * hp.num_data) * (grad / (total + hp.initial_precision).sqrt()), {"sum": total}
+
+    def forgetting(self, hp: Hyper) -> Number:
+        """Nothing, since the sum never decays."""
+        return 0.0 * hp.beta2
 
 
 class VadaGrad(PerturbedOptimizer):
     """Variational AdaGrad, which anneals its noise as AdaGrad anneals its learning rate.
 
-    Arguments and ways to train are those of :class:`PerturbedOptimizer`, without ``prior_precision``, ``prior`` and
-    ``temperature``, since there is no prior.
+    There is no prior. The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.
         lr: Learning rate, not negative.
         num_data: Factor between the mean loss and the objective ``F``; with 1 the objective is the loss.
         initial_precision: Precision at the start; it has no default here.
-        **options: Further arguments of :class:`PerturbedOptimizer`.
+        betas: ``1 - betas[1]`` is the rate at which squares are added; ``betas[0]`` is not used.
     """
 
     rule = VadaGradRule()
@@ -78,15 +70,34 @@ class VadaGrad(PerturbedOptimizer):
         *,
         num_data: float = 1.0,
         initial_precision: float,
-        **options: Unpack[WithoutPrior],
+        betas: tuple[float, float] = (0.9, 0.999),
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        given: Mapping[str, object] = {**options}
-        for name in ("prior_precision", "prior", "temperature"):
-            if name in given:
-                raise TypeError(f"VadaGrad has no prior, so {name} must not be given, got {given[name]!r}")
-        super().__init__(params, lr, num_data=num_data, initial_precision=initial_precision, temperature=0.0, **options)
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            initial_precision=initial_precision,
+            temperature=0.0,
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            rank_samples=rank_samples,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
+        )
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that there is an initial precision."""
         super().check_group(group)
-        check("initial_precision", group["initial_precision"], "a positive, finite number", lambda v: v is not None)
+        check("initial_precision", group["initial_precision"], "a positive, finite number", is_positive)

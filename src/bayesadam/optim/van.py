@@ -1,16 +1,15 @@
-"""VAN: the variational adaptive Newton method (Khan et al. 2018, section 4, eqs. 22-24)."""
+"""VAN: the variational adaptive Newton method (Khan et al. 2018, section 5, eqs. 22-24)."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
 from torch import Tensor
 
-from bayesadam.optim.arguments import OfVAN
+from bayesadam.optim.base import Prior
+from bayesadam.optim.second_order import default_correction
 from bayesadam.optim.von import VON
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 
 class VAN(VON):
@@ -20,7 +19,7 @@ class VAN(VON):
     expected loss ``E_q[F]``; the noise is annealed as curvature adds up, ``s <- s + (1 - b2) h`` with
     ``1 / sigma^2 = N s``, as VadaGrad does with squared gradients. ``temperature=1`` is VON. For temperatures between
     them the precision tends to ``N h / tau + lambda``, the optimum of eq. 22 (eq. 24 does not reach it). The term
-    ``prior_precision / num_data`` damps the Newton step at every temperature.
+    ``prior_precision / num_data`` damps the Newton step at every temperature, which eq. 94 does not have.
 
     The arguments are those of :class:`VON`.
     """
@@ -31,7 +30,45 @@ class VAN(VON):
         lr: float | Tensor = 1e-2,
         *,
         num_data: float,
+        betas: tuple[float, float] = (0.0, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
         temperature: float = 0.0,
-        **options: Unpack[OfVAN],
+        hessian: str = "reparameterized",
+        probes: int = 1,
+        correction: str | None = "default",
+        covariance: str = "diagonal",
+        clip_radius: float = math.inf,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        super().__init__(params, lr, num_data=num_data, temperature=temperature, **options)
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            prior_precision=prior_precision,
+            prior=prior,
+            initial_precision=initial_precision,
+            temperature=temperature,
+            hessian=hessian,
+            probes=probes,
+            correction=default_correction(hessian, correction),
+            covariance=covariance,
+            clip_radius=clip_radius,
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            rank_samples=rank_samples,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
+        )

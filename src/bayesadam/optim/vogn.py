@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
+from bayesadam.core.rule import Hyper, Option, State, average, tempered_average, with_prior
+from bayesadam.core.sources import ExampleSource
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.engine.rule import BATCH_SIZE, LEARNING, Hyper, Option, State, add_prior_gradient_, add_scaled_, blend_
-from bayesadam.engine.sources import ExampleSource
-from bayesadam.optim.arguments import OfVOGN
-from bayesadam.optim.base import PerturbedOptimizer
-from bayesadam.optim.hyperparameters import check_ordered
-from bayesadam.optim.newton import damped, follow_curvature_, initial_hessian
-from bayesadam.optim.recipes import LEARNED, PAPER, NewtonRate, Recipes
-from bayesadam.optim.von import VONRule
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.newton import HessianRule, damped
+from bayesadam.optim.squares import covered, source_of
 
 
-class VOGNRule(VONRule):
+class VOGNRule(HessianRule):
     """VON with squared per-example gradients (Khan et al. 2018, section 3.2; momentum as Osawa et al. 2019)::
 
         h  = 1/M sum_i (grad f_i)^2
@@ -31,10 +24,6 @@ class VOGNRule(VONRule):
         1 / sigma^2 = N (s + lt)
 
     With ``b1 = 0`` there is no momentum, as in Khan et al. 2018. ``s`` is not bias-corrected (all sources agree).
-
-    With ``bridge=False`` the weight of a step's curvature is that of a running average over the whole training, as in
-    :class:`IVONRule`, and the step is divided by ``tau``. Since ``s`` approaches ``h / tau``, ``lr`` is then the
-    fraction of a Newton step at every temperature.
     """
 
     state = ("exp_avg", "hessian")
@@ -42,28 +31,21 @@ class VOGNRule(VONRule):
     needs_noise = False
     options = (
         Option("hessian", "empirical_fisher", "'empirical_fisher'", lambda v: v == "empirical_fisher", static=True),
-        *LEARNING,
-        BATCH_SIZE,
     )
 
-    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """Momentum 0, Hessian ``s0``."""
-        return {"exp_avg": torch.zeros_like(mean), "hessian": initial_hessian(mean, hp)}
-
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
+    def curvature(self, grad: Tensor, deviation: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
         """None, because the curvature needs the gradients of single examples and is collected by hooks."""
         return None
 
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
-        average, hessian = state["exp_avg"], state["hessian"]
-        add_prior_gradient_(grad, mean, hp)
-        blend_(average, grad, 1.0 - hp["betas"][0])
+        m, hessian = average(state["exp_avg"], with_prior(grad, mean, hp), hp.beta1), state["hessian"]
         if curvature is not None:
-            follow_curvature_(hessian, curvature, hp, corrected=False)
-        step = torch.div(average, damped(hessian, hp), out=grad)
-        rate = hp["lr"] if hp["bridge"] else hp["lr"] / hp["temperature"]
-        add_scaled_(mean, step, -rate / (1.0 - hp["beta1_product"]))
+            hessian = tempered_average(hessian, curvature, hp)
+        mean = mean - (hp.lr / (1.0 - hp.beta1_product)) * (m / damped(hessian, hp))
+        return mean, {"exp_avg": m, "hessian": hessian}
 
 
 class VOGN(PerturbedOptimizer):
@@ -73,6 +55,8 @@ class VOGN(PerturbedOptimizer):
     the posterior is right for every batch size. The module is given once, and all three ways to train work::
 
         opt = ba.VOGN(model.parameters(), num_data=len(train_set), curvature=ba.PerExampleSquares(model))
+
+    Arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`. Groups with ``perturb=False`` may have parameters that do
@@ -85,7 +69,7 @@ class VOGN(PerturbedOptimizer):
             sampling block; in drop-in training it is the gradient of the sum, and the step divides it. All backward
             passes of a step must go through the module, and gradients must be cleared by the optimiser's
             ``zero_grad``, which clears the squares too.
-        **options: Further arguments of :class:`PerturbedOptimizer`.
+        betas: Decay rates of momentum and curvature; without momentum by default, as in Khan et al. 2018.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, or ``curvature`` is not a :class:`PerExampleSquares`.
@@ -93,25 +77,46 @@ class VOGN(PerturbedOptimizer):
     """
 
     rule = VOGNRule()
-    recipes: ClassVar[Recipes] = {
-        "learned": {**LEARNED, "lr": NewtonRate(0.01), "betas": (0.9, 0.99999)},
-        "paper": {**PAPER, "betas": (0.0, 0.999)},
-    }
     _source: ExampleSource
 
     def __init__(
         self,
         params: Any,
-        lr: float | Tensor | None = None,
+        lr: float | Tensor = 1e-3,
         *,
         num_data: float,
         curvature: PerExampleSquares,
-        **options: Unpack[OfVOGN],
+        betas: tuple[float, float] = (0.0, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
-        if not isinstance(curvature, PerExampleSquares):
-            raise ValueError(f"curvature must be a PerExampleSquares of the model, got {curvature!r}")
-        self._source = ExampleSource(curvature)
-        super().__init__(params, lr, num_data=num_data, **options)
+        self._source = source_of(curvature)
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            prior_precision=prior_precision,
+            prior=prior,
+            initial_precision=initial_precision,
+            temperature=temperature,
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters of the model, as in the base class.
@@ -120,19 +125,4 @@ class VOGN(PerturbedOptimizer):
             ValueError: As in the base class; or a perturbed parameter does not belong to the model that ``curvature``
                 was made for.
         """
-        params = param_group["params"]
-        check_ordered(params)
-        params = [params] if isinstance(params, Tensor) else list(params)
-        for entry in params if param_group.get("perturb", self.defaults["perturb"]) else ():
-            parameter = entry[1] if isinstance(entry, tuple) else entry
-            if not self._source.covers(parameter):
-                known = f"the parameter {entry[0]!r}" if isinstance(entry, tuple) else "a parameter"
-                raise ValueError(
-                    "curvature must be made for the model of these parameters, got one for a model that does "
-                    f"not have {known} of shape {tuple(parameter.shape)}"
-                )
-        super().add_param_group({**param_group, "params": params})
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state with the curvature, so that a copy of model and optimiser together refers to the copied model."""
-        return {**super().__getstate__(), "_source": self._source}
+        super().add_param_group(covered(self._source, param_group, perturb=True))

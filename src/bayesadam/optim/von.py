@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from bayesadam.engine.rule import Hyper, Option, State, add_prior_gradient_, add_scaled_
-from bayesadam.optim.arguments import Tempered
+from bayesadam.core.rule import Hyper, Number, Option, State, with_prior
+from bayesadam.optim.base import Prior
 from bayesadam.optim.newton import (
     CLIP_RADIUS,
     HESSIAN_OPTIONS,
+    HessianRule,
     damped,
-    follow_curvature_,
-    initial_hessian,
+    followed,
     largest_rate,
-    posterior_precision,
-    reparameterized_hessian,
+    with_rate,
 )
-from bayesadam.optim.second_order import SecondOrderOptimizer
+from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+COVARIANCE = Option(
+    "covariance", "diagonal", "one of ('diagonal', 'full')", lambda v: v in ("diagonal", "full"), static=True
+)
 
 
-class VONRule:
+class VONRule(HessianRule):
     """Newton's method at sampled weights (Khan et al. 2018, eq. 8; with ``tau`` eqs. 23-24)::
 
         s  <- (1 - tau (1 - b2)) s + (1 - b2) h
@@ -34,44 +34,31 @@ class VONRule:
         1 / sigma^2 = N (s + lt)
 
     ``h`` is a Hessian diagonal of the mean loss, either computed from second derivatives or estimated by
-    ``g eps / sigma``. ``betas[0]`` is not used. The element-wise correction also adds
+    ``g (theta - mu) / sigma^2``. ``betas[0]`` is not used. The element-wise correction also adds
     ``0.5 (1 - b2)^2 (tau s - h)^2 / (s + lt)`` to ``s``, which keeps the precision positive for every ``h``. Without
     noise there is no estimate of the curvature, and ``s`` does not change.
     """
 
-    state: tuple[str, ...] = ("hessian",)
-    power = 1
-    needs_noise = True
-    options: tuple[Option, ...] = (*HESSIAN_OPTIONS, CLIP_RADIUS)
+    state = ("hessian",)
+    options = (*HESSIAN_OPTIONS, COVARIANCE, CLIP_RADIUS)
 
-    def init(self, mean: Tensor, hp: Hyper) -> dict[str, Tensor]:
-        """The initial Hessian ``s0 = (initial_precision - lambda) / N``."""
-        return {"hessian": initial_hessian(mean, hp)}
-
-    def precision(self, state: State, hp: Hyper) -> Tensor:
-        """``N (s + lt)``, or ``N s`` at ``tau = 0``, where there is no prior."""
-        return posterior_precision(state["hessian"], hp)
-
-    def curvature(self, grad: Tensor, eps: Tensor | None, state: State, hp: Hyper) -> Tensor | None:
-        """``g eps / sigma``, or None where second derivatives are taken."""
-        return reparameterized_hessian(grad, eps, state, hp) if hp["hessian"] == "reparameterized" else None
-
-    def update_(self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper) -> None:
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """One step; see the class."""
         hessian = state["hessian"]
-        add_prior_gradient_(grad, mean, hp)
         if curvature is not None:
-            follow_curvature_(hessian, curvature, hp, corrected=hp["correction"] == "elementwise")
-        step = grad.div_(damped(hessian, hp)).clamp_(-hp["clip_radius"], hp["clip_radius"])
-        add_scaled_(mean, step, -hp["lr"])
+            hessian = followed(hessian, curvature, hp, corrected=hp.correction == "elementwise")
+        step = with_prior(grad, mean, hp) / damped(hessian, hp)
+        return mean - hp.lr * step.clamp(-hp.clip_radius, hp.clip_radius), {"hessian": hessian}
 
-    def rate(self, hp: Hyper) -> Any:
+    def rate(self, hp: Hyper) -> Number:
         """Return the fraction of the distance to its target by which one step moves the precision."""
-        return 1.0 - hp["betas"][1]
+        return 1.0 - hp.beta2
 
-    def with_rate(self, hp: Hyper, rate: float) -> dict[str, Any]:
-        """The same hyper-parameters with another rate."""
-        return {**hp, "betas": (hp["betas"][0], 1.0 - rate)}
+    def with_largest_rate(self, group: Mapping[str, Any], rate: float) -> dict[str, Any]:
+        """The entries of a group, with a rate of at most this one."""
+        return with_rate(group, rate)
 
     def largest_rate(self, state: State, curvature: Tensor, hp: Hyper) -> Tensor:
         """The smallest rate at which a precision would become 0, as a 0-d tensor; infinite if there is none."""
@@ -90,7 +77,7 @@ class VON(SecondOrderOptimizer):
         opt.step()
 
     With ``hessian="reparameterized"`` there are no second derivatives, and all three ways to train work as with every
-    other optimiser.
+    other optimiser. Arguments that are not listed are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.
@@ -100,20 +87,19 @@ class VON(SecondOrderOptimizer):
         hessian: Estimate of the Hessian. ``"exact"`` takes one backward pass per weight, for small models;
             ``"hutchinson"`` takes ``probes`` passes with random vectors; ``"reparameterized"`` estimates it from the
             noise and the gradient at no cost, with a high variance, and needs ``betas[1]`` near 1.
-        covariance: ``"diagonal"``, or ``"full"`` for one matrix over all weights, of which there may be a few thousand.
-            With ``"full"``, :meth:`posterior` returns a :class:`DenseGaussian`, and parameters cannot be added or
-            sharded. Weights that are frozen later are held at their means while others are drawn, and stay random in
-            the posterior. With ``"reparameterized"`` the estimate from one sample has rank 2 and a size that grows with
-            the gradient, so it is stable only if ``1 - betas[1]`` is small against ``1 / sqrt(num_data)``.
         probes: Number of random vectors per sample for ``"hutchinson"``.
         correction: How the precision is kept positive where curvature is negative. ``"elementwise"`` adds a term of
             second order (Lin et al. 2020); ``"backtracking"`` reduces ``1 - betas[1]`` for all weights in that step
             (Khan et al. 2018, eq. 63); with ``None`` a step that would make a precision negative raises an error. The
             default is None for ``"exact"`` and ``"elementwise"`` otherwise.
+        covariance: ``"diagonal"``, or ``"full"`` for one matrix over all weights, of which there may be a few thousand.
+            With ``"full"``, :meth:`posterior` returns a :class:`DenseGaussian`, and the trainable parameters must stay
+            the same and must not be sharded. With ``"reparameterized"`` the estimate from one sample has rank 2 and a
+            size that grows with the gradient, so it is stable only if ``1 - betas[1]`` is small against
+            ``1 / sqrt(num_data)``.
         clip_radius: Largest absolute value of the Newton step of a weight, before the learning rate; infinite by
             default. A limit of 0.1 to 1 keeps the training from diverging where the curvature has been small and a
             gradient is large, as at the start from a trained network.
-        **options: Further arguments of :class:`PerturbedOptimizer`.
 
     Raises:
         ValueError: A hyper-parameter is out of its range, or options exclude each other.
@@ -126,26 +112,48 @@ class VON(SecondOrderOptimizer):
     def __init__(
         self,
         params: Any,
-        lr: float | torch.Tensor = 1e-2,
+        lr: float | Tensor = 1e-2,
         *,
         num_data: float,
         betas: tuple[float, float] = (0.0, 0.999),
+        prior_precision: float = 1.0,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float = 1.0,
         hessian: str = "reparameterized",
-        covariance: str = "diagonal",
         probes: int = 1,
         correction: str | None = "default",
+        covariance: str = "diagonal",
         clip_radius: float = math.inf,
-        **options: Unpack[Tempered],
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
     ) -> None:
         super().__init__(
             params,
             lr,
             num_data=num_data,
             betas=betas,
+            prior_precision=prior_precision,
+            prior=prior,
+            initial_precision=initial_precision,
+            temperature=temperature,
             hessian=hessian,
-            covariance=covariance,
             probes=probes,
-            correction=correction,
+            correction=default_correction(hessian, correction),
+            covariance=covariance,
             clip_radius=clip_radius,
-            **options,
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            rank_samples=rank_samples,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
         )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -73,7 +74,7 @@ class Checkpoint:
         tensors |= {"chunk/mean": part.mean, **{f"chunk/state/{name}": v for name, v in part.state.items()}}
         if self.memory is not None:
             tensors |= {f"memory/{name}": value for name, value in self.memory.tensors().items()}
-        counters = {n: v.flatten().tolist() if isinstance(v, Tensor) else v for n, v in part.counters.items()}
+        counters = {n: v.flatten().tolist() if isinstance(v, np.ndarray) else v for n, v in part.counters.items()}
         header = {
             "identity": self.identity,
             "epoch": epoch,
@@ -117,7 +118,7 @@ class Checkpoint:
         part.restore(
             tensors["chunk/mean"].to(device),
             {name: tensors[f"chunk/state/{name}"].to(device) for name in part.state},
-            {name: _counter(value, device) for name, value in header["counters"].items()},
+            {name: _counter(value) for name, value in header["counters"].items()},
             header["steps"],
         )
         if self.memory is not None:
@@ -160,8 +161,8 @@ def _arrays(record: Record) -> dict[str, Tensor]:
     return arrays | record.rows
 
 
-def _counter(value: Any, device: torch.device) -> Any:
-    return torch.tensor(value, dtype=torch.float64, device=device)[:, None] if isinstance(value, list) else value
+def _counter(value: Any) -> Any:
+    return np.array(value)[:, None] if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:

@@ -8,17 +8,18 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from bayesadam.engine.passes import perturbed
-from bayesadam.engine.rule import Rule, advance, initial_counters
+from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule
 from bayesadam.population.batches import Batch, Pool
 from bayesadam.population.draws import Draws
-from bayesadam.population.members import Hyper, columns, map_columns
+from bayesadam.population.formulas import Formulas, advanced, with_betas
+from bayesadam.population.members import Numbers, columns, map_columns
 from bayesadam.population.objective import Losses
 from bayesadam.population.rates import Rates
-from bayesadam.population.segments import View, first, segments, views, wide
+from bayesadam.population.segments import View, first, segments, views
 
 
 class Chunk:
@@ -31,7 +32,7 @@ class Chunk:
         members: Numbers of the ``k`` members within the population.
         mean: Means, ``(k, numel)``.
         state: Tensors of the rule, each ``(k, numel)``.
-        counters: Counters, see :func:`bayesadam.engine.rule.initial_counters`: numbers if they are always the same for
+        counters: Counters, see :data:`bayesadam.core.rule.COUNTERS`: numbers if they are always the same for
             all members, otherwise columns.
         steps: Number of steps of every member.
         epochs: Number of epochs of the whole training.
@@ -43,7 +44,7 @@ class Chunk:
         members: Sequence[int],
         objective: Losses,
         rule: Rule,
-        hypers: Sequence[Hyper],
+        hypers: Sequence[Numbers],
         mean: Tensor,
         pool: Pool,
         rates: Rates,
@@ -62,21 +63,29 @@ class Chunk:
         kind = self._hyper.get("hessian")
         self._outside = kind if kind in ("exact", "empirical_fisher") else None
         self.counters = self._initial_counters()
+        self.formulas = [
+            Formulas(rule, part.hyper(with_betas(self._hyper)), noisy=part.noisy, dtype=mean.dtype)
+            for part in self._segments
+        ]
         self.state = self._initial_state()
         self._views: dict[int, list[View]] = {}
 
     def _initial_counters(self) -> dict[str, Any]:
         batches = {self.pool.batches[member] for member in self.members}
-        varying = any(isinstance(v, Tensor) for v in (*self._hyper["betas"], self._hyper["temperature"]))
-        counters: dict[str, Any] = initial_counters()
+        varying = any(isinstance(v, np.ndarray) for v in (*self._hyper["betas"], self._hyper["temperature"]))
+        counters: dict[str, Any] = dict(zip(COUNTERS, INITIAL_COUNTERS, strict=True))
         if len(batches) == 1 and not varying:
             return counters
-        size, device = (len(self.members), 1), self.mean.device
-        return {n: torch.full(size, float(v), dtype=torch.float64, device=device) for n, v in counters.items()}
+        return {name: np.full((len(self.members), 1), value) for name, value in counters.items()}
 
     def _initial_state(self) -> dict[str, Tensor]:
-        hyper = {**self._hyper, **self.counters}
-        parts = [self.rule.init(part.rows(self.mean), part.hyper(hyper)) for part in self._segments]
+        parts = []
+        for part in self._segments:
+            mean = part.rows(self.mean)
+            told = part.hyper(with_betas({**self._hyper, **self.counters}))
+            told = map_columns(told, lambda value: torch.from_numpy(value) if isinstance(value, np.ndarray) else value)
+            state = self.rule.init(mean, Hyper(**told))
+            parts.append({name: value.to(mean.dtype) for name, value in state.items()})
         return {name: torch.cat([state[name] for state in parts], dim=1) for name in self.rule.state}
 
     def train_epoch(self, epoch: int, raise_nonfinite: bool) -> Tensor:
@@ -102,21 +111,24 @@ class Chunk:
         count = len(seeds)
         shown = self._first(count)
         counters = first(self.counters, count)
-        rates = self.rates.at(shown[0].hyper, self.steps[:count], batches, self.mean.device)
+        rates = self.rates.at(shown[0].hyper, self.steps[:count], batches)
         before = {**counters, **rates}
-        theta, eps = self._sample(shown[0], before, seeds, ahead)
+        theta, deviation = self._sample(shown[0], before, seeds, ahead)
         losses, grads, outside = self.objective.gradients(theta, batch, self._outside)
         grad = grads[:, 0] if self.samples == 1 else grads.mean(1)
         self._check_finite(grad, raise_nonfinite)
-        counters = advance(counters, {**shown[0].hyper, **rates})
+        counters = advanced(self.rule, counters, with_betas({**shown[0].hyper, **rates}))
         after = {**counters, **rates}
-        curvatures = [self._curvature(view, grads, eps, outside, before) for view in shown]
+        curvatures = [
+            self._curvature(view, own, grads, deviation, outside, before)
+            for view, own in zip(shown, self.formulas, strict=True)
+        ]
         self._check_positive(shown, curvatures, before, raise_nonfinite)
-        for view, curvature in zip(shown, curvatures, strict=True):
-            part = view.segment
-            self.rule.update_(view.mean, view.state, part.rows(grad), curvature, {**view.hyper, **after})
+        for view, own, curvature in zip(shown, self.formulas, curvatures, strict=True):
+            told = with_betas({**view.hyper, **after})
+            own.update(view.mean, view.state, view.segment.rows(grad), curvature, told)
         for name, value in counters.items():
-            if isinstance(value, Tensor):
+            if isinstance(value, np.ndarray):
                 self.counters[name][:count] = value
             else:
                 self.counters[name] = value
@@ -128,34 +140,38 @@ class Chunk:
             self._views[count] = views(self._segments, count, self.mean, self.state, self._hyper)
         return self._views[count]
 
-    def _sample(self, view: View, changing: Hyper, seeds: Sequence[int], ahead: float) -> tuple[Tensor, Tensor | None]:
-        """Sampled weights ``(k, S, numel)``, and their noise."""
+    def _sample(
+        self, view: View, changing: Numbers, seeds: Sequence[int], ahead: float
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sampled weights ``(k, S, numel)``, and their deviations from the mean where there is noise."""
         mean = self.mean[: len(seeds)].unsqueeze(1)
         if not view.segment.noisy:
             return mean.expand(-1, self.samples, -1), None
         eps = self._draws.take(seeds, self.steps[: len(seeds)], ahead)
-        many = view.with_samples
-        sample = perturbed(self.rule, many.mean, many.state, eps, {**many.hyper, **wide(changing)})
+        told = with_betas({**view.hyper, **changing})
+        sample = self.formulas[0].sample(view.mean, eps, view.state, told)
+        deviation = sample - view.mean.unsqueeze(1) if self.rule.needs_noise else None
         if view.segment.whole:
-            return sample, eps
+            return sample, deviation
         theta = mean.repeat(1, self.samples, 1)
         view.segment.rows(theta).copy_(sample)
-        return theta, eps
+        return theta, deviation
 
     def _curvature(
-        self, view: View, grads: Tensor, eps: Tensor | None, outside: Tensor | None, changing: Hyper
+        self,
+        view: View,
+        formulas: Formulas,
+        grads: Tensor,
+        deviation: Tensor | None,
+        outside: Tensor | None,
+        changing: Numbers,
     ) -> Tensor | None:
         """Curvature averaged over the samples, from the objective, or from the gradients by the rule."""
         part = view.segment
         if outside is not None:
             return outside[:, :, part.part].mean(1) if part.part.start < outside.shape[2] else None
-        eps = eps if part.noisy else None
-        if self.samples == 1:
-            eps = None if eps is None else eps[:, 0]
-            return self.rule.curvature(part.rows(grads[:, 0]), eps, view.state, {**view.hyper, **changing})
-        many = view.with_samples
-        curvature = self.rule.curvature(part.rows(grads), eps, many.state, {**many.hyper, **wide(changing)})
-        return None if curvature is None else curvature.mean(1)
+        deviation = deviation if part.noisy else None
+        return formulas.curvature(part.rows(grads), deviation, view.state, with_betas({**view.hyper, **changing}))
 
     def _check_finite(self, grad: Tensor, raise_nonfinite: bool) -> None:
         """Restore the last good rows of members whose gradient is not finite."""
@@ -166,7 +182,7 @@ class Chunk:
             self._note_bad(row, raise_nonfinite, "gradient of member {} must be finite, got inf or nan in its step {}")
 
     def _check_positive(
-        self, shown: Sequence[View], curvatures: Sequence[Tensor | None], changing: Hyper, raise_nonfinite: bool
+        self, shown: Sequence[View], curvatures: Sequence[Tensor | None], changing: Numbers, raise_nonfinite: bool
     ) -> None:
         """Restore the last good rows of members whose precision would not stay positive, if the rule does not ensure
         it.
@@ -175,17 +191,12 @@ class Chunk:
             return
         rule: Any = self.rule
         for view, curvature in zip(shown, curvatures, strict=True):
-            if curvature is None:
-                continue
-            told = {**view.hyper, **changing}
-            rate = torch.as_tensor(rule.rate(told))
-            if rule.largest_rate(view.state, curvature, told) > rate.max():
-                continue
-            for row in range(len(curvature)):
+            for row in range(0 if curvature is None else len(curvature)):
                 one = slice(row, row + 1)
-                own = map_columns(told, itemgetter(one))
-                limit = rule.largest_rate({name: v[one] for name, v in view.state.items()}, curvature[one], own)
-                if not limit > torch.as_tensor(rule.rate(own)):
+                told = map_columns({**view.hyper, **changing}, itemgetter(one))
+                told = {n: v.item() if isinstance(v, np.ndarray) else v for n, v in with_betas(told).items()}
+                own = {name: value[one] for name, value in view.state.items()}
+                if not rule.largest_rate(own, curvature[one], Hyper(**told)) > rule.rate(Hyper(**told)):
                     self._note_bad(
                         row,
                         raise_nonfinite,
@@ -206,7 +217,7 @@ class Chunk:
         view = self._first(len(self.mean))[0]
         if not view.segment.noisy:
             return self.mean.new_zeros(len(self.mean), self.objective.perturbed)
-        return self.rule.precision(view.state, {**view.hyper, **self.counters}).reciprocal_()
+        return self.formulas[0].variance(view.state, with_betas({**view.hyper, **self.counters}))
 
     def rows(self) -> dict[str, Tensor]:
         """Mean, variance and state of all members; for members with an error their last good ones."""
@@ -229,11 +240,11 @@ class Chunk:
         self.members, self.hypers = [self.members[r] for r in rows], [self.hypers[r] for r in rows]
         self.bad = {}
         self.objective = self.objective.select(index)
-        self._hyper = map_columns(self._hyper, lambda column: column[index])
+        self._hyper = map_columns(self._hyper, lambda column: column[rows if isinstance(column, np.ndarray) else index])
         self.restore(
             self.mean[index],
             {name: value[index] for name, value in self.state.items()},
-            {n: v[index] if isinstance(v, Tensor) else v for n, v in self.counters.items()},
+            {n: v[rows] if isinstance(v, np.ndarray) else v for n, v in self.counters.items()},
             [self.steps[r] for r in rows],
         )
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.engine.rule import Rule, initial_counters, options_of
-from bayesadam.engine.store import INIT, hyper
+from bayesadam.core.layout import INIT
+from bayesadam.core.passes import PER_WEIGHT
+from bayesadam.core.rule import Hyper, Rule
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
 from bayesadam.optim.adam import AdamRule
@@ -20,7 +21,7 @@ from bayesadam.population.layout import Layout
 from bayesadam.posterior import DiagonalGaussian
 
 METHODS = (*(name for name, kind in OPTIMIZERS.items() if kind.elementwise), "adam")
-Hyper = dict[str, Any]
+Numbers = dict[str, Any]
 
 _ADAM = ("lr", "betas", "eps", "weight_decay")
 _NOT_HERE = ("nonfinite", "rank_samples", "low_memory")
@@ -31,8 +32,7 @@ _POSSIBLE = {
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
-_OF_STEPS = ("noise_step", "discarded_steps", "planned_lr")
-_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_index", *_OF_STEPS, *_NOT_HERE)
+_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_index", "noise_step", "skipped_steps", *_NOT_HERE)
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def configure(
     likelihoods: Sequence[Likelihood],
     layout: Layout,
     options: Sequence[Mapping[str, Any]],
-) -> tuple[Rule, list[Hyper], Tensor]:
+) -> tuple[Rule, list[Numbers], Tensor]:
     """Rule, hyper-parameters and initial means of every member, as the library's optimiser would have them.
 
     The optimisers are constructed, so that defaults, checks, messages and the start from a posterior are theirs.
@@ -94,29 +94,36 @@ def configure(
                 groups.append({"params": list(learned), "perturb": False})
             if issubclass(make, VOGN):  # told of the module; its hooks are never started
                 own = {**own, "curvature": PerExampleSquares(model)}
-            if own.get("recipe", "paper") != "paper":
-                raise ValueError(f"recipe must be 'paper' in a population, got {own['recipe']!r}")
-            optimizer = make(groups, **{**own, "recipe": "paper"})
+            optimizer = make(groups, **own)
             rule = optimizer.rule
             group = optimizer.param_groups[0]
             if group.get("prior_precision") == INIT:
                 raise ValueError(f"prior_precision must be a number in a population, got {INIT!r}")
             rows = _prior_rows(optimizer, [*named, *learned], layout, group) if continued else {}
-            told = hyper(group, initial_counters(), rows)  # what the optimiser tells its rule
-            hypers.append({key: told[key] for key in (*group, *rows) if key not in _BOOKKEEPING})
+            hypers.append(_told(rule, group, rows))
             for name, possible in _POSSIBLE.items():
                 if group.get(name, possible[0]) not in possible:
                     raise ValueError(f"{name} must be one of {possible} in a population, got {group[name]!r}")
         hypers[-1]["method"] = "Adam" if make is None else make.__name__
         values = dict([*named, *learned])
         means.append(layout.flatten({name: values[name].detach() for name in layout.shapes}))
-    for name in (*_SHARED, *(option.name for option in options_of(rule) if option.static)):
+    for name in (*_SHARED, *(option.name for option in rule.options if option.static)):
         if any(own.get(name) != hypers[0].get(name) for own in hypers):
             raise ValueError(f"{name} must be the same for all members, got different values")
-    for name in (option.name for option in options_of(rule)):
+    for name in (option.name for option in rule.options):
         if len({own.get(name) is None for own in hypers}) > 1:
             raise ValueError(f"{name} must be None for all members or for none, got {[own[name] for own in hypers]!r}")
     return rule, hypers, torch.stack(means)
+
+
+def _told(rule: Rule, group: Mapping[str, Any], rows: Mapping[str, Tensor]) -> Numbers:
+    """Entries of a group for a member, with rows of a prior and the initial precision in numbers."""
+    told = {key: value for key, value in group.items() if key not in _BOOKKEEPING} | dict(rows)
+    told["lr"] = float(group["lr"])
+    if group["initial_precision"] is None:
+        first, second = group["betas"]
+        told["initial_precision"] = rule.default_start(Hyper(**told, beta1=first, beta2=second))
+    return told
 
 
 def _optimizer(method: Any) -> type[PerturbedOptimizer] | None:
@@ -153,6 +160,7 @@ def _adam_prior(prior: Any, model: nn.Module, layout: Layout) -> dict[str, Tenso
 
 def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Mapping[str, Any]) -> dict[str, Tensor]:
     """The prior as rows for all members, if any of them continues from a posterior."""
+    optimizer._engine.layout.flats()
     states = {name: optimizer.state.get(parameter, {}) for name, parameter in named}
     tensors, rows = dict(named), {}
     for key, other in (("prior_mean", 0.0), ("prior_precision", group["prior_precision"])):
@@ -161,34 +169,33 @@ def _prior_rows(optimizer: Any, named: Sequence[Any], layout: Layout, group: Map
     return rows
 
 
-def columns(hypers: Sequence[Hyper], device: torch.device) -> Hyper:
-    """Combine the members' hyper-parameters: a value if all members agree, otherwise a column ``(P, 1)`` in float64.
+def columns(hypers: Sequence[Numbers], device: torch.device) -> Numbers:
+    """Combine the members' hyper-parameters: a value if all members agree, otherwise a column ``(P, 1)`` as an array.
 
-    Rows of a prior become ``(P, numel)``.
+    Rows of a prior become ``(P, numel)`` on the device.
     """
-    merged: Hyper = {}
+    merged: Numbers = {}
     for key in hypers[0]:
         values = [own[key] for own in hypers]
         if key == "betas":
-            merged[key] = tuple(_column([pair[i] for pair in values], device) for i in (0, 1))
+            merged[key] = tuple(_column([pair[i] for pair in values]) for i in (0, 1))
         elif isinstance(values[0], Tensor):
             merged[key] = torch.stack(values).to(device)
         else:
-            merged[key] = _column(values, device)
-    merged.setdefault("prior_mean", 0.0)
-    return merged
+            merged[key] = _column(values)
+    return {**dict.fromkeys(PER_WEIGHT[:1], 0.0), **merged}
 
 
-def map_columns(shared: Hyper, function: Callable[[Tensor], Tensor]) -> Hyper:
-    """Hyper-parameters with a function applied to every column."""
+def map_columns(shared: Numbers, function: Callable[[Any], Any]) -> Numbers:
+    """Hyper-parameters with a function applied to every column and row."""
 
     def apply(value: Any) -> Any:
-        return function(value) if isinstance(value, Tensor) else value
+        return function(value) if isinstance(value, Tensor | np.ndarray) else value
 
     return {key: tuple(map(apply, v)) if isinstance(v, tuple) else apply(v) for key, v in shared.items()}
 
 
-def _column(values: Sequence[Any], device: torch.device) -> Any:
+def _column(values: Sequence[Any]) -> Any:
     if all(value == values[0] for value in values):
         return values[0]
-    return torch.tensor([float(value) for value in values], dtype=torch.float64, device=device)[:, None]
+    return np.array([float(value) for value in values])[:, None]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from bayesadam.population.members import Hyper, map_columns
+from bayesadam.population.members import Numbers, map_columns
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Segment:
         """The segment's columns of a matrix, as a view."""
         return tensor if self.whole else tensor[..., self.part]
 
-    def hyper(self, shared: Mapping[str, Any]) -> Hyper:
+    def hyper(self, shared: Mapping[str, Any]) -> Numbers:
         """Hyper-parameters of these coordinates: rows of a prior are sliced, columns are not."""
         return map_columns(dict(shared), lambda column: column if column.shape[-1] == 1 else self.rows(column))
 
@@ -59,20 +58,10 @@ class View:
     segment: Segment
     mean: Tensor
     state: Mapping[str, Tensor]
-    hyper: Hyper
-
-    @cached_property
-    def with_samples(self) -> View:
-        """The same view with an axis for samples after that of the members."""
-        return View(
-            self.segment,
-            self.mean.unsqueeze(1),
-            {name: rows.unsqueeze(1) for name, rows in self.state.items()},
-            wide(self.hyper),
-        )
+    hyper: Numbers
 
 
-def views(parts: Sequence[Segment], count: int, mean: Tensor, state: Mapping[str, Tensor], hyper: Hyper) -> list[View]:
+def views(parts: Sequence[Segment], count: int, mean: Tensor, state: Mapping[str, Tensor], hyper: Numbers) -> list[View]:
     """Views of the first ``count`` members."""
     own = first(hyper, count)
     return [
@@ -86,11 +75,6 @@ def views(parts: Sequence[Segment], count: int, mean: Tensor, state: Mapping[str
     ]
 
 
-def first(shared: Mapping[str, Any], count: int) -> Hyper:
+def first(shared: Mapping[str, Any], count: int) -> Numbers:
     """Hyper-parameters of the first members."""
     return map_columns(dict(shared), lambda column: column[:count])
-
-
-def wide(shared: Mapping[str, Any]) -> Hyper:
-    """Hyper-parameters with an axis for samples after that of the members."""
-    return map_columns(dict(shared), lambda column: column.unsqueeze(1))

@@ -1,12 +1,12 @@
-"""The inputs of a model in training: the number of examples per step, and inputs for batch norm statistics."""
+"""The latest inputs of a model in training, for batch norm statistics."""
 
 from __future__ import annotations
 
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,29 +23,25 @@ Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a model."""
 
 
+class Sampled(Protocol):
+    """The interface of an optimiser for the hook."""
+
+    param_groups: list[dict[str, Any]]
+
+
 class TrainingInputs:
-    """A forward hook that counts the examples of a model's training passes, and keeps the latest inputs.
+    """A forward hook that keeps the latest inputs of a model's training passes.
 
-    A training pass is one in training mode, with gradients, while the optimiser's weights hold a sample. Its examples
-    are counted when a gradient first reaches its outputs, so that a pass without a backward pass does not count, and if
-    the outputs have one row for each of them: the first tensor of the output must have as many rows as the first tensor
-    of the input, and at most two axes. Otherwise it is not clear over what the loss is averaged (the tokens of
-    sequences, the pixels of images), and the pass makes the count unknown.
-
-    Inputs are kept only for models with batch norm layers, all of which are in training mode. They are copied, since
-    loops may overwrite them. In a copy or a pickle of the model the hook does nothing.
+    A training pass is one in training mode, with gradients, while the optimiser's weights hold a sample. Inputs are kept
+    only for models with batch norm layers, all of which are in training mode. They are copied, since loops may
+    overwrite them. In a copy or a pickle of the model the hook does nothing.
 
     Args:
-        is_training: Function without arguments that tells whether the optimiser's weights hold a sample.
-        see: Function that is called with the number of examples of every training pass, or None if it is not known.
+        optimizer: Function without arguments that returns the optimiser, or ``None``.
     """
 
-    def __init__(
-        self, is_training: Callable[[], bool] | None = None, see: Callable[[int | None], None] | None = None
-    ) -> None:
-        self._is_training = is_training or (lambda: False)
-        self._see = see or (lambda rows: None)
-        self._rows: float | None = 0.0
+    def __init__(self, optimizer: Callable[[], Sampled | None] = lambda: None) -> None:
+        self._optimizer = optimizer
         self._kept: deque[tuple[int, int, Batch]] = deque()
         self._layers: list[_BatchNorm] = []
         self._handle: Any = None
@@ -54,18 +50,15 @@ class TrainingInputs:
         return type(self), ()
 
     def watch(self, model: nn.Module) -> None:
-        """Follow a model's passes from now on, and no longer those of the model before."""
-        if self._handle is not None:
-            self._handle.remove()
-        self._handle = model.register_forward_hook(self, with_kwargs=True)
-        self._layers = normalized(model)
+        """Follow a model's passes from now on, in place of an earlier hook on it."""
         *_, inner = unwrapping(model)
-        _KNOWN[inner] = self
-
-    def take_rows(self) -> float | None:
-        """Number of examples since the last call, which are then forgotten; None if it is not known."""
-        found, self._rows = self._rows, 0.0
-        return found
+        earlier = _KNOWN.get(inner)
+        if earlier is not None and earlier._handle is not None:
+            earlier._handle.remove()
+        self._layers = normalized(model)
+        if self._layers:
+            self._handle = model.register_forward_hook(self, with_kwargs=True)
+            _KNOWN[inner] = self
 
     def inputs(self) -> Any:
         """The inputs that were kept, in a form that ``predict`` takes; None if there are none."""
@@ -79,33 +72,11 @@ class TrainingInputs:
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Handle a forward pass, after it."""
-        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled() and self._is_training()):
+        optimizer = self._optimizer()
+        if torch.compiler.is_compiling() or not (module.training and torch.is_grad_enabled()) or optimizer is None:
             return
-        first = next(_tensors((args, kwargs)), None)
-        result = next(_tensors(output, at_least=1), None)
-        if first is None or result is None or first.ndim == 0 or len(first) != len(result) or result.ndim > 2:
-            rows = None
-        else:
-            rows = len(first)
-        self._see(rows)
-        self._count_after_backward(output, rows)
-        if self._layers and all(layer.training for layer in self._layers):
+        if optimizer.param_groups[0]["weights"] != "mean" and all(layer.training for layer in self._layers):
             self._keep((args, kwargs))
-
-    def _count_after_backward(self, output: Any, rows: int | None) -> None:
-        """Count the examples of a pass once, when a gradient reaches one of its outputs."""
-        uncounted = [rows]
-
-        def count(*_: Any) -> None:
-            if uncounted:
-                found = uncounted.pop()
-                self._rows = None if self._rows is None or found is None else self._rows + found
-
-        nodes = {tensor.grad_fn for tensor in _tensors(output) if tensor.grad_fn is not None}
-        for node in nodes:  # not on the tensors, which could not be saved without a warning then
-            node.register_prehook(count)
-        if not nodes:  # the outputs are inside of other objects
-            count()
 
     def _keep(self, batch: Batch) -> None:
         """Copy a batch, of which all arguments must be tensors with the same number of rows."""
@@ -147,16 +118,3 @@ def _form(batch: Batch) -> list[Any]:
     """Return the properties that batches must share if they are to be joined."""
     args, kwargs = batch
     return [(name, v.shape[1:], v.dtype, v.device) for name, v in [*enumerate(args), *kwargs.items()]]
-
-
-def _tensors(value: Any, at_least: int = 0) -> Iterator[Tensor]:
-    """Yield the tensors of nested collections in order, if they have at least ``at_least`` axes."""
-    if isinstance(value, Tensor):
-        if value.ndim >= at_least:
-            yield value
-    elif isinstance(value, Mapping):
-        for entry in value.values():
-            yield from _tensors(entry, at_least)
-    elif isinstance(value, list | tuple):
-        for entry in value:
-            yield from _tensors(entry, at_least)

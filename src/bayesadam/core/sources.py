@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bayesadam import noise
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.engine.store import Store
+from bayesadam.core.layout import Layout
 from bayesadam.functional import hessian
 
 
@@ -141,15 +141,15 @@ class HessianSource:
     """Diagonal of the Hessian, exact or by Hutchinson's estimate, of losses that the user passes to the optimiser.
 
     Args:
-        store: Groups and state of the optimiser.
+        layout: The flats of the optimiser.
         collected: Function that returns the number of the sample.
     """
 
     differentiates = True
     hint = "use optimizer.backward(loss), and no other backward pass"
 
-    def __init__(self, store: Store, collected: Callable[[], int]) -> None:
-        self.store = store
+    def __init__(self, layout: Layout, collected: Callable[[], int]) -> None:
+        self.layout = layout
         self.collected = collected
         self._sums: dict[Tensor, Tensor] = {}
         self._written: dict[Tensor, tuple[int, int]] = {}
@@ -183,7 +183,7 @@ class HessianSource:
     def backward(self, loss: Tensor) -> None:
         """Part of the :class:`CurvatureSource` protocol."""
         parameters, grads = self.differentiate(loss)
-        first = self.store.first
+        first = self.layout.first
         if first["hessian"] == "exact":
             diagonals = hessian.diagonal(grads, parameters)
         else:
@@ -211,7 +211,7 @@ class HessianSource:
             )
         if self._calls == 0 and self._has_gradients():
             raise RuntimeError(self._backwarded)
-        parameters: list[Tensor] = [s.parameter for s in self.store.slots() if s.parameter.requires_grad]
+        parameters: list[Tensor] = [m.parameter for m in self.layout.members() if m.parameter.requires_grad]
         try:
             grads = hessian.gradients(loss, parameters)
         except RuntimeError as error:
@@ -220,7 +220,7 @@ class HessianSource:
             raise RuntimeError(self._backwarded) from None
         for parameter, grad in zip(parameters, grads, strict=True):
             if grad is not None and grad.is_sparse:
-                name = self.store.name_of(parameter)
+                name = self.layout.name_of(parameter)
                 raise RuntimeError(f"the gradient of parameter {name} must be dense, got a sparse one")
         return parameters, grads
 
@@ -245,7 +245,7 @@ class HessianSource:
             grad = parameter.grad
             if grad is None or (id(grad), grad._version) != written:
                 raise RuntimeError(
-                    f"the gradient of parameter {self.store.name_of(parameter)} must not be changed inside the "
+                    f"the gradient of parameter {self.layout.name_of(parameter)} must not be changed inside the "
                     "block after optimizer.backward(loss), got a changed one: clip gradients between the block and "
                     "step(), and call no other backward()"
                 )
@@ -273,7 +273,7 @@ class HessianSource:
 
     @property
     def _kind(self) -> str:
-        kind: str = self.store.first["hessian"]
+        kind: str = self.layout.first["hessian"]
         return kind
 
     @property
@@ -286,16 +286,40 @@ class HessianSource:
         )
 
     def _has_gradients(self) -> bool:
-        return any(slot.parameter.grad is not None for slot in self.store.slots())
+        return any(member.parameter.grad is not None for member in self.layout.members())
 
     def _probe(self, parameters: list[Tensor], number: int) -> list[Tensor]:
         """Random signs, drawn like all noise from the seed and the numbers of step, sample and parameter."""
-        first = self.store.first
+        first = self.layout.first
         collected = self.collected()
         key = (self._calls * first["mc_samples"] + collected) * first["probes"] + number
-        indices: dict[Tensor, int] = {slot.parameter: slot.index for slot in self.store.slots()}
+        indices: dict[Tensor, int] = {member.parameter: member.index for member in self.layout.members()}
         signs = []
         for p in parameters:
             draw = noise.normal(first["seed"], first["noise_step"], key, indices[p], p.shape, stream=noise.PROBES)
             signs.append(torch.where(draw.signbit(), -1.0, 1.0).to(p))
         return signs
+
+
+class MatrixSource(HessianSource):
+    """The whole Hessian of losses that the user passes to the optimiser."""
+
+    def __init__(self, layout: Layout, samples: Callable[[], int]) -> None:
+        super().__init__(layout, samples)
+        self.matrix: Tensor | None = None
+
+    def discard(self) -> None:
+        """Part of the :class:`CurvatureSource` protocol."""
+        super().discard()
+        self.matrix = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Part of the :class:`CurvatureSource` protocol."""
+        parameters, grads = self.differentiate(loss)
+        found = hessian.matrix(grads, parameters).detach().double()
+        self.matrix = found if self.matrix is None else self.matrix + found
+        self.add_gradients(parameters, grads)
+
+    def curvature(self, parameter: Tensor) -> Tensor | None:
+        """None, since a matrix cannot be divided between parameters."""
+        return None

@@ -1,4 +1,4 @@
-"""The hyper-parameters that every optimiser has, with their defaults and checks."""
+"""The hyper-parameters that every optimiser has: bookkeeping and checks of parameter groups."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from typing import Any
 from torch import Tensor
 
 from bayesadam.checks import check, check_nonfinite, check_temperature, is_whole, plain
-from bayesadam.engine.rule import Rule, options_of
-from bayesadam.engine.store import INIT
-from bayesadam.engine.weights import MEAN
-from bayesadam.optim.recipes import longer_training
-from bayesadam.optim.translations import check_foreign
-from bayesadam.posterior import DenseGaussian, DiagonalGaussian, KroneckerGaussian
+from bayesadam.core.rule import Rule
+from bayesadam.core.sampling import MEAN
 from bayesadam.sharding import is_sharded
 
-DEFAULTS = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "discarded_steps": 0, "weights": MEAN}
+BOOKKEEPING = {"perturb": True, "noise_step": 0, "skipped_steps": 0, "weights": MEAN}
 """Entries of parameter groups that are not arguments of the constructor."""
+COUNTED = ("noise_step", "skipped_steps")
+"""Entries that are the same in all groups."""
 SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samples", "low_memory")
 """Hyper-parameters that must be the same in all groups."""
 
@@ -26,53 +24,6 @@ SHARED = ("mc_samples", "antithetic", "seed", "nonfinite", "compile", "rank_samp
 def settled(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert NumPy scalars to Python numbers and ``betas`` to the tuple that PyTorch's schedulers need."""
     return {name: plain(name, value) for name, value in given.items()}
-
-
-Continued = DiagonalGaussian | DenseGaussian | KroneckerGaussian
-"""Kinds of posteriors that can be continued from."""
-
-
-def defaults_of(
-    rule: Rule,
-    recipe: Mapping[str, Any],
-    from_recipe: Mapping[str, Any],
-    given: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> dict[str, Any]:
-    """The default values of parameter groups.
-
-    Args:
-        rule: Rule of the method, which declares options.
-        recipe: Settings of the recipe.
-        from_recipe: Arguments that are the recipe's where they are ``None``.
-        given: Other arguments.
-        options: Options of the rule that were given.
-    """
-    chosen = {name: value for name, value in from_recipe.items() if value is not None}
-    declared = {option.name: option.default for option in options_of(rule)}
-    found = settled({**DEFAULTS, **given, **declared, **recipe, **chosen, **options})
-    return found if "temperature" in chosen else found | longer_training(found)
-
-
-def prior_of(prior: Any, prior_precision: Any) -> tuple[Continued | None, Any]:
-    """Split the arguments into a posterior to continue from, if ``prior`` is one, and a prior precision or ``None``.
-
-    Raises:
-        ValueError: Both arguments were given, or the prior is neither a number nor a posterior.
-    """
-    if prior is not None and prior_precision is not None:
-        raise ValueError(
-            f"prior must not be given together with prior_precision, got {prior!r} and {prior_precision!r}"
-        )
-    prior = plain("prior", prior)
-    if isinstance(prior, int | float):
-        prior, prior_precision = None, prior
-    if not isinstance(prior, Continued | None):
-        raise ValueError(
-            "prior must be a number, a DiagonalGaussian (a marginal() is one), a KroneckerGaussian or a DenseGaussian, "
-            f"got {prior!r}"
-        )
-    return prior, None if prior_precision is None else plain("prior_precision", prior_precision)
 
 
 def check_ordered(params: Any) -> None:
@@ -89,23 +40,9 @@ def listed(params: Any) -> Any:
     return [{**e, "params": listed(e["params"])} if isinstance(e, Mapping) and "params" in e else e for e in params]
 
 
-def count_weights(params: Any) -> int:
-    """Number of trainable weights in a list of parameters, of pairs of name and parameter, or of groups."""
-    count = 0
-    for entry in () if isinstance(params, Tensor) else params:
-        if isinstance(entry, Mapping):
-            own = entry.get("params", ())
-            count += count_weights([own] if isinstance(own, Tensor) else own)
-        else:
-            parameter = entry[1] if isinstance(entry, tuple) else entry
-            count += parameter.numel() if isinstance(parameter, Tensor) and parameter.requires_grad else 0
-    return count
-
-
 def check_options(called: str, rule: Rule, given: Mapping[str, Any]) -> None:
     """Refuse options that the rule does not declare."""
-    declared = [option.name for option in options_of(rule)]
-    check_foreign(given, declared)
+    declared = [option.name for option in rule.options]
     for name, value in given.items():
         if name not in declared:
             raise TypeError(f"{name} must be an option of {called}, which declares {declared}, got {value!r}")
@@ -115,10 +52,8 @@ def check_common(group: Mapping[str, Any]) -> None:
     """Check the hyper-parameters that every perturbed optimiser has."""
     check("lr", group["lr"], "a number or a 1-element tensor, finite and at least 0", _is_learning_rate)
     check("betas", group["betas"], "a pair of numbers in [0, 1)", _is_betas)
-    check("num_data", group["num_data"], "a positive, finite number", _is_positive)
+    check("num_data", group["num_data"], "a positive, finite number", is_positive)
     check_temperature(group["temperature"])
-    if not group.get("bridge", True):
-        check_temperature(group["temperature"], zero=False)
     check("mc_samples", group["mc_samples"], "a whole number of at least 1", is_whole)
     check("seed", group["seed"], "an integer in [0, 2**64)", lambda v: isinstance(v, int) and 0 <= v < 2**64)
     for name in ("antithetic", "perturb", "maximize", "rank_samples", "low_memory"):
@@ -128,15 +63,13 @@ def check_common(group: Mapping[str, Any]) -> None:
         check("mc_samples", group["mc_samples"], "even when antithetic=True", lambda v: v % 2 == 0)
     check_nonfinite(group["nonfinite"])
     if group["initial_precision"] is not None:
-        check("initial_precision", group["initial_precision"], "a positive, finite number", _is_positive)
+        check("initial_precision", group["initial_precision"], "a positive, finite number", is_positive)
 
 
 def check_prior(group: Mapping[str, Any], *, start_wider: bool = False) -> None:
     """Check the prior precision, and unless ``start_wider``, that the posterior does not start wider than the prior."""
     prior, start = group["prior_precision"], group["initial_precision"]
-    if prior == INIT:
-        return
-    check("prior_precision", prior, f"a positive, finite number or {INIT!r}", _is_positive)
+    check("prior_precision", prior, "a positive, finite number", is_positive)
     if start is not None and not start_wider:
         check("initial_precision", start, f"at least prior_precision={prior!r}", lambda v: v >= prior)
 
@@ -157,7 +90,8 @@ def check_parameters(group: Mapping[str, Any]) -> None:
             raise ValueError(f"rank_samples must be False for sharded parameters, got one, number {position}")
 
 
-def _is_positive(value: Any) -> bool:
+def is_positive(value: Any) -> bool:
+    """Whether a value is a positive, finite number."""
     return bool(0 < value < math.inf)
 
 

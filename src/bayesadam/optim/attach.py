@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from bayesadam.engine.store import Store
+from bayesadam.core.layout import Layout
 from bayesadam.posterior.sharded import spread
+from bayesadam.posterior.training_inputs import TrainingInputs
 from bayesadam.posterior.wrappers import unwrapping
 
 _ATTACHED: weakref.WeakKeyDictionary[nn.Module, weakref.WeakSet[Any]] = weakref.WeakKeyDictionary()
@@ -35,7 +36,7 @@ def names_in(model: nn.Module) -> dict[Tensor, str]:
     return {parameter: name for name, parameter in inner.named_parameters()}
 
 
-def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
+def names_of(layout: Layout, model: nn.Module) -> dict[Tensor, str]:
     """Look up the name of each of the optimiser's parameters in the model, as in :func:`names_in`.
 
     Parameters without noise may belong to another module, such as a likelihood; they are left out.
@@ -46,14 +47,13 @@ def names_of(store: Store, model: nn.Module) -> dict[Tensor, str]:
     *_, inner = unwrapping(model)
     spread(inner)
     names = names_in(inner)
-    slots = list(store.slots())
-    for slot in slots:
-        if slot.parameter not in names and slot.group["perturb"]:
+    for parameter, group, index in layout.members():
+        if parameter not in names and group["perturb"]:
             raise ValueError(
-                f"model must have all perturbed parameters of the optimiser, got a model without number {slot.index} "
-                f"of shape {tuple(slot.parameter.shape)}"
+                f"model must have all perturbed parameters of the optimiser, got a model without number {index} "
+                f"of shape {tuple(parameter.shape)}"
             )
-    return {slot.parameter: names[slot.parameter] for slot in slots if slot.parameter in names}
+    return {member.parameter: names[member.parameter] for member in layout.members() if member.parameter in names}
 
 
 def name_group(group: dict[str, Any], names: Mapping[Tensor, str]) -> None:
@@ -84,24 +84,23 @@ def names_aside(groups: Iterable[dict[str, Any]]) -> Iterator[None]:
             group["param_names"] = names
 
 
-def add_hooks(optimizer: Attached, model: nn.Module, earlier: Iterable[Tensor] = ()) -> None:
-    """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample.
-
-    Modules with one of the ``earlier`` parameters of the optimiser have the hooks already.
-    """
-    known = set(earlier)
+def add_hooks(optimizer: Attached, model: nn.Module) -> None:
+    """Make state dicts of the model, its parts and its wrappers save and load the mean while weights hold a sample."""
     own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
     for module in model.modules():
-        found = set(module.parameters())
-        if known.isdisjoint(found) and not own.isdisjoint(found):
+        hooks = module._state_dict_hooks.values()
+        known = any(isinstance(hook, _GiveMean) and hook.optimizer() is optimizer for hook in hooks)
+        if not known and not own.isdisjoint(module.parameters()):
             module.register_state_dict_post_hook(_GiveMean(optimizer))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(_TakeMean(optimizer))  # type: ignore[no-untyped-call]
 
 
 def join(optimizer: Attached, model: nn.Module) -> None:
-    """Note that an optimiser is attached to a model, and warn if another one trains further parameters of it with the
-    same noise.
+    """Add the hooks, note that the optimiser is attached, and warn if another one trains further parameters of the
+    model with the same noise.
     """
+    add_hooks(optimizer, model)
+    TrainingInputs(weakref.ref(optimizer)).watch(model)
     *_, inner = unwrapping(model)
     others = _ATTACHED.setdefault(inner, weakref.WeakSet())
     if optimizer not in others and any(share_noise(optimizer, other) for other in others):
@@ -145,21 +144,11 @@ def warn_of_sample() -> None:
     )
 
 
-def warn_of_other_plan(planned: float | None, found: float | None) -> None:
-    """Warn that a loaded state dict has replaced the planned number of steps by another one."""
-    warnings.warn(
-        f"total_steps is {found} in the state_dict, and replaces {planned}: to use another value, set it in the "
-        "groups after loading",
-        UserWarning,
-        stacklevel=4,
-    )
-
-
 class _Hook:
     """A hook with a weak reference to the optimiser; in a copy or a pickle of the model it does nothing."""
 
     def __init__(self, optimizer: Attached | None = None) -> None:
-        self.optimizer = (lambda: None) if optimizer is None else weakref.ref(optimizer)
+        self.optimizer: Callable[[], Attached | None] = (lambda: None) if optimizer is None else weakref.ref(optimizer)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()

@@ -1,0 +1,250 @@
+"""Gradients and curvatures of the samples of an unfinished step, and their Monte Carlo averages."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesadam.core import launch
+from bayesadam.core.flat import Flat, Member, numbers_of
+from bayesadam.core.sampling import Weights, pass_of
+from bayesadam.core.sources import CurvatureSource, MatrixSource
+from bayesadam.sharding import average, like, local, rank_and_size
+
+Hidden: TypeAlias = list[tuple[Tensor, Tensor | None]]
+"""Parameters with the gradients that they had."""
+
+
+class Collection:
+    """What was collected for the next step.
+
+    With one sample per step nothing is kept, and everything is computed from ``p.grad`` at the step. With several
+    samples, or with a curvature that is not computed from the gradient, ``p.grad`` is the mean gradient so far and the
+    mean curvature is kept here, on the scale that the gradients had. The step multiplies it by the factor by which
+    unscaling and clipping have changed ``p.grad`` since, to the power with which it scales.
+
+    Args:
+        weights: Samples and means in the weights.
+        source: Source of curvature that the rule does not compute itself.
+
+    Attributes:
+        samples: Number of samples collected.
+        kept: Curvatures by parameter, in the local shape.
+        factor: Factor of ``p.grad`` that makes it the gradient of the mean loss.
+    """
+
+    def __init__(self, weights: Weights, source: CurvatureSource | None) -> None:
+        self.weights, self.layout, self.source = weights, weights.layout, source
+        self.samples = 0
+        self.kept: dict[Tensor, Tensor] = {}
+        self.factor = 1.0
+        self._norms: dict[Tensor, Tensor] = {}
+
+    @property
+    def keeps_curvature(self) -> bool:
+        """Whether curvature is collected with every sample, and not computed at the step."""
+        first = self.layout.first
+        several = first["mc_samples"] > 1 or first["rank_samples"]
+        several = several or self.weights.dense is not None
+        return self.source is not None or several or first.get("correction", "elementwise") != "elementwise"
+
+    def discard(self) -> None:
+        """Forget the samples collected so far."""
+        self.samples, self.kept, self._norms, self.factor = 0, {}, {}, 1.0
+        if self.weights.dense is not None:
+            self.weights.dense.discard()
+
+    def present(self) -> Hidden:
+        """All parameters with their gradients."""
+        return [(member.parameter, member.parameter.grad) for member in self.layout.members()]
+
+    def trained(self) -> list[Member]:
+        """Members with a gradient."""
+        return [m for m in self.layout.members() if m.parameter.grad is not None and m.parameter.requires_grad]
+
+    def gradients(self) -> dict[Tensor, Tensor]:
+        """Gradients by parameter, of those that have one."""
+        return {member.parameter: self.gradient(member.parameter) for member in self.trained()}
+
+    def gradient(self, parameter: Tensor) -> Tensor:
+        """Gradient of a parameter.
+
+        Raises:
+            RuntimeError: The gradient is sparse.
+        """
+        grad = parameter.grad
+        if grad is None or grad.is_sparse:
+            name = self.layout.name_of(parameter)
+            raise RuntimeError(f"the gradient of parameter {name} must be dense, got {'none' if grad is None else 'a sparse one'}")
+        return grad
+
+    @torch.no_grad()
+    def collect(self, hidden: Hidden) -> None:
+        """Finish the sample of a block: ``p.grad`` becomes the mean over the samples so far, as does the curvature."""
+        if self.keeps_curvature:
+            trained = self.trained()
+            factor = 1.0 if self.source is None else self.source.gradient_factor()
+            if factor != 1.0:
+                torch._foreach_mul_([self.gradient(member.parameter) for member in trained], factor)
+            share = 1.0 / (self.samples + 1)
+            self._keep(trained, share)
+            self._average(hidden if self.samples else [(parameter, None) for parameter, _ in hidden], share)
+            if self.samples + 1 == self.layout.first["mc_samples"]:
+                self._average_over_ranks()
+            self._remember_norms()
+        self.samples += 1
+
+    def _average(self, hidden: Hidden, share: float) -> None:
+        """Average gradients with those of earlier samples; a sample without a gradient counts as zero."""
+        both, new, old = [], [], []
+        for parameter, earlier in hidden:
+            if not parameter.requires_grad:
+                continue
+            grad = parameter.grad
+            if grad is not None and earlier is not None:
+                both.append((earlier, grad))
+                parameter.grad = earlier
+            elif grad is not None:
+                new.append(grad)
+            elif earlier is not None:
+                old += [earlier, *([self.kept[parameter]] if parameter in self.kept else [])]
+                parameter.grad = earlier
+        if both:
+            torch._foreach_lerp_([earlier for earlier, _ in both], [grad for _, grad in both], share)
+        if new and share != 1.0:
+            torch._foreach_mul_(new, share)
+        if old:
+            torch._foreach_mul_(old, 1.0 - share)
+
+    def _average_over_ranks(self) -> None:
+        """With a sample for every rank: average gradients and curvatures over the ranks, all in one message."""
+        if not self.layout.first["rank_samples"] or rank_and_size()[1] == 1:
+            return
+        for member in self.layout.members():
+            parameter = member.parameter
+            if parameter.requires_grad:  # one that this rank has no gradient of counts as zero
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        average([self.gradient(member.parameter) for member in self.trained()])
+        average(list(self.kept.values()))
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        """Record the scale of the gradients in drop-in training, since it may be changed before the step."""
+        self._remember_norms()
+
+    def _remember_norms(self) -> None:
+        parameters = [member.parameter for member in self.trained()]
+        self._norms.update(zip(parameters, self._norms_of(parameters), strict=True))
+
+    def collect_drop_in(self) -> None:
+        """Keep the curvature of the one sample at a step of drop-in training."""
+        if not self.keeps_curvature:
+            return
+        self.kept = {}  # remains of a step that was refused
+        self.factor = 1.0 if self.source is None else self.source.gradient_factor()
+        trained = self.trained()
+        unknown = [m.parameter for m in trained if self.source is None or m.parameter not in self._norms]
+        self._norms.update(zip(unknown, self._norms_of(unknown), strict=True))
+        self._keep(trained, 1.0)
+        if self.layout.first["rank_samples"]:
+            self._average_over_ranks()
+            self._remember_norms()
+
+    def _keep(self, trained: Sequence[Member], share: float) -> None:
+        """Average a sample's curvature into the one that is kept."""
+        if self.weights.dense is not None:
+            matrix = self.source.matrix if isinstance(self.source, MatrixSource) else None
+            self.weights.dense.measure(self.gradients(), matrix, share)
+            return
+        if self.source is not None:
+            for member in trained:
+                self._keep_from_source(member, share)
+            return
+        rule = self.layout.rule
+        for flat in self.layout.known():
+            held = flat in self.weights.flats
+            if rule.needs_noise and not held:
+                continue
+            chosen = [i for i, p in enumerate(flat.parameters) if p.grad is not None]
+            self._keep_from_rule(flat, chosen, share, held=held)
+
+    def _keep_from_rule(self, flat: Flat, chosen: list[int], share: float, *, held: bool) -> None:
+        parameters = [flat.parameters[number] for number in chosen]
+        new = [parameter for parameter in parameters if parameter not in self.kept]
+        if new:
+            parts = dict(zip(flat.parameters, flat.parts(flat.vector()), strict=True))
+            self.kept.update({parameter: parts[parameter] for parameter in new})
+        rule = self.layout.rule
+        mean = ("state" if flat.stored else "sample") if held else "weights"
+        deviation = (flat.deviation(held=True) if held else None) if rule.needs_noise else None
+        work = pass_of(self.layout, flat, "collect", mean=mean, deviation=deviation, curvature="rule")
+        lists = {
+            "weights": [local(parameter) for parameter in parameters],
+            "grad": [local(self.gradient(parameter)) for parameter in parameters],
+            "kept": [self.kept[parameter] for parameter in parameters],
+        }
+        numbers = numbers_of(rule, flat, share=share).numbers
+        draws, compile = {"eps": self.weights.drawn}, self.layout.first["compile"]
+        launch.run(work, flat, np.array(chosen, dtype=np.int64), numbers, lists, draws, compile=compile)
+
+    def _keep_from_source(self, member: Member, share: float) -> None:
+        assert self.source is not None
+        parameter, group, _ = member
+        if not group["perturb"] and not self.source.covers(parameter):
+            return  # for example a learned noise level
+        whole = self.source.curvature(parameter)
+        if whole is None:
+            raise RuntimeError(
+                f"the curvature of parameter {self.layout.name_of(parameter)} must come with its gradient, got a "
+                f"gradient alone: {self.source.hint}"
+            )
+        dtype = torch.promote_types(parameter.dtype, torch.float32)
+        value = local(like(parameter, whole)).to(dtype)
+        if group["maximize"] and self.layout.rule.power % 2:
+            value = -value
+        if group["mc_samples"] == 1:  # not copied: the source's own until its next start
+            self.kept[parameter] = value
+        elif parameter not in self.kept:
+            self.kept[parameter] = value * share
+        else:
+            self.kept[parameter].lerp_(value, share)
+
+    def ratios(self, parameters: Sequence[Tensor]) -> dict[Tensor, float]:
+        """Factors by which unscaling or clipping changed each gradient since the last sample was collected.
+
+        A zero gradient has no such factor and takes that of the others, since wherever curvature can be scaled the
+        factor is the same for all.
+        """
+        known = [parameter for parameter in parameters if parameter in self._norms]
+        if not known:
+            return {}
+        device = self._norms[known[0]].device
+        norms = [*[self._norms[p] for p in known], *self._norms_of(known)]
+        values = torch.stack([norm.to(device) for norm in norms]).tolist()
+        before, now = values[: len(known)], values[len(known) :]
+        total = math.hypot(*before)
+        common = math.hypot(*now) / total if total > 0 else 1.0
+        return {p: n / b if b > 0 else common for p, b, n in zip(known, before, now, strict=True)}
+
+    def kept_scales(self, parameters: Sequence[Tensor]) -> Mapping[Tensor, float]:
+        """Factors by which kept curvatures must be multiplied to match the present ``p.grad``."""
+        return {parameter: ratio**self.layout.rule.power for parameter, ratio in self.ratios(parameters).items()}
+
+    def _norms_of(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Norms of the local gradients, in float32 or wider, since they easily overflow in float16."""
+        grads = [local(self.gradient(parameter)) for parameter in parameters]
+        wide = {torch.promote_types(grad.dtype, torch.float32) for grad in grads}
+        if len(wide) == 1:
+            return list(torch._foreach_norm(grads, 2, dtype=wide.pop()))
+        return [torch.linalg.vector_norm(g, dtype=torch.promote_types(g.dtype, torch.float32)) for g in grads]
+
+    def scale_array(self, flat: Flat) -> Any:
+        """The factors of kept curvatures of a flat's members: one number, or an array."""
+        found = self.kept_scales([p for p in flat.parameters if p in self.kept and p.grad is not None])
+        values = [found.get(parameter, 1.0) for parameter in flat.parameters]
+        return values[0] if values.count(values[0]) == len(values) else np.array(values)

@@ -1,0 +1,184 @@
+"""A recording as C++: one walk over memory for all parameters, with the noise drawn on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bayesadam import native
+from bayesadam.core.record import NotElementwise, Operation, Program, Variable
+
+TYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "bfloat16",
+    torch.bool: "bool",
+    torch.int64: "int64_t",
+}
+FIXED = 5
+"""Number of columns of a run before its addresses: first element, number of elements, lanes of a tile of noise,
+index of the parameter, and the row of numbers and words.
+"""
+
+
+def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
+    """Return the C++ source of a recording.
+
+    Args:
+        program: The recording; ``draws`` are among its tensors.
+        draws: Names of the noise.
+        real: Dtype of the state, in which values are compared.
+
+    Raises:
+        NotElementwise: An operation has no counterpart.
+    """
+    names = columns(program, draws)
+    header = [f"const double n_{name} = number[{i}];" for i, name in enumerate(program.numbers)]
+    header += [_statement(operation, "double") for operation in program.header]
+    loads = []
+    for name in program.read:
+        kind = TYPES[program.tensors[name]]
+        place = f"{name}[j - lo]" if name in draws else f"p_{name}[j]"
+        loads.append(f"const {kind} x_{name} = static_cast<{kind}>({place});")
+    stores = [
+        f"p_{name}[j] = static_cast<{TYPES[program.tensors[name]]}>({variable});"
+        for name, variable in program.results.items()
+    ]
+    pointers = []
+    for i, name in enumerate(names):
+        kind = TYPES[program.tensors[name]]
+        const = "" if name in program.results else "const "
+        pointers.append(f"{const}{kind}* const p_{name} = reinterpret_cast<{kind}*>(run[{FIXED + i}]) - first;")
+    parts = {
+        "HEADER": header,
+        "POINTERS": pointers,
+        "BUFFERS": [f"alignas(64) float {name}[TILE];" for name in draws],
+        "NOISE": [_FILLS[name] for name in draws],
+        "BODY": [*loads, *(_statement(operation, TYPES[operation.dtype], TYPES[real]) for operation in program.body), *stores],
+        "NUMBERS": [str(len(program.numbers))],
+        "COLUMNS": [str(FIXED + len(names))],
+    }
+    text = native.read("run.cpp")
+    for name, lines in parts.items():
+        text = text.replace(f"/*{name}*/", "\n".join(lines))
+    return text
+
+
+def columns(program: Program, draws: Sequence[str]) -> tuple[str, ...]:
+    """Names of the tensors whose addresses a row has, in order."""
+    return tuple(name for name in program.touched if name not in draws)
+
+
+_FILLS = {
+    "eps": "fill_tile(eps, tile, lanes, Key{low, high, step, number_, index}, word[6] & 1 ? -1.0f : 1.0f);",
+    "next_eps": (
+        "fill_tile(next_eps, tile, lanes, Key{low, high, next_step, next_number, index}, word[6] & 2 ? -1.0f : 1.0f);"
+    ),
+}
+
+
+def _statement(operation: Operation, kind: str = "double", compared: str = "double") -> str:
+    """One statement; ``kind`` is the type of its result, unless it is a truth value."""
+    if operation.name not in _EXPRESSIONS:
+        raise NotElementwise(f"it calls {operation.name}")
+    kind = "bool" if operation.dtype == torch.bool else kind
+    inside = compared if operation.name in _COMPARISONS else kind
+    values = [_operand(arg, inside) for arg in operation.args]
+    if operation.name == "where":
+        values[0] = _operand(operation.args[0], "bool")
+    options = {} if operation.alpha is None else {"alpha": _operand(operation.alpha, kind)}
+    text = _EXPRESSIONS[operation.name](inside, *values, **options)
+    return f"const {kind} {operation.variable} = static_cast<{kind}>({text});"
+
+
+def _operand(arg: Any, kind: str) -> str:
+    if isinstance(arg, Variable):
+        return f"static_cast<{kind}>({arg})"
+    if arg is None:
+        return "none"
+    if isinstance(arg, float) and math.isinf(arg):
+        text = "INFINITY" if arg > 0 else "-INFINITY"
+    elif isinstance(arg, float) and math.isnan(arg):
+        text = "NAN"
+    else:
+        text = repr(arg).lower() if isinstance(arg, bool) else repr(arg)
+    return f"static_cast<{kind}>({text})"
+
+
+def _infix(symbol: str) -> Callable[..., str]:
+    return lambda kind, a, b: f"{a} {symbol} {b}"
+
+
+def _call(name: str) -> Callable[..., str]:
+    return lambda kind, *args: f"{name}({', '.join(args)})"
+
+
+def _sum(symbol: str) -> Callable[..., str]:
+    return lambda kind, a, b, alpha=None: f"{a} {symbol} {b}" if alpha is None else f"{a} {symbol} {alpha} * {b}"
+
+
+def _power(kind: str, a: str, b: str) -> str:
+    return f"{a} * {a}" if b in (f"static_cast<{kind}>(2)", f"static_cast<{kind}>(2.0)") else f"std::pow({a}, {b})"
+
+
+def _clamp(kind: str, a: str, low: str = "none", high: str = "none") -> str:
+    """NaN stays NaN, as in PyTorch."""
+    if low != "none":
+        a = f"({a} < {low} ? {low} : {a})"
+    return a if high == "none" else f"({a} > {high} ? {high} : {a})"
+
+
+def _lerp(kind: str, a: str, b: str, weight: str) -> str:
+    near, far = f"{a} + {weight} * ({b} - {a})", f"{b} - ({b} - {a}) * (1 - {weight})"
+    return f"std::abs({weight}) < static_cast<{kind}>(0.5) ? {near} : {far}"
+
+
+_COMPARISONS = {"gt", "lt", "ge", "le", "eq", "ne"}
+_EXPRESSIONS: dict[str, Callable[..., str]] = {
+    "add": _sum("+"),
+    "sub": _sum("-"),
+    "rsub": lambda kind, a, b: f"{b} - {a}",
+    "mul": _infix("*"),
+    "div": _infix("/"),
+    "neg": lambda kind, a: f"-{a}",
+    "reciprocal": lambda kind, a: f"static_cast<{kind}>(1) / {a}",
+    "sqrt": _call("std::sqrt"),
+    "rsqrt": lambda kind, a: f"static_cast<{kind}>(1) / std::sqrt({a})",
+    "square": lambda kind, a: f"{a} * {a}",
+    "pow": _power,
+    "abs": _call("std::abs"),
+    "sign": lambda kind, a: f"({a} > 0) - ({a} < 0)",
+    "exp": _call("std::exp"),
+    "expm1": _call("std::expm1"),
+    "log": _call("std::log"),
+    "log1p": _call("std::log1p"),
+    "cos": _call("std::cos"),
+    "sin": _call("std::sin"),
+    "tanh": _call("std::tanh"),
+    "sigmoid": lambda kind, a: f"static_cast<{kind}>(1) / (static_cast<{kind}>(1) + std::exp(-{a}))",
+    "softplus": lambda kind, a, beta="1", threshold="20": (
+        f"{a} * {beta} > {threshold} ? {a} : std::log1p(std::exp({a} * {beta})) / {beta}"
+    ),
+    "lerp": _lerp,
+    "addcmul": lambda kind, a, b, c, value: f"{a} + {value} * {b} * {c}",
+    "addcdiv": lambda kind, a, b, c, value: f"{a} + {value} * {b} / {c}",
+    "clamp": _clamp,
+    "clamp_min": lambda kind, a, low: _clamp(kind, a, low),
+    "clamp_max": lambda kind, a, high: _clamp(kind, a, "none", high),
+    "maximum": lambda kind, a, b: f"({a} < {b} || {b} != {b}) ? {b} : {a}",
+    "minimum": lambda kind, a, b: f"({a} > {b} || {b} != {b}) ? {b} : {a}",
+    "where": lambda kind, test, a, b: f"{test} ? {a} : {b}",
+    "gt": _infix(">"),
+    "lt": _infix("<"),
+    "ge": _infix(">="),
+    "le": _infix("<="),
+    "eq": _infix("=="),
+    "ne": _infix("!="),
+    "logical_and": _infix("&&"),
+    "logical_or": _infix("||"),
+    "logical_not": lambda kind, a: f"!{a}",
+    "_to_copy": lambda kind, a: a,
+}

@@ -1,0 +1,314 @@
+"""The parameters of an optimiser that are treated alike, with their state in one vector per name.
+
+Parameters and gradients stay where they are. The tensors of ``optimizer.state`` are views of the vectors, in the order
+of the elements of each parameter whatever its memory layout; of a sharded parameter they are the shards of this rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from bayesadam import noise
+from bayesadam.core.passes import PER_WEIGHT
+from bayesadam.core.rule import COUNTERS, INITIAL_COUNTERS, Hyper, Rule, static_options
+from bayesadam.sharding import is_sharded, local, place
+
+BLOCK = 16 * noise.TILE
+"""Number of elements that PyTorch's operations work on at a time on a CPU, so that they stay in the cache."""
+_LOW = (torch.float16, torch.bfloat16)
+
+
+class Member(NamedTuple):
+    """A parameter with its group and its noise index, which is its position among all parameters."""
+
+    parameter: nn.Parameter
+    group: dict[str, Any]
+    index: int
+
+
+class Piece(NamedTuple):
+    """The elements ``start ... stop`` of a member, by its number in the flat."""
+
+    number: int
+    start: int
+    stop: int
+
+
+class Kind(NamedTuple):
+    """What the members of a flat have in common.
+
+    Attributes:
+        dtype: Dtype of the state: float32, or float64.
+        weights: Dtype of the parameters.
+        device: Device of both.
+        perturb: Whether they are perturbed.
+        statics: The rule's static options.
+        per_weight: Whether every weight has a prior of its own.
+        default_start: Whether the initial precision is the rule's default.
+        is_run: Whether the local part of each parameter is one run of elements of the whole one.
+    """
+
+    dtype: torch.dtype
+    weights: torch.dtype
+    device: torch.device
+    perturb: bool
+    statics: tuple[tuple[str, Any], ...]
+    per_weight: bool
+    default_start: bool
+    is_run: bool
+
+
+def kind_of(member: Member, rule: Rule, *, per_weight: bool) -> Kind:
+    """The kind of a member; only members of one kind are in one flat."""
+    parameter, group, _ = member
+    dtype = torch.float32 if parameter.dtype in _LOW else parameter.dtype
+    full_shape, offset = place(parameter)
+    is_run = not is_sharded(parameter) or noise.contiguous_start(local(parameter).shape, offset, full_shape) is not None
+    return Kind(
+        dtype,
+        parameter.dtype,
+        parameter.device,
+        bool(group["perturb"]),
+        static_options(rule, group),
+        per_weight,
+        group["initial_precision"] is None,
+        is_run,
+    )
+
+
+class Flat:
+    """Parameters of one kind, and their state.
+
+    Args:
+        kind: Kind of the members.
+        members: The parameters.
+        state_names: Names of the vectors, with ``"mean"`` among them unless the mean is nowhere stored.
+
+    Attributes:
+        tensors: Vectors by name.
+        counters: A row of :data:`~bayesadam.core.rule.COUNTERS` for every parameter.
+        priors: Prior precisions from the parameters' initial values; NaN where the group's counts.
+    """
+
+    def __init__(self, kind: Kind, members: Sequence[Member], state_names: Sequence[str]) -> None:
+        self.kind, self.members = kind, list(members)
+        self.parameters = [member.parameter for member in members]
+        self.shapes = [local(parameter).shape for parameter in self.parameters]
+        self.sizes = np.array([shape.numel() for shape in self.shapes], dtype=np.int64)
+        self.ends = np.cumsum(self.sizes)
+        self.starts = self.ends - self.sizes
+        self.numel = int(self.sizes.sum())
+        groups = {id(member.group): member.group for member in members}
+        self.groups = list(groups.values())
+        order = {key: i for i, key in enumerate(groups)}
+        self.group_of = np.array([order[id(member.group)] for member in members])
+        self.tensors = {name: self.vector() for name in state_names}
+        self.numbers = torch.tensor([[*INITIAL_COUNTERS, math.nan]] * len(members), dtype=torch.float64)
+        table: NDArray[np.float64] = self.numbers.numpy()
+        self.counters, self.priors = table[:, : len(COUNTERS)], table[:, len(COUNTERS)]
+        self.whole = [noise_place(parameter) for parameter in self.parameters]
+        self.tables: dict[Any, NDArray[np.int64]] = {}
+
+    @property
+    def stored(self) -> bool:
+        """Whether there is a vector of means."""
+        return "mean" in self.tensors
+
+    def deviation(self, *, held: bool) -> str:
+        """Where the deviation of a sample from the mean comes from, as in :class:`~bayesadam.core.passes.Pass`.
+
+        It is the difference between weights and mean while they hold the sample, and drawn again later. Weights with
+        fewer bits than the mean are not ``mean + sigma eps``, and a mean that is not stored is known up to rounding.
+        """
+        if not self.stored or self.kind.dtype != self.kind.weights:
+            return "exact"
+        return "weights" if held else "eps"
+
+    def vector(self) -> Tensor:
+        """A new vector of zeros."""
+        return torch.zeros(self.numel, dtype=self.kind.dtype, device=self.kind.device)
+
+    def part(self, vector: Tensor, number: int) -> Tensor:
+        """The part of a vector that belongs to a member, in its local shape."""
+        return vector[self.starts[number] : self.ends[number]].view(self.shapes[number])
+
+    def parts(self, vector: Tensor) -> list[Tensor]:
+        """The parts of a vector of all members."""
+        pieces = vector.split_with_sizes(self.sizes.tolist())
+        return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
+
+    def as_state(self, vector: Tensor, number: int) -> Tensor:
+        """The part of a vector as an entry of the optimiser's state: sharded like the parameter."""
+        part, parameter = self.part(vector, number), self.parameters[number]
+        if not is_sharded(parameter):
+            return part
+        from torch.distributed.tensor import DTensor
+
+        mesh, placements = parameter.device_mesh, parameter.placements  # type: ignore[attr-defined]
+        return DTensor.from_local(
+            part, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+
+    def state_of(self, number: int) -> dict[str, Any]:
+        """The state of a member: views of the vectors and of the counters."""
+        row = self.numbers[number]
+        state: dict[str, Any] = {name: row[i] for i, name in enumerate(COUNTERS)}
+        state.update({name: self.as_state(vector, number) for name, vector in self.tensors.items()})
+        if not self.kind.per_weight and not math.isnan(self.priors[number]):
+            state["prior_precision"] = row[len(COUNTERS)]
+        return state
+
+    def hyper(self, rule: Rule, number: int) -> Hyper:
+        """Hyper-parameters of one member, in numbers and in tensors of its local shape."""
+        group = self.members[number].group
+        hp = Hyper(**group_numbers(rule, group), prior_mean=0.0, **dict(self.kind.statics))
+        for name, value in zip(COUNTERS, self.counters[number].tolist(), strict=True):
+            setattr(hp, name, value)
+        if not math.isnan(self.priors[number]):
+            hp.prior_precision = float(self.priors[number])
+        for name in PER_WEIGHT if self.kind.per_weight else ():
+            setattr(hp, name, self.part(self.tensors[name], number))
+        if group["initial_precision"] is None:
+            hp.initial_precision = rule.default_start(hp)
+        return hp
+
+    def variance(self, rule: Rule, number: int) -> Tensor:
+        """Posterior variance of a member, in its local shape; 0 without noise."""
+        state = {name: self.part(self.tensors[name], number) for name in rule.state}
+        precision = rule.precision(state, self.hyper(rule, number))
+        return precision.reciprocal() if self.kind.perturb else torch.zeros_like(precision)
+
+    def runs(self, numbers: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+        """First and last (exclusive) of every run of consecutive members among some, which are in order."""
+        if len(numbers) == len(self.members):
+            yield 0, len(self.members)
+            return
+        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
+            if len(run):
+                yield int(run[0]), int(run[-1]) + 1
+
+    def blocks(self, numbers: NDArray[np.int64]) -> Iterator[list[Piece]]:
+        """Divide some members into consecutive pieces of at most ``BLOCK`` elements together; on a GPU into one for
+        every run.
+        """
+        limit = BLOCK if self.kind.device.type == "cpu" and self.kind.is_run else max(self.numel, 1)
+        for first, last in self.runs(numbers):
+            pieces: list[Piece] = []
+            room = limit
+            for number in range(first, last):
+                start, size = 0, int(self.sizes[number])
+                whole = size > limit and not local(self.parameters[number]).is_contiguous()
+                while start < size:
+                    stop = size if whole else min(size, start + room)
+                    if stop < size:  # a tile of noise is not divided
+                        stop -= (stop - start) % noise.TILE
+                    if stop > start:
+                        pieces.append(Piece(number, start, stop))
+                        room -= stop - start
+                        start = stop
+                    if start < size or room <= 0:
+                        yield pieces
+                        pieces, room = [], limit
+            if pieces:
+                yield pieces
+
+    @cached_property
+    def rows(self) -> NDArray[np.int64]:
+        """First columns of a kernel's table, for every member: see ``cpp.FIXED``."""
+        rows = np.zeros((len(self.members), 5), dtype=np.int64)
+        rows[:, 0] = [first for first, _ in self.whole]
+        rows[:, 1] = self.sizes
+        rows[:, 2] = [noise.lanes_of(size) for _, size in self.whole]
+        rows[:, 3] = [member.index for member in self.members]
+        return rows
+
+
+class Counted(NamedTuple):
+    """The numbers of a step of a flat.
+
+    Attributes:
+        numbers: Numbers by name, each a float or an array with one for every member.
+        after: Counters after the step, as in :attr:`Flat.counters`.
+    """
+
+    numbers: dict[str, Any]
+    after: NDArray[np.float64]
+
+
+def numbers_of(
+    rule: Rule,
+    flat: Flat,
+    *,
+    scale: float = 1.0,
+    kept_scale: Any = 1.0,
+    share: float = 1.0,
+    groups: Sequence[Mapping[str, Any]] | None = None,
+) -> Counted:
+    """The numbers of the next step of a flat.
+
+    Args:
+        rule: The rule.
+        flat: The flat.
+        scale: Factor of the gradients; they are also negated where a loss is maximised.
+        kept_scale: Factor of kept curvatures, one or one for every member.
+        share: Weight of a new sample in the mean over samples.
+        groups: Values of the flat's groups, if not the present ones.
+    """
+    groups = flat.groups if groups is None else groups
+    several = [{**group_numbers(rule, group), "scale": -scale if group["maximize"] else scale} for group in groups]
+    found: dict[str, Any] = several[0]
+    if len(several) > 1:
+        for name, value in found.items():
+            values = [own[name] for own in several]
+            found[name] = value if values.count(value) == len(values) else np.array(values)[flat.group_of]
+    if not np.isnan(flat.priors).all():
+        found["prior_precision"] = np.where(np.isnan(flat.priors), found["prior_precision"], flat.priors)
+    rows = flat.counters
+    before: Any = rows[0].tolist() if (rows == rows[0]).all() else list(rows.T)
+    found.update(zip(COUNTERS, before, strict=True))
+    hp = Hyper(**found)
+    if flat.kind.default_start:
+        found["initial_precision"] = hp.initial_precision = 0.0 if flat.kind.per_weight else rule.default_start(hp)
+    hp.step = found["step"] + 1.0
+    after = (
+        hp.step,
+        found["beta1_product"] * found["beta1"],
+        found["beta2_product"] * found["beta2"],
+        found["initial_weight"] * (1.0 - rule.forgetting(hp)),
+    )
+    found.update(zip((f"new_{name}" for name in COUNTERS), after, strict=True))
+    found["kept_scale"], found["share"] = kept_scale, share
+    new = np.stack(np.broadcast_arrays(*after, np.zeros(len(flat.members)))[:-1], axis=1)
+    return Counted(found, new)
+
+
+def noise_place(parameter: Tensor) -> tuple[int, int]:
+    """Element of the whole parameter with which its local part begins, and the number of elements of the whole."""
+    full_shape, offset = place(parameter)
+    first = noise.contiguous_start(local(parameter).shape, offset, full_shape)
+    return first or 0, math.prod(full_shape)
+
+
+def group_numbers(rule: Rule, group: Mapping[str, Any]) -> dict[str, float]:
+    """Numbers that a rule gets from a group; unknown ones are NaN."""
+    beta1, beta2 = group["betas"]
+    numbers = {
+        "lr": float(group["lr"]),
+        "beta1": float(beta1),
+        "beta2": float(beta2),
+        "num_data": float(group["num_data"]),
+        "temperature": float(group["temperature"]),
+    }
+    names = [option.name for option in rule.options if not option.static]
+    for name in ("initial_precision", *(("prior_precision",) if "prior_precision" in group else ()), *names):
+        value = group[name]
+        numbers[name] = math.nan if value is None or isinstance(value, str) else float(value)
+    return {**numbers, **rule.numbers(group)}

@@ -1,0 +1,158 @@
+"""A recording run by PyTorch's operations, in the memory of results that nobody reads any more."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesadam.core.record import NotElementwise, Operation, Program, Variable, number_variable, tensor_variable
+from bayesadam.core.rule import Number
+
+Operand = Callable[[Any], Any]
+
+
+def run(
+    program: Program,
+    tensors: Mapping[str, Tensor],
+    numbers: Mapping[str, Number],
+    *,
+    operand: Operand | None = None,
+    into: Mapping[str, Tensor] | None = None,
+) -> dict[str, Tensor]:
+    """Run a recording.
+
+    Args:
+        program: The recording.
+        tensors: Its inputs with an axis, by name.
+        numbers: Its numbers by name, each a float or an array.
+        operand: Function that makes tensors of arrays of numbers, which broadcast with the inputs.
+        into: Tensors for results, by name; each may be the input of that name. Without it, results are new tensors.
+
+    Returns:
+        Results by name, those of ``into`` among them.
+    """
+    values: dict[str, Any] = {number_variable(name): np.float64(numbers[name]) for name in program.numbers}
+    with np.errstate(all="ignore"):
+        for operation in program.header:
+            values[operation.variable] = _header(operation, values)
+    for variable, value in values.items():
+        if isinstance(value, np.ndarray) and operand is not None:
+            values[variable] = operand(value)
+        else:
+            values[variable] = bool(value) if value.dtype == bool else float(value)
+    values.update({tensor_variable(name): tensors[name] for name in program.read})
+    targets = {} if into is None else _targets(program, tensors, into)
+    last, free = program.last_uses, set[Any]()  # free: results of this run, in memory that may be used again
+    for place, operation in enumerate(program.body):
+        arguments = [values[arg] if isinstance(arg, Variable) else arg for arg in operation.args]
+        dead = [arg for arg in operation.args if arg in free and last[arg] == place]
+        out = targets.get(operation.variable)
+        if out is None and dead and into is not None:
+            out = values[dead[0]]
+        if out is not None and (operation.name not in _OUT or out.dtype != operation.dtype):
+            out = None
+        alpha = values[operation.alpha] if isinstance(operation.alpha, Variable) else operation.alpha
+        values[operation.variable] = _body(operation, arguments, alpha, out)
+        free.difference_update(dead)
+        if operation.variable not in targets:
+            free.add(operation.variable)
+    results = {name: values[variable] for name, variable in program.results.items()}
+    for name, target in (into or {}).items():
+        if name in results and results[name] is not target:
+            target.copy_(results[name])
+    return results
+
+
+def _targets(program: Program, tensors: Mapping[str, Tensor], into: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Results that may be written at once: those that overwrite an input after its last use, or no input at all."""
+    places = {operation.variable: place for place, operation in enumerate(program.body)}
+    outputs = list(program.results.values())
+    found: dict[str, Tensor] = {}
+    for name, variable in program.results.items():
+        made = places.get(variable, -1)
+        read = program.last_uses.get(tensor_variable(name), -1) if name in tensors else -1
+        if name in into and made >= max(0, read) and outputs.count(variable) == 1:
+            found[variable] = into[name]
+    return found
+
+
+def _header(operation: Operation, values: Mapping[str, Any]) -> Number:
+    function = _NUMPY.get(operation.name)
+    if function is None:
+        raise NotElementwise(f"it calls {operation.name} with numbers")
+    arguments = [values[arg] if isinstance(arg, Variable) else arg for arg in operation.args]
+    if operation.alpha is not None:
+        arguments[1] = arguments[1] * operation.alpha
+    return np.asarray(function(*arguments))[()]
+
+
+def _body(operation: Operation, arguments: list[Any], alpha: Any, out: Tensor | None) -> Tensor:
+    name = operation.name
+    if name == "_to_copy":
+        result: Tensor = arguments[0].to(operation.dtype)
+        return result
+    if name in ("maximum", "minimum") and not isinstance(arguments[1], Tensor):
+        name = "clamp_min" if name == "maximum" else "clamp_max"
+    if not isinstance(arguments[0], Tensor):
+        like = next(a for a in arguments if isinstance(a, Tensor))
+        arguments[0] = torch.as_tensor(arguments[0], dtype=like.dtype, device=like.device)
+    options: dict[str, Any] = {} if out is None else {"out": out}
+    if alpha is not None:
+        if isinstance(alpha, Tensor):
+            arguments[1] = arguments[1] * alpha
+        else:
+            options["alpha"] = alpha
+    if name in ("addcmul", "addcdiv"):
+        options["value"] = arguments.pop()
+    function = _TORCH.get(name) or getattr(torch, name)
+    result = function(*arguments, **options)
+    return result
+
+
+_OUT = {
+    *("add", "sub", "mul", "div", "neg", "reciprocal", "sqrt", "rsqrt", "square", "pow", "abs", "exp", "expm1", "log"),
+    *("log1p", "tanh", "sigmoid", "clamp", "clamp_min", "clamp_max", "maximum", "minimum"),
+}
+"""Operations that can write to given memory."""
+_TORCH: dict[str, Callable[..., Tensor]] = {"softplus": torch.nn.functional.softplus}
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "rsub": lambda a, b: b - a,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "reciprocal": lambda a: 1.0 / a,
+    "sqrt": np.sqrt,
+    "rsqrt": lambda a: 1.0 / np.sqrt(a),
+    "square": lambda a: a * a,
+    "pow": operator.pow,
+    "abs": abs,
+    "exp": np.exp,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "cos": np.cos,
+    "sin": np.sin,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "clamp": lambda a, low=None, high=None: np.clip(a, low, high),
+    "clamp_min": np.maximum,
+    "clamp_max": np.minimum,
+    "where": np.where,
+    "gt": operator.gt,
+    "lt": operator.lt,
+    "ge": operator.ge,
+    "le": operator.le,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "logical_and": np.logical_and,
+    "logical_or": np.logical_or,
+    "logical_not": np.logical_not,
+    "_to_copy": lambda a: a,
+}

@@ -1,0 +1,218 @@
+"""Which parameters have state, and in which flats; kept up to date with groups, parameters and loaded states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from bayesadam.core.dense import Dense
+from bayesadam.core.flat import Flat, Kind, Member, kind_of
+from bayesadam.core.passes import PER_WEIGHT
+from bayesadam.core.rule import COUNTERS, Rule
+from bayesadam.sharding import full, like, local
+
+INIT = "init"
+"""Value of ``prior_precision`` that stands for a separate prior of each parameter, from its initial values."""
+
+
+class Owner(Protocol):
+    """The part of an optimiser that is used here; groups and state may be replaced at any time, as by loading."""
+
+    param_groups: list[dict[str, Any]]
+    state: Any
+
+
+class Layout:
+    """The flats of an optimiser.
+
+    Args:
+        owner: The optimiser.
+        rule: Rule of its method.
+
+    Attributes:
+        dense: The matrix of the state, if the covariance is full.
+        priors: Mean and variance of a posterior that weights continue from, by parameter name.
+    """
+
+    def __init__(self, owner: Owner, rule: Rule) -> None:
+        self.owner, self.rule = owner, rule
+        self.dense: Dense | None = None
+        self.priors: Mapping[str, tuple[Tensor, Tensor]] = {}
+        self._flats: list[Flat] = []
+        self._key: list[Any] | None = None
+
+    @property
+    def first(self) -> dict[str, Any]:
+        """The first group, whose entries include all those that are the same in all groups."""
+        return self.owner.param_groups[0]
+
+    def set_all(self, name: str, value: Any) -> None:
+        """Set an entry of every group."""
+        for group in self.owner.param_groups:
+            group[name] = value
+
+    def members(self) -> list[Member]:
+        """All parameters, in order."""
+        return [
+            Member(parameter, group, index)
+            for group in self.owner.param_groups
+            for index, parameter in enumerate(group["params"], group["noise_index"])
+        ]
+
+    def forget(self) -> None:
+        """Build the flats anew before they are used next, from the state as it is then."""
+        self._key = None
+
+    def known(self) -> list[Flat]:
+        """The flats as they were built last."""
+        return self._flats
+
+    def flats(self) -> list[Flat]:
+        """The flats of all trainable parameters, built anew if parameters, groups or static options have changed."""
+        key = self._key_now()
+        if key != self._key:
+            self._build()
+            self._key = key
+        return self._flats
+
+    def _key_now(self) -> list[Any]:
+        key: list[Any] = []
+        for group in self.owner.param_groups:
+            parameters = group["params"]
+            key += [id(group), group["perturb"], group["initial_precision"] is None, group.get("prior_precision") == INIT]
+            key += [group[option.name] for option in self.rule.options if option.static]
+            key += map(id, parameters)
+            key += [parameter.requires_grad for parameter in parameters]
+            key += map(type, parameters)  # a lazy parameter becomes an ordinary one
+            key += [parameter.device for parameter in parameters]
+        return key
+
+    @torch.no_grad()
+    def _build(self) -> None:
+        alike: dict[Kind, list[Member]] = {}
+        for member in self.members():
+            parameter = member.parameter
+            if not parameter.requires_grad or nn.parameter.is_lazy(parameter):
+                continue
+            self.check(member)
+            alike.setdefault(kind_of(member, self.rule, per_weight=self._has_prior(member)), []).append(member)
+        self._flats = flats = [self._flat(kind, members) for kind, members in alike.items()]
+        if self.dense is not None:
+            self.dense.build(flats)
+        for flat in flats:
+            for number, parameter in enumerate(flat.parameters):
+                self.owner.state[parameter] = flat.state_of(number)
+                if self.dense is not None:
+                    self.owner.state[parameter]["hessian"] = self.dense.rows(parameter)
+
+    def check(self, member: Member) -> None:
+        """Raise an error for a parameter that cannot be trained, or whose shape is no longer that of its state."""
+        parameter = member.parameter
+        if parameter.is_complex():
+            raise ValueError(f"parameter {self.name_of(parameter)} must be real, got dtype {parameter.dtype}")
+        state = self.owner.state.get(parameter, {})
+        for name in self.rule.state:
+            if self.dense is None and name in state and state[name].shape != parameter.shape:
+                raise RuntimeError(
+                    f"parameter {self.name_of(parameter)} must keep its shape {tuple(state[name].shape)}, got "
+                    f"{tuple(parameter.shape)}: make a new optimizer after changing shapes"
+                )
+
+    def _flat(self, kind: Kind, members: list[Member]) -> Flat:
+        stored = not self.first["low_memory"] or kind.dtype != kind.weights
+        names = ["mean"] if stored else []
+        names += self.rule.state if self.dense is None else ()
+        flat = Flat(kind, members, [*names, *(PER_WEIGHT if kind.per_weight else ())])
+        for number, member in enumerate(members):
+            state = self.owner.state.get(member.parameter) or {}
+            self._fill(flat, number, state)
+        return flat
+
+    def _fill(self, flat: Flat, number: int, state: Mapping[str, Any]) -> None:
+        """Set the state of a member: what is known of it, otherwise the initial one."""
+        parameter, group, _ = flat.members[number]
+        weights = local(parameter).detach()
+        known = "step" in state
+        if known:
+            flat.counters[number] = [float(state[name]) for name in COUNTERS]
+            own = state.get("prior_precision")
+            if own is not None and "prior_mean" not in state:
+                flat.priors[number] = float(own)
+        elif group.get("prior_precision") == INIT:
+            flat.priors[number] = NARROWER * initial_prior(parameter)
+        if flat.stored:
+            mean = local(state["mean"]) if "mean" in state else weights
+            flat.part(flat.tensors["mean"], number).copy_(mean)
+        if flat.kind.per_weight:
+            self._fill_prior(flat, number, state)
+        if self.dense is not None:
+            return
+        if known:
+            entries = {name: local(state[name]) for name in self.rule.state}
+        else:
+            mean = flat.part(flat.tensors["mean"], number) if flat.stored else weights
+            entries = self.rule.init(mean, flat.hyper(self.rule, number))
+        for name, value in entries.items():
+            flat.part(flat.tensors[name], number).copy_(value)
+
+    def _has_prior(self, member: Member) -> bool:
+        """Whether the weights of a member have priors of their own."""
+        if "prior_mean" in (self.owner.state.get(member.parameter) or {}):
+            return True
+        return self.names().get(member.parameter) in self.priors and bool(member.group["perturb"])
+
+    def _fill_prior(self, flat: Flat, number: int, state: Mapping[str, Any]) -> None:
+        parameter = flat.parameters[number]
+        if "prior_mean" in state:
+            values = [local(state[name]) for name in PER_WEIGHT]
+        else:
+            mean, variance = self.priors[self.names()[parameter]]
+            values = [local(like(parameter, value)) for value in (mean, variance.reciprocal())]
+            if flat.stored and "step" not in state:  # in its own precision
+                flat.part(flat.tensors["mean"], number).copy_(values[0])
+        for name, value in zip(PER_WEIGHT, values, strict=True):
+            flat.part(flat.tensors[name], number).copy_(value)
+
+    def places(self) -> dict[Tensor, tuple[Flat, int]]:
+        """Flat and number in it of every parameter with state; a frozen one is in a flat of its own."""
+        flats = list(self._flats if self.first["weights"] != "mean" else self.flats())
+        known = {parameter for flat in flats for parameter in flat.parameters}
+        for member in self.members():
+            if member.parameter not in known and self.owner.state.get(member.parameter):
+                kind = kind_of(member, self.rule, per_weight=self._has_prior(member))
+                flats.append(self._flat(kind, [member]))
+        return {parameter: (flat, number) for flat in flats for number, parameter in enumerate(flat.parameters)}
+
+    def names(self) -> dict[Tensor, str]:
+        """Names of the parameters in groups that have names."""
+        named = (group for group in self.owner.param_groups if "param_names" in group)
+        return {p: n for group in named for p, n in zip(group["params"], group["param_names"], strict=True)}
+
+    def name_of(self, parameter: Tensor) -> str:
+        """The name of a parameter in messages: its own name, or its position if names are not known."""
+        names = self.names()
+        if parameter in names:
+            return repr(names[parameter])
+        return next(f"number {member.index}" for member in self.members() if member.parameter is parameter)
+
+
+_WIDER = 10.0
+NARROWER = 3.0
+"""Factor of :func:`initial_prior` in the precision of the prior :data:`INIT`."""
+
+
+def initial_prior(parameter: Tensor) -> float:
+    """Precision of a prior whose variance is ten times that of the parameter's values.
+
+    This is the scale of its initialisation, about ``fan_in / 3`` for PyTorch's layers, rounded to a power of two.
+    Values that are all equal (a shift of 0, a gain of 1) have no scale, and their variance is taken as 1.
+    """
+    values = full(parameter.detach()).double()
+    variance = float(values.var(correction=0)) if values.numel() else 0.0
+    if not 1e-12 < variance < math.inf:
+        variance = 1.0
+    return float(2.0 ** round(math.log2(1.0 / (_WIDER * variance))))

@@ -1,0 +1,164 @@
+"""The element-wise computations on weights: the only place where a sample is computed from mean, width and noise, and
+a step from a gradient.
+
+They work on named tensors of one shape: ``weights``, ``grad``, ``kept`` (a curvature from elsewhere, or averaged over
+samples), ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight has its own, and the noise
+``eps`` of the sample at which gradients were taken and ``next_eps`` of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bayesadam.core.rule import COUNTERS, Hyper, Number, Rule
+
+Tensors = Mapping[str, Tensor]
+Numbers = Mapping[str, Number]
+
+PER_WEIGHT = ("prior_mean", "prior_precision")
+"""Hyper-parameters that are tensors of the state where weights continue from a posterior."""
+
+
+def number_names(rule: Rule, *, has_prior: bool) -> tuple[str, ...]:
+    """Names of the numbers of a pass, in the order in which a kernel gets them."""
+    prior = ("prior_precision",) if has_prior else ()
+    options = (option.name for option in rule.options if not option.static)
+    after = (f"new_{name}" for name in COUNTERS)
+    common = ("lr", "beta1", "beta2", "num_data", "temperature", "initial_precision")
+    return (*common, *prior, *options, *COUNTERS, *after, "scale", "kept_scale", "share")
+
+
+def perturbed(rule: Rule, mean: Tensor, state: Tensors, eps: Tensor, hp: Hyper) -> Tensor:
+    """``theta = mu + sigma * eps``; shapes broadcast."""
+    return mean + rule.precision(state, hp).rsqrt() * eps
+
+
+def followed(mean: Tensor, weights: Tensor) -> Tensor:
+    """The mean where the weights hold it: a wider one keeps its low bits where it still rounds to the weight."""
+    if mean.dtype == weights.dtype:
+        return weights
+    return torch.where(mean.to(weights.dtype) == weights, mean, weights.to(mean.dtype))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One walk over the weights of parameters that are treated alike.
+
+    Attributes:
+        rule: Rule of the method.
+        kind: ``"sample"``: put a sample into the weights. ``"update"``: make a step of the rule. ``"collect"``: average
+            the curvature of a sample into ``kept``. ``"restore"``: replace the sample in the weights by the mean.
+        statics: The rule's static options.
+        mean: Where the mean is: ``"state"``; ``"weights"``, which the state's mean follows if it has one; or
+            ``"sample"``, where it must be recomputed as ``theta - sigma eps``.
+        stored: Whether the state has a mean, in which case the weights have its dtype or are rounded from it.
+        deviation: Where ``theta - mu`` comes from, for rules that use it: ``"weights"``, the difference; ``"eps"``,
+            drawn again and rounded like the difference; ``"exact"``, drawn again; or ``None``.
+        curvature: ``"rule"``; ``"kept"``, given; or ``None``.
+        then: What an update puts into the weights: ``"mean"``, ``"sample"`` (the next one), or ``None``.
+        per_weight: Whether every weight has a prior of its own.
+        has_prior: Whether the method has a prior.
+        default_start: Whether the initial precision is the rule's default, for priors of single weights.
+    """
+
+    rule: Rule
+    kind: str
+    statics: tuple[tuple[str, Any], ...] = ()
+    mean: str = "state"
+    stored: bool = True
+    deviation: str | None = None
+    curvature: str | None = None
+    then: str | None = None
+    per_weight: bool = False
+    has_prior: bool = True
+    default_start: bool = False
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors that it may read, without noise."""
+        names = ["mean"] if self.stored else []
+        names += [*self.rule.state, *(PER_WEIGHT if self.per_weight else ()), "weights"]
+        names += ["grad"] if self.kind in ("update", "collect") else []
+        return (*names, "kept") if self.kind == "collect" or self.curvature == "kept" else tuple(names)
+
+    @property
+    def draws(self) -> tuple[str, ...]:
+        """Names of the noise that it needs."""
+        this = self.mean == "sample" or self.deviation in ("eps", "exact")
+        following = self.kind == "sample" or self.then == "sample"
+        return (*(["eps"] if this else []), *(["next_eps"] if following else []))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """Names of its numbers."""
+        return number_names(self.rule, has_prior=self.has_prior)
+
+    def run(self, values: Tensors, numbers: Numbers) -> dict[str, Tensor]:
+        """Return the new values of the tensors that it changes."""
+        rule, weights = self.rule, values["weights"]
+        state = {name: values[name] for name in rule.state}
+        before = self._hyper(values, numbers, "")
+        mean = self._mean(values, state, before)
+        if self.kind == "restore":
+            return {"weights": mean}
+        if self.kind == "sample":
+            results = {"weights": perturbed(rule, mean, state, values["next_eps"], before)}
+            return self._with_mean(results, mean)
+        grad = values["grad"] * numbers["scale"]
+        curvature = None
+        if self.curvature == "kept":
+            curvature = values["kept"] * numbers["kept_scale"]
+        elif self.curvature == "rule":
+            deviation = self._deviation(mean, weights, values, state, before)
+            curvature = rule.curvature(grad, deviation, state, before)
+        if self.kind == "collect":
+            if curvature is None:
+                return {}
+            return {"kept": values["kept"] + numbers["share"] * (curvature - values["kept"])}
+        after = self._hyper(values, numbers, "new_")
+        mean, new = rule.update(mean, state, grad, curvature, after)
+        results = dict(new)
+        if self.then == "sample":
+            results["weights"] = perturbed(rule, mean, {**state, **new}, values["next_eps"], after)
+        elif self.then == "mean":
+            results["weights"] = mean
+        return self._with_mean(results, mean)
+
+    def _with_mean(self, results: dict[str, Tensor], mean: Tensor) -> dict[str, Tensor]:
+        return {**results, "mean": mean} if self.stored else results
+
+    def _mean(self, values: Tensors, state: Tensors, hp: Hyper) -> Tensor:
+        weights = values["weights"]
+        if self.mean == "sample":
+            return weights - self.rule.precision(state, hp).rsqrt() * values["eps"]
+        if self.mean == "state":
+            return values["mean"]
+        if not self.stored:
+            return weights
+        return followed(values["mean"], weights)
+
+    def _deviation(self, mean: Tensor, weights: Tensor, values: Tensors, state: Tensors, hp: Hyper) -> Tensor | None:
+        if self.deviation is None:
+            return None
+        if self.deviation == "weights":
+            return weights - mean
+        drawn = self.rule.precision(state, hp).rsqrt() * values["eps"]
+        return (mean + drawn) - mean if self.deviation == "eps" else drawn
+
+    def _hyper(self, values: Tensors, numbers: Numbers, prefix: str) -> Hyper:
+        """Hyper-parameters with the counters before the step, or (``"new_"``) after it."""
+        hp = Hyper(**numbers, prior_mean=0.0)
+        for name in COUNTERS:
+            setattr(hp, name, numbers[prefix + name])
+        for name in PER_WEIGHT if self.per_weight else ():
+            setattr(hp, name, values[name])
+        for name, value in self.statics:
+            setattr(hp, name, value)
+        if self.default_start and self.per_weight:
+            hp.initial_precision = self.rule.default_start(hp)
+        return hp

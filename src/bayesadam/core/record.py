@@ -1,0 +1,209 @@
+"""Element-wise PyTorch code as a list of operations, recorded by running it once on a few numbers.
+
+A rule is therefore defined once, in Python. Operations on tensors with an axis are the body, which is computed for
+every weight; those on 0-d tensors, the hyper-parameters, are the header, which is computed once in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+CONSTANTS: dict[str, Callable[..., Any]] = {
+    "zeros_like": lambda *rest: 0.0,
+    "ones_like": lambda *rest: 1.0,
+    "full_like": lambda value, *rest: value,
+    "zero": lambda *rest: 0.0,
+    "fill": lambda value, *rest: value,
+}
+"""Operations that make a constant, and the function of their further arguments that gives it."""
+_SAME = ("detach", "alias", "lift_fresh", "clone", "expand", "view")
+
+
+class NotElementwise(Exception):
+    """Raised if code cannot be recorded or printed; the message names the operation."""
+
+
+class Variable(str):
+    """The name of an input or of a result, as opposed to a constant."""
+
+    __slots__ = ()
+
+
+def tensor_variable(name: str) -> Variable:
+    """The variable of an input with an axis."""
+    return Variable(f"x_{name}")
+
+
+def number_variable(name: str) -> Variable:
+    """The variable of a 0-d input."""
+    return Variable(f"n_{name}")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """``variable = name(*args)`` in a dtype; ``alpha`` multiplies the last argument of a sum or difference."""
+
+    variable: Variable
+    name: str
+    args: tuple[Any, ...]
+    dtype: torch.dtype
+    alpha: Any = None
+
+
+@dataclass
+class Program:
+    """A recording.
+
+    Attributes:
+        tensors: Dtypes of the inputs with an axis, by name.
+        numbers: Names of the 0-d inputs.
+        header: Operations on numbers, in float64.
+        body: Operations on tensors.
+        results: Variable with the new value of every tensor that changes, by name.
+    """
+
+    tensors: dict[str, torch.dtype]
+    numbers: tuple[str, ...]
+    header: list[Operation] = field(default_factory=list)
+    body: list[Operation] = field(default_factory=list)
+    results: dict[str, Variable] = field(default_factory=dict)
+
+    @cached_property
+    def last_uses(self) -> dict[Variable, int]:
+        """Position in the body of the operation that reads a variable last; results are read after the end."""
+        last: dict[Variable, int] = {}
+        for place, operation in enumerate(self.body):
+            for arg in (*operation.args, operation.alpha):
+                if isinstance(arg, Variable):
+                    last[arg] = place
+        last.update(dict.fromkeys(self.results.values(), len(self.body)))
+        return last
+
+    @cached_property
+    def read(self) -> tuple[str, ...]:
+        """Names of the inputs with an axis whose values are used."""
+        used = {arg for operation in self.body for arg in (*operation.args, operation.alpha)}
+        used.update(self.results.values())
+        return tuple(name for name in self.tensors if tensor_variable(name) in used)
+
+    @cached_property
+    def touched(self) -> tuple[str, ...]:
+        """Names of the inputs with an axis that are read or changed."""
+        read = self.read
+        return tuple(name for name in self.tensors if name in read or name in self.results)
+
+
+def record(
+    function: Callable[[Mapping[str, Tensor], Mapping[str, Tensor]], Mapping[str, Tensor]],
+    tensors: Mapping[str, torch.dtype],
+    numbers: Sequence[str],
+) -> Program:
+    """Run a function of tensors and numbers, and record it.
+
+    Args:
+        function: Function from tensors by name and 0-d tensors by name to new values of some of the tensors, by name.
+        tensors: Dtypes of the tensors.
+        numbers: Names of the numbers.
+
+    Raises:
+        NotElementwise: An operation reads a value, or gives a result of another shape.
+    """
+    program = Program(dict(tensors), tuple(numbers))
+    values = {name: torch.full((3,), 0.5, dtype=dtype) for name, dtype in tensors.items()}
+    scalars = {name: torch.full((), 0.5, dtype=torch.float64) for name in numbers}
+    inputs = [(tensor_variable(name), value) for name, value in values.items()]
+    inputs += [(number_variable(name), value) for name, value in scalars.items()]
+    recorder = _Recorder(program, inputs)
+    with torch.no_grad(), recorder:
+        results = function(values, scalars)
+    for name, value in results.items():
+        variable = recorder.operand(value)
+        if not isinstance(variable, Variable):
+            raise NotElementwise(f"it sets {name!r} to a constant")
+        if variable != tensor_variable(name):
+            program.results[name] = variable
+    return _without_unused(program)
+
+
+class _Recorder(TorchDispatchMode):
+    def __init__(self, program: Program, inputs: Sequence[tuple[Variable, Tensor]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.program = program
+        self.variables: dict[int, Any] = {id(tensor): variable for variable, tensor in inputs}
+        self.alive: list[Tensor] = [tensor for _, tensor in inputs]  # so that no id is used twice
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        options = dict(kwargs or {})
+        result = func(*args, **options)
+        called = func.overloadpacket.__name__
+        name = called.strip("_") if called != "_to_copy" else called
+        if not isinstance(result, Tensor) or result.shape not in ((), (3,)):
+            raise NotElementwise(f"it calls {func}")
+        if name in _SAME and result.shape == args[0].shape:
+            self._bind(result, self.operand(args[0]))
+        elif name in ("empty_like", "empty"):
+            self.alive.append(result)  # its first value is what is written to it
+        elif name in CONSTANTS:
+            self._bind(result, CONSTANTS[name](*args[1:]))
+        elif name == "copy":
+            self._bind(args[0], self.operand(args[1]))
+        else:
+            variable = self._operation(name, result, args, options)
+            self._bind(args[0] if called.endswith("_") else options.get("out", result), variable)
+        return result
+
+    def _operation(self, name: str, result: Tensor, args: Sequence[Any], options: Mapping[str, Any]) -> Variable:
+        operands = [self.operand(arg) for arg in args]
+        alpha = self.operand(options["alpha"]) if "alpha" in options else None
+        if name in ("addcmul", "addcdiv"):
+            operands.append(self.operand(options.get("value", 1)))
+        if name == "div" and result.ndim and isinstance(args[1], Tensor) and not args[1].ndim:
+            # A division by a number that is the same for all weights is a product, which is much faster.
+            name, operands[1] = "mul", self._append("reciprocal", [operands[1]], torch.float64, None, 0)
+        dtype = result.dtype if result.ndim or result.dtype == torch.bool else torch.float64
+        return self._append(name, operands, dtype, alpha, result.ndim)
+
+    def _append(self, name: str, operands: Sequence[Any], dtype: torch.dtype, alpha: Any, axes: int) -> Variable:
+        variable = Variable(f"v{len(self.program.header) + len(self.program.body)}")
+        where = self.program.body if axes else self.program.header
+        where.append(Operation(variable, name, tuple(operands), dtype, alpha))
+        return variable
+
+    def _bind(self, tensor: Tensor, variable: Any) -> None:
+        self.alive.append(tensor)
+        self.variables[id(tensor)] = variable
+
+    def operand(self, arg: Any) -> Any:
+        """The variable of a tensor, or a constant."""
+        if not isinstance(arg, Tensor):
+            if arg is None or isinstance(arg, bool | int | float | torch.dtype):
+                return arg
+            raise NotElementwise(f"it gives an operation {arg!r}")
+        if id(arg) in self.variables:
+            return self.variables[id(arg)]
+        if arg.ndim == 0:  # a constant of the code
+            return arg.numpy().item()
+        raise NotElementwise("it reads a tensor that is neither an argument nor made of any")
+
+
+def _without_unused(program: Program) -> Program:
+    """Drop operations whose results nobody reads."""
+    needed = set(program.results.values())
+    for part in (program.body, program.header):
+        kept = []
+        for operation in reversed(part):
+            if operation.variable in needed:
+                needed.update(arg for arg in (*operation.args, operation.alpha) if isinstance(arg, Variable))
+                kept.append(operation)
+        part[:] = reversed(kept)
+    program.numbers = tuple(name for name in program.numbers if number_variable(name) in needed)
+    return program

@@ -1,0 +1,217 @@
+"""BayesAdam, the library's own method: Adam's step at sampled weights, with a width that is learned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from bayesadam.checks import check_temperature
+from bayesadam.core.layout import INIT
+from bayesadam.core.rule import Hyper, Number, Option, State, average, maximum, with_prior
+from bayesadam.core.sources import ExampleSource
+from bayesadam.curvature import PerExampleSquares
+from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.groups import is_positive
+from bayesadam.optim.squares import covered, source_of
+from bayesadam.optim.vadam import VadamRule
+
+INITIAL_STEPS = 30.0
+"""Number of steps that the initial precision counts as."""
+RECENCY = 3.0
+"""How fast older curvatures lose weight: in a training of ``t`` steps that of step ``i`` has the weight ``(i /
+t)^2``, since the average is polynomial-decay averaging (Shamir & Zhang 2013) with ``eta = RECENCY - 1``.
+"""
+START = 0.1
+"""Curvature of the mean loss that is assumed at the start."""
+COLDEST, HOTTEST, EPOCHS = 0.003, 0.1, 30.0
+"""Temperature of trainings of up to ``EPOCHS`` epochs, and the highest one of longer trainings."""
+FINAL = 0.01
+"""Factor of the learning rate at the end of the planned steps."""
+
+
+class BayesAdamRule(VadamRule):
+    """Adam at sampled weights; ``M`` is the number of examples over which a gradient is averaged::
+
+        h     = g^2                                           or 1/M of the mean squared gradient of an example
+        m     <- b1 m + (1 - b1) (g + tau lt (mu - mu0))
+        v     <- b2 v + (1 - b2) h
+        mu    <- mu - lr_t m_hat / (sqrt(v_hat) + tau lt + 1e-8)
+        1 / sigma^2 = (1 - B) (N M v_hat / tau + lambda) + B initial_precision
+
+    The square of a mean of ``M`` gradients is ``1 / M`` of their mean square, up to the square of their mean, so that
+    ``M v_hat`` is on the scale of the Gauss-Newton diagonal, and the optimum of the tempered objective has the
+    precision ``N h / tau + lambda``. ``B`` is the weight of a start that counts as ``k = 30`` steps: a step makes it
+    forget the share ``max(1 - b2, 3 / (t + k + 2))``. ``lr_t`` falls along half a cosine to a hundredth at
+    ``total_steps``.
+    """
+
+    options = (
+        Option("batch_size", 1.0, "a positive, finite number", is_positive, width=True),
+        Option("total_steps", None, "None or a positive, finite number", lambda v: v is None or is_positive(v)),
+        Option("per_example", False, "True or False", lambda v: isinstance(v, bool), static=True),
+    )
+
+    def precision(self, state: State, hp: Hyper) -> Tensor:
+        """``1 / sigma^2``; see the class."""
+        corrected = (1.0 - hp.initial_weight) / maximum(1.0 - hp.beta2_product, 1e-30)
+        scale = hp.num_data * hp.batch_size / hp.temperature * corrected
+        return scale * state["exp_avg_sq"] + self.floor(hp)
+
+    def update(
+        self, mean: Tensor, state: State, grad: Tensor, curvature: Tensor | None, hp: Hyper
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """One step; see the class."""
+        if curvature is None:  # of a parameter without noise
+            curvature = grad * grad
+        elif hp.per_example:
+            curvature = curvature / hp.batch_size
+        m = average(state["exp_avg"], with_prior(grad, mean, hp), hp.beta1)
+        v = average(state["exp_avg_sq"], curvature, hp.beta2)
+        damping = hp.temperature * hp.prior_precision / hp.num_data + 1e-8
+        denominator = (v / (1.0 - hp.beta2_product)).sqrt() + damping
+        mean = mean - (hp.lr / (1.0 - hp.beta1_product)) * (m / denominator)
+        return mean, {"exp_avg": m, "exp_avg_sq": v}
+
+    def forgetting(self, hp: Hyper) -> Number:
+        """``max(1 - b2, 3 / (t + k + 2))``."""
+        return maximum(1.0 - hp.beta2, RECENCY / (hp.step + INITIAL_STEPS + (RECENCY - 1.0)))
+
+    def default_start(self, hp: Hyper) -> Number:
+        """The precision ``lambda + 0.1 N / tau`` of a small curvature."""
+        return hp.prior_precision + START * hp.num_data / hp.temperature
+
+    def numbers(self, group: Mapping[str, Any]) -> dict[str, float]:
+        """The learning rate of the next step; a scheduler of PyTorch replaces the cosine."""
+        total = group["total_steps"]
+        if total is None or "initial_lr" in group:
+            return {}
+        return {"lr": float(group["lr"]) * annealed(group["noise_step"] / total)}
+
+
+def annealed(done: float) -> float:
+    """Factor of the learning rate after a fraction of the planned steps: half a cosine from 1 to ``FINAL``."""
+    return FINAL + (1.0 - FINAL) * 0.5 * (1.0 + math.cos(math.pi * min(1.0, done)))
+
+
+def default_temperature(num_data: float, batch_size: float, total_steps: float | None) -> float:
+    """The temperature that is used if none is given.
+
+    It is ``COLDEST`` for trainings of up to 30 epochs or of unknown length, and grows with the square of the number of
+    epochs up to ``HOTTEST``: long trainings fit the noise of small data sets otherwise.
+    """
+    epochs = 0.0 if total_steps is None else total_steps * batch_size / num_data
+    return min(HOTTEST, COLDEST * max(1.0, epochs / EPOCHS) ** 2)
+
+
+class BayesAdam(PerturbedOptimizer):
+    """Adam with weight noise whose width is learned: the method to start with. ::
+
+        opt = ba.BayesAdam(
+            model.named_parameters(), num_data=len(train_set), batch_size=32, total_steps=epochs * len(loader)
+        )
+
+    It is Vadam (Khan et al. 2018, Fig. 1) with five departures, chosen by measurement (``benchmarks/defaults.py``), so
+    that the posterior's width is learned within a training of ordinary length:
+
+    - The curvature is ``M`` times the squared mean gradient, so that the width does not depend on the batch size.
+    - It is bias-corrected, and the initial precision counts as 30 steps. In the paper it is forgotten at the rate
+      ``tau (1 - b2)`` per step, over some thousand steps, before which most trainings end.
+    - The prior has the scale of each parameter's initialisation in place of ``N(0, 1)``.
+    - The temperature of the KL divergence is far below 1.
+    - The learning rate falls along half a cosine, if the number of steps is given.
+
+    The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
+
+    Args:
+        params: Parameters, as in :class:`PerturbedOptimizer`.
+        lr: Learning rate, not negative.
+        num_data: Number of training examples ``N``, in the unit over which the loss is averaged: rows, or tokens for
+            the mean loss over tokens.
+        batch_size: Number of examples in the loss of one step, in the same unit; with several processes, of all of
+            them together.
+        total_steps: Number of steps of the training, over which the learning rate falls to a hundredth along half a
+            cosine. It is left out for a constant rate and for a scheduler of PyTorch, which replaces the cosine.
+        betas: Decay rates of the averages of the gradient and of its square, each in [0, 1).
+        prior_precision: Precision of the prior. With ``"init"`` each parameter tensor has its own: three times the
+            inverse of ten times the variance of its initial values (rounded to a power of two before; if the values are
+            all equal, their variance is taken as 1).
+        temperature: Factor of the KL divergence, in (0, 1]. The default is 0.003 for up to 30 epochs, and grows with
+            the square of the epochs, ``total_steps batch_size / num_data``, up to 0.1.
+        curvature: A :class:`PerExampleSquares` of the module. The curvature is then the mean of the squared gradients
+            of single examples, as in VOGN, in place of ``M`` times the square of their mean. Its widths are the most
+            accurate, at the cost of collecting them.
+
+    Raises:
+        ValueError: A hyper-parameter is out of its range, or ``curvature`` is not a :class:`PerExampleSquares`.
+    """
+
+    rule = BayesAdamRule()
+    _source: ExampleSource | None
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | Tensor = 5e-3,
+        *,
+        num_data: float,
+        batch_size: float,
+        total_steps: float | None = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_precision: float | str = INIT,
+        prior: Prior | None = None,
+        initial_precision: float | None = None,
+        temperature: float | None = None,
+        curvature: PerExampleSquares | None = None,
+        mc_samples: int = 1,
+        antithetic: bool = False,
+        rank_samples: bool = False,
+        low_memory: bool = False,
+        seed: int = 0,
+        maximize: bool = False,
+        nonfinite: str = "raise",
+        compile: bool | None = None,
+    ) -> None:
+        self._source = None if curvature is None else source_of(curvature)
+        if temperature is None and is_positive(num_data) and is_positive(batch_size):
+            temperature = default_temperature(num_data, batch_size, total_steps)
+        super().__init__(
+            params,
+            lr,
+            num_data=num_data,
+            betas=betas,
+            prior_precision=prior_precision,
+            prior=prior,
+            initial_precision=initial_precision,
+            temperature=temperature,
+            batch_size=batch_size,
+            total_steps=total_steps,
+            per_example=curvature is not None,
+            mc_samples=mc_samples,
+            antithetic=antithetic,
+            rank_samples=rank_samples,
+            low_memory=low_memory,
+            seed=seed,
+            maximize=maximize,
+            nonfinite=nonfinite,
+            compile=compile,
+        )
+
+    def check_group(self, group: dict[str, Any]) -> None:
+        """Check the hyper-parameters of a new group; the prior may be that of the initial values."""
+        check_temperature(group["temperature"], zero=False)
+        number = 1e-30 if group["prior_precision"] == INIT else group["prior_precision"]
+        super().check_group({**group, "prior_precision": number})
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, as in the base class.
+
+        Raises:
+            ValueError: As in the base class; or a perturbed parameter does not belong to the model that ``curvature``
+                was made for.
+        """
+        if self._source is not None:
+            param_group = covered(self._source, param_group, perturb=True)
+        super().add_param_group(param_group)

@@ -1,0 +1,286 @@
+"""Saving, loading and copying an optimiser; a state dict that does not fit is refused before anything changes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from bayesadam.core.dense import Dense
+from bayesadam.core.engine import Engine
+from bayesadam.core.layout import Layout
+from bayesadam.core.rule import COUNTERS, Rule
+from bayesadam.core.sampling import MEAN, TRAIN
+from bayesadam.core.sources import CurvatureSource, HessianSource, MatrixSource
+from bayesadam.optim import attach
+from bayesadam.optim.groups import SHARED
+from bayesadam.optim.priors import StartingPoint
+from bayesadam.posterior import modes
+from bayesadam.sharding import local
+
+
+class Checkpointed(Optimizer):
+    """The part of an optimiser that saves, loads and copies it, and ties it to the state dicts of a model.
+
+    Attributes:
+        rule: Rule of the method.
+        has_prior: Whether the method has a prior.
+        elementwise: Whether the step of a weight depends on its own gradient only, as populations need it.
+        may_start_wider: Whether the posterior may start wider than the prior.
+        tracks_start: Whether the share of the initial precision in the posterior's is known.
+        shared: Entries that must be the same in all groups.
+    """
+
+    rule: ClassVar[Rule]
+    has_prior: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+    may_start_wider: ClassVar[bool] = False
+    tracks_start: ClassVar[bool] = True
+    shared: ClassVar[tuple[str, ...]] = SHARED
+    _engine: Engine
+    _model: weakref.ref[nn.Module] | None = None  # the attached one
+    _source: CurvatureSource | None = None  # given by the user
+    _prior: StartingPoint | None = None
+
+    def _reset(self) -> None:
+        """Make a new engine; the data of an unfinished step are discarded."""
+        layout = Layout(self, self.rule)
+        if self._prior is not None:
+            layout.priors = self._prior.gaussians
+        source, self_source = self._source, self.defaults.get("hessian")
+        if self.defaults.get("covariance") == "full":
+            layout.dense = Dense(self, self.rule)
+        if self_source in ("exact", "hutchinson"):
+            kind = HessianSource if layout.dense is None else MatrixSource
+            source = kind(layout, lambda: engine.collection.samples)
+        if source is not None:
+            source.stop()
+        engine = self._engine = Engine(layout, source, layout.dense)
+
+    def attach(self, model: nn.Module) -> None:
+        """Make ``model.state_dict()`` always return the mean, and take the parameters' names from the model.
+
+        The same holds for the state dicts of its submodules, of a module that it wraps (``ddp.module``) and of modules
+        that wrap it. Loading a state dict into any of them sets the mean and rebuilds the sample if the weights hold
+        one. Copies and pickles of model and optimiser together are attached to each other, too. No number of a training
+        changes.
+
+        For models with batch norm layers, the latest 512 training inputs are kept, with which
+        :func:`bayesadam.predict` estimates their statistics.
+
+        Raises:
+            ValueError: A perturbed parameter of this optimiser does not belong to the model; nothing is attached.
+
+        Warns:
+            UserWarning: Another optimiser is attached to the model and perturbs other parameters of it with the same
+                ``seed``, and so by the same noise.
+        """
+        names = attach.names_of(self._engine.layout, model)
+        for group in self.param_groups:
+            attach.name_group(group, names)
+        attach.join(self, model)
+        self._model = weakref.ref(model)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group; after :meth:`attach` its parameters need no names, and get those of the model."""
+        model = None if self._model is None else self._model()
+        if model is None:
+            super().add_param_group(param_group)
+            return
+        bare, names = attach.split_names(param_group)
+        with attach.names_aside(self.param_groups):
+            super().add_param_group(bare)
+        if names is not None:
+            self.param_groups[-1]["param_names"] = names
+        attach.name_group(self.param_groups[-1], attach.names_in(model))
+        attach.add_hooks(self, model)
+
+    def follow(self, model: nn.Module) -> None:
+        """Switch between sample and mean whenever the model is set to training or evaluation mode.
+
+        This is for training loops that call ``model.train()``, ``model.eval()`` and ``optimizer.step()`` and nothing
+        else of the optimiser. It calls :meth:`attach`; from then on ``model.train()`` also calls :meth:`train` of this
+        optimiser and ``model.eval()`` calls :meth:`eval`, so that evaluation and prediction use the mean. Call
+        ``eval()`` of either at the end of the training. The weights first change when the model is next set to
+        training mode.
+
+        Args:
+            model: The module that has the parameters. It may be wrapped (``DistributedDataParallel``,
+                ``torch.compile``) before or after this call.
+
+        Raises:
+            RuntimeError: ``mc_samples`` is not 1.
+            ValueError: A perturbed parameter of this optimiser does not belong to the model.
+        """
+        self._engine.check_drop_in()
+        self.attach(model)
+        modes.follow(self, model)
+
+    def follow_mode(self, training: bool) -> None:
+        """Train or evaluate as a followed model does; inside a sampling block nothing is changed."""
+        if not self._engine.open:
+            self.train(training)  # type: ignore[attr-defined]
+
+    def holds_sample(self, parameter: Tensor) -> bool:
+        """Whether a parameter holds a posterior sample at this moment."""
+        return self._engine.weights.holds_sample(parameter)
+
+    def mean_of(self, parameter: Tensor) -> Tensor:
+        """The mean of a parameter that holds a sample; of a sharded one, this rank's part as a shard."""
+        flat, number = self._engine.layout.places()[parameter]
+        return flat.as_state(self._engine.weights.mean_of(parameter), number)
+
+    def take_loaded_weights(self, module: nn.Module) -> None:
+        """Take weights that a part of an attached model has loaded from a state dict as the mean."""
+        self._engine.weights.reconcile(allow_mean=True, adopt=True, among=list(module.parameters()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as a dict, as in ``torch.optim``; it holds the mean whether or not weights hold a sample.
+
+        Warns:
+            UserWarning: The weights hold a sample and no model is attached, so ``model.state_dict()`` at this moment
+                would save the sample.
+        """
+        if self._engine.weights.held != MEAN and self._model is None:
+            attach.warn_of_sample()
+        found = super().state_dict()
+        for identity, parameter in self._pairs(found):
+            if parameter in self.state and "mean" not in self.state[parameter]:
+                held = self.holds_sample(parameter)
+                mean = self.mean_of(parameter) if held else parameter.detach()
+                found["state"][identity] = {**found["state"][identity], "mean": mean}
+        return found
+
+    @torch.inference_mode(False)
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict; the training then continues bit-identically, whether model or optimiser is loaded first.
+
+        Hooks (``register_load_state_dict_pre_hook``) run first, and their result is checked and loaded.
+
+        Raises:
+            ValueError: The state dict is of another optimiser or of other parameters; nothing has changed.
+            RuntimeError: The method was called inside a sampling block.
+        """
+        self._engine.refuse_inside("load_state_dict()")
+        seen: dict[str, Any] = {}
+
+        def look(_: Optimizer, found: dict[str, Any]) -> None:  # after the user's own hooks, which may change it
+            self._check_state_dict(found)
+            seen.update(found)
+            if self._engine.weights.held != MEAN:
+                self._engine.weights.release()  # a model that was loaded before stays as it is
+
+        low_memory, before = self.param_groups[0]["low_memory"], (self.state, self.param_groups)
+        handle = self.register_load_state_dict_pre_hook(look)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        try:
+            self._take_state(seen, low_memory)
+        except BaseException:
+            self.state, self.param_groups = before
+            self._reset()
+            raise
+
+    def _take_state(self, state_dict: Mapping[str, Any], low_memory: bool) -> None:
+        """Make the engine anew around loaded groups and tensors."""
+        for group in self.param_groups:
+            group["low_memory"] = low_memory  # depends on this machine and not on the run
+        for identity, parameter in self._pairs(state_dict):
+            for name, value in state_dict["state"].get(identity, {}).items():
+                if isinstance(value, Tensor):  # once more, since torch casts it to the parameter's dtype
+                    device = torch.device("cpu") if name in COUNTERS else parameter.device
+                    self.state[parameter][name] = value.detach().to(device, copy=True)
+        self._reset()
+        held = self.param_groups[0]["weights"]
+        if held != MEAN:
+            self._put_means()
+        self._engine.layout.flats()
+        if held == TRAIN:
+            self._engine.weights.perturb(0, TRAIN)
+        elif not low_memory:  # inside a block: the model may be loaded later, with the block's sample
+            self._engine.layout.set_all("weights", held)
+        self._start_source()
+
+    @torch.no_grad()
+    def _put_means(self) -> None:
+        """Put the means of the state into the weights."""
+        for parameter, state in self.state.items():
+            if "mean" in state:
+                local(parameter).copy_(local(state["mean"]))
+        self._engine.layout.set_all("weights", MEAN)
+
+    def _start_source(self) -> None:
+        """Start collecting curvature, if the weights hold a sample."""
+        if self._engine.weights.held == TRAIN and self._engine.source is not None:
+            self._engine.source.start(self._engine.collection.after_backward)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state for copies and pickles, with the attached model, so that copies of both are attached, too."""
+        model = None if self._model is None else self._model()
+        kept = {"_source": self._source, "_prior": self._prior, "_attached": model}
+        states = {
+            p: state if "mean" in state else {**state, "mean": self.mean_of(p) if self.holds_sample(p) else p.detach()}
+            for p, state in self.state.items()
+        }
+        return {**super().__getstate__(), "state": states, **{k: v for k, v in kept.items() if v is not None}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a copy or a pickle, and rebuild the engine, which is not part of it."""
+        model = state.pop("_attached", None) if "_attached" in state else None
+        super().__setstate__(state)
+        self._reset()
+        held = self._engine.weights.held
+        if held != MEAN and self.param_groups[0]["low_memory"]:
+            self._put_means()
+            if held == TRAIN:
+                self._engine.weights.perturb(0, TRAIN)
+        else:
+            self._engine.weights.resume()
+        self._start_source()
+        if model is not None:
+            self.attach(model)
+
+    def _check_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Check that a state dict is of the same method, with parameters of the same shapes.
+
+        Raises:
+            ValueError: The state dict is of another method or of other parameters.
+        """
+        for group in state_dict["param_groups"]:
+            for name in ("method", "hessian", "covariance", "rank_samples"):
+                if group.get(name) != self.defaults.get(name):
+                    raise ValueError(
+                        f"{name} of the state_dict must be {self.defaults.get(name)!r}, got {group.get(name)!r}"
+                    )
+        sizes = [[len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], self.param_groups)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
+        required = {"mean", *self.rule.state, *COUNTERS}
+        for identity, parameter in self._pairs(state_dict):
+            entries = state_dict["state"].get(identity)
+            if entries is None:
+                continue
+            missing = required - entries.keys()
+            if missing:
+                raise ValueError(
+                    f"the state of parameter {identity!r} must have {sorted(required)}, got none for {sorted(missing)}"
+                )
+            if entries["mean"].shape != parameter.shape:
+                raise ValueError(
+                    f"the state of parameter {identity!r} must be of shape {tuple(parameter.shape)}, "
+                    f"got {tuple(entries['mean'].shape)}"
+                )
+
+    def _pairs(self, state_dict: Mapping[str, Any]) -> list[tuple[Any, Tensor]]:
+        """Pairs of a parameter's identity in the state dict (a number or a name) and the parameter."""
+        saved = [identity for group in state_dict["param_groups"] for identity in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        return list(zip(saved, own, strict=True))
+
+
