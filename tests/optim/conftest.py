@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayesadam.curvature import PerExampleSquares
-from bayesadam.engine.engine import Engine
+from bayesadam.core.engine import Engine
 from bayesadam.optim import OPTIMIZERS
 
 REQUIRED = {"vadagrad": {"initial_precision": 50.0}}

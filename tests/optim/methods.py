@@ -7,7 +7,6 @@ from torch.nn.functional import mse_loss
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.optim import OPTIMIZERS
 
-AS_PUBLISHED = {"recipe": "paper"}
 RATES = {
     "vadam": 0.01,
     "vprop": 0.01,
@@ -20,6 +19,7 @@ RATES = {
     "natural_von": 0.01,
     "natural_vadam": 0.01,
     "bbb": 0.01,
+    "bayesadam": 0.01,
 }
 VARIANTS = {
     "von full": {"covariance": "full"},
@@ -29,10 +29,9 @@ VARIANTS = {
     "von exact full": {"hessian": "exact", "covariance": "full", "correction": "elementwise"},
     "vogn momentum": {"betas": (0.9, 0.99)},
     "ivon eager": {"compile": False},
-    "vadam learned": {"recipe": "learned", "batch_size": 8},
 }
 """Registered optimisers with options that change what is done with a gradient."""
-REPRESENTATIVES = ["vadam", "vadam learned", "ivon", "vogn", "von exact", "von exact full"]
+REPRESENTATIVES = ["vadam", "bayesadam", "ivon", "vogn", "von exact", "von exact full"]
 """One of every kind: curvature from the gradient, from the noise, from outside, and by second derivatives, also in a
 matrix. What does not depend on the rule is tested on these."""
 SHARDED = ["vadam", "ivon", "vogn momentum", "von"]
@@ -49,14 +48,16 @@ class Method:
         self.cls = OPTIMIZERS[self.name]
         self.options = VARIANTS.get(key, {})
         self.full = self.options.get("covariance") == "full"
-        self.learned = self.options.get("recipe") == "learned"
+        self.learned = self.name == "bayesadam"
         self.takes_second_derivatives = self.options.get("hessian") in ("exact", "hutchinson")
 
     def __call__(self, model, params=None, **hyperparameters):
         """An optimiser of the model's named parameters, or of other parameters or groups of it."""
-        settings = {"lr": RATES[self.name], "num_data": 50, **AS_PUBLISHED}
+        settings = {"lr": RATES[self.name], "num_data": 50}
         if self.name == "vadagrad":
             settings["initial_precision"] = 50.0
+        if self.name == "bayesadam":
+            settings["batch_size"] = 8
         if self.name == "vogn":
             settings["curvature"] = PerExampleSquares(model)
         settings |= self.options | hyperparameters

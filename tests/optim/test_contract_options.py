@@ -29,7 +29,7 @@ BAD = [
     ("nonfinite", "ignore", "'raise' or 'skip'"),
     ("compile", "yes", "True, False or None"),
     ("initial_precision", -1.0, "a positive, finite number"),
-    ("initial_precision", 0.5, "at least prior_precision=1.0"),
+    ("initial_precision", 1e-3, "at least prior_precision="),
     ("prior_precision", 0.0, "a positive, finite number"),
     ("prior_precision", math.inf, "a positive, finite number"),
     ("temperature", 1.5, "in [0, 1]"),

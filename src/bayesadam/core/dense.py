@@ -176,8 +176,15 @@ class Dense:
         """Compute the new Hessian, with which the precision must stay positive.
 
         Raises:
-            FloatingPointError: The curvature is not finite, or the precision would not be positive definite.
+            RuntimeError: A parameter has no gradient.
+        FloatingPointError: The curvature is not finite, or the precision would not be positive definite.
         """
+        missing = [member.index for member in self.members if member.parameter not in grads]
+        if missing:
+            raise RuntimeError(
+                "every trainable parameter must have a gradient when covariance='full', got none for number "
+                f"{missing[0]}: freeze it before the optimizer is made"
+            )
         if self._measured is None or not self._measured.isfinite().all():
             raise FloatingPointError("the curvature of the loss must be finite, got inf or nan; nothing was changed")
         first = self.owner.param_groups[0]

@@ -33,17 +33,23 @@ class Block(ContextDecorator):
     """A context in which the weights hold a posterior sample."""
 
     def __init__(self, engine: Engine, shown: Hidden = ()) -> None:  # type: ignore[assignment]
-        self.engine, self.shown = engine, shown
+        self.engine, self.shown, self._entered = engine, shown, False
 
     @uncompiled
     def __enter__(self) -> None:
         self.engine.open_block(self.shown)
+        self._entered = True
 
     @uncompiled
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._entered = False
         self.engine.close_block(completed=kind is None)
+
+    def __del__(self) -> None:
+        if self._entered:  # abandoned, without an exit
+            self.engine.close_block(completed=False)
 
 
 class Engine:
@@ -235,9 +241,10 @@ class Engine:
                 last = number == count - 1
                 shown = [(p, grad if last or grad is None else grad.clone()) for p, grad in earlier]
                 self._cleared = False
+                versions = [None if grad is None else grad._version for _, grad in shown]
                 with Block(self, shown):
                     losses.append(self._call(closure))
-                    self._check_cleared(shown)
+                    self._check_cleared(shown, versions)
         except BaseException:
             before = {parameter: grad for parameter, grad in earlier}
             for member in [] if differentiates else self.layout.members():
@@ -254,15 +261,17 @@ class Engine:
             loss = closure()
             return loss if self.source is None else self.source.after_closure(loss)
 
-    def _check_cleared(self, shown: Hidden) -> None:
-        """Refuse gradients from before the closure where curvature is that of its own backward passes."""
-        kept = any(parameter.grad is grad and grad is not None for parameter, grad in shown)
-        if self.source is not None and kept and not self._cleared:
-            raise RuntimeError(
-                "the closure must clear the gradients (optimizer.zero_grad()) for a method that collects curvature "
-                "with them, got gradients from before step(closure): accumulate over micro-batches inside the "
-                "closure, or in sampled_params()"
-            )
+    def _check_cleared(self, shown: Hidden, versions: Sequence[int | None]) -> None:
+        """Refuse gradients from before the closure where curvature is that of its own backward pass."""
+        if self.source is None or self._cleared:
+            return
+        for (parameter, grad), version in zip(shown, versions, strict=True):
+            if version is not None and parameter.grad is grad and parameter.grad._version == version + 1:
+                raise RuntimeError(
+                    "the closure must clear the gradients (optimizer.zero_grad()) for a method that collects curvature "
+                    "with them, got gradients from before step(closure): accumulate over micro-batches inside the "
+                    "closure, or in sampled_params()"
+                )
 
     def _step(self) -> None:
         weights, collection = self.weights, self.collection

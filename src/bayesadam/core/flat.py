@@ -145,9 +145,9 @@ class Flat:
         pieces = vector.split_with_sizes(self.sizes.tolist())
         return [piece.view(shape) for piece, shape in zip(pieces, self.shapes, strict=True)]
 
-    def as_state(self, vector: Tensor, number: int) -> Tensor:
-        """The part of a vector as an entry of the optimiser's state: sharded like the parameter."""
-        part, parameter = self.part(vector, number), self.parameters[number]
+    def as_state(self, part: Tensor, number: int) -> Tensor:
+        """A tensor of a member's local shape as an entry of the optimiser's state: sharded like the parameter."""
+        parameter = self.parameters[number]
         if not is_sharded(parameter):
             return part
         from torch.distributed.tensor import DTensor
@@ -161,7 +161,7 @@ class Flat:
         """The state of a member: views of the vectors and of the counters."""
         row = self.numbers[number]
         state: dict[str, Any] = {name: row[i] for i, name in enumerate(COUNTERS)}
-        state.update({name: self.as_state(vector, number) for name, vector in self.tensors.items()})
+        state.update({name: self.as_state(self.part(v, number), number) for name, v in self.tensors.items()})
         if not self.kind.per_weight and not math.isnan(self.priors[number]):
             state["prior_precision"] = row[len(COUNTERS)]
         return state

@@ -77,7 +77,7 @@ def program_of(work: Pass, weights: torch.dtype, real: torch.dtype) -> Program:
         weights: Dtype of the weights.
         real: Dtype of the state.
     """
-    tensors = {name: weights if name == "weights" else real for name in (*work.inputs, *work.draws)}
+    tensors = {name: weights if name in ("weights", "grad") else real for name in (*work.inputs, *work.draws)}
     return record(work.run, tensors, work.numbers)
 
 
@@ -101,15 +101,10 @@ def _run_compiled(
                 table[:, column] = vector.data_ptr() + vector.element_size() * flat.starts
     if len(chosen) < len(table):
         table = table[chosen]
-    copies: list[tuple[Tensor, Tensor]] = []
+    copies: list[tuple[Tensor, Tensor]] = []  # of tensors whose memory is in another order than their elements
     for column, name in enumerate(names, cpp.FIXED):
         if name in lists:
-            tensors = lists[name]
-            if not all(map(Tensor.is_contiguous, tensors)):
-                tensors = [_contiguous(tensor, copies, written=name in program.results) for tensor in tensors]
-            if tensors[0].dtype != program.tensors[name]:
-                tensors = [tensor.to(program.tensors[name]) for tensor in tensors]
-            table[:, column] = list(map(Tensor.data_ptr, tensors))
+            table[:, column] = [_flattened(tensor, program.tensors[name], copies).data_ptr() for tensor in lists[name]]
     rows = np.array([[numbers[name] for name in program.numbers]], dtype=np.float64) if _alike(numbers) else None
     if rows is None:
         columns = [np.broadcast_to(numbers[name], len(flat.members)) for name in program.numbers]
@@ -123,19 +118,18 @@ def _run_compiled(
     words = np.array([*seed.words()[:2], *this.words()[2:], *following.words()[2:], signs], dtype=np.int64)
     kernel(np.ascontiguousarray(table), rows, words, int(flat.sizes[chosen].sum()))
     for target, copy in copies:
-        target.copy_(copy)
+        if any(target is weights for weights in lists["weights"]) and "weights" in program.results:
+            target.copy_(copy)
     if "weights" in program.results:
         torch.autograd.graph.increment_version(list(lists["weights"]))
 
 
-def _contiguous(tensor: Tensor, copies: list[tuple[Tensor, Tensor]], *, written: bool) -> Tensor:
-    """The tensor itself, or a copy in the order of its elements, which is noted if it is to be written back."""
-    if tensor.is_contiguous():
+def _flattened(tensor: Tensor, dtype: torch.dtype, copies: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """The tensor itself, or a copy in the order of its elements and in a dtype, which is noted."""
+    if tensor.is_contiguous() and tensor.dtype is dtype:
         return tensor
-    copy = tensor.contiguous()
-    if written:
-        copies.append((tensor, copy))
-    return copy
+    copies.append((tensor, tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)))
+    return copies[-1][1]
 
 
 def _alike(numbers: Mapping[str, Any]) -> bool:
@@ -281,7 +275,7 @@ def _trial(
 
     values = {name: some(dtype) for name, dtype in program.tensors.items() if name not in work.draws}
     if work.mean == "weights" and work.stored:
-        values["mean"] = values["weights"].to(real)
+        values["mean"] = values["weights"].to(real, copy=True)
     known = {"num_data": 50.0, "initial_precision": 20.0, "prior_precision": 3.0, "step": 4.0, "new_step": 5.0}
     numbers = {name: known.get(name, 0.25) for name in program.numbers}
     draws = {"eps": Draw(5, 3, 1, False), "next_eps": Draw(5, 4, 0, False)}

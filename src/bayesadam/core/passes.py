@@ -1,7 +1,7 @@
 """The element-wise computations on weights: the only place where a sample is computed from mean, width and noise, and
 a step from a gradient.
 
-They work on named tensors of one shape: ``weights``, ``grad``, ``kept`` (a curvature from elsewhere, or averaged over
+They work on named tensors of one shape: ``weights`` and ``grad`` (in their own dtype), ``kept`` (a curvature from elsewhere, or averaged over
 samples), ``mean``, the rule's state, ``prior_mean`` and ``prior_precision`` if each weight has its own, and the noise
 ``eps`` of the sample at which gradients were taken and ``next_eps`` of the next one.
 """
@@ -109,7 +109,7 @@ class Pass:
         if self.kind == "sample":
             results = {"weights": perturbed(rule, mean, state, values["next_eps"], before)}
             return self._with_mean(results, mean)
-        grad = values["grad"] * numbers["scale"]
+        grad = values["grad"].to(state[rule.state[0]].dtype) * numbers["scale"]
         curvature = None
         if self.curvature == "kept":
             curvature = values["kept"] * numbers["kept_scale"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -115,7 +116,8 @@ class PerturbedOptimizer(Checkpointed):
         if not self.has_prior:
             del given["prior_precision"]
         groups.check_options(type(self).__name__, self.rule, options)
-        self.defaults = groups.settled({**groups.BOOKKEEPING, **given, **options})
+        declared = {option.name: option.default for option in self.rule.options}
+        self.defaults = groups.settled({**groups.BOOKKEEPING, **given, **declared, **options})
         self._prior = priors.checked(prior)
         self._reset()
         super().__init__(groups.listed(params), self.defaults)
@@ -140,7 +142,7 @@ class PerturbedOptimizer(Checkpointed):
                 trainable parameter is complex, or the parameters are a set, which has no order.
             RuntimeError: The weights hold a sample.
         """
-        self._engine.refuse_inside("add_param_group()")
+        self._engine.refuse_inside("add_param_group")
         if self.param_groups and self._engine.weights.held != MEAN:
             raise RuntimeError("add_param_group() must be called when the weights hold the mean: call eval() first")
         groups.check_ordered(param_group["params"])
@@ -284,9 +286,11 @@ class PerturbedOptimizer(Checkpointed):
     def report(self, model: nn.Module | None = None) -> PosteriorReport:
         """Report what the posterior has learned, for each tensor: the widths, and the share of the start in them.
 
-        It is ``posterior(model).report()``; arguments and errors are those of :meth:`posterior`.
+        It is ``posterior(model).report()`` with the number of steps made so far; arguments and errors are those of
+        :meth:`posterior`.
         """
-        return self.posterior(model).report()
+        steps = max((int(state["step"]) for state in self.state.values() if "step" in state), default=0)
+        return replace(self.posterior(model).report(), steps=steps)
 
     def _covered(self, model: nn.Module | None) -> list[tuple[str, Flat, int]]:
         """Name, flat and number in it of every parameter that the posterior covers, in order."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bayesadam.checks import check_temperature
+from bayesadam.checks import check, check_temperature
 from bayesadam.core.layout import INIT
 from bayesadam.core.rule import Hyper, Number, Option, State, average, maximum, with_prior
 from bayesadam.core.sources import ExampleSource
@@ -175,7 +175,9 @@ class BayesAdam(PerturbedOptimizer):
         compile: bool | None = None,
     ) -> None:
         self._source = None if curvature is None else source_of(curvature)
-        if temperature is None and is_positive(num_data) and is_positive(batch_size):
+        if temperature is None:
+            for name, value in (("num_data", num_data), ("batch_size", batch_size)):
+                check(name, value, "a positive, finite number", is_positive)
             temperature = default_temperature(num_data, batch_size, total_steps)
         super().__init__(
             params,

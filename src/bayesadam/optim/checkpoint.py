@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -45,6 +45,7 @@ class Checkpointed(Optimizer):
     _model: weakref.ref[nn.Module] | None = None  # the attached one
     _source: CurvatureSource | None = None  # given by the user
     _prior: StartingPoint | None = None
+    _loaded: Mapping[str, Any] | None = None  # a state dict, while it is being loaded
 
     def _reset(self) -> None:
         """Make a new engine; the data of an unfinished step are discarded."""
@@ -166,45 +167,64 @@ class Checkpointed(Optimizer):
             RuntimeError: The method was called inside a sampling block.
         """
         self._engine.refuse_inside("load_state_dict()")
-        seen: dict[str, Any] = {}
+        put_back = self._snapshot()
 
         def look(_: Optimizer, found: dict[str, Any]) -> None:  # after the user's own hooks, which may change it
             self._check_state_dict(found)
-            seen.update(found)
+            self._loaded = found
             if self._engine.weights.held != MEAN:
                 self._engine.weights.release()  # a model that was loaded before stays as it is
 
-        low_memory, before = self.param_groups[0]["low_memory"], (self.state, self.param_groups)
         handle = self.register_load_state_dict_pre_hook(look)
         try:
-            super().load_state_dict(state_dict)
+            super().load_state_dict(state_dict)  # which calls __setstate__
+        except BaseException:
+            if self._loaded is not None:  # otherwise nothing has changed
+                put_back()
+            raise
         finally:
             handle.remove()
-        try:
-            self._take_state(seen, low_memory)
-        except BaseException:
-            self.state, self.param_groups = before
-            self._reset()
-            raise
+            self._loaded = None
 
-    def _take_state(self, state_dict: Mapping[str, Any], low_memory: bool) -> None:
-        """Make the engine anew around loaded groups and tensors."""
+    @torch.no_grad()
+    def _snapshot(self) -> Callable[[], None]:
+        """Return a function that puts weights, state and groups back as they are now."""
+        groups = [{**group, "params": list(group["params"])} for group in self.param_groups]
+        states, weights = dict(self.state), [local(p).detach().clone() for group in groups for p in group["params"]]
+
+        @torch.no_grad()
+        def put_back() -> None:
+            self.state.clear()
+            self.state.update(states)
+            self.param_groups[:] = groups
+            for parameter, value in zip((p for g in groups for p in g["params"]), weights, strict=True):
+                local(parameter).copy_(value)
+            self._reset()
+            self._engine.weights.resume()
+            self._start_source()
+
+        return put_back
+
+    def _take_loaded(self, state_dict: Mapping[str, Any]) -> None:
+        """Make the engine anew around groups and state that torch has loaded."""
+        low_memory = self.defaults["low_memory"]  # depends on this machine and not on the run
         for group in self.param_groups:
-            group["low_memory"] = low_memory  # depends on this machine and not on the run
+            group["low_memory"] = low_memory
         for identity, parameter in self._pairs(state_dict):
             for name, value in state_dict["state"].get(identity, {}).items():
                 if isinstance(value, Tensor):  # once more, since torch casts it to the parameter's dtype
                     device = torch.device("cpu") if name in COUNTERS else parameter.device
                     self.state[parameter][name] = value.detach().to(device, copy=True)
         self._reset()
-        held = self.param_groups[0]["weights"]
+        held = self._engine.weights.held
         if held != MEAN:
             self._put_means()
         self._engine.layout.flats()
         if held == TRAIN:
             self._engine.weights.perturb(0, TRAIN)
-        elif not low_memory:  # inside a block: the model may be loaded later, with the block's sample
+        elif held != MEAN and not low_memory:  # inside a block: the model may be loaded later, with its sample
             self._engine.layout.set_all("weights", held)
+            self._engine.weights.resume()
         self._start_source()
 
     @torch.no_grad()
@@ -231,9 +251,12 @@ class Checkpointed(Optimizer):
         return {**super().__getstate__(), "state": states, **{k: v for k, v in kept.items() if v is not None}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a copy or a pickle, and rebuild the engine, which is not part of it."""
-        model = state.pop("_attached", None) if "_attached" in state else None
+        """Restore a copy or a pickle, and rebuild the engine, which is not part of it; or take what torch has loaded."""
+        model = state.pop("_attached", None)
         super().__setstate__(state)
+        if self._loaded is not None:
+            self._take_loaded(self._loaded)
+            return
         self._reset()
         held = self._engine.weights.held
         if held != MEAN and self.param_groups[0]["low_memory"]:

@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from bayesadam.checks import check
 from bayesadam.core.rule import Hyper, Option, State, average, with_prior
 from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.groups import is_positive
 from bayesadam.optim.newton import CLIP_RADIUS, HessianRule, damped, followed
 
 
@@ -91,6 +93,7 @@ class IVON(PerturbedOptimizer):
         compile: bool | None = None,
     ) -> None:
         if prior_precision is None:
+            check("num_data", num_data, "a positive, finite number", is_positive)
             prior_precision = 1e-4 * num_data
         super().__init__(
             params,

@@ -62,30 +62,24 @@ class PosteriorReport:
         rows: Reports on every weight tensor.
         total: Report on all weights together.
         steps: Number of training steps, if an optimiser made the report.
-        passes: Number of epochs that these were by ``num_data`` and ``batch_size``, if the optimiser knows both.
-        doubt: Why ``num_data`` is far too small, if an optimiser found that it is.
     """
 
     rows: tuple[TensorReport, ...]
     total: TensorReport
     steps: int | None = None
-    passes: float | None = None
-    doubt: str | None = None
 
     @property
     def sentences(self) -> tuple[str, ...]:
         """Conclusions from the numbers, in words."""
         total, said = self.total, []
         if total.start_share is not None:
-            sentence = _when(self.steps, self.passes) + _about_start(total.start_share)
+            sentence = _when(self.steps) + _about_start(total.start_share)
             said.append(sentence[0].upper() + sentence[1:])
         if total.determined is not None:
             some, count = total.determined, total.num_random
             said.append(f"The data determine about {some:,.0f} of {count:,} random weights ({some / count:.0%}).")
         if not total.num_random:
             said.append("No weight is random: this is one network.")
-        if self.doubt is not None:
-            said.append(f"{self.doubt}.")
         return tuple(said)
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,13 +187,12 @@ def _about_start(share: float) -> str:
     return f"the posterior has learned its width: {some} of it comes from the initial precision."
 
 
-def _when(steps: int | None, passes: float | None) -> str:
+def _when(steps: int | None) -> str:
     if steps is None:
         return ""
     if not steps:
         return "Before the first step, "
-    some = "" if passes is None else f" ({passes:,.{int(passes < 10)}f} epochs by num_data)"
-    return f"After {steps:,} step{'s' * (steps > 1)}{some}, "
+    return f"After {steps:,} step{'s' * (steps > 1)}, "
 
 
 def _cells(row: TensorReport) -> list[str]:
