@@ -123,7 +123,9 @@ def resumed_elsewhere(key, mode, samples, path):
     return weights(net).tolist()
 
 
-@pytest.mark.parametrize(("key", "mode", "samples"), [("vadam", "train", 1), ("ivon", "block", 2), ("vogn", "train", 1)])
+@pytest.mark.parametrize(
+    ("key", "mode", "samples"), [("vadam", "train", 1), ("ivon", "block", 2), ("vogn", "train", 1)]
+)
 def test_resuming_in_a_new_process_is_bit_identical(key, mode, samples, tmp_path, elsewhere):
     net, opt = made(Method(key), mc_samples=samples)
     opt.attach(net)

@@ -1,4 +1,4 @@
-"""Parameters of all kinds: frozen, unused, tied, empty, of any dtype and layout, without noise, added later, complex."""
+"""Parameters of all kinds: frozen, unused, tied, empty, of any dtype and layout, without noise, added later."""
 
 import copy
 import itertools

@@ -104,7 +104,8 @@ def test_a_resumed_run_is_bit_identical(own, mode, compiled, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("mode", "samples", "dtype"), [("block", 2, torch.float32), ("train", 1, torch.float64), ("train", 1, torch.float32)]
+    ("mode", "samples", "dtype"),
+    [("block", 2, torch.float32), ("train", 1, torch.float64), ("train", 1, torch.float32)],
 )
 def test_compiled_it_is_the_same_to_rounding(own, mode, samples, dtype, monkeypatch):
     made = []

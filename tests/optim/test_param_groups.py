@@ -201,14 +201,26 @@ def grouped(net, **options):
 
 NUMBER = "weight_decay must be a finite number of at least 0, got "
 ERRORS = [
-    (lambda net: ba.param_groups(net, weight_decay=0.1, prior_precision=2.0), ValueError, "weight_decay must not be giv"),
+    (
+        lambda net: ba.param_groups(net, weight_decay=0.1, prior_precision=2.0),
+        ValueError,
+        "weight_decay must not be giv",
+    ),
     (lambda net: grouped(net, weight_decay=0.1, prior_precision=2.0), ValueError, "weight_decay must not be given tog"),
     (lambda net: ba.param_groups(net, weight_decay=-0.1, num_data=5), ValueError, NUMBER + "-0.1"),
     (lambda net: ba.param_groups(net, weight_decay="0.1", num_data=5), ValueError, NUMBER + "'0.1'"),
-    (lambda net: ba.param_groups(net, weight_decay=0.1), ValueError, "num_data must be a positive, finite number, to con"),
+    (
+        lambda net: ba.param_groups(net, weight_decay=0.1),
+        ValueError,
+        "num_data must be a positive, finite number, to con",
+    ),
     (lambda net: grouped(net, weight_decay=0.1, temperature=0.0), ValueError, "temperature must be in (0, 1], got 0.0"),
     (lambda net: ba.param_groups(net, [{"params": set(net.parameters())}]), ValueError, "another ordered collection"),
-    (lambda net: ba.param_groups(net, [{"params": [nn.Parameter(torch.zeros(2))]}]), ValueError, "with a name, got one"),
+    (
+        lambda net: ba.param_groups(net, [{"params": [nn.Parameter(torch.zeros(2))]}]),
+        ValueError,
+        "with a name, got one",
+    ),
     (lambda net: ba.param_groups(net, [{"lr": 0.1}]), TypeError, "groups must be mappings with 'params', got {'lr'"),
     (lambda net: ba.param_groups(net, net.parameters()), TypeError, "groups must be mappings with 'params', got Param"),
 ]

@@ -222,7 +222,11 @@ MISUSE = {
         RuntimeError,
         r"loss.backward\(\) must not be called",
     ),
-    "no loss": (lambda net, opt: opt.step(lambda: None), TypeError, "closure must return the loss when hessian='.*', got None"),
+    "no loss": (
+        lambda net, opt: opt.step(lambda: None),
+        TypeError,
+        "closure must return the loss when hessian='.*', got None",
+    ),
     "a number": (lambda net, opt: opt.step(lambda: 0.5), TypeError, r"closure must return the loss .*, got 0\.5"),
     "several numbers": (
         lambda net, opt: opt.step(lambda: net(torch.ones(2, 3).double())),
@@ -231,7 +235,11 @@ MISUSE = {
     ),
     "no graph": (lambda net, opt: opt.step(lambda: loss_of(net).detach()), RuntimeError, "does not require grad"),
     "drop-in": (lambda net, opt: opt.train(), RuntimeError, r"hessian must be 'reparameterized' to use train\(\), got"),
-    "outside of a block": (lambda net, opt: opt.backward(loss_of(net)), RuntimeError, "must be called inside sampled_p"),
+    "outside of a block": (
+        lambda net, opt: opt.backward(loss_of(net)),
+        RuntimeError,
+        "must be called inside sampled_p",
+    ),
     "backward afterwards": (changing(lambda net: loss_of(net).backward()), RuntimeError, "must not be changed inside"),
     "clipped inside": (
         changing(lambda net: nn.utils.clip_grad_norm_(net.parameters(), 1e-3)),
@@ -295,7 +303,9 @@ def test_parameters_without_noise_follow_their_exact_hessian_and_none_that_is_re
 
 
 def test_defaults_of_the_correction():
-    nets = {hessian: ba.VON(make_net().parameters(), num_data=10, hessian=hessian) for hessian in ("exact", "hutchinson")}
+    nets = {
+        hessian: ba.VON(make_net().parameters(), num_data=10, hessian=hessian) for hessian in ("exact", "hutchinson")
+    }
     nets["default"] = ba.VON(make_net().parameters(), num_data=10)
     found = {name: opt.param_groups[0]["correction"] for name, opt in nets.items()}
     assert found == {"exact": None, "hutchinson": "elementwise", "default": "elementwise"}

@@ -71,7 +71,6 @@ def assert_alike(opt, reference, model=None):
         torch.testing.assert_close(q.variance[name], expected.variance[name], rtol=1e-9, atol=0)
 
 
-
 def save(net, opt, path):
     model, optimizer = dcp_state.get_state_dict(net, opt)
     dcp.save({"model": model, "opt": optimizer}, checkpoint_id=path)
