@@ -113,20 +113,6 @@ class TestBits:
         found = [at(tile * TILE + output * LANES + lane, {**coordinates, "stream": high >> 28}) for output in range(4)]
         assert found == pytest.approx(expected, abs=1e-4)
 
-    def test_golden_values(self):
-        torch.testing.assert_close(
-            normal(1, 2, 3, 4, (6,)),
-            torch.tensor([0.0956845, 0.1315706, -0.3108641, -0.4879805, 1.6677823, -1.0081005]),
-            rtol=0.0,
-            atol=1e-6,
-        )
-        torch.testing.assert_close(
-            normal(2**64 - 1, 2**32 - 1, 2**28 - 1, 2**32 - 1, (2, 3), stream=noise.POSTERIOR),
-            torch.tensor([[-0.5414506, -2.3258367, 1.3744785], [-0.9694354, 0.5185775, -0.9674727]]),
-            rtol=0.0,
-            atol=1e-6,
-        )
-
 
 @pytest.fixture(scope="module")
 def draws():
@@ -387,15 +373,6 @@ class TestNative:
         finally:
             torch.set_default_dtype(torch.float32)
 
-    @needs_compiler
-    def test_other_kinds_of_tensors_are_left_to_the_operations(self):
-        class Other(torch.Tensor):
-            pass
-
-        assert noise._native(torch.empty(1).as_subclass(Other)) is None
-        assert noise._native(torch.empty(1, device="meta")) is None
-        assert noise._native(torch.nn.Parameter(torch.empty(1))) is not None
-
 
 class TestResult:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
@@ -427,25 +404,11 @@ class TestResult:
         assert torch.equal(out, normal(**BASE, shape=(5, 6)))
         assert (out.requires_grad, out.grad_fn) == (True, None)
 
-    def test_default_dtype_does_not_matter(self):
-        torch.set_default_dtype(torch.float64)
-        try:
-            found = normal(**BASE, shape=(3,))
-        finally:
-            torch.set_default_dtype(torch.float32)
-        assert found.dtype == torch.float32
-        assert torch.equal(found, normal(**BASE, shape=(3,)))
-
     @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
     def test_empty(self, shape):
         out = torch.empty(shape)
         assert normal(**BASE, shape=shape, out=out) is out
         assert normal(**BASE, shape=shape).shape == shape
-
-    def test_no_dimension_is_the_first_element(self):
-        found = normal(**BASE, shape=())
-        assert found.shape == ()
-        assert found == normal(**BASE, shape=(3,))[0]
 
     def test_scratch_changes_nothing(self):
         scratch = noise.Scratch()

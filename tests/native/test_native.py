@@ -78,13 +78,6 @@ def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     assert (tmp_path / "file").read_text() == ""
 
 
-def test_where_the_cache_is(tmp_path, monkeypatch):
-    monkeypatch.delenv("BAYESADAM_CACHE", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert native._folder() == tmp_path / "bayesadam"
-    assert stat.S_IMODE(native._folder().stat().st_mode) == 0o700
-
-
 def test_a_compiler_that_refuses_everything(cache, compiler):
     path = compiler("echo 'error: out of order' >&2; exit 1")
     message = f"^the compiler {path} refuses even an empty source: error: out of order$"
@@ -128,12 +121,6 @@ def test_another_compiler_has_a_library_of_its_own(cache, compiler):
     compiler(f'exec {real} -DANOTHER_VERSION "$@"')
     native.load(SOURCE)
     assert len(list(cache.iterdir())) == 2
-
-
-@pytest.mark.parametrize("name", ["no-such-compiler", ""])
-def test_a_name_that_is_no_compiler_is_passed_over(cache, monkeypatch, name):
-    monkeypatch.setenv("CXX", name)
-    assert native.load(SOURCE).answer() == 42
 
 
 def test_without_a_compiler(monkeypatch, tmp_path):

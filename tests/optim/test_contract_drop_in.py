@@ -129,19 +129,6 @@ def test_weights_loaded_during_drop_in_training_are_the_mean_after_eval(method):
     assert same(by_name(net), dict(best))
 
 
-def test_the_mean_loaded_during_drop_in_training_keeps_the_bits_that_bfloat16_has_not():
-    net = make_net(torch.bfloat16)
-    opt = Method("vadam")(net)
-    train(net, opt, 2, mode="train")
-    before = opt.posterior().mean
-    with torch.no_grad():
-        for name, p in net.named_parameters():
-            p.copy_(before[name])  # as a model that is not attached is loaded
-    opt.eval()
-    assert all(torch.equal(p, before[name].bfloat16()) for name, p in net.named_parameters())
-    assert same(dict(opt.posterior().mean), dict(before))
-
-
 @every_method
 def test_a_prediction_between_two_steps_changes_nothing(method):
     """It puts other weights into the network, and then those that it held."""

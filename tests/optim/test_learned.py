@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -102,23 +101,6 @@ def test_the_initial_prior_is_a_power_of_two_near_a_tenth_of_the_initial_precisi
     assert priors == [expected, 0.125]  # equal values count as of variance 1
 
 
-def test_a_prior_that_is_set_in_the_group_takes_its_place():
-    found = []
-    for prior in ("init", 40.0, "back"):
-        _, opt = trained(3)
-        if prior != "init":
-            opt.param_groups[0]["prior_precision"] = 40.0
-        if prior == "back":
-            opt.param_groups[0]["prior_precision"] = "init"
-        found.append(variance_of(opt))
-    assert torch.equal(found[0], found[2])
-    assert not torch.equal(found[0], found[1])
-    _, opt = trained(3, prior_precision=3.0)
-    opt.param_groups[0]["prior_precision"] = "init"
-    with pytest.raises(ValueError, match="prior_precision must be a number for parameters whose training began with a"):
-        opt.posterior()
-
-
 def moves(steps, change=lambda opt, step: None):
     """How many learning rates each step moves along a gradient that is always the same; 10 steps are planned."""
     weight, found = nn.Parameter(torch.zeros(1, dtype=torch.float64)), []
@@ -155,43 +137,6 @@ def test_the_temperature_grows_with_the_number_of_epochs(epochs, expected):
     assert opt.param_groups[0]["temperature"] == pytest.approx(expected, rel=1e-12)
     _, opt = trained(0, batch_size=20, total_steps=epochs * N // 20, temperature=0.02)
     assert opt.param_groups[0]["temperature"] == 0.02
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"recipe": "khan"}, r"recipe must be one of \['learned', 'paper'\], got 'khan'"),
-        ({"batch_size": 0}, "batch_size must be None or a positive, finite number, got 0"),
-        ({"total_steps": 0}, "total_steps must be None or a positive, finite number, got 0"),
-        ({"initial_steps": 0}, "initial_steps must be a positive, finite number, got 0"),
-        ({"prior_precision": "fan_in"}, "prior_precision must be a positive, finite number or 'init', got 'fan_in'"),
-    ],
-)
-def test_one_clear_error(options, message):
-    with pytest.raises(ValueError, match=message):
-        trained(0, **options)
-
-
-def test_an_untouched_optimiser_learns_the_digits():
-    """64-64-10 network, 20 epochs of minibatches of 32: on average over the last five, 95% of the held-out fifth."""
-    images, labels = load_digits(return_X_y=True)
-    x, y = torch.tensor(images / 16.0, dtype=torch.float32), torch.tensor(labels)
-    generator = torch.Generator().manual_seed(0)
-    order = torch.randperm(len(x), generator=generator)
-    train, test = order[:1437], order[1437:]
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    opt = ba.Vadam(net.named_parameters(), num_data=len(train), batch_size=32, total_steps=20 * 45)
-    by_mean, by_samples = [], []
-    for epoch in range(20):
-        for part in train[torch.randperm(len(train), generator=generator)].split(32):
-            make_step(opt, lambda part=part: nn.functional.cross_entropy(net(x[part]), y[part]))
-        if epoch >= 15:
-            averaged = ba.predict(net, opt.posterior(), x[test], likelihood=ba.Categorical()).probs
-            by_mean.append((net(x[test]).argmax(-1) == y[test]).float().mean().item())
-            by_samples.append((averaged.argmax(-1) == y[test]).float().mean().item())
-    assert sum(by_mean) / 5 >= 0.95
-    assert sum(by_samples) / 5 >= 0.95
 
 
 # From an attached model

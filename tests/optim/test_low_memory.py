@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 
 import pytest
 import torch
@@ -115,17 +114,6 @@ def test_checkpoints_of_samples_are_for_optimisers_with_means_and_without(method
         assert_alike((net, opt), both[1])
 
 
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))])
-def test_copies_of_samples_go_on(copier):
-    both = pair(Method("ivon"))
-    for net, opt in both:
-        train(net, opt, 2, mode="train")
-    copied = copier(both[0])
-    for net, opt in (copied, both[1]):
-        train(net, opt, 2, first=2, mode="train")
-    assert_alike(copied, both[1])
-
-
 def test_a_saved_model_has_the_mean_and_a_loaded_one_gives_it():
     both = pair(Method("vadam"))
     for net, opt in both:
@@ -138,22 +126,6 @@ def test_a_saved_model_has_the_mean_and_a_loaded_one_gives_it():
     assert not torch.equal(weights(net), weights(mean))
     opt.eval()
     torch.testing.assert_close(weights(net), weights(mean))
-
-
-def test_parameters_that_are_frozen_unfrozen_and_added_between_two_phases():
-    both = pair(Method("vadam"))
-    for net, opt in both:
-        train(net, opt, 2, mode="train")
-        opt.eval()
-        net[0].weight.requires_grad_(False)
-        opt.zero_grad()
-        train(net, opt, 2, first=2, mode="train")
-        opt.eval()
-        net[0].weight.requires_grad_(True)
-        net.register_parameter("extra", torch.nn.Parameter(torch.ones(4, dtype=torch.float64)))
-        opt.add_param_group({"params": [("extra", net.extra)]})
-        train(net, opt, 2, first=4, mode="train")
-    assert_alike(*both)
 
 
 def test_a_state_that_does_not_fit_leaves_the_sample_and_the_mean():

@@ -13,7 +13,7 @@ import torch
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.engine import kernels
-from optim.methods import in_blocks, loss_of, make_net, same, snapshot, train, weights
+from optim.methods import loss_of, make_net, train, weights
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own-rule.md"
 
@@ -62,45 +62,6 @@ def test_a_step_is_what_the_rule_says(own, samples):
         torch.testing.assert_close(weights(net), mu, rtol=1e-12, atol=1e-14)
     variance = torch.cat([v.flatten() for v in opt.posterior().variance.values()])
     torch.testing.assert_close(variance, 1 / (50 * (s + 1 / 50)), rtol=1e-12, atol=0)
-
-
-def test_mixed_precision_by_the_gradient_scaler(own):
-    """Unscaling and clipping as ever; an infinite gradient skips the step."""
-    runs = []
-    for enabled in (False, True):
-        net, opt = make(own.SoftSign, torch.float64, mc_samples=2)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled=enabled)
-        for step in range(4):
-            in_blocks(opt, lambda net=net, scaler=scaler, step=step: scaler.scale(loss_of(net, step)))
-            scaler.unscale_(opt)
-            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-            scaler.step(opt)
-            scaler.update()
-        runs.append(weights(net))
-    torch.testing.assert_close(*runs, rtol=1e-12, atol=1e-14)
-    before = snapshot(opt)[1]
-    in_blocks(opt, lambda: scaler.scale(loss_of(net, 9)) * torch.inf)
-    scaler.step(opt)
-    scaler.update()
-    assert same(snapshot(opt)[1], before)
-
-
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("mode", ["block", "train"])
-def test_a_resumed_run_is_bit_identical(own, mode, compiled, tmp_path):
-    net, opt = make(own.SoftSign, sharpness=7.0, compile=compiled)
-    opt.attach(net)
-    train(net, opt, 3, mode=mode)
-    torch.save({"net": net.state_dict(), "opt": opt.state_dict()}, tmp_path / "checkpoint.pt")
-    train(net, opt, 3, first=3, mode=mode)
-    saved = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
-    other, resumed = make(own.SoftSign, compile=compiled)
-    other.load_state_dict(saved["net"])
-    resumed.load_state_dict(saved["opt"])
-    assert resumed.param_groups[0]["sharpness"] == 7.0
-    train(other, resumed, 3, first=3, mode=mode)
-    assert torch.equal(weights(net), weights(other))
-    assert same(snapshot(opt)[1], snapshot(resumed)[1])
 
 
 @pytest.mark.parametrize(
@@ -167,18 +128,6 @@ def test_a_population_trains_each_as_alone(own):
         for name, value in found.posteriors[member].mean.items():
             torch.testing.assert_close(value, mean[name], rtol=1e-4, atol=1e-6)
             assert not torch.allclose(value, dict(model.named_parameters())[name], atol=1e-4)
-
-
-def test_the_posterior_predicts_and_is_saved(own, tmp_path):
-    net, opt = make(own.SoftSign)
-    train(net, opt, 3)
-    posterior = opt.posterior()
-    assert posterior.hyperparameters["method"] == "SoftSign"
-    posterior.save(tmp_path / "posterior.pt")
-    loaded = ba.load_posterior(tmp_path / "posterior.pt")
-    assert same(dict(loaded.mean), dict(posterior.mean))
-    assert same(dict(loaded.variance), dict(posterior.variance))
-    assert {name for name, _ in net.named_parameters()} == set(posterior.mean)
 
 
 def test_options_are_checked(own):

@@ -302,15 +302,6 @@ def test_parameters_without_noise_follow_their_exact_hessian_and_none_that_is_re
     assert plain.tolist() == pytest.approx([1.0 - 0.5 * (4.0 + 0.1) / (expected + 0.1)] * 2)
 
 
-def test_defaults_of_the_correction():
-    nets = {
-        hessian: ba.VON(make_net().parameters(), num_data=10, hessian=hessian) for hessian in ("exact", "hutchinson")
-    }
-    nets["default"] = ba.VON(make_net().parameters(), num_data=10)
-    found = {name: opt.param_groups[0]["correction"] for name, opt in nets.items()}
-    assert found == {"exact": None, "hutchinson": "elementwise", "default": "elementwise"}
-
-
 class Sharded(nn.Parameter):
     """What the library takes for a sharded parameter."""
 
