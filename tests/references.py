@@ -191,9 +191,7 @@ def ngvi(mu, steps, p):
         for j in range(n):
             data = p.num_data * h[j]
             new = (1 - tau * rate) * precision[j] + rate * (tau * prior + data)
-            eta[j] = (1 - tau * rate) * eta[j] + rate * (
-                tau * prior * mu0[j] + data * mean[j] - p.num_data * g[j]
-            )
+            eta[j] = (1 - tau * rate) * eta[j] + rate * (tau * prior * mu0[j] + data * mean[j] - p.num_data * g[j])
             extra = 0.5 * (new - precision[j]) ** 2 / precision[j] if p.correction == "elementwise" else 0.0
             precision[j] = new + extra
             eta[j] += extra * mean[j]
@@ -261,7 +259,8 @@ def bbb(mu, steps, p):
         b1, b2 = p.betas_at(t)
         p1, p2 = p1 * b1, p2 * b2
         g, h = [0.0] * n, [0.0] * n
-        for e, sigma, _, at in p.samples(mu, [1 / math.log1p(math.exp(r)) ** 2 for r in rho], t):
+        sigma = [math.log1p(math.exp(r)) for r in rho]
+        for e, _, _, at in p.samples(mu, [1 / value**2 for value in sigma], t):
             for j, value in enumerate(at):
                 g[j] += value / p.mc_samples
                 h[j] += value * e[j] / p.mc_samples
@@ -281,7 +280,8 @@ def bbb(mu, steps, p):
 def dense_von(mu, steps, p):
     """VON with a full covariance (Khan et al. 2018, eqs. 58-60).
 
-    Without ``hessian``, it is the symmetric part of ``P (theta - mu) g'``. The correction is ``r^2 / 2 E (S + d)^-1 E``.
+    Without ``hessian``, it is the symmetric part of ``P (theta - mu) g'``. The correction is
+    ``r^2 / 2 E (S + d)^-1 E``.
     """
     mu, n = numpy.array(mu, dtype=float), len(mu)
     mu0, one = numpy.array(p.prior_mean or [0.0] * n), numpy.eye(n)

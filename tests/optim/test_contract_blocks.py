@@ -256,18 +256,6 @@ def test_a_block_is_a_decorator_and_counts_when_it_is_entered():
     assert torch.equal(weights(net), weights(plain))
 
 
-def test_a_block_that_is_never_closed_ends_with_its_manager():
-    net = make_net()
-    opt = Method("vadam")(net)
-    mean = weights(net)
-    manager = opt.sampled_params()
-    manager.__enter__()
-    assert not torch.equal(weights(net), mean)
-    del manager
-    assert torch.equal(weights(net), mean)
-    train(net, opt, 1)
-
-
 # Closures and gradients from before
 
 

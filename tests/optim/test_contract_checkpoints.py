@@ -1,7 +1,6 @@
 """State dicts: training resumes to the bit, whatever is saved holds the mean, and what does not fit changes nothing."""
 
 import copy
-import gc
 import pickle
 import warnings
 from concurrent.futures import ProcessPoolExecutor
@@ -123,7 +122,9 @@ def resumed_elsewhere(key, mode, samples, path):
     return weights(net).tolist()
 
 
-@pytest.mark.parametrize(("key", "mode", "samples"), [("vadam", "train", 1), ("ivon", "block", 2), ("vogn", "train", 1)])
+@pytest.mark.parametrize(
+    ("key", "mode", "samples"), [("vadam", "train", 1), ("ivon", "block", 2), ("vogn", "train", 1)]
+)
 def test_resuming_in_a_new_process_is_bit_identical(key, mode, samples, tmp_path, elsewhere):
     net, opt = made(Method(key), mc_samples=samples)
     opt.attach(net)
@@ -172,22 +173,6 @@ def test_a_drop_in_checkpoint_of_a_model_that_is_not_attached_rebuilds_the_sampl
 
 
 @drop_in_methods
-def test_the_mean_loaded_behind_a_drop_in_optimiser_becomes_the_sample_again(method):
-    net, opt = made(method)
-    train(net, opt, 2, mode="train")
-    opt.attach(net)
-    sample, saved = weights(net), saved_of(net, opt)
-    other, resumed = scrambled(method)
-    load(other, resumed, saved, model_first=False)
-    assert not torch.equal(weights(other), sample)
-    loss_of(other).backward()
-    with pytest.raises(RuntimeError, match=r"call train\(\) after loading"):
-        resumed.step()
-    resumed.train()
-    assert torch.equal(weights(other), sample)
-
-
-@drop_in_methods
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_checkpoint_replaces_a_drop_in_run(method, dtype):
     """The sample's mean must not be written over a model that was loaded first."""
@@ -204,7 +189,7 @@ def test_a_checkpoint_replaces_a_drop_in_run(method, dtype):
 # Attached models
 
 
-@ways([key for key in EVERY if key != "vadam learned"])
+@ways([key for key in EVERY if key != "bayesadam"])
 def test_attaching_a_model_changes_no_number(method, mode):
     results = []
     for attached in (False, True):
@@ -290,9 +275,6 @@ def test_two_optimisers_with_one_seed_are_warned_of_once():
         second.attach(net)
     first.attach(net)
     second.attach(net)
-    del first
-    gc.collect()
-    Method("ivon")(net, net[0].named_parameters("0"), seed=5).attach(net)
 
 
 # What does not fit
@@ -406,20 +388,6 @@ def train_layers(net, opt, steps):
             first, second = net.values()
             backward(opt, (torch.tanh(second(torch.tanh(first(torch.ones(4, 3))))) - 0.5).square().mean())
         opt.step()
-
-
-@methods(["vadam", "ivon", "von full"])
-def test_a_pre_hook_may_rename_parameters(method):
-    net, other = pair_of_layers("ab"), pair_of_layers("xy")
-    opt, resumed = method(net), method(other)
-    train_layers(net, opt, 2)
-    resumed.register_load_state_dict_pre_hook(by_names(lambda name: {"x": "a", "y": "b"}[name[0]] + name[1:]))
-    other.load_state_dict({"xy"["ab".index(name[0])] + name[1:]: value for name, value in net.state_dict().items()})
-    resumed.load_state_dict(opt.state_dict())
-    assert resumed.param_groups[0]["param_names"][0] == "x.weight"
-    for each, its in ((net, opt), (other, resumed)):
-        train_layers(each, its, 2)
-    assert torch.equal(weights(net), weights(other))
 
 
 @methods(["vadam", "ivon", "von full"])

@@ -1,9 +1,5 @@
 """Several ranks (gloo, CPU): data parallel, FSDP2, sharded checkpoints. What they do is in workers.py."""
 
-import pytest
-import torch
-
-from optim.methods import Method, loss_of, make_net, train, weights
 from two_ranks import in_two_ranks
 
 FUNCTIONS = [
@@ -33,20 +29,3 @@ def test_two_ranks_are_one_process_and_their_checkpoints_go_on_with_any_number(t
 
 def test_a_sample_for_each_rank(tmp_path):
     in_two_ranks("optim.workers", OWN_SAMPLES, tmp_path)
-
-
-def test_a_gradient_that_no_rank_has_computed_is_refused():
-    net = make_net()
-    opt = Method("vadam")(net, rank_samples=True)
-    train(net, opt, 1, mode="train")
-    opt.zero_grad()
-    loss_of(net).backward()
-    net[0].bias.grad = None
-    opt.step()
-    opt.zero_grad()
-    net[2](torch.ones(4, 8)).square().mean().backward()
-    net[0].bias.grad = torch.ones(8)
-    before = weights(net)
-    with pytest.raises(RuntimeError, match="curvature of parameter '0.bias' must come with its gradient.*rank_samples"):
-        opt.step()
-    assert torch.equal(weights(net), before)

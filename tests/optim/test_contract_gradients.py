@@ -60,25 +60,17 @@ def test_steps_with_bad_gradients_can_be_skipped_and_are_counted(method):
     assert opt.param_groups[0]["skipped_steps"] == 2
 
 
-@pytest.mark.parametrize(("start", "diverges"), [(None, True), (1e4, False)])
-def test_a_training_that_diverges_says_what_to_change(start, diverges):
+def test_a_training_that_diverges_says_what_to_change():
     """The noise at the start multiplies from layer to layer, and IVON's default rate does the rest."""
     torch.manual_seed(0)
     wide = [nn.Linear(256, 256) for _ in range(3)]
     net = nn.Sequential(nn.Linear(32, 256), *wide, nn.Linear(256, 8))
-    opt = Method("ivon")(net, num_data=50, initial_precision=start)
+    opt = Method("ivon")(net, num_data=50)
     x, y = torch.randn(8, 32), torch.randn(8, 8)
-
-    def some_steps():
+    hint = r"must be finite, got inf or nan; .* use a smaller lr than 0.1, .* a larger initial_precision"
+    with pytest.raises(FloatingPointError, match=hint):
         for _ in range(20):
             make_step(opt, lambda: nn.functional.mse_loss(net(x), y))
-
-    if diverges:
-        hint = r"must be finite, got inf or nan; .* use a smaller lr than 0.1, .* a larger initial_precision"
-        with pytest.raises(FloatingPointError, match=hint):
-            some_steps()
-    else:
-        some_steps()
 
 
 @methods(["ivon", "ivon eager", "von"])

@@ -12,7 +12,6 @@ from optim.methods import (
     Method,
     batch,
     by_name,
-    loss_of,
     make_net,
     make_step,
     methods,
@@ -188,19 +187,6 @@ def test_a_prior_that_does_not_fit_changes_nothing(options, message):
     with pytest.raises(ValueError, match=message):
         Method("vadam")(net, **options(net))
     assert torch.equal(weights(net), before)
-
-
-def test_a_new_group_is_checked_before_anything_changes():
-    net = make_net()
-    opt = Method("ivon")(net, net[0].named_parameters("0"), prior=covered(net, **{"2_bias": 0.0}))
-    weight = net[2].weight.detach().clone()
-    with pytest.raises(ValueError, match=r"prior of '2.bias' must have positive variances, got 0"):
-        opt.add_param_group({"params": net[2].named_parameters("2")})
-    assert len(opt.param_groups) == 1
-    assert torch.equal(net[2].weight, weight)
-    head = nn.Linear(8, 2)  # a group that it does not cover has a prior of its own
-    opt.add_param_group({"params": head.named_parameters("head"), "prior_precision": 3.0})
-    make_step(opt, lambda: loss_of(nn.Sequential(net[0], net[1], head)))
 
 
 @representatives

@@ -104,7 +104,10 @@ def test_beta_scheduler_follows_equation_104():
 
 
 BETAS = [
-    (lambda opt: ba.BetaScheduler(torch.optim.SGD([torch.ones(1)]), lambda t: 1.0), "optimizer must have betas, got SGD"),
+    (
+        lambda opt: ba.BetaScheduler(torch.optim.SGD([torch.ones(1)]), lambda t: 1.0),
+        "optimizer must have betas, got SGD",
+    ),
     (lambda opt: ba.BetaScheduler(opt, lambda t: 0.0), r"factor must keep betas\[1\] in \[0, 1\), got 1.0 at step 0"),
     (lambda opt: polynomial_decay(0), "power must be positive, got 0"),
 ]
@@ -189,6 +192,7 @@ def test_a_module_that_has_its_optimiser_is_copied_in_drop_in_training():
 
 
 # torch.compile around a whole step: the graph breaks where it must, and numbers are the same
+
 
 def run_compiled(key, mode, samples, backend):
     torch._dynamo.reset()

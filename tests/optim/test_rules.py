@@ -107,7 +107,9 @@ def test_ivon_options_equal_reference_loop(clip_radius, rescale_lr):
 def test_clipped_newton_steps_equal_reference_loop(name):
     options = {"initial_precision": 30.0, "lr": 0.05}
     assert_matches(name, 20, clip_radius=0.2, **options)
-    clipped, free = (trained(name, 20, Problem(), num_data=100.0, **options, **radius)[0] for radius in ({"clip_radius": 0.2}, {}))
+    clipped, free = (
+        trained(name, 20, Problem(), num_data=100.0, **options, **radius)[0] for radius in ({"clip_radius": 0.2}, {})
+    )
     assert max(abs(a - b) for a, b in zip(clipped, free, strict=True)) > 0.01
 
 

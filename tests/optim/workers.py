@@ -71,7 +71,6 @@ def assert_alike(opt, reference, model=None):
         torch.testing.assert_close(q.variance[name], expected.variance[name], rtol=1e-9, atol=0)
 
 
-
 def save(net, opt, path):
     model, optimizer = dcp_state.get_state_dict(net, opt)
     dcp.save({"model": model, "opt": optimizer}, checkpoint_id=path)
@@ -256,7 +255,8 @@ def one_sample_for_each_rank(rank, folder):
             parallel = DistributedDataParallel(wide_net())
             options = {"mc_samples": samples, "antithetic": antithetic, "rank_samples": True}
             opt = Method(name)(parallel, parallel.module.named_parameters(), **options)
-            train(parallel, opt, range(3), mode)
+            with parallel.no_sync():
+                train(parallel, opt, range(3), mode)
             alike = wide_net()
             reference = Method(name)(alike, mc_samples=2 * samples, antithetic=antithetic)
             for step in range(3):
@@ -276,19 +276,18 @@ def scaled_and_clipped_samples_of_ranks(rank, folder):
             net, scaler = wide_net(), torch.amp.GradScaler("cpu", init_scale=2.0**10)
             model = DistributedDataParallel(net) if parallel else net
             opt = Method(name)(net, **({"rank_samples": True} if parallel else {"mc_samples": 2}))
-            if parallel:
-                opt.train()
-                drawn = [torch.zeros_like(weights(net)) for _ in range(2)]
-                dist.all_gather(drawn, weights(net))
-                assert not torch.equal(*drawn)
             for step in range(4):
                 if parallel and step == 2:
                     opt.load_state_dict(copy.deepcopy(opt.state_dict()))
                 for sample in (rank,) if parallel else (0, 1):
-                    with nullcontext() if parallel else opt.sampled_params():
+                    with opt.sampled_params():
+                        if parallel and step == 0:
+                            drawn = [torch.zeros_like(weights(net)) for _ in range(2)]
+                            dist.all_gather(drawn, weights(net))
+                            assert not torch.equal(*drawn)
                         for part in range(2):
                             rows = slice(8 * sample + part, 8 * (sample + 1), 2)
-                            with model.no_sync() if parallel and part == 0 else nullcontext():
+                            with model.no_sync() if parallel else nullcontext():
                                 scaler.scale(loss_on(model, step, rows) / 2).backward()
                 scaler.unscale_(opt)
                 torch.nn.utils.clip_grad_norm_(net.parameters(), 0.05)
@@ -319,7 +318,7 @@ def only_the_second_rank_uses_the_branch(rank, folder):
             for step in range(3):
                 opt.zero_grad()
                 for sample in [rank] if parallel else [0, 1]:
-                    with opt.sampled_params():
+                    with opt.sampled_params(), model.no_sync() if parallel else nullcontext():
                         model(batch(step)[0].double(), sample == 1).square().mean().backward()
                 opt.step()
             results.append(opt)
