@@ -12,7 +12,7 @@ import torch
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.engine import kernels
+from bayesadam.core import launch
 from optim.methods import loss_of, make_net, train, weights
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "own-rule.md"
@@ -70,8 +70,8 @@ def test_a_step_is_what_the_rule_says(own, samples):
 )
 def test_compiled_it_is_the_same_to_rounding(own, mode, samples, dtype, monkeypatch):
     made = []
-    kernel_of = kernels.kernel_of
-    monkeypatch.setattr(kernels, "kernel_of", lambda *rest, **asked: made.append(kernel_of(*rest, **asked)) or made[-1])
+    kernel_of = launch.kernel_of
+    monkeypatch.setattr(launch, "kernel_of", lambda *rest, **asked: made.append(kernel_of(*rest, **asked)) or made[-1])
     runs = []
     for compiled in (False, True):
         net, opt = make(own.SoftSign, dtype, mc_samples=samples, compile=compiled)
@@ -136,37 +136,30 @@ def test_options_are_checked(own):
         TypeError, match=r"softness must be an option of SoftSign, which declares \['sharpness'\], got 2\.0"
     ):
         own.SoftSign(net.parameters(), num_data=50, softness=2.0)
-    with pytest.raises(ValueError, match=r"sharpness must be a positive, finite number, got 0\.0"):
+    with pytest.raises(ValueError, match=r"sharpness must be positive, got 0\.0"):
         own.SoftSign(net.parameters(), num_data=50, sharpness=0.0)
-    with pytest.raises(ValueError, match="sharpness must be a positive, finite number, got 'hard'"):
+    with pytest.raises(ValueError, match="sharpness must be positive, got 'hard'"):
         own.SoftSign([{"params": list(net.parameters()), "sharpness": "hard"}], num_data=50)
 
 
 NOT_ELEMENTWISE = {
     "sum": (lambda grad, hp: grad.square().sum(), r"aten\.sum\.default"),
-    "if": (lambda grad, hp: 1.0 if hp["sharpness"] > 1e9 else 2.0, r"aten\._local_scalar_dense\.default"),
+    "if": (lambda grad, hp: 1.0 if hp.sharpness > 1e9 else 2.0, r"aten\.\w+"),
 }
 """What a rule may do with a value, which a loop over the weights cannot."""
 
 
 @pytest.mark.parametrize("word", NOT_ELEMENTWISE)
-def test_what_is_not_element_wise_goes_on_eagerly_with_one_warning(own, word):
+def test_what_is_not_element_wise_is_refused(own, word):
     compute, called = NOT_ELEMENTWISE[word]
 
     class Rule(own.SoftSignRule):
-        def update_(self, mean, state, grad, curvature, hp):
-            super().update_(mean, state, grad + 0 * compute(grad, hp), curvature, hp)
+        def update(self, mean, state, grad, curvature, hp):
+            return super().update(mean, state, grad + 0 * compute(grad, hp), curvature, hp)
 
     class Odd(own.SoftSign):
         rule = Rule()
 
-    net, opt = make(Odd, compile=True)
-    kernels._warn.cache_clear()
-    with pytest.warns(RuntimeWarning) as warned:
-        train(net, opt, 3)
-    messages = [str(w.message) for w in warned]
-    assert len(messages) == 1, messages
-    assert re.fullmatch(rf"compile=True goes on without the update kernel of Rule: it calls {called}", messages[0])
-    other, plain = make(own.SoftSign)
-    train(other, plain, 3)
-    torch.testing.assert_close(weights(net), weights(other), rtol=1e-5, atol=1e-6)
+    net, opt = make(Odd)
+    with pytest.raises(TypeError, match=rf"Rule must be element-wise, but it calls {called}"):
+        train(net, opt, 1)

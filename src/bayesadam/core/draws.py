@@ -22,7 +22,3 @@ class Draw(NamedTuple):
     def negative(self) -> bool:
         """Whether this is the mirror image."""
         return self.antithetic and self.sample % 2 == 1
-
-    def words(self) -> list[int]:
-        """Halves of the seed, step and number of the draw, as a kernel gets them."""
-        return [self.seed & 0xFFFFFFFF, self.seed >> 32, self.step, self.pair]

@@ -78,7 +78,10 @@ def program_of(work: Pass, weights: torch.dtype, real: torch.dtype) -> Program:
         real: Dtype of the state.
     """
     tensors = {name: weights if name in ("weights", "grad") else real for name in (*work.inputs, *work.draws)}
-    return record(work.run, tensors, work.numbers)
+    try:
+        return record(work.run, tensors, work.numbers)
+    except NotElementwise as error:
+        raise NotElementwise(f"{type(work.rule).__name__} must be element-wise, but {error}") from None
 
 
 def _run_compiled(
@@ -112,11 +115,11 @@ def _run_compiled(
         table[:, 4] = np.arange(len(chosen))
     else:
         table[:, 4] = 0
-    this, following = draws.get("eps", _NOTHING), draws.get("next_eps", _NOTHING)
-    seed = this if "eps" in draws else following
+    this, following = (draws[name] if name in work.draws else _NOTHING for name in ("eps", "next_eps"))
+    seed = max(this.seed, following.seed)  # that of both, or of the one that is drawn
     signs = int(this.negative) | int(following.negative) << 1
-    words = np.array([*seed.words()[:2], *this.words()[2:], *following.words()[2:], signs], dtype=np.int64)
-    kernel(np.ascontiguousarray(table), rows, words, int(flat.sizes[chosen].sum()))
+    words = [seed & 0xFFFFFFFF, seed >> 32, this.step, this.pair, following.step, following.pair, signs]
+    kernel(np.ascontiguousarray(table), rows, np.array(words, dtype=np.int64), int(flat.sizes[chosen].sum()))
     for target, copy in copies:
         if any(target is weights for weights in lists["weights"]) and "weights" in program.results:
             target.copy_(copy)
@@ -242,8 +245,8 @@ def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Kernel | s
     without = f"goes on without the {work.kind} kernel of {type(work.rule).__name__}"
     if weights not in cpp.TYPES:
         return f"{without}: weights of {weights} have none"
+    program = program_of(work, weights, real)
     try:
-        program = program_of(work, weights, real)
         function = native.load(cpp.source(program, work.draws, real)).run
     except (native.CompilationError, NotElementwise) as error:
         return f"{without}: {error}"

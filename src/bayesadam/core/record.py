@@ -26,7 +26,7 @@ CONSTANTS: dict[str, Callable[..., Any]] = {
 _SAME = ("detach", "alias", "lift_fresh", "clone", "expand", "view")
 
 
-class NotElementwise(Exception):
+class NotElementwise(TypeError):
     """Raised if code cannot be recorded or printed; the message names the operation."""
 
 
@@ -146,7 +146,8 @@ class _Recorder(TorchDispatchMode):
         result = func(*args, **options)
         called = func.overloadpacket.__name__
         name = called.strip("_") if called != "_to_copy" else called
-        if not isinstance(result, Tensor) or result.shape not in ((), (3,)):
+        axes = max((arg.ndim for arg in args if isinstance(arg, Tensor)), default=0)
+        if not isinstance(result, Tensor) or result.shape not in ((), (3,)) or result.ndim < axes:
             raise NotElementwise(f"it calls {func}")
         if name in _SAME and result.shape == args[0].shape:
             self._bind(result, self.operand(args[0]))

@@ -335,7 +335,7 @@ class PerturbedOptimizer(Checkpointed):
         """
         hp = flat.hyper(self.rule, number)
         prior = hp.prior_precision * (hp.temperature > 0) if self.has_prior else 0.0
-        start = torch.as_tensor(hp.initial_weight * (hp.initial_precision - prior))
+        start = torch.as_tensor(hp.initial_weight * (hp.initial_precision - prior), dtype=torch.float64)
         prior = torch.as_tensor(prior, dtype=variance.dtype)
         if start.ndim:  # each weight has its own
             start, prior = full(flat.as_state(start, number)), full(flat.as_state(prior, number))

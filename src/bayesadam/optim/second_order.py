@@ -12,6 +12,7 @@ from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.groups import SHARED
 from bayesadam.posterior import DenseGaussian, DiagonalGaussian
 from bayesadam.posterior.dense import MAX_WEIGHTS
+from bayesadam.posterior.report import PER_TENSOR
 from bayesadam.sharding import is_sharded
 
 _ORDINARY = {"hessian": "reparameterized", "covariance": "diagonal", "correction": "elementwise"}
@@ -102,9 +103,11 @@ class SecondOrderOptimizer(PerturbedOptimizer):
             chosen = torch.cat([torch.arange(len(dense.matrix))[dense.span(parameter)] for parameter in wanted])
             precision = dense.precision()[chosen][:, chosen]
             random = dense.is_random()[chosen]
-        return DenseGaussian.from_precision(  # type: ignore[return-value]
-            mean, precision, hyperparameters=self._reported(), random=random
-        )
+            q = DenseGaussian.from_precision(mean, precision, hyperparameters=self._reported(), random=random)
+            noisy = [(name, flat, number) for name, flat, number in covered if flat.kind.perturb]
+            origins = {name: self._origin(flat, number, q.variance[name]) for name, flat, number in noisy}
+        q.hyperparameters[PER_TENSOR] = origins
+        return q  # type: ignore[return-value]
 
 
 def default_correction(hessian: str, correction: str | None) -> str | None:
