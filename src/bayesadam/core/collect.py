@@ -80,7 +80,9 @@ class Collection:
         grad = parameter.grad
         if grad is None or grad.is_sparse:
             name = self.layout.name_of(parameter)
-            raise RuntimeError(f"the gradient of parameter {name} must be dense, got {'none' if grad is None else 'a sparse one'}")
+            raise RuntimeError(
+                f"the gradient of parameter {name} must be dense, got {'none' if grad is None else 'a sparse one'}"
+            )
         return grad
 
     @torch.no_grad()

@@ -57,7 +57,11 @@ def source(program: Program, draws: Sequence[str], real: torch.dtype) -> str:
         "POINTERS": pointers,
         "BUFFERS": [f"alignas(64) float {name}[TILE];" for name in draws],
         "NOISE": [_FILLS[name] for name in draws],
-        "BODY": [*loads, *(_statement(operation, TYPES[operation.dtype], TYPES[real]) for operation in program.body), *stores],
+        "BODY": [
+            *loads,
+            *(_statement(operation, TYPES[operation.dtype], TYPES[real]) for operation in program.body),
+            *stores,
+        ],
         "NUMBERS": [str(len(program.numbers))],
         "COLUMNS": [str(FIXED + len(names))],
     }

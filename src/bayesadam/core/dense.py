@@ -211,12 +211,21 @@ class Dense:
         assert self._planned is not None
         planned, divisor = self._planned
         first = self.owner.param_groups[0]
-        means = {p: mean for flat in flats for p, mean in zip(flat.parameters, flat.parts(flat.tensors["mean"]), strict=True)}
-        centers = {p: part for flat in flats if flat.kind.per_weight for p, part in zip(flat.parameters, flat.parts(flat.tensors["prior_mean"]), strict=True)}
+        means = {
+            p: mean for flat in flats for p, mean in zip(flat.parameters, flat.parts(flat.tensors["mean"]), strict=True)
+        }
+        centers = {
+            p: part
+            for flat in flats
+            if flat.kind.per_weight
+            for p, part in zip(flat.parameters, flat.parts(flat.tensors["prior_mean"]), strict=True)
+        }
         for parameter, mean in means.items():
             if follow or not any(m.parameter is parameter and m.group["perturb"] for m in self.members):
                 mean.copy_(followed(mean, parameter))
-        shifted = torch.cat([(means[m.parameter] - centers.get(m.parameter, 0.0)).flatten().double() for m in self.members])
+        shifted = torch.cat(
+            [(means[m.parameter] - centers.get(m.parameter, 0.0)).flatten().double() for m in self.members]
+        )
         grad = (-1.0 if first["maximize"] else 1.0) * factor * self._joined(grads)
         grad += first["temperature"] * self._prior() / first["num_data"] * shifted
         move = torch.linalg.solve(divisor, grad)

@@ -252,9 +252,7 @@ def _compiled(work: Pass, weights: torch.dtype, real: torch.dtype) -> Kernel | s
         return f"{without}: {error}"
     function.argtypes = [ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int]
 
-    def kernel(
-        runs: NDArray[np.int64], numbers: NDArray[np.float64], words: NDArray[np.int64], numel: int
-    ) -> None:
+    def kernel(runs: NDArray[np.int64], numbers: NDArray[np.float64], words: NDArray[np.int64], numel: int) -> None:
         threads = 1 if numel <= noise.ALONE else torch.get_num_threads()
         function(len(runs), runs.ctypes.data, numbers.ctypes.data, words.ctypes.data, threads)
 

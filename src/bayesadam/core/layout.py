@@ -83,7 +83,12 @@ class Layout:
         key: list[Any] = []
         for group in self.owner.param_groups:
             parameters = group["params"]
-            key += [id(group), group["perturb"], group["initial_precision"] is None, group.get("prior_precision") == INIT]
+            key += [
+                id(group),
+                group["perturb"],
+                group["initial_precision"] is None,
+                group.get("prior_precision") == INIT,
+            ]
             key += [group[option.name] for option in self.rule.options if option.static]
             key += map(id, parameters)
             key += [parameter.requires_grad for parameter in parameters]

@@ -121,7 +121,9 @@ class Weights:
 
     def _groups_now(self) -> list[Any]:
         groups = self.layout.owner.param_groups
-        return [each for g in groups for each in (id(g), *map(id, g["params"]), *[p.requires_grad for p in g["params"]])]
+        return [
+            each for g in groups for each in (id(g), *map(id, g["params"]), *[p.requires_grad for p in g["params"]])
+        ]
 
     def _widths_of(self, group: dict[str, Any]) -> dict[str, Any]:
         names = [*WIDTHS, *(option.name for option in self.layout.rule.options if option.width)]
@@ -192,7 +194,9 @@ class Weights:
 
     @torch.inference_mode(False)
     @torch.no_grad()
-    def reconcile(self, *, allow_mean: bool = False, adopt: bool = False, among: Iterable[Tensor] | None = None) -> None:
+    def reconcile(
+        self, *, allow_mean: bool = False, adopt: bool = False, among: Iterable[Tensor] | None = None
+    ) -> None:
         """Handle parameters that were modified externally while they held a posterior sample, as by loading a
         checkpoint.
 
@@ -248,7 +252,9 @@ class Weights:
             _, found = self._rewritten(flat, numbers)
             for number, value in zip(numbers, found, strict=True):
                 mean = flat.part(flat.tensors["mean"], number)
-                if not torch.equal(local(flat.parameters[number]), value) and not torch.equal(value, mean.to(value.dtype)):
+                if not torch.equal(local(flat.parameters[number]), value) and not torch.equal(
+                    value, mean.to(value.dtype)
+                ):
                     mean.copy_(value)
                     others.append(flat.parameters[number])
         self.restore()

@@ -4,35 +4,34 @@ derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from bayesadam import noise
-from bayesadam.curvature import PerExampleSquares
 from bayesadam.core.layout import Layout
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.functional import hessian
 
 
-class CurvatureSource(Protocol):
-    """Transient source of curvature, which collects while the weights hold a sample.
+class CurvatureSource:
+    """Transient source of curvature, which collects while the weights hold a sample; by default it does nothing.
 
     Attributes:
         differentiates: Whether the user must pass the loss to :meth:`backward` instead of calling ``loss.backward()``.
         hint: Advice for a gradient without a curvature.
+        started: Whether it collects.
     """
 
-    differentiates: bool
-    hint: str
-
-    @property
-    def started(self) -> bool:
-        """Whether it collects."""
+    differentiates = False
+    hint = ""
+    started: Any = True
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
         """Start collecting for a new sample, and call ``after_backward`` when gradients are complete."""
+        self.discard()
 
     def stop(self) -> None:
         """Stop collecting, since the weights hold the mean again."""
@@ -43,66 +42,64 @@ class CurvatureSource(Protocol):
     def resume(self, after_backward: Callable[[], None]) -> None:
         """Continue after :meth:`pause`; start if there was no pause since the last start."""
 
-    def include(self, parameters: Sequence[Tensor]) -> None:
-        """Also collect for parameters that were added to the optimiser since the start of drop-in training."""
-
     def discard(self) -> None:
         """Forget everything that was collected."""
 
     def backward(self, loss: Tensor) -> None:
         """Add a mean loss's gradients to ``p.grad``, and collect its curvature."""
+        loss.backward()  # type: ignore[no-untyped-call]
 
     def after_closure(self, loss: Any) -> Any:
         """Handle the return value of a closure; return the value for the user."""
+        return loss
 
     def check_gradients(self) -> None:
         """Raise at the end of a block if its gradients do not belong to the curvature."""
 
     def covers(self, parameter: Tensor) -> bool:
         """Whether the curvature of a parameter can be known."""
+        return True
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
         """Curvature collected for a parameter, of its full shape, on the scale of ``p.grad``."""
+        return None
 
     def gradient_factor(self) -> float:
         """Factor by which ``p.grad`` must be multiplied to be the gradient of the mean loss."""
+        return 1.0
 
 
-class ExampleSource:
+class ExampleSource(CurvatureSource):
     """Squared per-example gradients, which hooks collect during the user's own backward pass."""
 
-    differentiates = False
     hint = "it must come from a backward pass through the model that PerExampleSquares was given"
 
     def __init__(self, squares: PerExampleSquares) -> None:
         self.squares = squares
 
     @property
-    def started(self) -> bool:
-        """Part of the :class:`CurvatureSource` protocol."""
+    def started(self) -> bool:  # type: ignore[override]
+        """Part of the base class."""
         return self.squares.started
 
     def start(self, after_backward: Callable[[], None] | None = None) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         self.squares.start(after_backward)
 
     def stop(self) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         self.squares.stop()
 
     def pause(self) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         self.squares.pause()
 
     def resume(self, after_backward: Callable[[], None]) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         self.squares.resume(after_backward)
 
-    def include(self, parameters: Sequence[Tensor]) -> None:
-        """Do nothing, since squares are collected for the module."""
-
     def discard(self) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         self.squares.discard()
 
     def backward(self, loss: Tensor) -> None:
@@ -115,15 +112,12 @@ class ExampleSource:
             self.squares.check(loss)
         return loss
 
-    def check_gradients(self) -> None:
-        """Accept all gradients, since the user computes them and may change them."""
-
     def covers(self, parameter: Tensor) -> bool:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         return self.squares.covers(parameter)
 
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         return self.squares.mean_squares(parameter)
 
     def gradient_factor(self) -> float:
@@ -137,7 +131,7 @@ class ExampleSource:
         return 1.0 / max(1, self.squares.num_examples) if self.squares.reduction == "sum" else 1.0
 
 
-class HessianSource:
+class HessianSource(CurvatureSource):
     """Diagonal of the Hessian, exact or by Hutchinson's estimate, of losses that the user passes to the optimiser.
 
     Args:
@@ -155,33 +149,12 @@ class HessianSource:
         self._written: dict[Tensor, tuple[int, int]] = {}
         self._calls = 0
 
-    @property
-    def started(self) -> bool:
-        """True at any time."""
-        return True
-
-    def start(self, after_backward: Callable[[], None] | None = None) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
-        self.discard()
-
-    def stop(self) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
-
-    def pause(self) -> None:
-        """Called only after drop-in training, which does not use this source."""
-
-    def resume(self, after_backward: Callable[[], None]) -> None:
-        """Called only after drop-in training, which does not use this source."""
-
-    def include(self, parameters: Sequence[Tensor]) -> None:
-        """Called only in drop-in training, which does not use this source."""
-
     def discard(self) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         self._sums, self._written, self._calls = {}, {}, 0
 
     def backward(self, loss: Tensor) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         parameters, grads = self.differentiate(loss)
         first = self.layout.first
         if first["hessian"] == "exact":
@@ -259,17 +232,9 @@ class HessianSource:
         self.backward(loss)
         return loss.detach()
 
-    def covers(self, parameter: Tensor) -> bool:
-        """Part of the :class:`CurvatureSource` protocol."""
-        return True
-
     def curvature(self, parameter: Tensor) -> Tensor | None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         return self._sums.get(parameter)
-
-    def gradient_factor(self) -> float:
-        """1, since the loss is a mean."""
-        return 1.0
 
     @property
     def _kind(self) -> str:
@@ -309,12 +274,12 @@ class MatrixSource(HessianSource):
         self.matrix: Tensor | None = None
 
     def discard(self) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         super().discard()
         self.matrix = None
 
     def backward(self, loss: Tensor) -> None:
-        """Part of the :class:`CurvatureSource` protocol."""
+        """Part of the base class."""
         parameters, grads = self.differentiate(loss)
         found = hessian.matrix(grads, parameters).detach().double()
         self.matrix = found if self.matrix is None else self.matrix + found

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from bayesadam.core.rule import Hyper, Option, Rule, State, with_prior
 from bayesadam.functional.reparameterized import inverse_softplus
 from bayesadam.optim.adam import adam
-from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.base import PerturbedOptimizer
 
 
 class BayesByBackpropRule(Rule):
@@ -72,7 +72,7 @@ class BayesByBackprop(PerturbedOptimizer):
     """Bayes by Backprop with a Gaussian prior, the KL divergence in closed form, and Adam.
 
     ``betas`` and ``eps`` are Adam's, for means and scales alike. All examples of a minibatch share the noise of a
-    weight. The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
+    weight. The ways to train and all further arguments are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.
@@ -86,42 +86,6 @@ class BayesByBackprop(PerturbedOptimizer):
     tracks_start = False  # widths are trained like the means
 
     def __init__(
-        self,
-        params: Any,
-        lr: float | Tensor = 1e-3,
-        *,
-        num_data: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
-        eps: float = 1e-8,
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        low_memory: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool | None = None,
+        self, params: Any, lr: float | Tensor = 1e-3, *, num_data: float, eps: float = 1e-8, **options: Any
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            betas=betas,
-            prior_precision=prior_precision,
-            prior=prior,
-            initial_precision=initial_precision,
-            temperature=temperature,
-            eps=eps,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            rank_samples=rank_samples,
-            low_memory=low_memory,
-            seed=seed,
-            maximize=maximize,
-            nonfinite=nonfinite,
-            compile=compile,
-        )
+        super().__init__(params, lr, num_data=num_data, eps=eps, **options)

@@ -281,7 +281,9 @@ class Checkpointed(Optimizer):
                     raise ValueError(
                         f"{name} of the state_dict must be {self.defaults.get(name)!r}, got {group.get(name)!r}"
                     )
-        sizes = [[len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], self.param_groups)]
+        sizes = [
+            [len(group["params"]) for group in groups] for groups in (state_dict["param_groups"], self.param_groups)
+        ]
         if sizes[0] != sizes[1]:
             raise ValueError(f"state_dict must have groups of {sizes[1]} parameters, got {sizes[0]}")
         required = {"mean", *self.rule.state, *COUNTERS}
@@ -305,5 +307,3 @@ class Checkpointed(Optimizer):
         saved = [identity for group in state_dict["param_groups"] for identity in group["params"]]
         own = [parameter for group in self.param_groups for parameter in group["params"]]
         return list(zip(saved, own, strict=True))
-
-

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bayesadam.core.rule import Hyper, Rule, State, active_prior, tempered_average, with_prior
-from bayesadam.optim.base import PerturbedOptimizer, Prior
+from bayesadam.optim.base import PerturbedOptimizer
 from bayesadam.optim.newton import HESSIAN_OPTIONS, damped, followed
 from bayesadam.optim.second_order import SecondOrderOptimizer, default_correction
 from bayesadam.optim.von import COVARIANCE, VONRule
@@ -95,44 +95,14 @@ class NaturalVON(SecondOrderOptimizer):
         lr: float | Tensor = 1e-3,
         *,
         num_data: float,
-        betas: tuple[float, float] = (0.9, 0.999),
-        prior_precision: float = 1.0,
-        prior: Prior | None = None,
-        initial_precision: float | None = None,
-        temperature: float = 1.0,
         hessian: str = "reparameterized",
         probes: int = 1,
         correction: str | None = "default",
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        low_memory: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool | None = None,
+        **options: Any,
     ) -> None:
+        correction = default_correction(hessian, correction)
         super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            betas=betas,
-            prior_precision=prior_precision,
-            prior=prior,
-            initial_precision=initial_precision,
-            temperature=temperature,
-            hessian=hessian,
-            probes=probes,
-            correction=default_correction(hessian, correction),
-            covariance="diagonal",
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            rank_samples=rank_samples,
-            low_memory=low_memory,
-            seed=seed,
-            maximize=maximize,
-            nonfinite=nonfinite,
-            compile=compile,
+            params, lr, num_data=num_data, hessian=hessian, probes=probes, correction=correction, **options
         )
 
 

@@ -50,7 +50,7 @@ class VadaGradRule(Rule):
 class VadaGrad(PerturbedOptimizer):
     """Variational AdaGrad, which anneals its noise as AdaGrad anneals its learning rate.
 
-    There is no prior. The ways to train and the arguments that are not listed are those of :class:`PerturbedOptimizer`.
+    There is no prior. The ways to train and all further arguments are those of :class:`PerturbedOptimizer`.
 
     Args:
         params: Parameters, as in :class:`PerturbedOptimizer`.
@@ -71,31 +71,13 @@ class VadaGrad(PerturbedOptimizer):
         num_data: float = 1.0,
         initial_precision: float,
         betas: tuple[float, float] = (0.9, 0.999),
-        mc_samples: int = 1,
-        antithetic: bool = False,
-        rank_samples: bool = False,
-        low_memory: bool = False,
-        seed: int = 0,
-        maximize: bool = False,
-        nonfinite: str = "raise",
-        compile: bool | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            num_data=num_data,
-            betas=betas,
-            initial_precision=initial_precision,
-            temperature=0.0,
-            mc_samples=mc_samples,
-            antithetic=antithetic,
-            rank_samples=rank_samples,
-            low_memory=low_memory,
-            seed=seed,
-            maximize=maximize,
-            nonfinite=nonfinite,
-            compile=compile,
-        )
+        for name in ("prior_precision", "prior", "temperature"):
+            if name in options:
+                raise TypeError(f"VadaGrad has no prior, so {name} must not be given, got {options[name]!r}")
+        options |= {"initial_precision": initial_precision, "betas": betas, "temperature": 0.0}
+        super().__init__(params, lr, num_data=num_data, **options)
 
     def check_group(self, group: dict[str, Any]) -> None:
         """Also check that there is an initial precision."""

@@ -112,7 +112,9 @@ class Formulas:
             values[name].copy_(value)
 
 
-def _run(program: Program, tensors: Mapping[str, Tensor], hyper: Numbers, *, samples: bool = False) -> dict[str, Tensor]:
+def _run(
+    program: Program, tensors: Mapping[str, Tensor], hyper: Numbers, *, samples: bool = False
+) -> dict[str, Tensor]:
     """Run a recording; with ``samples``, tensors ``(k, n)`` and columns get an axis for samples after the members'."""
     rows = {name: value for name, value in hyper.items() if name in PER_WEIGHT and isinstance(value, Tensor)}
     values = {name: value for name, value in {**tensors, **rows}.items() if name in program.read}
@@ -145,5 +147,3 @@ def advanced(rule: Rule, counters: Mapping[str, Any], hyper: Mapping[str, Any]) 
         "beta2_product": counters["beta2_product"] * hp.beta2,
         "initial_weight": counters["initial_weight"] * (1.0 - rule.forgetting(hp)),
     }
-
-

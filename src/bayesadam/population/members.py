@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bayesadam.curvature import PerExampleSquares
 from bayesadam.core.layout import INIT
 from bayesadam.core.passes import PER_WEIGHT
 from bayesadam.core.rule import Hyper, Rule
+from bayesadam.curvature import PerExampleSquares
 from bayesadam.likelihoods import Likelihood
 from bayesadam.optim import OPTIMIZERS, VOGN, PerturbedOptimizer
 from bayesadam.optim.adam import AdamRule
@@ -32,7 +32,16 @@ _POSSIBLE = {
     "covariance": ("diagonal",),
     "correction": ("elementwise", None),
 }
-_BOOKKEEPING = ("params", "param_names", "weights", "maximize", "noise_index", "noise_step", "skipped_steps", *_NOT_HERE)
+_BOOKKEEPING = (
+    "params",
+    "param_names",
+    "weights",
+    "maximize",
+    "noise_index",
+    "noise_step",
+    "skipped_steps",
+    *_NOT_HERE,
+)
 
 
 def member_options(options: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

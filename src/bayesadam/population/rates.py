@@ -52,9 +52,7 @@ class Rates:
         ]
         return [[float(function(place)) for place in places] if function else [] for function, places in kinds]
 
-    def at(
-        self, hyper: Mapping[str, Any], steps: Sequence[int], batches: Sequence[int]
-    ) -> dict[str, Any]:
+    def at(self, hyper: Mapping[str, Any], steps: Sequence[int], batches: Sequence[int]) -> dict[str, Any]:
         """``lr`` and ``betas`` of the next step, if they change: numbers where all members agree, otherwise columns.
 
         Args:

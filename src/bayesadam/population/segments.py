@@ -61,7 +61,9 @@ class View:
     hyper: Numbers
 
 
-def views(parts: Sequence[Segment], count: int, mean: Tensor, state: Mapping[str, Tensor], hyper: Numbers) -> list[View]:
+def views(
+    parts: Sequence[Segment], count: int, mean: Tensor, state: Mapping[str, Tensor], hyper: Numbers
+) -> list[View]:
     """Views of the first ``count`` members."""
     own = first(hyper, count)
     return [

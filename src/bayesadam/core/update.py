@@ -1,0 +1,161 @@
+"""One update of all parameters from the gradients of a step, after checks that it can be made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bayesadam.core import launch, limits
+from bayesadam.core.collect import Collection
+from bayesadam.core.draws import Draw
+from bayesadam.core.finite import first_bad
+from bayesadam.core.flat import Flat, numbers_of
+from bayesadam.core.sampling import Weights, pass_of
+from bayesadam.sharding import local
+
+
+class Updates:
+    """Turns what was collected into steps of the rule.
+
+    Args:
+        weights: Samples and means in the weights.
+        collection: What was collected for the step.
+    """
+
+    def __init__(self, weights: Weights, collection: Collection) -> None:
+        self.weights, self.collection = weights, collection
+        self.layout, self.dense, self.source = weights.layout, weights.dense, collection.source
+        self._limit = math.inf
+
+    def first_bad(self) -> Tensor | None:
+        """The first parameter whose gradient is not finite, if there is one."""
+        parameters = [member.parameter for member in self.collection.trained()]
+        grads = [self.collection.gradient(parameter) for parameter in parameters]
+        number = first_bad(grads, compiles=self.layout.first["compile"])
+        return None if number is None else parameters[number]
+
+    def ready(self) -> bool:
+        """Whether to step; raises an error if ``nonfinite="raise"`` and the step cannot be made."""
+        try:
+            self._check_finite()
+            if self.dense is not None:
+                self.dense.plan(self.collection.gradients(), self.collection.ratios(list(self.collection.gradients())))
+            elif self.layout.first.get("correction", "elementwise") != "elementwise":
+                kept = self.collection.kept
+                trained = [m.parameter for m in self.collection.trained() if m.parameter in kept]
+                self._limit = limits.largest_rate(self.layout, kept, self.collection.kept_scales(trained))
+        except FloatingPointError:
+            if self.layout.first["nonfinite"] == "skip":
+                return False
+            raise
+        return True
+
+    def _check_finite(self) -> None:
+        bad = self.first_bad()
+        if bad is not None:
+            largest = max(float(group["lr"]) for group in self.layout.owner.param_groups)
+            raise FloatingPointError(
+                f"the gradient of parameter {self.layout.name_of(bad)} must be finite, got inf or nan; nothing was "
+                f"changed (if the training diverges, use a smaller lr than {largest:g}, or less noise at the start by "
+                "a larger initial_precision)"
+            )
+        if self.source is not None and self.source.differentiates:  # they may be infinite where the gradient is finite
+            for parameter, kept in self.collection.kept.items():
+                if not kept.isfinite().all():
+                    name = self.layout.name_of(parameter)
+                    raise FloatingPointError(
+                        f"the curvature of parameter {name} must be finite, got inf or nan; nothing was changed"
+                    )
+
+    def make(self, drop_in: bool, ready: bool) -> None:
+        """Make the step, if it is ``ready``, and advance; in drop-in training the weights get their next sample."""
+        weights, first = self.weights, self.layout.first
+        flats = self.layout.known() if drop_in else self.layout.flats()
+        draws = {"eps": weights.draw(0), "next_eps": weights.draw(0, ahead=1)}
+        if self.dense is not None and ready:
+            self.dense.step(flats, self.collection.gradients(), factor=self.collection.factor, follow=not drop_in)
+            for flat in flats:
+                flat.counters[:] = numbers_of(self.layout.rule, flat).after
+        if drop_in and self.dense is not None:
+            self.dense.prepare([flat for flat in flats if flat.kind.perturb], draws["next_eps"])
+        for flat in flats:
+            self._update_flat(flat, draws, drop_in=drop_in and flat.kind.perturb, ready=ready)
+        self.layout.set_all("noise_step", first["noise_step"] + 1)
+        if not ready:
+            self.layout.set_all("skipped_steps", first["skipped_steps"] + 1)
+        self.collection.discard()
+        if drop_in:
+            weights.settle(weights.flats, draws["next_eps"])
+            if self.source is not None:
+                self.source.discard()
+        torch.clear_autocast_cache()
+
+    def _update_flat(self, flat: Flat, draws: Mapping[str, Draw], *, drop_in: bool, ready: bool) -> None:
+        grads = [parameter.grad for parameter in flat.parameters]
+        if ready and self.dense is None:
+            if not any(grad is None for grad in grads) and not self.collection.keeps_curvature:
+                chosen = np.arange(len(grads))
+                self._launch(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
+            else:
+                chosen = np.array([i for i, grad in enumerate(grads) if grad is not None], dtype=np.int64)
+                self._launch_parts(flat, chosen, grads, draws, drop_in=drop_in)
+        else:
+            chosen = np.zeros(0, dtype=np.int64)
+        if drop_in and len(chosen) < len(grads):
+            rest = np.setdiff1d(np.arange(len(grads)), chosen)
+            self.weights.write(flat, rest, draws["next_eps"], mean="state" if flat.stored else "sample")
+
+    def _launch_parts(
+        self, flat: Flat, chosen: Any, grads: Sequence[Any], draws: Mapping[str, Draw], *, drop_in: bool
+    ) -> None:
+        """Update members with and without a kept curvature in turn."""
+        if not self.collection.keeps_curvature:
+            self._launch(flat, chosen, grads, draws, drop_in=drop_in, curvature="rule")
+            return
+        has = np.array([flat.parameters[number] in self.collection.kept for number in chosen], dtype=bool)
+        self._launch(flat, chosen[has], grads, draws, drop_in=drop_in, curvature="kept")
+        self._launch(flat, chosen[~has], grads, draws, drop_in=drop_in, curvature=None)
+
+    def _launch(
+        self,
+        flat: Flat,
+        chosen: Any,
+        grads: Sequence[Any],
+        draws: Mapping[str, Draw],
+        *,
+        drop_in: bool,
+        curvature: str | None,
+    ) -> None:
+        """Make the rule's step on some members of a flat."""
+        if not len(chosen):
+            return
+        rule = self.layout.rule
+        deviation = None
+        if curvature == "rule" and rule.needs_noise and flat.kind.perturb:
+            deviation = flat.deviation(held=drop_in)
+        mean = ("state" if flat.stored else "sample") if drop_in else "weights"
+        then = "sample" if drop_in else "mean"
+        work = pass_of(self.layout, flat, "update", mean=mean, deviation=deviation, curvature=curvature, then=then)
+        lists: dict[str, list[Tensor]] = {"weights": launch.weights_of(flat, chosen)}
+        lists["grad"] = [local(grads[number]) for number in chosen.tolist()]
+        kept_scale: Any = 1.0
+        if curvature == "kept":
+            lists["kept"] = [self.collection.kept[flat.parameters[number]] for number in chosen]
+            kept_scale = self.collection.scale_array(flat)
+        counted = numbers_of(
+            rule, flat, scale=self.collection.factor, kept_scale=kept_scale, groups=self._limited(flat)
+        )
+        launch.run(work, flat, chosen, counted.numbers, lists, draws, compile=self.layout.first["compile"])
+        flat.counters[chosen] = counted.after[chosen]
+
+    def _limited(self, flat: Flat) -> list[Mapping[str, Any]]:
+        """The groups of a flat, with a smaller rate if back-tracking asks for it."""
+        if self.layout.first.get("correction") != "backtracking":
+            return list(flat.groups)
+        rule: Any = self.layout.rule
+        return [rule.with_largest_rate(group, self._limit) for group in flat.groups]
