@@ -109,17 +109,10 @@ def test_sentences_say_what_the_numbers_mean(share, said):
     assert str(report).endswith("\n\n" + "\n".join(report.sentences))
 
 
-def test_the_table_is_aligned_and_complete():
+def test_the_table_is_complete():
     lines = str(posterior().report()).splitlines()
-    assert lines[0].split("  ")[0] == "tensor"
-    assert [line.split()[0] for line in lines[1:4]] == ["w", "b", "all"]
-    places = {title: lines[0].index(title) for title in ("weights", "width", "start", "|mean|", "determined")}
-    assert all(
-        line[place - 2 : place] == "  " and line[place] != " " for line in lines[:4] for place in places.values()
-    )
-    assert lines[1][places["start"] :].startswith("25% ")
-    assert lines[1][places["weights"] :].startswith("30 x 10 ")
-    assert "<pre>tensor" in posterior().report()._repr_html_()
+    assert [line.split()[0] for line in lines[:4]] == ["tensor", "w", "b", "all"]
+    assert {"30 x 10", "25%"} <= {cell.strip() for cell in lines[1].split("  ")}
 
 
 def test_the_dictionary_is_json():
