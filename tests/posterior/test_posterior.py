@@ -304,6 +304,10 @@ class TestFile:
         with pytest.raises(TypeError, match=r"^hyperparameters\['found'\] must be a JSON value, got "):
             make(lr=0.1, found=value).save(path)
         assert not path.exists()
+        make().save(path)
+        with pytest.raises(TypeError, match="JSON"):
+            make(seed=1, found=value).save(path)
+        assert_same(ba.load_posterior(path).tensors(), make().tensors())
 
     def test_saving_again_replaces(self, path):
         make().save(path)
