@@ -74,9 +74,8 @@ def by_hand(net, weights, batches, x):
     return run(x, statistics, own=False)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_every_sample_has_statistics_of_its_own(training):
-    net, x, like = network().train(training), draw(7, 3), draw(600, 3, seed=1)
+def test_every_sample_has_statistics_of_its_own():
+    net, x, like = network(), draw(7, 3), draw(600, 3, seed=1)
     q, before = posterior(net), state(net)
     prediction = ba.predict(net, q, x, likelihood=GAUSSIAN, mc_samples=4, seed=3, batch_norm=like, batch_size=2)
     assert_unchanged(net, before)
@@ -134,27 +133,14 @@ class Named(nn.Module):
         return self.inner(x * scale)
 
 
-def rows_seen(net, like):
-    """The batches that a batch norm layer gets in training mode."""
-    seen = []
-    handle = net[1].register_forward_pre_hook(lambda m, args: seen.append(len(args[0])) if m.training else None)
-    ba.predict(net.eval(), posterior(net), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2, batch_norm=like)
-    handle.remove()
-    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]  # twice the same
-    return seen[: len(seen) // 2]
+def rows(inputs):
+    return [len(part) for part in batch_norm._batches(inputs, torch.device("cpu"))]
 
 
-def test_about_a_thousand_rows_are_used():
-    net = network()
-    assert rows_seen(net, draw(30, 3)) == [30]
-    assert rows_seen(net, draw(501, 3)) == [167] * 3
-    assert rows_seen(net, draw(2500, 3)) == [250] * 4
-    data = torch.utils.data.TensorDataset(draw(2500, 3), torch.zeros(2500))
-    assert rows_seen(net, torch.utils.data.DataLoader(data, 300)) == [300] * 4
-    assert rows_seen(net, torch.utils.data.DataLoader(data, 300, sampler=range(400))) == [300, 100]
-
-
-def test_rows_of_a_tensor_are_spread_evenly():
+def test_about_a_thousand_rows_are_used_spread_evenly():
+    assert rows(draw(30, 3)) == [30]
+    assert rows(draw(501, 3)) == [167] * 3
+    assert rows(torch.utils.data.DataLoader(draw(2500, 3), 300)) == [300] * 4
     parts = list(batch_norm._batches(torch.arange(2500.0), torch.device("cpu")))
     assert torch.cat(parts).tolist() == [number * 5 // 2 for number in range(1000)]
 
@@ -247,16 +233,6 @@ class TestInputsKnownFromTraining:
         ]
         assert torch.equal(found[0].mean, found[1].mean)
 
-    def test_are_not_kept_of_layers_with_fixed_statistics(self):
-        net = network()
-        opt = ba.IVON(net.named_parameters(), num_data=100)
-        opt.attach(net)
-        opt.train()
-        net[1].eval()
-        net(draw(30, 3)).square().mean().backward()
-        opt.step()
-        assert inputs_of(net) is None
-
     def test_several_inputs_keep_their_form(self):
         class Two(nn.Module):
             def __init__(self):
@@ -287,36 +263,23 @@ class TestInputsKnownFromTraining:
             ba.predict(net, posterior(net), draw(5, 3), likelihood=GAUSSIAN, batch_norm="own")
 
 
-class TestTheWarning:
-    """Of running statistics with samples of an optimiser's posterior."""
-
-    @staticmethod
-    def trained(attached):
-        net = network()
-        opt = ba.IVON(net.named_parameters(), num_data=20.0, batch_size=20)
-        if attached:
-            opt.attach(net)
-        x, y = draw(20, 3), draw(20, 2, seed=1)
-        for _ in range(3):
-            with opt.sampled_params():
-                opt.zero_grad()
-                GAUSSIAN(net(x), y).backward()
-            opt.step()
-        return net, opt.posterior()
-
-    def test_is_issued_if_the_inputs_of_training_are_not_known(self):
-        net, q = self.trained(attached=False)
-        message = (
-            "^the network has batch norm layers, and their running statistics are averages over the weight samples"
-        )
-        for posterior in (q, ba.Mixture([q, q])):
-            with pytest.warns(UserWarning, match=message):
-                ba.predict(net, posterior, draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)
-
-    @pytest.mark.parametrize("attached", [False, True])
-    def test_is_not_issued_otherwise(self, attached):
-        net, q = self.trained(attached)
-        told = [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]
-        for options in told:
-            ba.predict(net, q, draw(4, 3), likelihood=GAUSSIAN, mc_samples=2, **options)
-        ba.predict(net, posterior(net), draw(4, 3), likelihood=GAUSSIAN, mc_samples=2)
+@pytest.mark.parametrize("attached", [False, True])
+def test_running_statistics_with_samples_of_an_optimizer_are_warned_of(attached):
+    """If the inputs of training are not known, and only then."""
+    net = network()
+    opt = ba.IVON(net.named_parameters(), num_data=20.0, batch_size=20)
+    if attached:
+        opt.attach(net)
+    for _ in range(3):
+        with opt.sampled_params():
+            opt.zero_grad()
+            GAUSSIAN(net(draw(20, 3)), draw(20, 2, seed=1)).backward()
+        opt.step()
+    q, options = opt.posterior(), {"likelihood": GAUSSIAN, "mc_samples": 2}
+    message = "^the network has batch norm layers, and their running statistics are averages over the weight samples"
+    for learned in () if attached else (q, ba.Mixture([q, q])):
+        with pytest.warns(UserWarning, match=message):
+            ba.predict(net, learned, draw(4, 3), **options)
+    for more in [{}] if attached else [{"batch_norm": None}, {"batch_norm": draw(20, 3)}, {"method": "mean"}]:
+        ba.predict(net, q, draw(4, 3), **options, **more)
+    ba.predict(net, posterior(net), draw(4, 3), **options)

@@ -61,6 +61,8 @@ def test_quantiles_are_where_the_distribution_function_is(function):
         torch.testing.assert_close(pred.cdf(row)[inside], level.expand(3)[inside], rtol=1e-6, atol=1e-12)
         assert (pred.cdf(row) >= level * (1.0 - 1e-9)).all()
     torch.testing.assert_close(pred.quantile(0.5), pred.median)
+    torch.testing.assert_close(pred.epistemic, 0.25 * pred.variance)
+    torch.testing.assert_close(pred.epistemic + pred.aleatoric, pred.variance)
 
 
 def test_a_logarithm_makes_it_log_normal():
@@ -127,12 +129,6 @@ def test_every_target_has_its_own_function():
     for k in range(2):
         torch.testing.assert_close(both.mean[:, k], alone[k].mean)
         torch.testing.assert_close(both.cdf(y)[:, k], alone[k].cdf(y[:, k]))
-
-
-def test_the_parts_of_the_variance():
-    pred = predictive(Log(high=30.0))
-    torch.testing.assert_close(pred.epistemic, 0.25 * pred.variance)
-    torch.testing.assert_close(pred.epistemic + pred.aleatoric, pred.variance)
 
 
 def test_crps_by_quantiles():
