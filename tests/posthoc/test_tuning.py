@@ -1,7 +1,6 @@
 """Tuning on held-out data: the table is what predict says, and the best is the best."""
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -9,9 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
-from bayesadam.calibration import held_out
-from bayesadam.posthoc import LaplaceApproximation, badam, tune_laplace
-from bayesadam.predictive.predict import Run
+from bayesadam.posthoc import LaplaceApproximation, tune_laplace
 from posthoc.models import N, Squeezed, case, draw, gaussian, mlp
 
 
@@ -50,22 +47,6 @@ def test_table_and_choice(regression):
     assert len({round(row[2], 6) for row in expected}) == 9
 
 
-def test_badam(regression):
-    model, optimizer, _, held, likelihood = regression
-    found = tune_laplace(
-        partial(badam, optimizer, model),
-        model,
-        held,
-        likelihood=likelihood,
-        num_data=[10, 1e3, 1e5, 1e7],
-        prior_precision=[1.0],
-        mc_samples=16,
-    )
-    assert found.posterior.hyperparameters["num_data"] == found.chosen["num_data"]
-    assert found.posterior.hyperparameters["method"] == "badam"
-    assert "prior_precision" not in found.edges  # of one candidate there is no edge
-
-
 def test_default_grid_and_another_method(regression):
     model, _, train, held, likelihood = regression
     make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
@@ -92,17 +73,6 @@ def test_edges(regression):
         assert ("warning" in found.message) == bool(edges)
 
 
-def test_loader_that_shuffles(regression):
-    model, _, train, held, likelihood = regression
-    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
-    loader = DataLoader(TensorDataset(*held), batch_size=7, shuffle=True)
-    options = {"likelihood": likelihood, "prior_precision": [1.0, 100.0], "mc_samples": 8}
-    from_loader = tune_laplace(make, model, loader, **options)
-    from_pair = tune_laplace(make, model, held, **options)
-    for a, b in zip(from_loader.table, from_pair.table, strict=True):
-        assert a == pytest.approx(b)
-
-
 def test_classification_with_several_inputs_and_boxed_outputs():
     class Boxed(nn.Module):
         def __init__(self):
@@ -116,47 +86,12 @@ def test_classification_with_several_inputs_and_boxed_outputs():
     model, shift = Boxed(), draw(N, 3, seed=8)
     first = {"likelihood": likelihood, "output": lambda out: out[0]}
     make = LaplaceApproximation(model, ((x, shift), y), **first).posterior
-    found = tune_laplace(make, model, ((x, shift), y), prior_precision=[1.0, 10.0], mc_samples=4, batch_size=2, **first)
-    assert all(math.isfinite(row["score"]) for row in found.table)
-
-
-def test_several_inputs_in_a_list():
-    """As a default collate function makes them, and as Laplace takes them."""
-
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = mlp()
-
-        def forward(self, x, shift):
-            return self.model(x + shift)
-
-    _, x, y, likelihood = case("categorical")
-    model, shift = Two(), draw(N, 3, seed=8)
-    make = LaplaceApproximation(model, ([x, shift], y), likelihood=likelihood).posterior
-    options = {"likelihood": likelihood, "prior_precision": [1.0, 10.0], "mc_samples": 4}
-    listed, paired = (tune_laplace(make, model, (kind((x, shift)), y), **options) for kind in (list, tuple))
-    assert listed.table == paired.table
-
-
-def test_targets_follow_the_predictions(regression, monkeypatch):
-    """As ``Laplace`` does, for a model that is not where the data are."""
-    model, _, train, held, likelihood = regression
-    seen = []
-
-    class Elsewhere:
-        device = torch.device("meta")
-
-        def log_prob(self, target):
-            seen.append(target.device)
-            return torch.zeros(3)
-
-    run = Run("mean", lambda likelihood: Elsewhere())
-    monkeypatch.setattr(held_out, "network_outputs", lambda *args, **kwargs: run)
-    make = LaplaceApproximation(model, train, likelihood=likelihood).posterior
-    tune_laplace(make, model, held, likelihood=likelihood, prior_precision=[1.0, 2.0])
-    assert set(seen) == {Elsewhere.device}
-    assert len(seen) >= 2
+    options = {"prior_precision": [1.0, 10.0], "mc_samples": 4, **first}
+    loader = DataLoader(TensorDataset(x, shift, y), batch_size=2)
+    for data in ([x, shift], y), [((a, b), c) for a, b, c in loader]:
+        found = tune_laplace(make, model, data, batch_size=2, **options)
+        for row, expected in zip(found.table, tune_laplace(make, model, ((x, shift), y), **options).table, strict=True):
+            assert row == pytest.approx(expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
