@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import bayesadam as ba
-from bayesadam.posterior import LowRankGaussian, PartialGaussian
 from bayesadam.posterior.report import PER_TENSOR, quantiles
+from posterior.kinds import GAUSSIANS
 
 
 def posterior(shares=(0.25, 0.75), priors=(2.0, 4.0), **hyperparameters):
@@ -124,28 +124,6 @@ def test_the_dictionary_is_json():
     assert told["steps"] is None
 
 
-def test_every_gaussian_has_one_by_its_marginal_variances():
-    torch.manual_seed(0)
-    mean = {"w": torch.randn(2, 2), "b": torch.randn(2)}
-    root = torch.randn(6, 6, dtype=torch.float64)
-    told = {"prior_precision": 0.01, PER_TENSOR: {"b": {"start_share": 0.5, "prior_precision": 0.02}}}
-    dense = ba.DenseGaussian(mean, root @ root.T + torch.eye(6, dtype=torch.float64), hyperparameters=told)
-    low_rank = LowRankGaussian(
-        mean,
-        {name: torch.ones_like(value) for name, value in mean.items()},
-        {n: torch.randn(3, *v.shape) for n, v in mean.items()},
-        hyperparameters=told,
-    )
-    for q in (dense, low_rank):
-        report = q.report()
-        assert report == ba.DiagonalGaussian(mean, q.variance, hyperparameters=told).report()
-        assert [row.start_share for row in report.rows] == [None, 0.5]
-        assert [row.prior_precision for row in report.rows] == [0.01, 0.02]
-    assert dense.marginal().report() == dense.report()
-    partial = PartialGaussian(dense, {"first": torch.zeros(3)})
-    assert [row.num_random for row in partial.report().rows] == [4, 2, 0]
-
-
 def test_it_survives_what_is_done_to_a_posterior(tmp_path):
     q = posterior()
     q.save(tmp_path / "q.safetensors")
@@ -164,3 +142,13 @@ def test_quantiles_are_values_and_may_be_infinite():
     assert quantiles(torch.tensor([3.0])) == (3.0, 3.0, 3.0)
     assert quantiles(torch.tensor([1.0, math.inf, math.inf]))[1:] == (math.inf, math.inf)
     assert quantiles(torch.zeros(0)) is None
+
+
+@pytest.mark.parametrize("kind", ["dense", "low rank", "kronecker"])
+def test_every_gaussian_has_one_by_its_marginal_variances(kind):
+    told = {"prior_precision": 0.01, PER_TENSOR: {"a": {"start_share": 0.5, "prior_precision": 0.02}}}
+    q = GAUSSIANS[kind](**told)
+    report = q.report()
+    assert report == ba.DiagonalGaussian(q.mean, q.variance, hyperparameters=told).report()
+    assert [row.start_share for row in report.rows] == [None, 0.5, None, None]
+    assert [row.prior_precision for row in report.rows] == [0.01, 0.02, 0.01, 0.01]

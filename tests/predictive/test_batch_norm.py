@@ -106,22 +106,6 @@ def test_without_samples_they_are_those_of_the_mean(method):
     assert not torch.allclose(prediction.mean, running.mean, atol=0.01)
 
 
-def test_the_scale_of_the_weights_before_a_layer_does_not_matter():
-    """What training does not see, a prediction does not see either: noise that changes a channel's scale only."""
-    net = nn.Sequential(nn.Linear(1, 4, bias=False), nn.BatchNorm1d(4, eps=1e-12), nn.Linear(4, 1)).double()
-    mean = {name: p.detach().clone() for name, p in net.named_parameters()}
-    mean["0.weight"] = torch.full((4, 1), 10.0, dtype=torch.float64)
-    variance = {name: torch.zeros_like(value) for name, value in mean.items()}
-    variance["0.weight"] += 4.0
-    q = ba.DiagonalGaussian(mean, variance)
-    x = draw(5, 1)
-    own = ba.predict(net, q, x, likelihood=GAUSSIAN, batch_norm=draw(300, 1, seed=1))
-    assert_close(own.epistemic, torch.zeros(5, 1, dtype=torch.float64), rtol=0, atol=1e-16)
-    with q.applied(net):
-        update_bn([draw(300, 1, seed=1)], net)
-    assert ba.predict(net, q, x, likelihood=GAUSSIAN).epistemic.max() > 1e-3
-
-
 class Named(nn.Module):
     """Called with a keyword and something that has no rows."""
 
@@ -154,16 +138,6 @@ def test_inputs_may_have_any_form():
     plain = ba.predict(net.inner, posterior(net.inner), 2 * x, batch_norm=2 * like, **options)
     assert_close(named.means, ordered.means, rtol=0, atol=0)
     assert_close(named.means, plain.means)
-
-
-def test_other_distributions_have_them_too():
-    net, x, like = network(), draw(7, 3), draw(200, 3, seed=1)
-    for distribution in (ba.MCDropout(net), ba.ensemble([network(), net])):
-        before = state(net)
-        own = ba.predict(net, distribution, x, likelihood=GAUSSIAN, mc_samples=4, batch_norm=like)
-        running = ba.predict(net, distribution, x, likelihood=GAUSSIAN, mc_samples=4)
-        assert_unchanged(net, before)
-        assert not torch.allclose(own.means, running.means, atol=0.01)
 
 
 def test_errors_change_nothing():

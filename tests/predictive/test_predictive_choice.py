@@ -1,6 +1,5 @@
 """Which method ``predict`` takes where none is given, and mixtures of linearised networks."""
 
-import copy
 import math
 import warnings
 
@@ -154,14 +153,6 @@ def test_rows_with_many_outputs_are_sampled():
     assert linearized.covariance.shape == (6, 129, 129)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # the compiler's own
-def test_compiled_networks_are_linearized(regression):
-    x, _, models, _ = regression
-    q = laplaces(regression)[0]
-    compiled = torch.compile(copy.deepcopy(models[0]), backend="eager")
-    same(ba.predict(compiled, q, 2 * x, likelihood=GAUSSIAN), predict(regression, q))
-
-
 class TestMixture:
     def test_gaussian_targets(self, regression):
         x, _, models, _ = regression
@@ -209,13 +200,6 @@ class TestMixture:
                 found.joint_log_likelihood(target)
             if isinstance(likelihood, ba.Categorical):
                 assert (found.mutual_information > 0).all()
-
-    def test_probit_is_refused(self):
-        model = perceptron(outputs=2)
-        x, y = torch.randn(10, 1), torch.arange(10) % 2
-        q = ba.posthoc.LaplaceApproximation(model, (x, y), likelihood=ba.Categorical()).posterior(1.0)
-        with pytest.raises(ValueError, match="^link must be 'monte_carlo' for a mixture of posteriors, got 'probit'$"):
-            ba.predict(model, ba.Mixture([q, q]), x, likelihood=ba.Categorical(), method="linearized", link="probit")
 
 
 class SharedUnit(nn.Module):

