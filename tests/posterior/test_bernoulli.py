@@ -50,24 +50,6 @@ class TestConstruction:
         assert q.mean["w"].tolist() == [0.0, torch.tensor(scale).item(), 0.0]
         assert q.variance["w"].tolist() == [0.0] * 3
 
-    @pytest.mark.parametrize(
-        ("p", "scale", "message"),
-        [
-            ({}, {}, "^probability must have at least one weight tensor, got none$"),
-            ({"a": [0.5]}, {"b": [1.0]}, r"^scale must have the names of probability \['a'\], got \['b'\]$"),
-            ({"a": [1]}, {"a": [1.0]}, "^probability of 'a' must be a floating-point tensor, got dtype torch.int64$"),
-            ({"a": [0.5, 1.5]}, {"a": [1.0]}, r"^probability of 'a' must be in \[0, 1\], got 1.5$"),
-            ({"a": [math.nan]}, {"a": [1.0]}, r"^probability of 'a' must be in \[0, 1\], got nan$"),
-            ({"a": [0.5]}, {"a": [1]}, "^scale of 'a' must be of the .* dtype torch.float32, got dtype torch.int64$"),
-            ({"a": [0.5]}, {"a": [1.0] * 2}, r"^scale of 'a' must broadcast to the shape \(1,\), got \(2,\)$"),
-            ({"a": [0.5]}, {"a": [math.inf]}, "^scale of 'a' must be finite, got inf or nan$"),
-        ],
-    )
-    def test_errors(self, p, scale, message):
-        p, scale = ({n: torch.tensor(v) for n, v in part.items()} for part in (p, scale))
-        with pytest.raises(ValueError, match=message):
-            BernoulliPosterior(p, scale)
-
 
 class TestSampling:
     def test_moments_and_independence(self):

@@ -1,7 +1,5 @@
 """The Gaussian with Kronecker-factored covariances: rotations, samples, and what is refused."""
 
-import math
-
 import pytest
 import torch
 
@@ -72,45 +70,6 @@ def test_bases_that_tensors_share_are_stored_once(tmp_path):
     loaded = ba.load_posterior(tmp_path / "q").left
     assert loaded["w"] is loaded["b"]
     assert loaded["w"] is not loaded["other"]
-
-
-def test_pruning_is_refused():
-    message = "^posterior must be of a class that can be pruned, got a KroneckerGaussian, whose"
-    with pytest.raises(ValueError, match=message):
-        kronecker().prune(0.5)
-    pruned = kronecker().marginal().prune(0.5)
-    assert sum((value == 0).sum() for value in pruned.variance.values()) == 12
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"mean": {}}, r"^eigenvalues must have the names of mean \[\], got \['w'\]$"),
-        ({"eigenvalues": {"v": torch.ones(2, 3)}}, r"^eigenvalues must have the names of mean \['w'\], got \['v'\]$"),
-        ({"eigenvalues": {"w": torch.ones(3)}}, r"^variance of 'w' must be of shape \(2, 3\), got \(3,\)$"),
-        ({"eigenvalues": {"w": -torch.ones(2, 3)}}, "^variance of 'w' must be finite and not negative, got -1.0$"),
-        (
-            {"eigenvalues": {"w": torch.eye(3)[:2]}},
-            "^eigenvalues of 'w' must be positive, or all 0, got some that are 0$",
-        ),
-        ({"left": {"v": torch.eye(2)}}, "^left must only have weights that mean has, got 'v'$"),
-        ({"left": {"w": torch.eye(3)}}, r"^left of 'w' must be of shape \(2, 2\), got \(3, 3\)$"),
-        ({"right": {"w": torch.eye(2)}}, r"^right of 'w' must be of shape \(3, 3\), got \(2, 2\)$"),
-        ({"right": {"w": 2 * torch.eye(3)}}, "^right of 'w' must be orthogonal, got a matrix that "),
-        ({"right": {"w": torch.eye(3).long()}}, "^right of 'w' must be a floating-point tensor, got dtype torch.int64"),
-        ({"left": {"w": torch.full((2, 2), math.nan)}}, "^left of 'w' must be finite, got inf or nan$"),
-    ],
-)
-def test_refusals(change, message):
-    given = {
-        "mean": {"w": torch.zeros(2, 3)},
-        "eigenvalues": {"w": torch.ones(2, 3)},
-        "left": {"w": torch.eye(2)},
-        "right": {},
-        **change,
-    }
-    with pytest.raises(ValueError, match=message):
-        ba.KroneckerGaussian(**given)
 
 
 def test_the_rows_of_the_covariance():

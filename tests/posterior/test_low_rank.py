@@ -14,30 +14,6 @@ from posterior.kinds import BOUND, F64, SIZE, assert_same, close, covariance, dr
 RANK = 3
 
 
-@pytest.mark.parametrize(
-    ("diagonal", "factors", "message"),
-    [
-        ({"a": [-1.0, 1.0]}, {"a": [[1.0, 1.0]]}, "^variance of 'a' must be finite and not negative, got -1.0$"),
-        ({"a": [1.0, 1.0]}, {"b": [[1.0, 1.0]]}, r"^factors must have the names of mean \['a'\], got \['b'\]$"),
-        ({"a": [1.0, 1.0]}, {"a": [1.0, 1.0]}, r"^factors of 'a' must be of shape \(2, 2\), got \(2,\)$"),
-        ({"a": [1.0, 1.0]}, {"a": 1.0}, r"^factors of 'a' must be of shape \(0, 2\), got \(\)$"),
-        ({"a": [1.0, 1.0]}, {"a": [[1.0, math.nan]]}, "^factors of 'a' must be finite, got inf or nan$"),
-        ({"a": [1.0, 1.0]}, {"a": [[1, 2]]}, "^factors of 'a' must be a floating-point tensor, got dtype torch.int64$"),
-    ],
-)
-def test_refusals(diagonal, factors, message):
-    diagonal, factors = ({n: torch.tensor(v) for n, v in part.items()} for part in (diagonal, factors))
-    with pytest.raises(ValueError, match=message):
-        LowRankGaussian({"a": torch.zeros(2)}, diagonal, factors)
-
-
-def test_the_same_rank_for_all():
-    factors = {"a": torch.ones(2, 3), "b": torch.ones(1, 3)}
-    zeros = {"a": torch.zeros(3), "b": torch.zeros(3)}
-    with pytest.raises(ValueError, match=r"^factors of 'b' must be of shape \(2, 3\), got \(1, 3\)$"):
-        LowRankGaussian(zeros, zeros, factors)
-
-
 class TestSampling:
     @pytest.mark.parametrize("shapes", [{"z": (5, 4), "a": ()}, {"a": (200, 100), "b": (3,)}])
     def test_is_the_mean_the_weights_noise_and_the_factors_noise(self, shapes):
@@ -158,15 +134,3 @@ class TestFromPrecision:
     def test_narrow_means_have_narrow_factors(self):
         q = LowRankGaussian.from_precision(means(dtype=torch.float32), self.precision(), 3)
         assert {t.dtype for t in q.tensors().values()} == {torch.float32}
-
-    def test_what_makes_no_gaussian_is_refused(self):
-        mean, precision = means(), self.precision()
-        with pytest.raises(ValueError, match=r"^rank must be a whole number of at least 0, got -1"):
-            LowRankGaussian.from_precision(mean, precision, -1)
-        with pytest.raises(ValueError, match=r"^precision must be of shape \(24, 24\), got \(23, 23\)"):
-            LowRankGaussian.from_precision(mean, precision[1:, 1:], 2)
-        with pytest.raises(ValueError, match=r"^precision must be finite with a positive diagonal, got other numbers"):
-            LowRankGaussian.from_precision(mean, -precision, 2)
-        indefinite = precision - 2.0 * torch.linalg.eigvalsh(precision)[0] * torch.eye(SIZE, **F64)
-        with pytest.raises(ValueError, match=r"^precision must be positive definite, got -.* as the smallest"):
-            LowRankGaussian.from_precision(mean, indefinite, 2)

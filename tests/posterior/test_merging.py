@@ -60,17 +60,3 @@ def test_parts_of_a_data_set_make_the_whole():
     whole, merged = posterior(y, 1.0), ba.merge([posterior(y[:5], 0.5), posterior(y[5:], 0.5)])
     torch.testing.assert_close(merged.mean, whole.mean)
     torch.testing.assert_close(merged.variance["mu"].double(), whole.variance["mu"].double())
-
-
-def test_refusals():
-    q = gaussian(0)
-    with pytest.raises(ValueError, match="posteriors must have at least one posterior, got none"):
-        ba.merge([])
-    with pytest.raises(ValueError, match=r"posteriors must be DiagonalGaussians .* got Mixture"):
-        ba.merge([q, ba.Mixture([q, q])])
-    with pytest.raises(ValueError, match="posteriors.1. must have the weights 'b', got none"):
-        ba.merge([q, ba.DiagonalGaussian({"a": q.mean["a"]}, {"a": q.variance["a"]})])
-    with pytest.raises(ValueError, match=r"weights must have one number for each of 2 posteriors, got \[1.0\]"):
-        ba.merge([q, q], weights=[1])
-    with pytest.raises(ValueError, match=r"weights must be positive and finite, got -1.0"):
-        ba.merge([q, q], weights=[1, -1])
