@@ -115,9 +115,7 @@ def test_weights_that_cannot_be_bounded_are_refused():
     hooked = torch.nn.utils.spectral_norm(nn.Linear(2, 8))
     for layer in (biased, hooked, nn.LazyLinear(8)):
         model = nn.Sequential(layer, nn.Linear(8, 1))
-        with pytest.raises(
-            ValueError, match=r"^bound must be None if a weight cannot be parametrised, got 0.9 for '0'$"
-        ):
+        with pytest.raises(ValueError, match="^bound must be None if a weight cannot be parametrised, got 0.9 for"):
             distance_aware(model, features=8, bound=0.9)
         assert distance_aware(model, features=8)(x).shape == (5, 1)
     assert biased(x).shape == (5, 8)

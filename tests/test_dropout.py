@@ -129,18 +129,6 @@ class TestMoments:
         for a, b in ((dropped[:-1], dropped[1:]), (dropped[:, :-1], dropped[:, 1:])):  # samples, units
             assert abs((a * b).mean()) < BOUND * rate * (1 - rate) / math.sqrt(a.numel())
 
-    def test_modules_seeds_and_calls_differ(self):
-        kept = {
-            (seed, index, call): mask((5000,), 0.5, number=0, seed=seed, index=index, call=call) - 1
-            for seed in (0, 1)
-            for index in (0, 1)
-            for call in (0, 1)
-        }
-        keys = list(kept)
-        for i, a in enumerate(keys):
-            for b in keys[:i]:
-                assert abs((kept[a] * kept[b]).mean()) < BOUND / math.sqrt(5000)
-
 
 class TestUnits:
     @pytest.mark.parametrize("units", [1, 4097, 16385])

@@ -141,10 +141,7 @@ class Counting(nn.Module):
         ({"method": "sgd"}, r"^method must be one of \('vadam', .*'adam'\), got 'sgd'$"),
         ({"lr": -0.1}, "^lr must be a positive, finite number, got -0.1$"),
         ({"likelihood": nn.CrossEntropyLoss()}, "^likelihood must be"),
-        (
-            {"likelihood": ba.Gaussian(1.0, learned=True)},
-            r"^likelihood must have no learned parameters, got \['log_noise_precision'\]$",
-        ),
+        ({"likelihood": ba.Gaussian(1.0, learned=True)}, "^likelihood must have no learned parameters, got"),
         ({"data": X}, r"^data must be a pair of tensors \(x, y\), got Tensor$"),
         ({"data": (X, Y[:-1])}, "^data must be as many inputs as targets, got 40 and 39$"),
     ],
@@ -159,7 +156,5 @@ def test_more_refusals():
         ensemble(options={"momentum": 0.9})
     with pytest.raises(FloatingPointError, match="^the loss of member 0 must be finite, got nan$"):
         ensemble(data=(X * math.nan, Y))
-    with pytest.raises(
-        ValueError, match="^make_model must give networks with equal integer buffers, got others for 'nu"
-    ):
+    with pytest.raises(ValueError, match="^make_model must give networks with equal integer buffers, got others for"):
         ensemble(Counting, method="adam")

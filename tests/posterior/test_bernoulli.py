@@ -196,9 +196,7 @@ class TestScores:
         "prior", [0, 1.0, math.nan, True, "half", ba.DiagonalGaussian.point_mass({"w": torch.ones(1)})]
     )
     def test_kl_divergence_needs_a_probability(self, prior):
-        with pytest.raises(
-            ValueError, match=r"^prior must be a probability in \(0, 1\) or a Bernoulli posterior, got "
-        ):
+        with pytest.raises(ValueError, match=r"^prior must be a probability in \(0, 1\) or a Bernoulli posterior, got"):
             make().kl_divergence(prior)
 
 
@@ -252,24 +250,6 @@ class TestDivergenceOfLogits:
         assert torch.autograd.gradgradcheck(kl.bernoulli, (a, b))
         assert torch.autograd.gradcheck(lambda a: kl.bernoulli(a, 0.3), a)
 
-    def test_mapped(self):
-        generator = torch.Generator().manual_seed(0)
-        a = torch.randn(5, 3, 4, generator=generator, requires_grad=True)
-        b = torch.randn(5, generator=generator, requires_grad=True)
-        weights = torch.arange(1.0, 6.0).double()
-        mapped = torch.func.vmap(kl.bernoulli)(a, b)
-        looped = torch.stack([kl.bernoulli(x, y) for x, y in zip(a, b, strict=True)])
-        torch.testing.assert_close(mapped, looped, rtol=1e-6, atol=0.0)
-        for found, expected in zip(
-            torch.autograd.grad(mapped @ weights, (a, b)), torch.autograd.grad(looped @ weights, (a, b)), strict=True
-        ):
-            torch.testing.assert_close(found, expected)
-
-    def test_is_that_of_the_posteriors(self):
-        q = make(dtype=torch.float64)
-        found = sum(kl.bernoulli(p.logit(), math.log(0.2 / 0.8)).item() for p in q.probability.values())
-        assert found == pytest.approx(q.kl_divergence(0.2).item(), rel=1e-12)
-
 
 def logits(seed=0, shapes=((3, 4), (5,), ()), dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
@@ -313,13 +293,6 @@ class TestEmpiricalBernoulli:
         assert (
             values[0].grad.abs() <= 4 * torch.finfo(dtype).eps * math.exp(-abs(value)) * (abs(value) + 1) + 1e-40
         ).all()
-
-    def test_of_certain_weights_that_differ(self):
-        values = torch.tensor([1e4, 1e4, 1e4, -1e4], requires_grad=True)
-        found = empirical.bernoulli([values])
-        found.backward()
-        assert found.item() == pytest.approx(4 * (0.75 * math.log(4 / 3) + 0.25 * math.log(4)), rel=1e-6)
-        assert values.grad.tolist() == [0.0] * 4
 
     @settings(deadline=None, max_examples=8)
     @given(

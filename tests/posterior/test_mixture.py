@@ -24,14 +24,6 @@ def network(seed, **kind):
 
 
 class TestPointMass:
-    def test_predict_gives_the_network(self):
-        model, x = network(0), draw(5, 3, dtype=torch.float32)
-        q = ba.DiagonalGaussian.point_mass(model)
-        expected = model(x).log_softmax(-1)
-        nn.init.zeros_(model[0].weight)
-        found = ba.predict(model, q, x, likelihood=ba.Categorical(), mc_samples=3)
-        assert torch.equal(found.log_probs, expected.expand(3, -1, -1))
-
     def test_is_a_copy_of_what_is_trainable(self):
         model = network(0)
         model[3].requires_grad_(False)
@@ -195,14 +187,3 @@ class TestFile:
         assert loaded.hyperparameters == q.hyperparameters
         assert loaded.hyperparameters["components"][0] == {"lr": 0.1}
         assert loaded.components[3].hyperparameters == {"inner": True, "components": [{"low": 1}, {}]}
-
-    @pytest.mark.parametrize(
-        "spoil", [lambda key: key.replace("1/", "2/"), lambda key: "w", lambda key: key.replace("Dia", "X")]
-    )
-    def test_damaged(self, spoil, tmp_path, monkeypatch):
-        q = Mixture([diagonal(), diagonal(seed=1)])
-        stored = {spoil(key): value for key, value in q.tensors().items()}
-        monkeypatch.setattr(Mixture, "tensors", lambda self: stored)
-        q.save(tmp_path / "q")
-        with pytest.raises(ValueError, match="^the posterior file must "):
-            ba.load_posterior(tmp_path / "q")

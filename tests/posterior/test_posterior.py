@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import nn
@@ -28,11 +28,6 @@ class TestConstruction:
         assert q.mean["w"] is mean["w"]
         assert q.variance["w"] is variance["w"]
         assert q.hyperparameters == {}
-
-    def test_repr_and_size(self):
-        q = make({"a": (100, 20), "b": ()})
-        assert q.num_weights == 2001
-        assert repr(q) == "DiagonalGaussian(2 tensors, 2,001 weights)"
 
 
 class TestSampling:
@@ -212,18 +207,9 @@ class TestApplied:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            (
-                lambda shapes: shapes.update({"2.scale": (1,), "3.scale": (1,)}),
-                "^the model must have a parameter '2.scale' as the posterior does, got none of that name$",
-            ),
-            (
-                lambda shapes: shapes.update({"0.bias": (5,), "2.bias": (6,)}),
-                r"^the model's parameter '0.bias' must be of the posterior's shape \(5,\), got \(4,\)$",
-            ),
-            (
-                lambda shapes: (shapes.pop("1.bias"), shapes.pop("2.bias")),
-                "^the posterior must cover the model's trainable parameter '1.bias', got no such name$",
-            ),
+            (lambda shapes: shapes.update({"2.scale": (1,), "3.scale": (1,)}), "^the model must have a parameter"),
+            (lambda shapes: shapes.update({"0.bias": (5,), "2.bias": (6,)}), "^the model's parameter '0.bias' must be"),
+            (lambda shapes: (shapes.pop("1.bias"), shapes.pop("2.bias")), "^the posterior must cover the model's"),
         ],
     )
     def test_another_model_is_refused_by_its_first_difference(self, model, change, message):
@@ -240,22 +226,9 @@ def path(tmp_path):
 
 
 class TestFile:
-    @settings(deadline=None)
-    @given(
-        names=st.lists(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=6, unique=True),
-        values=st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=4, max_size=4),
-    )
-    def test_round_trip_of_any_names_and_values(self, tmp_path_factory, names, values):
-        assume(all(names))
-        value = torch.tensor(values).view(2, 2)
-        q = ba.DiagonalGaussian({n: value.clone() for n in names}, {n: value.abs() for n in names})
-        path = tmp_path_factory.mktemp("any") / "q"
-        q.save(path)
-        assert_same(ba.load_posterior(path).tensors(), q.tensors())
-
-    def test_tensors_that_share_memory_or_are_not_contiguous(self, path):
+    def test_tensors_of_any_name_that_share_memory_or_are_not_contiguous(self, path):
         buffer, shared = torch.arange(12.0), torch.ones(4)
-        mean = {"a": buffer[:4], "b": buffer[2:6], "c": buffer[::3], "d": shared[:1].expand(4)}
+        mean = {"a": buffer[:4], "b/é": buffer[2:6], " ": buffer[::3], "\n": shared[:1].expand(4)}
         q = ba.DiagonalGaussian(mean, dict.fromkeys(mean, shared))
         q.save(path)
         assert_same(ba.load_posterior(path).tensors(), q.tensors())

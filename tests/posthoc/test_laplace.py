@@ -335,20 +335,13 @@ class TestEvidence:
         )  # fmt: skip
         assert chosen.hyperparameters["prior_precision"] == best
 
-    @pytest.mark.parametrize("what", ["weights", "curvature"])
-    def test_no_maximum(self, what):
+    def test_no_maximum(self):
         model, x, y, likelihood = case("categorical")
-        with torch.no_grad():
-            for p in model.parameters() if what == "weights" else [model[4].weight, model[2].weight, model[0].weight]:
-                p.zero_()
-            x = torch.zeros_like(x) if what == "curvature" else x
-            if what == "curvature":
-                model[4].bias.fill_(0.0)[0] = 2000.0
-                model[0].bias.fill_(1.0)
-        fitted = LaplaceApproximation(model, (x, y * 0), likelihood=likelihood)
-        with pytest.raises(
-            ValueError, match=f"^{what} must not be all zero if a best prior precision is to exist, got 0.0"
-        ):
+        for p in model.parameters():
+            nn.init.zeros_(p)
+        fitted = LaplaceApproximation(model, (x, y), likelihood=likelihood)
+        message = "^weights must not be all zero if a best prior precision is to exist, got 0.0"
+        with pytest.raises(ValueError, match=message):
             fitted.best_prior_precision()
 
 
@@ -493,10 +486,7 @@ LAST = {"structure": "last_layer"}
         ({"data": (X * math.nan, LABELS)}, "^the log-likelihood must be finite, got nan$"),
         ({**LAST, "last_layer": "1"}, r"^last_layer must be the name of an nn.Linear, one of .*, got '1'$"),
         ({**LAST, "model": nn.PReLU().double()}, "^model must have an nn.Linear for structure='last_layer', got none$"),
-        (
-            {**LAST, "model": frozen_head()},
-            "^last_layer must have trainable parameters of its own, got '4.bias', which is frozen$",
-        ),
+        ({**LAST, "model": frozen_head()}, "^last_layer must have trainable parameters of its own, got '4.bias',"),
     ],
 )
 def test_refusals(changes, message):

@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
-from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bayesadam as ba
 from bayesadam.posthoc import LaplaceApproximation, tune_laplace
-from posthoc.models import N, Squeezed, case, draw, gaussian, mlp
+from posthoc.models import Squeezed, draw, gaussian, mlp
 
 
 @pytest.fixture
@@ -71,27 +70,6 @@ def test_edges(regression):
         assert found.chosen == {"prior_precision": 1.0}
         assert found.edges == edges
         assert ("warning" in found.message) == bool(edges)
-
-
-def test_classification_with_several_inputs_and_boxed_outputs():
-    class Boxed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = mlp()
-
-        def forward(self, x, shift):
-            return (self.model(x + shift),)
-
-    _, x, y, likelihood = case("categorical")
-    model, shift = Boxed(), draw(N, 3, seed=8)
-    first = {"likelihood": likelihood, "output": lambda out: out[0]}
-    make = LaplaceApproximation(model, ((x, shift), y), **first).posterior
-    options = {"prior_precision": [1.0, 10.0], "mc_samples": 4, **first}
-    loader = DataLoader(TensorDataset(x, shift, y), batch_size=2)
-    for data in ([x, shift], y), [((a, b), c) for a, b, c in loader]:
-        found = tune_laplace(make, model, data, batch_size=2, **options)
-        for row, expected in zip(found.table, tune_laplace(make, model, ((x, shift), y), **options).table, strict=True):
-            assert row == pytest.approx(expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -317,9 +317,14 @@ class TestAgainstSlowLoops:
     def check(self, name, kind, ways):
         model, x = network(name)
         q = POSTERIORS[kind](model)
-        found = linearize(model, q, x).epistemic_covariance
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        for parameter in model.parameters():  # the posterior's mean counts, not what the model happens to have
+            parameter.data.mul_(-2.0)
+        found = linearize(model, q, x)
+        model.load_state_dict(state)
+        close(found.mean, model.eval()(x).detach())
         expected = reference(model, q, [(row[None],) for row in x])
-        close(found, expected, rtol=1e-9, atol=1e-9 * expected.abs().max().item())
+        close(found.epistemic_covariance, expected, rtol=1e-9, atol=1e-9 * expected.abs().max().item())
         assert expected.diagonal(dim1=1, dim2=2).min() > 0
         return set(ways)
 
@@ -340,20 +345,6 @@ class TestAgainstSlowLoops:
     def test_in_ways_that_are_not_needed(self, name, way, monkeypatch, ways):
         only(monkeypatch, way)
         assert self.check(name, "low rank", ways) == {way}
-
-    @pytest.mark.parametrize("name", ["CNN", "attention", "no output axis", "changed in place", "custom function"])
-    def test_outputs_are_those_at_the_mean(self, name):
-        """The posterior's, not what the model happens to have."""
-        model, x = network(name)
-        q = diagonal(model)
-        expected = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), method="mean")
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(-2.0)
-        prediction = linearize(model, q, x)
-        close(prediction.mean, expected.mean)
-        assert prediction.mean.shape == expected.mean.shape
-        close(prediction.aleatoric, expected.aleatoric)
 
     @settings(max_examples=20, deadline=None)
     @given(st.data())
@@ -959,21 +950,12 @@ class TestOptions:
         ("options", "message"),
         [
             ({"link": "probit"}, r"^link must be given for a method in .* and classification only, got 'probit' for"),
-            (
-                {"method": "monte_carlo", "link": "probit", "likelihood": ba.Bernoulli()},
-                "^link must be given for a method in ",
-            ),
-            (
-                {"link": "logit", "likelihood": ba.Bernoulli()},
-                r"^link must be one of \('monte_carlo', 'probit'\), got 'logit'",
-            ),
+            ({"method": "monte_carlo", "link": "probit", "likelihood": ba.Bernoulli()}, "^link must be given for a"),
+            ({"link": "logit", "likelihood": ba.Bernoulli()}, r"^link must be one of \('monte_carlo', 'probit'\), got"),
             ({"mc_samples": 0}, "^mc_samples must be a whole number of at least 1, got 0$"),
             ({"seed": -1, "likelihood": ba.Bernoulli()}, "^seed must be "),
             ({"inputs": []}, "^inputs must have at least one batch, got an empty loader$"),
-            (
-                {"posterior": kinds.bernoulli()},
-                "^posterior must be a Gaussian over the weights for method='linearized'",
-            ),
+            ({"posterior": kinds.bernoulli()}, "^posterior must be a Gaussian over the weights for"),
             ({"posterior": diagonal(mlp())}, "^the model must have a parameter '0.weight' as the posterior does"),
         ],
     )
@@ -993,9 +975,7 @@ class TestOptions:
                 return super().forward(x).detach()
 
         model = Detached(3, 1)
-        message = (
-            r"^the model's output must be differentiable with respect to the random weights for method='linearized'"
-        )
+        message = "^the model's output must be differentiable with respect to the random weights for"
         with pytest.raises(RuntimeError, match=message):
             linearize(model, diagonal(model), self.X)
 
@@ -1005,10 +985,7 @@ class TestOptions:
     [
         (lambda: gaussian().quantile(1.0), r"^probabilities must be in \(0, 1\), got 1.0$"),
         (lambda: gaussian().log_prob(draw(4, 1)), r"^target must be of shape \(4, 3\), got \(4, 1\)$"),
-        (
-            lambda: gaussian().joint_log_likelihood(draw(4, 3)),
-            "^method must be 'monte_carlo' for the joint log-likelihood, got a separate distribution for every data po",
-        ),
+        (lambda: gaussian().joint_log_likelihood(draw(4, 3)), "^method must be 'monte_carlo' for the joint"),
         (
             lambda: (
                 GaussianLogitsPredictive(

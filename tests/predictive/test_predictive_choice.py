@@ -109,19 +109,6 @@ def test_mixtures_over_the_last_layer_are_linearized(regression):
     same(predict(regression, q), predict(regression, q, method="linearized"))
 
 
-def test_the_default_is_no_trap(regression):
-    """With a weak prior, samples of the full Laplace posterior predict far worse than the network, and it does not."""
-    x, y, models, _ = regression
-    q = ba.posthoc.LaplaceApproximation(models[0], (x, y), likelihood=GAUSSIAN, structure="full").posterior(1e-2)
-    own = ba.metrics.rmse(models[0](x).detach(), y)
-    by_default = ba.predict(models[0], q, x, likelihood=GAUSSIAN)
-    with pytest.warns(UserWarning, match=UNSUITED):
-        sampled = ba.predict(models[0], q, x, likelihood=GAUSSIAN, method="monte_carlo")
-    assert ba.metrics.rmse(by_default.mean, y) == pytest.approx(own, rel=1e-5)
-    assert ba.metrics.nll(by_default, y) < ba.metrics.nll(sampled, y) - 0.2
-    assert by_default.epistemic.mean() < 0.1 * sampled.epistemic.mean()
-
-
 def test_samples_are_warned_of(regression):
     x, y, models, _ = regression
     q = laplaces(regression)[0]
