@@ -95,13 +95,6 @@ class TestLogLikelihood:
         terms = [[row[i] for row, i in zip(s.view(-1, 3).tolist(), target.flatten(), strict=True)] for s in log_probs]
         self.check(ba.predictive.ClassificationPredictive(log_probs), target, np.array(terms))
 
-    def test_classification_with_several_labels(self):
-        log_probs = ba.Bernoulli().log_probs(2 * draw(4, 7, 2))
-        target = torch.arange(14).view(7, 2) % 2
-        p = log_probs.exp().numpy()[..., 1]
-        terms = stats.bernoulli.logpmf(target.numpy(), p).sum(-1)
-        self.check(ba.predictive.ClassificationPredictive(log_probs, binary=True), target, terms)
-
 
 def ece_by_loop(confidence, correct, bins):
     """Guo et al. 2017, eq. 3, bin by bin: bin m is ((m - 1) / M, m / M]."""
@@ -310,12 +303,6 @@ class TestPlots:
         error = metrics.expected_calibration_error(probs, target, bins=8)
         assert f"{error:.3f}" != f"{metrics.expected_calibration_error(probs, target):.3f}"
         assert self.labels(axes)[1:] == [f"one (ECE {error:.3f})", f"two (ECE {error:.3f})"]
-
-    def test_entropy_histogram(self, axes):
-        entropy = torch.cat([torch.zeros(3), torch.full((7,), math.log(4))])
-        plots.entropy_histogram(axes, {"a": entropy}, classes=4)
-        heights = [patch.get_height() * patch.get_width() for patch in axes.patches[:30]]
-        np.testing.assert_allclose([heights[0], heights[-1]], [0.3, 0.7], rtol=1e-5)
 
     def test_signal_to_noise(self, axes):
         q = ba.DiagonalGaussian({"w": torch.tensor([10.0, 1e-9, 0.0, 1.0])}, {"w": torch.tensor([1.0, 1.0, 1.0, 0.0])})

@@ -6,10 +6,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.optim.swa_utils import update_bn
-from torch.utils.data import DataLoader, TensorDataset
 
-import bayesadam as ba
 from bayesadam.posterior import LowRankGaussian
 from bayesadam.swag import SWAG
 
@@ -145,25 +142,6 @@ def test_resumes(model, collected, tmp_path):
     assert resumed.count == collected + 3
     assert SWAG(model).rank == 20
     assert_same(resumed.posterior().tensors(), swag.posterior().tensors())
-
-
-def test_batch_norm_of_the_mean_network(model):
-    x = draw(32, 3, seed=5)
-    swag = SWAG(model)
-    for _ in walk(model, 4):
-        swag.collect()
-    q = swag.posterior()
-    weights = {n: p.detach().clone() for n, p in model.named_parameters()}
-    with q.applied(model):
-        update_bn(DataLoader(TensorDataset(x), batch_size=32), model)
-    assert_same({n: p.detach() for n, p in model.named_parameters()}, weights)
-    hidden = nn.functional.linear(x, q.mean["0.weight"], q.mean["0.bias"])
-    close(model[1].running_mean, hidden.mean(0))
-    close(model[1].running_var, hidden.var(0))
-    found = ba.predict(model, q, x, likelihood=ba.Gaussian(), method="mean").mean
-    normal = (hidden - hidden.mean(0)) / (hidden.var(0) + model[1].eps).sqrt()
-    expected = (normal * q.mean["1.weight"] + q.mean["1.bias"]) @ q.mean["2.weight"].T + q.mean["2.bias"]
-    close(found, expected)
 
 
 class TestRefusals:

@@ -53,24 +53,14 @@ def test_search_finds_the_best_of_both(classes, posterior, method):
     assert len(found.table) == len(tuning.SCALES) + tuning.STEPS + 2
 
 
-def test_it_is_better_than_the_network_and_than_its_temperature(classes, posterior):
-    model, _, _, held_out, test, likelihood = classes
+def test_the_network_and_its_temperature_are_told_beside_it(classes, posterior):
+    model, _, _, held_out, _, likelihood = classes
     found = ba.tune_posterior(posterior, model, held_out, likelihood=likelihood, method="linearized")
     network = ba.DiagonalGaussian.point_mass(model)
     assert found.before == pytest.approx(nll(model, network, held_out, likelihood, method="mean"), rel=1e-5)
     calibrated = ba.calibrate(model, held_out, likelihood=likelihood)
     assert found.calibrated == pytest.approx(nll(model, network, held_out, calibrated, method="mean"), rel=1e-5)
     assert found.score < found.calibrated - 0.003 < found.before - 0.1
-    scores = [
-        nll(model, q, test, by, method=method)
-        for q, by, method in (
-            (found.posterior, found.likelihood, "linearized"),
-            (network, calibrated, "mean"),
-            (network, likelihood, "mean"),
-        )
-    ]
-    assert max(scores[:2]) < scores[2] - 0.1
-    assert scores[0] < scores[1] + 0.01
 
 
 @pytest.mark.parametrize("kind", ["dense", "mixture", "bernoulli"])
@@ -166,19 +156,6 @@ def test_message_and_edges(classes, posterior):
     found = ba.tune_posterior(posterior, model, held_out, **options)
     assert found.edges == ()
     assert "warning" not in found.message
-
-
-class TestRowsThatTheNetworkWasTrainedOn:
-    def test_that_are_all_right_leave_the_temperature_alone(self, classes, posterior):
-        model, _, _, (x, _), _, likelihood = classes
-        with torch.no_grad():
-            right = model(x).argmax(1)
-        with pytest.warns(UserWarning, match="^held_out must determine a temperature, got rows for which every lower"):
-            found = ba.tune_posterior(posterior, model, (x, right), likelihood=likelihood, mc_samples=4)
-        assert {row["temperature"] for row in found.table} == {1.0}
-        assert found.before == found.calibrated
-        assert found.edges == ("scale",)
-        assert found.scale < 0.011
 
 
 def test_refusals(classes, posterior):

@@ -18,7 +18,6 @@ from posthoc.models import (
     N,
     case,
     classes,
-    convnet,
     draw,
     expected_hessian,
     gaussian,
@@ -240,19 +239,6 @@ class TestFactors:
         q = fitted.posterior(3.0)
         torch.testing.assert_close(q.variance["unused.bias"], torch.full((2,), 1 / 3, **F64), **EXACT)
         assert list(q.mean) == [name for name, p in model.named_parameters() if p.requires_grad]
-
-    def test_leave_the_model_as_it_was(self):
-        model, x, y = convnet(), draw(N, 2, 4, 4), classes(N)
-        model.train()
-        model(x).sum().backward()
-        grads = [p.grad for p in model.parameters()]
-        for structure in ("kron", "last_layer_kron"):
-            LaplaceApproximation(model, (x, y), likelihood=ba.Categorical(), structure=structure)
-            with pytest.raises(ValueError, match="target"):
-                LaplaceApproximation(model, (x, y + 9), likelihood=ba.Categorical(), structure=structure)
-        assert model.training
-        assert all(p.grad is g for p, g in zip(model.parameters(), grads, strict=True))
-        assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
     def test_of_a_layer_that_is_called_once_only_at_times(self):
         class Sometimes(nn.Module):

@@ -508,18 +508,6 @@ class TestProgress:
         for name in ("rich", "rich.console", "rich.progress"):
             monkeypatch.setitem(sys.modules, name, None)
 
-    @pytest.mark.parametrize(
-        ("inputs", "shown"),
-        [(None, "100%"), ((torch.ones(2) for _ in range(2)), "predicting")],
-        ids=["loader", "generator"],
-    )
-    def test_always(self, inputs, shown, capsys):
-        self.predict(True, inputs)
-        out, err = capsys.readouterr()
-        assert err.startswith("predicting")
-        assert shown in err
-        assert out == ""
-
     @pytest.mark.usefixtures("terminal")
     def test_it_moves_with_the_forward_passes_not_with_the_loading(self, monkeypatch):
         calls = []
