@@ -116,7 +116,7 @@ FAULTS = [
         "posterior/low_rank.py",
         "self.marginal().kl_divergence(prior) + self._total_correlation()",
         "self.marginal().kl_divergence(prior) - self._total_correlation()",
-        "posterior/test_low_rank.py",
+        "posterior/test_contract.py",
     ),
     Fault(
         "divergence of matrices counts their diagonals twice",

@@ -153,11 +153,6 @@ class TestUnits:
         with MCDropout(model).applied(model, 3, seed=2):
             same_outputs(model(x), x * mask(units, 0.4, number=3, seed=2))
 
-    def test_dropout2d_of_three_axes_has_data_points_too(self):
-        model, x = nn.Dropout2d(0.4), draw(3, 5, 4)
-        with MCDropout(model).applied(model, 3), pytest.warns(UserWarning, match="interpreted as shape"):
-            same_outputs(model(x), x * mask((5, 1), 0.4, number=3))
-
     def test_in_place(self):
         model, x = nn.Dropout(0.4, inplace=True), draw(3, 5)
         before = x.clone()

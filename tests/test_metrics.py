@@ -303,10 +303,3 @@ class TestPlots:
         error = metrics.expected_calibration_error(probs, target, bins=8)
         assert f"{error:.3f}" != f"{metrics.expected_calibration_error(probs, target):.3f}"
         assert self.labels(axes)[1:] == [f"one (ECE {error:.3f})", f"two (ECE {error:.3f})"]
-
-    def test_signal_to_noise(self, axes):
-        q = ba.DiagonalGaussian({"w": torch.tensor([10.0, 1e-9, 0.0, 1.0])}, {"w": torch.tensor([1.0, 1.0, 1.0, 0.0])})
-        plots.signal_to_noise(axes, {"one": q})
-        outline = axes.patches[0].get_xy()
-        assert outline[:, 0].min() == pytest.approx(-60)  # -180 dB
-        assert outline[:, 0].max() == pytest.approx(20)

@@ -1,11 +1,11 @@
-"""The Gaussian with Kronecker-factored covariances: rotations, samples, and what is refused."""
+"""The Gaussian with Kronecker-factored covariances: rotations, samples, and how bases are stored."""
 
 import pytest
 import torch
 
 import bayesadam as ba
 from bayesadam.functional.kronecker import between, rotate
-from posterior.kinds import EXACT, F64, SHAPES, close, draw, kronecker, kronecker_block, orthogonal
+from posterior.kinds import EXACT, F64, SHAPES, close, draw, kronecker, orthogonal
 
 
 class TestRotation:
@@ -70,10 +70,3 @@ def test_bases_that_tensors_share_are_stored_once(tmp_path):
     loaded = ba.load_posterior(tmp_path / "q").left
     assert loaded["w"] is loaded["b"]
     assert loaded["w"] is not loaded["other"]
-
-
-def test_the_rows_of_the_covariance():
-    q = kronecker()
-    for name in SHAPES:
-        rows = q._rows(name)
-        torch.testing.assert_close(rows @ rows.T, kronecker_block(q, name), **EXACT)

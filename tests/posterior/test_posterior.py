@@ -120,14 +120,6 @@ class TestPruning:
         assert q.prune(1 / 3).mean["w"].tolist() == [5.0, 1.0, 0.0]
         assert q.prune(2 / 3).mean["w"].tolist() == [5.0, 0.0, 0.0]
 
-    def test_keeps_dtypes_and_hyperparameters(self):
-        q = make(lr=0.1)
-        q.mean["a"], q.variance["a"] = q.mean["a"].double(), q.variance["a"].double()
-        pruned = q.prune(0.5)
-        assert {n: m.dtype for n, m in pruned.mean.items()} == {n: m.dtype for n, m in q.mean.items()}
-        assert pruned.hyperparameters == {"lr": 0.1, "pruned_fraction": 0.5}
-        assert q.hyperparameters == {"lr": 0.1}
-
 
 @pytest.fixture
 def model():

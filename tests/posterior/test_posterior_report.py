@@ -124,18 +124,6 @@ def test_the_dictionary_is_json():
     assert told["steps"] is None
 
 
-def test_it_survives_what_is_done_to_a_posterior(tmp_path):
-    q = posterior()
-    q.save(tmp_path / "q.safetensors")
-    assert ba.load_posterior(tmp_path / "q.safetensors").report() == q.report()
-    assert q.to(dtype=torch.float64).report().total.start_share == q.report().total.start_share
-    narrow = q.to(dtype=torch.bfloat16).report()
-    assert narrow.rows[0].width == pytest.approx(q.report().rows[0].width, rel=0.01)
-    pruned = q.prune(0.5).report()
-    assert pruned.total.num_random == 200
-    assert [row.start_share for row in pruned.rows] == [0.25, 0.75]
-
-
 def test_quantiles_are_values_and_may_be_infinite():
     values = torch.arange(101.0)
     assert quantiles(values.flip(0)) == (1.0, 50.0, 99.0)

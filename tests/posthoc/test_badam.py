@@ -129,16 +129,12 @@ def test_copies_and_leaves_everything_as_it_is():
     model = network()
     optimizer = torch.optim.Adam(model.parameters(), amsgrad=True)
     train(model, optimizer)
-    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    before = copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()["state"]))
     q = badam(optimizer, model, num_data=20, weights="mle")
     for value in (*q.mean.values(), *q.variance.values()):
         value.zero_()
-    now = model.state_dict(), optimizer.state_dict()
-    for name, value in now[0].items():
-        assert torch.equal(value, before[0][name])
-    for key, state in now[1]["state"].items():
-        for name, value in state.items():
-            assert torch.equal(value, before[1]["state"][key][name])
+    now = dict(model.state_dict()), optimizer.state_dict()["state"]
+    torch.testing.assert_close(now, before, rtol=0, atol=0)
 
 
 def test_low_precision_weights_give_a_posterior_in_float32():

@@ -420,6 +420,22 @@ def test_full_curvature_of_low_rank():
         )
 
 
+@pytest.mark.parametrize("mapped", [True, False])
+def test_outputs_that_have_no_axes_for_a_single_row(mapped):
+    class Scalars(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = nn.Linear(2, 1).double()
+
+        def forward(self, x):
+            return self.model(x).squeeze() * (1.0 if mapped or x.sum().item() > -1e9 else 0.0)
+
+    x, y = draw(9, 2), draw(9, seed=1)
+    fitted = LaplaceApproximation(Scalars(), (x, y), likelihood=ba.Gaussian(1.0), structure="full")
+    rows = torch.cat([x, torch.ones(9, 1, **F64)], 1)
+    torch.testing.assert_close(fitted.curvature, rows.T @ rows, **EXACT)
+
+
 def test_a_likelihood_that_has_a_density_only_has_the_empirical_fisher():
     class Poisson(ba.likelihoods.Likelihood):
         def check(self, output, target): ...

@@ -53,14 +53,6 @@ class TestAgainstTheClosedForm:
     def variance_z(self, found, variance):
         return (found / variance - 1).sum().item() * math.sqrt((S - 1) / (2 * N))
 
-    def density_z(self, log_density, y, mean, variance):
-        """How far the mean of ``p_estimated / p_exact`` is from 1; the estimate's variance is in closed form too."""
-        noise = torch.tensor(NOISE, **F64)
-        exact = torch.distributions.Normal(mean, (variance + noise).sqrt()).log_prob(y)[:, 0]
-        square = torch.distributions.Normal(mean, (variance + noise / 2).sqrt()).log_prob(y)[:, 0]
-        relative = (square - 2 * exact - torch.log(2 * (math.pi * noise).sqrt())).exp() - 1
-        return (((log_density - exact).exp() - 1).sum() / (relative.sum() / S).sqrt()).item()
-
     def test_mean(self, problem):
         prediction, mean, variance = problem
         assert abs(self.mean_z(prediction.mean, mean, variance)) < BOUND
@@ -72,36 +64,6 @@ class TestAgainstTheClosedForm:
         assert self.variance_z(1.015 * prediction.epistemic, variance) > BOUND
         assert self.variance_z(0.985 * prediction.epistemic, variance) < -BOUND
         close(prediction.aleatoric, torch.full((N, 1), NOISE), rtol=1e-6, atol=0)
-
-    def test_log_density(self, problem):
-        prediction, mean, variance = problem
-        y = mean + 0.3
-        log_density = prediction.log_prob(y)
-        assert abs(self.density_z(log_density, y, mean, variance)) < BOUND
-        assert self.density_z(log_density, y, mean, 1.02 * variance) > BOUND  # too narrow by 1%, and so too high
-        assert self.density_z(log_density + 0.01, y, mean, variance) > BOUND
-
-    def test_joint_density_of_correlated_points(self):
-        model = nn.Linear(2, 1, **F64)
-        q = posterior_of(model, std=0.5)
-        x = torch.tensor([[1.0, 0.5], [1.0, 0.4]], **F64)
-        design = torch.cat([x, torch.ones(2, 1, **F64)], 1)
-        mean = design @ torch.cat([q.mean["weight"][0], q.mean["bias"]])
-        y = (mean + torch.tensor([0.5, 0.5], **F64)).unsqueeze(1)
-        samples = 2000
-        prediction = ba.predict(model, q, x, likelihood=ba.Gaussian(2.0), mc_samples=samples)
-        epistemic = 0.25 * design @ design.T
-        noise = 0.5 * torch.eye(2, **F64)
-        exact, square = (
-            torch.distributions.MultivariateNormal(mean, epistemic + part * noise).log_prob(y[:, 0])
-            for part in (1.0, 0.5)
-        )
-        relative = (square - 2 * exact).exp() / (4 * math.pi * 0.5) - 1
-        ratio = (prediction.joint_log_likelihood(y) - exact).exp()
-        bound = BOUND * math.sqrt(relative / samples)
-        assert abs(ratio - 1) < bound < 0.1
-        independent = torch.distributions.Normal(mean, (epistemic.diag() + 0.5).sqrt()).log_prob(y[:, 0]).sum()
-        assert abs((independent - exact).exp() - 1) > 2 * bound  # what forgetting the correlation would give
 
     def test_method_mean_is_the_network_at_the_mean(self):
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
