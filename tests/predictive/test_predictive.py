@@ -526,6 +526,14 @@ class TestRegression:
         close(prediction.epistemic, unbiased)
         close(prediction.variance, variances.mean(0) + unbiased)
 
+    def test_law_of_total_variance_of_another_likelihood(self):
+        outputs = draw(6, 4)
+        prediction, rates = from_outputs(outputs, ba.likelihoods.Poisson()), outputs.exp().numpy()
+        assert isinstance(prediction, ba.predictive.MixturePredictive)
+        close(prediction.mean, rates.mean(0))
+        close(prediction.epistemic, rates.var(0, ddof=1))
+        close(prediction.aleatoric, rates.mean(0))
+
     @pytest.mark.parametrize("likelihood", [ba.Gaussian(3.0), ba.HeteroscedasticGaussian(), ba.Bernoulli()])
     @pytest.mark.parametrize("shape", [(5, 2), (5, 7, 2)])
     def test_data_points_are_those_of_the_likelihood(self, likelihood, shape):

@@ -77,17 +77,6 @@ def test_a_logarithm_makes_it_log_normal():
     assert pred.log_prob(torch.tensor([0.0, -1.0, 1.0], dtype=F64))[:2].tolist() == [-math.inf, -math.inf]
 
 
-def test_without_a_transform_it_is_the_gaussian():
-    base = GaussianPredictive(MEAN, 0.25 * VARIANCE, 0.75 * VARIANCE)
-    pred = TransformedPredictive(base, [Identity()])
-    y = torch.tensor([0.3, -1.0, 4.0], dtype=F64)
-    torch.testing.assert_close(pred.log_prob(y), base.log_prob(y))
-    torch.testing.assert_close(pred.cdf(y), base.cdf(y))
-    torch.testing.assert_close(pred.quantile([0.1, 0.7]), base.quantile([0.1, 0.7]))
-    for name in ("mean", "variance", "epistemic", "aleatoric"):
-        torch.testing.assert_close(getattr(pred, name), getattr(base, name))
-
-
 def test_a_variable_that_is_never_negative_is_never_predicted_to_be():
     """What the Gaussian has below 0 is at 0, also where all of it is."""
     far = torch.tensor([-1.0, -30.0, -5_000.0], dtype=F64)
