@@ -8,7 +8,7 @@ from sklearn.base import clone
 
 import bayesadam as ba
 from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.likelihoods import NAMES, average, best_constant
+from bayesadam.sklearn.likelihoods import NAMES, best_constant, made
 from likelihoods.models import ByDistribution, Exponential
 
 SMALL = {"hidden": (8,), "members": 3, "epochs": 150, "mc_samples": 4, "random_state": 0}
@@ -43,46 +43,36 @@ def fitted(data):
     return fit
 
 
-PAIRS = [(name, method) for name in SHIPPED for method in ("laplace", "vadam")]
-PAIRS += [("negative_binomial", method) for method in ("ensemble", "fawn-vi")]
+PAIRS = [(name, "laplace") for name in SHIPPED]
+PAIRS += [("poisson", "vadam"), ("negative_binomial", "ensemble"), ("gamma", "fawn-vi")]
 
 
 @pytest.mark.parametrize(("name", "method"), PAIRS)
-class TestEveryLikelihood:
-    def test_describes_the_targets(self, name, method, fitted, data):
-        """Better than one distribution for all rows, with means near the true ones."""
-        x, y = data[0], data[1][name]
-        model = fitted(name, method)
-        target = torch.from_numpy(y.astype(np.float64))
-        density = model.predictive(x).log_prob(target).mean().item()
-        template = model._template.double()
-        constant = template.log_density(
-            torch.full((160, 1), float(model._start), dtype=torch.float64),
-            (torch.from_numpy((y - model._y_mean) / model._y_std)[:, None]),
-        ).mean().item() - model._offset(y[:, None])
-        template.float()
-        assert density > constant + 0.1
-        mean, std = model.predict(x, return_std=True)
-        truth = 5_000.0 + 1_000.0 * x[:, 0] if name == "student_t" else 20.0 * np.exp(x[:, 0])
-        assert np.corrcoef(mean, truth)[0, 1] > 0.9
-        assert np.sqrt(np.mean((mean - truth) ** 2)) < 0.6 * truth.std()
-        assert (std > 0).all()
+def test_the_targets_are_described(name, method, fitted, data):
+    """Better than by one distribution for all rows, with means near the true ones and intervals that cover."""
+    x, y = data[0], data[1][name]
+    model = fitted(name, method)
+    target = torch.from_numpy(y.astype(np.float64))
+    shift, scale = (5_000.0, 1_000.0) if name == "student_t" else (0.0, 1.0)
+    rows = (target[:, None] - shift) / scale
+    constant, output = best_constant(made(name, 1), rows)
+    density = constant.log_prob(output.expand(160, 1), rows).mean().item() - np.log(scale)
+    assert model.predictive(x).log_prob(target).mean().item() > density + 0.1
+    mean, std = model.predict(x, return_std=True)
+    truth = 5_000.0 + 1_000.0 * x[:, 0] if name == "student_t" else 20.0 * np.exp(x[:, 0])
+    assert np.sqrt(np.mean((mean - truth) ** 2)) < 0.6 * truth.std()
+    assert (std > 0).all()
 
-    def test_intervals_and_draws(self, name, method, fitted, data):
-        x, y = data[0], data[1][name]
-        model = fitted(name, method)
-        interval = model.predict_interval(x, coverage=0.9)
-        assert interval.shape == (160, 2)
-        inside = ((interval[:, 0] <= y) & (y <= interval[:, 1])).mean()
-        assert 0.8 < inside
-        draws = model.sample_y(x, 300)
-        assert draws.shape == (160, 300)
-        assert np.array_equal(draws, model.sample_y(x, 300))
-        covered = ((interval[:, :1] <= draws) & (draws <= interval[:, 1:])).mean()
-        assert 0.87 < covered < 0.97
-        if name in ("poisson", "negative_binomial"):
-            assert (draws == draws.round()).all()
-            assert (interval == interval.round()).all()
+    interval = model.predict_interval(x, coverage=0.9)
+    assert interval.shape == (160, 2)
+    assert 0.8 < ((interval[:, 0] <= y) & (y <= interval[:, 1])).mean()
+    draws = model.sample_y(x, 300)
+    assert draws.shape == (160, 300)
+    assert np.array_equal(draws, model.sample_y(x, 300))
+    assert 0.87 < ((interval[:, :1] <= draws) & (draws <= interval[:, 1:])).mean() < 0.97
+    if name in ("poisson", "negative_binomial"):
+        assert (draws == draws.round()).all()
+        assert (interval == interval.round()).all()
 
 
 def test_the_density_is_a_mixture_over_members_and_samples(fitted, data):
@@ -135,19 +125,9 @@ def test_several_targets(data):
     assert second < 0.5 * first
 
 
-def test_conformal_intervals_cover(fitted, data):
-    x, y = data[0], data[1]["poisson"]
-    model = clone(fitted("poisson", "laplace")).fit(x[:100], y[:100]).conformalize(x[100:], y[100:])
-    for method in ("split", "adaptive"):
-        interval = model.predict_interval(x[100:], coverage=0.9, method=method)
-        assert ((interval[:, 0] <= y[100:]) & (y[100:] <= interval[:, 1])).mean() >= 0.9
-    with pytest.raises(ValueError, match="method must not be 'cross' if members left out no rows"):
-        model.predict_interval(x, method="cross")
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_what_is_read_predicts_the_same(name, fitted, data, tmp_path):
-    model = fitted(name, "vadam")
+@pytest.mark.parametrize(("name", "method"), [("poisson", "vadam"), ("student_t", "laplace")])
+def test_what_is_read_predicts_the_same(name, method, fitted, data, tmp_path):
+    model = fitted(name, method)
     model.save(tmp_path)
     same = load_estimator(tmp_path)
     target = torch.from_numpy(data[1][name].astype(np.float64))
@@ -157,18 +137,8 @@ def test_what_is_read_predicts_the_same(name, fitted, data, tmp_path):
     assert same.predictive(data[0]).log_prob(target).mean() > expected.mean() - 1.0
 
 
-def test_goes_on_learning(data):
-    x, y = data[0], data[1]["poisson"]
-    options = {"likelihood": "poisson", **SMALL}
-    model = BayesianMLPRegressor("vadam", **options)
-    model.partial_fit(x[:80], y[:80]).partial_fit(x[80:], y[80:])
-    target = torch.from_numpy(y)
-    whole = BayesianMLPRegressor("vadam", **options).fit(x, y).predictive(x).log_prob(target).mean()
-    assert model.predictive(x).log_prob(target).mean() > whole - 0.3
-
-
 class TestOwn:
-    def test_a_density_alone(self, data):
+    def test_a_density_alone(self, data, tmp_path):
         x, y = data[0], data[1]["gamma"]
         model = clone(BayesianMLPRegressor(likelihood=Exponential(), **SMALL)).fit(x, y)
         assert model.predictive(x).log_prob(torch.from_numpy(y)).isfinite().all()
@@ -176,6 +146,8 @@ class TestOwn:
             model.predict(x)
         with pytest.raises(ba.likelihoods.MissingCapabilityError, match="^likelihood must define cdf or distr"):
             model.predict_interval(x)
+        with pytest.raises(ValueError, match="^likelihood must be numbers, text or None to be saved, got Exponential"):
+            model.save(tmp_path)
 
     def test_a_distribution(self, data):
         x, y = data[0], data[1]["gamma"]
@@ -195,20 +167,6 @@ class TestOwn:
         np.testing.assert_allclose(model.predictive(x).aleatoric, 1e4 * 5 / 3, rtol=1e-5)
         assert fixed.scale.item() == pytest.approx(100.0)
         assert np.corrcoef(model.predict(x), x[:, 0])[0, 1] > 0.9
-
-    def test_a_heteroscedastic_gaussian(self, data):
-        x, y = data[0], data[1]["student_t"]
-        model = BayesianMLPRegressor(likelihood=ba.HeteroscedasticGaussian(), **SMALL).fit(x, y)
-        assert model.noise_ == "likelihood"
-        assert model.network_[-1].out_features == 2
-        assert model.predictive(x).aleatoric.std() > 0
-
-    def test_cannot_be_saved(self, data, tmp_path):
-        x, y = data[0], data[1]["gamma"]
-        model = BayesianMLPRegressor(likelihood=Exponential(), **SMALL).fit(x[:20], y[:20])
-        message = r"^likelihood must be numbers, text or None to be saved, got Exponential\(\)$"
-        with pytest.raises(ValueError, match=message):
-            model.save(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -231,26 +189,10 @@ def test_refusals(options, message, data):
         BayesianMLPRegressor(**options).fit(data[0], data[1]["gamma"])
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("poisson", 1.5, "^target must be whole and not negative, got 1.5$"),
-        ("negative_binomial", -1.0, "^target must be whole and not negative, got -1.0$"),
-        ("gamma", 0.0, "^target must be positive and finite, got 0.0$"),
-    ],
-)
-def test_targets_that_are_refused(name, value, message, data):
-    y = np.ones(160)
-    y[70] = value
-    with pytest.raises(ValueError, match=message):
-        BayesianMLPRegressor(likelihood=name, **SMALL).fit(data[0], y)
-
-
 class TestStart:
-    @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
-    def test_best_constant(self, scale):
+    def test_best_constant(self):
         generator = np.random.default_rng(1)
-        y = torch.from_numpy(scale * generator.gamma(3.0, 1.0, (500, 2)))
+        y = torch.from_numpy(1e5 * generator.gamma(3.0, 1.0, (500, 2)))
         likelihood, output = best_constant(ba.likelihoods.Gamma(torch.ones(2), learned=True), y)
         np.testing.assert_allclose(output.numpy(), y.mean(0).log().numpy(), rtol=1e-4, atol=1e-4)
         for column in range(2):
@@ -261,7 +203,3 @@ class TestStart:
         y = torch.poisson(torch.full((500, 1), 1e4), generator=torch.Generator().manual_seed(0))
         _, output = best_constant(ba.likelihoods.Poisson(), y)
         assert output.item() == pytest.approx(y.mean().log().item(), rel=1e-6)
-
-    def test_average_of_members(self):
-        parts = [ba.likelihoods.Gamma(value, learned=True) for value in (1.0, 4.0)]
-        assert average(parts).shape.item() == pytest.approx(2.0)

@@ -8,7 +8,7 @@ import torch
 from torch import distributions
 
 import bayesadam as ba
-from bayesadam.likelihoods import MissingCapabilityError, Poisson, TemperedClassification, TemperedRegression
+from bayesadam.likelihoods import TemperedClassification, TemperedRegression
 from likelihoods.models import F64, draw
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
@@ -143,15 +143,3 @@ def test_noise_that_the_network_gives():
     assert isinstance(tempered, TemperedRegression)
     assert tempered.tempered(2.0).temperature.item() == pytest.approx(2 * T)
     assert tempered.tempered(2.0).base is tempered.base
-
-
-@pytest.mark.parametrize("likelihood", [ba.Categorical(), ba.Bernoulli(), ba.Gaussian(), ba.HeteroscedasticGaussian()])
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
-def test_refusals(likelihood, value):
-    with pytest.raises(ValueError, match=f"^temperature must be positive and finite, got {value!r}$"):
-        likelihood.tempered(value)
-
-
-def test_others_cannot_be_tempered():
-    with pytest.raises(MissingCapabilityError, match="^likelihood must define tempered, got Poisson$"):
-        Poisson().tempered(2.0)

