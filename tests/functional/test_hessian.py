@@ -80,8 +80,7 @@ def flat(diagonals, parameters):
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float64) for name in NETS), ("convolution", torch.float32)])
 def test_matrix_and_diagonal_equal_torchs(name, dtype):
     net, x = setting(name, dtype)
     parameters = list(net.parameters())
@@ -97,7 +96,7 @@ def test_matrix_and_diagonal_equal_torchs(name, dtype):
     assert torch.allclose(flat(diagonal, parameters), expected.diagonal(), **tolerance)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 40, 100])
+@pytest.mark.parametrize("chunk", [1, 7, 100])
 def test_batches_of_rows_do_not_change_the_numbers(monkeypatch, chunk):
     net, x = setting("tanh", torch.float64)
     parameters = list(net.parameters())
@@ -157,24 +156,6 @@ def test_odd_parameters():
     assert torch.allclose(flat(estimate, parameters), expected.sum(1), rtol=1e-14)
 
 
-def test_a_loss_that_is_linear_in_everything():
-    parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(()))]
-    grads = hessian.gradients(2 * parameters[0].sum() + parameters[1], parameters)
-    assert [g.sum().item() for g in grads] == [6.0, 1.0]
-    assert not hessian.matrix(grads, parameters).any()
-    assert not flat(hessian.diagonal(grads, parameters), parameters).any()
-    estimate = hessian.hutchinson(grads, parameters, [[torch.ones_like(p) for p in parameters]])
-    assert not flat(estimate, parameters).any()
-
-
-def test_no_parameters():
-    grads = hessian.gradients(torch.ones((), requires_grad=True).square(), [])
-    assert grads == []
-    assert hessian.matrix(grads, []).shape == (0, 0)
-    assert hessian.diagonal(grads, []) == []
-    assert hessian.hutchinson(grads, [], [[]]) == []
-
-
 def test_the_matrix_has_the_widest_dtype():
     narrow, wide = nn.Parameter(torch.ones(1)), nn.Parameter(torch.ones(1, dtype=torch.float64))
     loss = wide.pow(3).sum() / 7 + narrow.double().square().sum() * wide.sum()
@@ -184,24 +165,11 @@ def test_the_matrix_has_the_widest_dtype():
         assert matrix.diagonal()[place].item() == pytest.approx(6 / 7, rel=1e-14)
 
 
-@pytest.mark.parametrize("shape", [(2,), (0,), (1, 2)])
-def test_the_loss_must_be_one_number(shape):
-    with pytest.raises(ValueError, match="loss must be one number, got a tensor of shape"):
-        hessian.gradients(torch.ones(shape, requires_grad=True).square(), [nn.Parameter(torch.ones(1))])
-
-
-def test_a_loss_of_shape_1_is_one_number():
+def test_the_loss_must_be_one_number():
     parameter = nn.Parameter(torch.ones(1))
-    grads = hessian.gradients(parameter.square(), [parameter])
-    assert hessian.matrix(grads, [parameter]).item() == 2.0
-
-
-def test_a_graph_that_is_gone():
-    net, x = setting("tanh", torch.float32)
-    loss = loss_of(net, x)
-    loss.backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        hessian.gradients(loss, list(net.parameters()))
+    assert hessian.matrix(hessian.gradients(parameter.square(), [parameter]), [parameter]).item() == 2.0
+    with pytest.raises(ValueError, match="loss must be one number, got a tensor of shape"):
+        hessian.gradients(parameter.repeat(2).square(), [parameter])
 
 
 # Hutchinson
@@ -209,16 +177,6 @@ def test_a_graph_that_is_gone():
 
 def random_signs(parameters, generator):
     return [torch.randint(0, 2, p.shape, generator=generator).double() * 2 - 1 for p in parameters]
-
-
-def test_hutchinson_is_exact_for_a_diagonal_hessian():
-    parameters = [nn.Parameter(torch.randn(4, dtype=torch.float64)), nn.Parameter(torch.ones(2, 2).double())]
-    loss = parameters[0].pow(4).sum() + parameters[1].pow(3).sum()
-    grads = hessian.gradients(loss, parameters)
-    signs = random_signs(parameters, torch.Generator().manual_seed(0))
-    estimate = hessian.hutchinson(grads, parameters, [signs])
-    assert torch.allclose(estimate[0], 12 * parameters[0].detach().square(), rtol=1e-14)
-    assert torch.allclose(estimate[1], 6 * parameters[1].detach(), rtol=1e-14)
 
 
 def test_hutchinson_is_the_mean_of_its_probes():
@@ -234,27 +192,6 @@ def test_hutchinson_is_the_mean_of_its_probes():
     for single, probe in zip(singles, probes, strict=True):
         v = flat(probe, parameters)
         assert torch.allclose(single, v * (matrix @ v), rtol=1e-11, atol=1e-13)
-
-
-def test_hutchinson_is_unbiased_with_the_variance_of_its_off_diagonal():
-    count = 8_000
-    generator = torch.Generator().manual_seed(2)
-    root = torch.randn(6, 6, generator=generator).double()
-    matrix = 0.1 * (root + root.T) + torch.diag(torch.arange(2.0, 8.0).double())
-    parameters = [nn.Parameter(torch.zeros(4).double()), nn.Parameter(torch.zeros(2).double())]
-    theta = torch.cat(parameters)
-    grads = hessian.gradients(0.5 * theta @ matrix @ theta, parameters)
-    draws = torch.stack(
-        [
-            flat(hessian.hutchinson(grads, parameters, [random_signs(parameters, generator)]), parameters)
-            for _ in range(count)
-        ]
-    )
-    spread = (matrix.square().sum(1) - matrix.diagonal().square()).sqrt()
-    z = (draws.mean(0) - matrix.diagonal()) / spread * math.sqrt(count)
-    assert z.abs().max() < 4
-    assert (0.01 * matrix.diagonal() / spread * math.sqrt(count)).max() > 4.5  # a bias of 1% is seen
-    assert torch.allclose(draws.std(0), spread, rtol=0.05)
 
 
 # The probes that the optimiser draws
