@@ -2,7 +2,6 @@
 
 import copy
 import io
-import pickle
 
 import pytest
 import torch
@@ -13,14 +12,6 @@ from curvature.conftest import assert_near, by_example, squares_of_examples, tar
 from curvature.models import mlp, tokens, transformer
 
 
-def by_deepcopy(value):
-    return copy.deepcopy(value)
-
-
-def by_pickle(value):
-    return pickle.loads(pickle.dumps(value))
-
-
 def by_torch_save(value):
     buffer = io.BytesIO()
     torch.save(value, buffer)
@@ -28,7 +19,7 @@ def by_torch_save(value):
     return torch.load(buffer, weights_only=False)
 
 
-COPIES = [by_deepcopy, by_pickle, by_torch_save]
+COPIES = [copy.deepcopy, by_torch_save]
 
 
 def used(make=transformer):
