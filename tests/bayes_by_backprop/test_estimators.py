@@ -171,24 +171,6 @@ def test_gradients_are_unbiased(estimator):
     assert z.square().mean() < 2.0
 
 
-@pytest.mark.parametrize("layer", ["linear", "conv2d"])
-@pytest.mark.parametrize("estimator", ["shared", "local", "flipout"])
-def test_without_spread_all_are_the_deterministic_network(layer, estimator):
-    make, shape = LAYERS[layer]
-    net = made(make, estimator)
-    for rho in net.rho.parameters():
-        rho.data.fill_(-math.inf)
-    x = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
-    x = (x * (x.flatten()[0] > -9)).requires_grad_()
-    out = net(x)
-    torch.testing.assert_close(out, net.model(x), rtol=1e-13, atol=1e-13)
-    out.square().sum().backward()
-    for parameter, plain in zip(net.model.parameters(), make().parameters(), strict=True):
-        assert parameter.grad.isfinite().all()
-        assert parameter.grad.shape == plain.shape
-    assert all(rho.grad is None or (rho.grad == 0).all() for rho in net.rho.parameters())
-
-
 def test_inputs_of_zeros_have_finite_gradients():
     net = made(lambda: nn.Linear(4, 3, bias=False), "local")
     net(torch.zeros(2, 4, dtype=torch.float64)).sum().backward()

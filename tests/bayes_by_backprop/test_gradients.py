@@ -152,31 +152,6 @@ def test_several_samples_average_the_gradients():
         torch.testing.assert_close(parameter.grad, sum(grads) / 3, rtol=1e-12, atol=1e-14)
 
 
-def test_sampled_and_closed_form_divergence_agree():
-    torch.manual_seed(0)
-    model = nn.Linear(100, 50).double()
-    sampled = variational(model, prior=2.0, initial_std=0.3, kl="sampled")
-    exact = variational(model, prior=2.0, initial_std=0.3).kl_divergence().item()
-    assert exact == pytest.approx(sampled.posterior().kl_divergence(2.0).item(), rel=1e-12)
-    with torch.no_grad():
-        values = torch.stack([sampled.kl_divergence() for _ in range(40)])
-    error = values.std().item() / math.sqrt(len(values))
-    assert abs(values.mean().item() - exact) < 3.5 * error
-    assert 3.5 * error < 0.01 * exact
-
-
-def test_sticking_the_landing_has_no_noise_at_the_optimum():
-    """Where posterior and prior agree, every sample's gradient is zero; without it, it is not."""
-    for stick in (False, True):
-        model = nn.Linear(3, 2).double()
-        nn.init.zeros_(model.weight)
-        nn.init.zeros_(model.bias)
-        net = variational(model, prior=4.0, initial_std=0.5, kl="sampled", sticking_the_landing=stick)
-        net.kl_divergence().backward()
-        worst = max(p.grad.abs().max().item() for p in net.parameters())
-        assert (worst < 1e-12) == stick
-
-
 def test_gradients_of_the_first_pass_are_right_when_a_pass_without_gradients_came_before():
     x, y = data()
     grads = []

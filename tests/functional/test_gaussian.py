@@ -54,16 +54,6 @@ def test_values_are_torchs(batch):
 
 
 class TestArguments:
-    def test_shapes_broadcast(self, batch):
-        value, mean, variance, prior_mean, prior_variance = (x[:6] for x in batch)
-        rows, columns = mean[:, None], variance[None, :]
-        assert torch.equal(
-            gaussian.log_prob(value[0], rows, columns)[2, 3], gaussian.log_prob(value[0], mean[2], variance[3])
-        )
-        found = gaussian.kl_divergence(rows, columns, prior_mean[0], prior_variance[0])
-        assert found.shape == (6, 6)
-        assert torch.equal(found[2, 3], gaussian.kl_divergence(mean[2], variance[3], prior_mean[0], prior_variance[0]))
-
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     def test_low_precision_is_computed_in_float64(self, batch, dtype):
         low = [x.to(dtype) for x in batch]

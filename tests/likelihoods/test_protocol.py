@@ -6,7 +6,7 @@ from torch import distributions
 
 import bayesadam as ba
 from bayesadam.likelihoods import Likelihood
-from likelihoods.models import F64, ByDistribution, ByElements, Exponential, Laplace, Neighbours, draw
+from likelihoods.models import F64, ByDistribution, ByElements, Exponential, Neighbours, draw
 
 ALL = [Exponential, ByElements, ByDistribution]
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
@@ -59,11 +59,6 @@ class TestOneMethodSuffices:
         densities = (nodes - y * nodes.exp()).exp()
         error = densities.std(1) / densities.mean(1) / 400_000**0.5
         assert ((found - densities.mean(1).log()).abs() < 4 * error + 1e-9).all()
-
-
-def test_no_curvature_of_straight_pieces():
-    z, y = data(6, 2)
-    assert not Laplace().fisher_factor(z, y).any()
 
 
 def test_no_variance_is_the_mean():

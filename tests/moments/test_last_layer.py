@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.parallel import DataParallel
 
 import bayesadam as ba
 from bayesadam import priors
@@ -206,15 +205,6 @@ class TestPrediction:
         close(pred.epistemic, found.variance.detach())
         close(pred.variance, found.variance.detach() + 1.0)
 
-    @pytest.mark.parametrize("covariance", COVARIANCES)
-    def test_of_classes_has_these_logits(self, covariance):
-        net, x = made(covariance, outputs=3), draw(6, 3, seed=1)
-        found = net(x)
-        pred = ba.predict(net.model, net.posterior(), x, likelihood=ba.Categorical(), mc_samples=4000)
-        assert isinstance(pred, ba.predictive.GaussianLogitsPredictive)
-        logits = found.mean + found.variance.sqrt() * draw(5_000, 6, 3, seed=5)
-        close(pred.class_probs, logits.softmax(-1).mean(0).detach(), rtol=0, atol=0.02)
-
     def test_a_saved_posterior(self, tmp_path):
         net, x = made(), draw(6, 3, seed=1)
         net.posterior().save(tmp_path / "q.safetensors")
@@ -222,14 +212,6 @@ class TestPrediction:
         assert q.hyperparameters["prior"] == "GaussianPrior(precision=1.0, mean=0.0)"
         pred = ba.predict(mlp(), q, x, likelihood=ba.Gaussian())
         close(pred.epistemic, net(x).variance.detach())
-
-    def test_a_mixture_of_them(self):
-        nets, x = [made(), ba.variational_last_layer(mlp(seed=1))], draw(6, 3, seed=1)
-        mixture = ba.Mixture([net.posterior() for net in nets])
-        pred = ba.predict(nets[0].model, mixture, x, likelihood=ba.Gaussian())
-        means = torch.stack([net(x).mean.detach() for net in nets])
-        inside = torch.stack([net(x).variance.detach() for net in nets]).mean(0)
-        close(pred.epistemic, inside + means.var(0))
 
 
 class TestPriors:
@@ -316,12 +298,6 @@ class TestNetworks:
             (gradient,) = torch.autograd.grad(ours, net.log_scale.get_parameter("2/weight"))
             assert gradient.any()
 
-    def test_wrappers(self):
-        net, x, y = made(), draw(5, 3), draw(5, 2, seed=1)
-        expected = net.loss(x, y, likelihood=ba.Gaussian(), num_data=5)
-        wrapped = DataParallel(net)  # without devices it only calls its module
-        assert torch.equal(net.loss(x, y, likelihood=ba.Gaussian(), num_data=5, wrapper=wrapped), expected)
-
     def test_autocast_is_for_the_layers_before(self):
         torch.manual_seed(0)
         net = ba.variational_last_layer(nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2)))
@@ -333,12 +309,6 @@ class TestNetworks:
         assert inside.mean.dtype == inside.variance.dtype == loss.dtype == torch.float32
         assert not torch.equal(inside.mean, outside.mean)  # the features are rounded
         close(inside.variance, outside.variance, rtol=0.05, atol=1e-5)
-
-    def test_narrow_weights(self):
-        net = ba.variational_last_layer(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).bfloat16())
-        found = net(torch.ones(5, 3, dtype=torch.bfloat16))
-        assert found.mean.dtype == found.variance.dtype == torch.float32
-        assert net.posterior().mean["0.weight"].dtype == torch.float32
 
 
 @pytest.mark.parametrize("hook", [lambda layer, args, output: 2 * output, lambda layer, args, output: output.mul_(2)])

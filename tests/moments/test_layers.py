@@ -127,20 +127,6 @@ class TestMaxPooling:
             ours = graph.run(model, {}, (Moments(x, torch.full_like(x, 1e-16)),), {})
             close(ours.mean, layer(x), rtol=0.0, atol=1e-6)
 
-    @pytest.mark.parametrize(
-        ("window", "mean_error", "std_error"), [(2, 0.002, 0.022), (3, 0.013, 0.054), (4, 0.036, 0.081)]
-    )
-    def test_accuracy_for_equal_units_is_the_stated_one(self, window, mean_error, std_error):
-        """Against an integral over the density of the largest of ``n`` standard normals."""
-        n = window**2
-        density = lambda x: n * norm.pdf(x) * norm.cdf(x) ** (n - 1)  # noqa: E731
-        mean = integrate.quad(lambda x: x * density(x), -9, 9)[0]
-        variance = integrate.quad(lambda x: (x - mean) ** 2 * density(x), -9, 9)[0]
-        zero = torch.zeros(1, 1, window, window, dtype=torch.float64)
-        ours = maps.max_pool(zero, zero + 1.0, (window, window))
-        assert abs(float(ours[0]) - mean) < mean_error
-        assert -std_error < float(ours[1].sqrt()) - math.sqrt(variance) < 0.0
-
 
 class TestEmbedding:
     def test_means_and_variances_of_rows(self):

@@ -80,15 +80,6 @@ def test_partial_gaussian():
     )
 
 
-def test_point_masses_give_the_networks_own_output():
-    model, (x, _) = mlp(), data()
-    means = {n: p.detach().clone() for n, p in model.named_parameters()}
-    q = ba.DiagonalGaussian(means, {n: torch.zeros_like(m) for n, m in means.items()})
-    ours = propagate(model, q, x)
-    assert torch.equal(ours.mean, model(x))
-    assert ours.epistemic.eq(0).all()
-
-
 def test_one_output():
     model, (x, y) = mlp(1), data(1)
     q = diagonal(model)
@@ -165,15 +156,7 @@ class TestInputs:
         model, x, y = Two().double(), draw(9, 4), draw(9, 2, seed=1)
         q = diagonal(model)
         whole = propagate(model, q, (x, y))
-        loader = DataLoader(
-            TensorDataset(x, y, draw(9, 3)),
-            4,
-            collate_fn=lambda rows: (
-                tuple(torch.stack(part) for part in zip(*[row[:2] for row in rows], strict=True)),
-                torch.stack([row[2] for row in rows]),
-            ),
-        )
-        ways = ({"y": y, "x": x}, loader, [{"x": x[:4], "y": y[:4]}, {"x": x[4:], "y": y[4:]}])
+        ways = ({"y": y, "x": x}, [{"x": x[:4], "y": y[:4]}, {"x": x[4:], "y": y[4:]}])
         for inputs in ways:
             ours = propagate(model, q, inputs)
             close(ours.mean, whole.mean)
@@ -188,7 +171,6 @@ class TestInputs:
         ("likelihood", "target", "outputs"),
         [
             (NOISE, draw(3, 5, 2, seed=8), 2),
-            (ba.HeteroscedasticGaussian(), draw(3, 5, 1, seed=8), 2),
             (ba.Categorical(), torch.arange(15).view(3, 5) % 3, 3),
             (ba.Bernoulli(), (draw(3, 5, 2, seed=8) > 0).double(), 2),
         ],
