@@ -54,15 +54,6 @@ def test_large_and_small_parameters_have_the_same_noise_as_one_by_one():
                 torch.testing.assert_close(net._draw.theta(name), mean + 0.5 * eps, rtol=1e-12, atol=1e-12)
 
 
-def test_evaluation_mode_uses_the_means_and_draws_nothing():
-    net = variational(mlp(), initial_std=0.3).eval()
-    x, _ = data()
-    assert torch.equal(net(x), net.model(x))
-    assert net._number == 0
-    with net.common_draw():
-        assert not torch.equal(net(x), net.model(x))
-
-
 def test_the_model_holds_the_means_whatever_happens():
     class Failing(nn.Linear):
         def forward(self, x):
@@ -79,6 +70,12 @@ def test_the_model_holds_the_means_whatever_happens():
                 net(data()[0])
         assert model.weight is weight
         assert torch.equal(weight, before)
+
+
+def test_evaluation_mode_uses_the_means_and_draws_nothing():
+    net, (x, _) = variational(mlp(), initial_std=0.3).eval(), data()
+    assert torch.equal(net(x), net.model(x))
+    assert net._number == 0
 
 
 def test_a_common_draw_is_one_sample_and_others_are_others():
@@ -155,9 +152,8 @@ def test_tied_weights_have_one_mean_and_one_sample():
 @pytest.mark.parametrize("estimator", ["shared", "local"])
 def test_batch_norm_and_dropout_keep_working(estimator):
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)
-    )
+    layers = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5), nn.Flatten(), nn.Linear(16, 3)]
+    model = nn.Sequential(*layers)
     net = variational(model, estimator=estimator)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-2)
     x, y = torch.randn(20, 1, 4, 4), torch.randint(3, (20,))

@@ -9,14 +9,8 @@ from torch import nn
 
 import bayesadam as ba
 from bayesadam.curvature import PerExampleSquares
-from curvature.conftest import check
+from curvature.conftest import check, read, started
 from curvature.models import inputs, mlp, tokens, transformer
-
-
-def started(model, **options):
-    squares = PerExampleSquares(model, **options)
-    squares.start()
-    return squares
 
 
 class Reshaped(nn.Module):
@@ -161,7 +155,7 @@ def test_as_many_positions_as_examples_once_seen_with_another_number():
     model(tokens(6))
     squares.start()
     model(x).square().flatten(1).sum(1).mean().backward()
-    found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+    found = read(model, squares)
     other = transformer(rows="row")
     squares = started(other)
     other(x).square().flatten(1).sum(1).mean().backward()

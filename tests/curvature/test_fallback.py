@@ -8,7 +8,7 @@ from torch.nn.utils import prune, spectral_norm, weight_norm
 from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.fallback import Replay
 from bayesadam.curvature.units import units_of
-from curvature.conftest import assert_near, by_example, check, collected, squares_of_examples, targets
+from curvature.conftest import assert_near, by_example, check, collected, squares_of_examples, started, targets
 from curvature.models import First, TorchAttention, inputs, tokens, transformer
 
 
@@ -306,8 +306,7 @@ def test_dropout_is_refused(module):
 
     model = nn.Sequential(Owner()) if isinstance(module, nn.Sequential) else module
     name = {TorchAttention: "attention", First: "module"}.get(type(model), "0")
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     with pytest.raises(
         RuntimeError, match=rf"module '{name}' \(\w+\) must not draw random numbers .* got dropout 0.[12]"
     ):

@@ -10,7 +10,7 @@ from bayesadam.curvature import PerExampleSquares
 from bayesadam.curvature.fallback import Replay
 from bayesadam.curvature.totals import chunks
 from bayesadam.curvature.units import units_of
-from curvature.conftest import check
+from curvature.conftest import check, started
 from curvature.models import convnet, inputs, mlp, tokens, transformer
 
 
@@ -112,8 +112,7 @@ def test_embedding(shape, padding, by_frequency):
     if not by_frequency:
         check(nn.Sequential(layer, nn.Tanh()), x)
         return
-    squares = PerExampleSquares(layer, reduction="sum")
-    squares.start()
+    squares = started(layer, reduction="sum")
     layer(x).pow(2).sum().backward()
     counts = torch.bincount(x.flatten(), minlength=3)
     expected = torch.zeros(3, 2)

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from bayesadam.curvature import PerExampleSquares
-from curvature.conftest import assert_near, by_example, check, collected, squares_of_examples, targets
+from curvature.conftest import assert_near, by_example, check, collected, read, squares_of_examples, started, targets
 from curvature.models import convnet, inputs, mlp, tokens, transformer
 
 
@@ -23,18 +22,13 @@ def without_closed_forms():
 def setup(make=mlp, dtype=torch.float64, reduction="mean"):
     model = make().to(dtype)
     x = {convnet: inputs(6, 2, 8, 8).to(dtype), transformer: tokens()}.get(make, inputs(6, 5).to(dtype))
-    return model, x, targets(model, x), PerExampleSquares(model, reduction=reduction)
-
-
-def read(model, squares):
-    return {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+    return model, x, targets(model, x), started(model, reduction=reduction)
 
 
 @pytest.mark.parametrize("make", [mlp, convnet, transformer])
 @pytest.mark.parametrize(("reduction", "sizes"), [("sum", (1, 5)), ("mean", (2, 2, 2))])
 def test_micro_batches(make, reduction, sizes):
     model, x, t, squares = setup(make, reduction=reduction)
-    squares.start()
     for part, target in zip(x.split(sizes), t.split(sizes), strict=True):
         loss = by_example(reduction)(model(part), target)
         squares.backward(loss / 3 if reduction == "mean" else loss)
@@ -44,7 +38,6 @@ def test_micro_batches(make, reduction, sizes):
 
 def test_reading_between_and_again():
     model, x, t, squares = setup()
-    squares.start()
     by_example("mean")(model(x), t).backward()
     first = {name: value.clone() for name, value in read(model, squares).items()}
     assert_near(read(model, squares), first, 0.0)
@@ -69,7 +62,6 @@ def test_reading_between_and_again():
 
 def test_a_pass_from_before_the_start_does_not_count():
     model, x, t, squares = setup()
-    squares.start()
     loss = by_example("mean")(model(x), t)
     squares.start()
     loss.backward()
@@ -81,7 +73,6 @@ def test_a_pass_from_before_the_start_does_not_count():
 def test_forgetting_between_forward_and_backward():
     """``zero_grad`` may come there."""
     model, x, t, squares = setup(transformer)
-    squares.start()
     loss = by_example("mean")(model(x), t)
     squares.discard()
     loss.backward()
@@ -91,7 +82,6 @@ def test_forgetting_between_forward_and_backward():
 
 def test_passes_without_backward_do_not_count():
     model, x, t, squares = setup()
-    squares.start()
     model(x[:2])
     with torch.no_grad():
         model(x[:3])
@@ -105,8 +95,7 @@ def test_an_unused_parameter(part):
     model = nn.ModuleDict({"a": nn.Linear(5, 3), "b": nn.Linear(5, 3)}).double()
     model.forward = lambda x, keys: sum(model[key](x) for key in keys)
     x, t = inputs(6, 5).double(), inputs(6, 3).double()
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     by_example("mean")(model(x[:2], "ab" if part == "some" else "a"), t[:2]).div(2).backward()
     by_example("mean")(model(x[2:4], "a"), t[2:4]).div(2).backward()
     assert squares.num_examples == 4
@@ -180,12 +169,11 @@ def test_a_parameter_twice_in_one_module():
 def test_shared_layers_in_micro_batches():
     model, x, t = transformer(tied=True).double(), tokens(), None
     t = targets(model, x)
-    squares = PerExampleSquares(model, reduction="sum")
-    squares.start()
+    squares = started(model, reduction="sum")
     first = by_example("sum")(model(x[:2]), t[:2])
     by_example("sum")(model(x[2:]), t[2:]).backward()
     first.backward()
-    found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+    found = read(model, squares)
     assert_near(found, squares_of_examples(model, x, t), 1e-12)
 
 
@@ -228,12 +216,11 @@ def test_a_backward_pass_inside_an_autocast_region_squares_in_full_precision(lay
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Identity(), layer), inputs(6, 3, 3)
     t = targets(model, x)
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     loss = by_example("mean")(model(x), t)
     with torch.autocast("cpu", torch.bfloat16):
         loss.backward()
-    found = {name: squares.mean_squares(p) for name, p in model.named_parameters()}
+    found = read(model, squares)
     assert_near(found, squares_of_examples(model, x, t), 2e-6)
 
 
@@ -241,8 +228,7 @@ def test_a_backward_pass_inside_an_autocast_region_squares_in_full_precision(lay
 def test_squares_of_low_precision_parameters_are_wide(dtype):
     """Their output gradients are squared in float32: 1e-5 squared is zero in float16."""
     layer, x = nn.Linear(3, 2).to(dtype), inputs(4, 3).to(dtype)
-    squares = PerExampleSquares(layer, reduction="sum")
-    squares.start()
+    squares = started(layer, reduction="sum")
     (layer(x) * 1e-4).sum().backward()
     found = squares.mean_squares(layer.weight)
     assert found.dtype == torch.float32
@@ -270,8 +256,7 @@ def test_several_vectors(model, x):
     model = copy.deepcopy(model).double()
     x = x.double() if x.is_floating_point() else x
     vectors = torch.randn(3, *model(x).shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
-    squares = PerExampleSquares(model, reduction="sum")
-    squares.start()
+    squares = started(model, reduction="sum")
     for vector in vectors:
         model(x).backward(vector)
     expected = {name: 18 * value for name, value in read(model, squares).items()}
@@ -319,7 +304,6 @@ def test_checkpointing(reentrant, positions, tied):
 @pytest.mark.parametrize(("make", "reentrant"), [(mlp, True), (convnet, False), (transformer, True)])
 def test_checkpointing_the_whole_model(make, reentrant):
     model, x, t, squares = setup(make)
-    squares.start()
     x_in = x.clone().requires_grad_() if x.is_floating_point() else x
     anchor = torch.zeros((), requires_grad=True, dtype=torch.float64)
     y = checkpoint(lambda x, anchor: model(x) + anchor, x_in, anchor, use_reentrant=reentrant)
@@ -347,8 +331,7 @@ def test_checkpointing_still_saves_memory():
             return checkpoint(part, x, use_reentrant=False)
 
     model = Model()
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     y = model(inputs(6, 3, 5))
     gc.collect()
     assert kept[0]() is None
@@ -357,8 +340,7 @@ def test_checkpointing_still_saves_memory():
 
 
 def test_activations_are_freed_by_the_backward_pass():
-    model, x, t, squares = setup(transformer)
-    squares.start()
+    model, x, t, _squares = setup(transformer)
     seen = []
     model.norm.register_forward_hook(lambda module, args, output: seen.append(weakref.ref(args[0])))
     loss = by_example("mean")(model(x), t)
@@ -370,7 +352,6 @@ def test_activations_are_freed_by_the_backward_pass():
 
 def test_nothing_is_kept_of_a_model_and_its_passes():
     model, x, t, squares = setup(transformer)
-    squares.start()
     by_example("mean")(model(x), t).backward()
     model(x)
     gone = [weakref.ref(model), weakref.ref(squares), weakref.ref(model.head.weight)]
@@ -397,8 +378,7 @@ def test_called_after_backward_when_gradients_are_complete():
 def test_a_failed_backward_pass_does_not_stay_behind(forgets):
     model, x = transformer(tied=True).double(), tokens()
     t = targets(model, x)
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     y = model(x)
 
     def fail(grad):
@@ -422,7 +402,6 @@ def test_a_failed_backward_pass_does_not_stay_behind(forgets):
 
 def test_function_transforms_are_left_alone():
     model, x, t, squares = setup()
-    squares.start()
     values = dict(model.named_parameters())
 
     def loss(values, x, t):
@@ -444,8 +423,7 @@ def test_inputs_in_nested_containers():
             return {"y": (self.layer(batch["x"][0]),)}
 
     model, x = Nested(), inputs(6, 5)
-    squares = PerExampleSquares(model)
-    squares.start()
+    squares = started(model)
     model("name", batch={"x": [x]})["y"][0].sum(1).mean().backward()
     assert squares.num_examples == 6
     torch.testing.assert_close(squares.mean_squares(model.layer.weight), x.square().mean(0).expand(3, 5))

@@ -108,10 +108,6 @@ class TestExtremes:
         assert 0 < found == pytest.approx(exact_kl(0.0, other, 0.0, variance), rel=3e-12, abs=0.0)
 
 
-means = st.integers(-(10**6), 10**6).map(lambda n: n / 1000)
-variances = st.floats(1e-30, 1e30)
-
-
 @settings(deadline=None)
 @given(st.integers(-(10**6), 10**6), st.floats(1e-30, 1e30))
 def test_the_divergence_from_itself_is_zero(mean, variance):

@@ -14,37 +14,11 @@ def iadd(self, x):
     return self.c(kept)
 
 
-def operators(self, x):
-    h = kept = self.a(x)
-    h *= 2.0
-    h -= self.b(x)
-    h /= 3.0
-    return self.b(h.relu()) + kept
-
-
-def operators_apart(self, x):
-    h = (self.a(x) * 2.0 - self.b(x)) / 3.0
-    return self.b(h.relu()) + h
-
-
-def relus(self, x):
-    h = self.a(x)
-    z = self.relu(h)
-    F.leaky_relu(z, 0.1, True)
-    return self.c(self.b(z) + h)
-
-
 def input_and_uses_in_between(self, x):
     """The result is used before and after the value that was changed."""
     z = self.relu(x)
     first = self.a(z)
     return self.c(first + self.b(x)) + self.a(z)
-
-
-def counts(self, x):
-    size = kept = x.shape[0]
-    size += 1
-    return self.a(x).view(kept, size - kept, 4).flatten(1)
 
 
 def shape_afterwards(self, x):
@@ -60,18 +34,11 @@ NETWORKS = {
         lambda self, x: self.residual(lambda h: F.relu(h, True), x),
         lambda self, x: self.apart(F.relu, x),
     ),
-    "not in place": (
-        lambda self, x: self.residual(F.relu, x),
-        lambda self, x: self.c(self.b(F.relu(self.a(x))) + self.a(x)),
-    ),
     "iadd": (iadd, lambda self, x: self.c(self.a(x) + self.b(x))),
-    "operators": (operators, operators_apart),
-    "twice": (relus, lambda self, x: self.apart(lambda h: F.leaky_relu(F.relu(h), 0.1), x)),
     "uses in between": (
         input_and_uses_in_between,
         lambda self, x: self.c(self.a(x.relu()) + self.b(x.relu())) + self.a(x.relu()),
     ),
-    "counts": (counts, lambda self, x: self.a(x)),
     "shape afterwards": (shape_afterwards, lambda self, x: self.a(x) + 1.0),
 }
 

@@ -148,68 +148,33 @@ def test_a_convolutions_variance_is_never_negative():
     assert variance.min() == 0.0
 
 
-def pool_loop(mean, variance, kernel, stride, padding, ceil, include, divisor):
-    """``avg_pool2d`` of ``(channels, height, width)``, by windows."""
-
-    def windows(size, axis):
-        room = size + 2 * padding[axis] - kernel[axis]
-        count = (math.ceil if ceil else math.floor)(room / stride[axis]) + 1
-        if ceil and (count - 1) * stride[axis] >= size + padding[axis]:
-            count -= 1
-        starts = [i * stride[axis] - padding[axis] for i in range(count)]
-        return [(start, min(start + kernel[axis], size + padding[axis])) for start in starts]
-
-    height, width = mean.shape[1:]
-    rows, columns = windows(height, 0), windows(width, 1)
-    means, variances = (torch.zeros(len(mean), len(rows), len(columns), **F64) for _ in range(2))
-    for (i, (top, bottom)), (j, (left, right)) in itertools.product(enumerate(rows), enumerate(columns)):
-        inside = [(r, s) for r in range(top, bottom) for s in range(left, right) if 0 <= r < height and 0 <= s < width]
-        count = divisor or ((bottom - top) * (right - left) if include else len(inside))
-        for r, s in inside:
-            means[:, i, j] += mean[:, r, s] / count
-            variances[:, i, j] += variance[:, r, s] / count**2
-    return means, variances
+POOLS = {
+    "plain": (functional.avg_pool2d, maps.avg_pool2d, (2, 2), {}),
+    "overlap": (functional.avg_pool2d, maps.avg_pool2d, (3, 2), {"stride": (1, 2), "padding": (1, 1)}),
+    "borders do not count": (
+        functional.avg_pool2d,
+        maps.avg_pool2d,
+        (3, 3),
+        {"stride": 2, "padding": (1, 0), "ceil_mode": True, "count_include_pad": False},
+    ),
+    "ceil": (functional.avg_pool2d, maps.avg_pool2d, (2, 4), {"stride": 3, "padding": (1, 2), "ceil_mode": True}),
+    "divisor": (functional.avg_pool2d, maps.avg_pool2d, (3, 2), {"padding": 1, "divisor_override": 3}),
+    "adaptive": (functional.adaptive_avg_pool2d, maps.adaptive_avg_pool2d, (1, 3), {}),
+    "adaptive windows that overlap": (functional.adaptive_avg_pool2d, maps.adaptive_avg_pool2d, (4, 5), {}),
+    "more than there is": (functional.adaptive_avg_pool2d, maps.adaptive_avg_pool2d, (9, None), {}),
+}
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "padding"),
-    [((2, 2), (2, 2), (0, 0)), ((3, 2), (1, 2), (1, 1)), ((3, 3), (2, 2), (1, 0)), ((2, 4), (3, 3), (1, 2))],
-)
-@pytest.mark.parametrize(
-    ("ceil", "include", "divisor"), list(itertools.product((False, True), (False, True), (None, 3)))
-)
-def test_average_pool(kernel, stride, padding, ceil, include, divisor):
+@pytest.mark.parametrize("name", POOLS)
+def test_an_average_pool_is_its_dense_map(name):
+    call, ours, size, options = POOLS[name]
     x, u = draw(2, 3, 7, 6), spread(2, 3, 7, 6)
-    options = {"ceil_mode": ceil, "count_include_pad": include, "divisor_override": divisor}
-    mean, variance = maps.avg_pool2d(x, u, kernel, stride=stride, padding=padding, **options)
-    for n in range(2):
-        truth = pool_loop(x[n], u[n], kernel, stride, padding, ceil, include, divisor)
-        close(mean[n], truth[0])
-        close(variance[n], truth[1])
-        alone = maps.avg_pool2d(x[n], u[n], kernel, stride=stride, padding=padding, **options)
-        close(alone[1], variance[n])
-    certain = maps.avg_pool2d(x, None, kernel, stride=stride, padding=padding, **options)
-    assert torch.equal(certain[0], mean)
-    assert certain[1] is None
-
-
-@pytest.mark.parametrize("size", [1, (1, 3), (4, 5), (7, 6), (9, 2), (None, 4)])
-def test_adaptive_average_pool(size):
-    """Windows overlap unless the sizes divide each other."""
-    x, u = draw(2, 3, 7, 6), spread(2, 3, 7, 6)
-    mean, variance = maps.adaptive_avg_pool2d(x, u, size)
-    rows, columns = (size, size) if isinstance(size, int) else (size[0] or 7, size[1])
-    assert mean.shape == variance.shape == (2, 3, rows, columns)
-    for i, j in itertools.product(range(rows), range(columns)):
-        window = (
-            ...,
-            slice(math.floor(i * 7 / rows), math.ceil((i + 1) * 7 / rows)),
-            slice(math.floor(j * 6 / columns), math.ceil((j + 1) * 6 / columns)),
-        )
-        count = x[window][0, 0].numel()
-        close(mean[..., i, j], x[window].sum((-2, -1)) / count)
-        close(variance[..., i, j], u[window].sum((-2, -1)) / count**2)
-    certain = maps.adaptive_avg_pool2d(x, None, size)
+    matrix = call(torch.eye(126, **F64).view(126, 3, 7, 6), size, **options).flatten(1).T
+    mean, variance = ours(x, u, size, **options)
+    close(mean, call(x, size, **options))
+    close(variance.flatten(1), u.flatten(1) @ matrix.square().T)
+    close(ours(x[0], u[0], size, **options)[1], variance[0])
+    certain = ours(x, None, size, **options)
     assert torch.equal(certain[0], mean)
     assert certain[1] is None
 

@@ -303,22 +303,6 @@ def test_a_model_that_asks_for_its_mode():
     close(net.train()(x).mean, twice)
 
 
-def test_a_dict_of_inputs():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.a, self.b = nn.Linear(2, 3), nn.Linear(3, 3)
-
-        def forward(self, x, y):
-            return self.a(x) + self.b(y)
-
-    net = ba.fawn(Two().double())
-    x, y, t = draw(4, 2), draw(4, 3), draw(4, 3)
-    losses = [net.loss(inputs, t, likelihood=ba.Gaussian(), num_data=4) for inputs in ((x, y), {"y": y, "x": x})]
-    assert torch.equal(*losses)
-    assert torch.equal(net(x, y).mean, net(y=y, x=x).mean)
-
-
 def test_other_wrappers():
     net = DataParallel(made("gaussian"))  # without devices it only calls its module
     x, y = data()
