@@ -150,19 +150,3 @@ def test_several_samples_average_the_gradients():
         parts.append([p.grad for p in single.parameters()])
     for parameter, *grads in zip(net.parameters(), *parts, strict=True):
         torch.testing.assert_close(parameter.grad, sum(grads) / 3, rtol=1e-12, atol=1e-14)
-
-
-def test_gradients_of_the_first_pass_are_right_when_a_pass_without_gradients_came_before():
-    x, y = data()
-    grads = []
-    for before in (False, True):
-        net = variational(network(), prior=2.0, initial_std=0.3, seed=SEED)
-        with net.common_draw():
-            if before:
-                with torch.no_grad():
-                    net(x)
-            LIKELIHOOD.nll(net(x), y).backward()
-        grads.append([p.grad for p in (*net.model.parameters(), *net.rho.parameters())])
-    for first, second in zip(*grads, strict=True):
-        assert torch.equal(first, second)
-        assert first.abs().max() > 0

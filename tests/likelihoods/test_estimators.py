@@ -11,7 +11,7 @@ from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.likelihoods import NAMES, best_constant, made
 from likelihoods.models import Exponential
 
-SMALL = {"hidden": (8,), "members": 3, "epochs": 150, "mc_samples": 4, "random_state": 0}
+SMALL = {"hidden": (8,), "members": 2, "epochs": 120, "mc_samples": 4, "random_state": 0}
 SHIPPED = [name for name in NAMES if name != "gaussian"]
 
 
@@ -113,7 +113,7 @@ def test_several_targets(data):
     assert second < 0.5 * first
 
 
-@pytest.mark.parametrize(("name", "method"), [("poisson", "vadam"), ("student_t", "laplace")])
+@pytest.mark.parametrize(("name", "method"), [("poisson", "vadam"), ("student_t", "vadam")])
 def test_what_is_read_predicts_the_same(name, method, fitted, data, tmp_path):
     model = fitted(name, method)
     model.save(tmp_path)

@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -163,36 +162,6 @@ class TestLaplace:
             laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure)
         q = laplace(mlp(), (x, y), likelihood=models.Laplace(), structure=structure, curvature="empirical_fisher")
         assert all((value <= 1.0).all() for value in q.variance.values())
-
-    def test_posterior_of_poisson_regression_is_that_of_iteratively_reweighted_least_squares(self):
-        x, y = problem("poisson", 60)
-        prior_precision = 0.7
-        design, counts = np.column_stack([x.numpy(), np.ones(60)]), y.numpy()[:, 0]
-        weights = np.zeros(4)
-        for _ in range(50):
-            rate = np.exp(design @ weights)
-            hessian = design.T @ (design * rate[:, None]) + prior_precision * np.eye(4)
-            working = rate * (design @ weights) + counts - rate
-            weights = np.linalg.solve(hessian, design.T @ working)
-        gradient = design.T @ (counts - np.exp(design @ weights)) - prior_precision * weights
-        assert np.abs(gradient).max() < 1e-10
-
-        model, likelihood = nn.Linear(3, 1).double(), ba.likelihoods.Poisson()
-        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=500, tolerance_grad=1e-13, tolerance_change=0)
-
-        def closure():
-            optimizer.zero_grad()
-            penalty = sum(p.square().sum() for p in model.parameters())
-            loss = likelihood.nll(model(x), y) + 0.5 * prior_precision * penalty / 60
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        q = laplace(model, (x, y), likelihood=likelihood, structure="full", prior_precision=prior_precision)
-        found = torch.cat([q.mean["weight"].flatten(), q.mean["bias"]])
-        close(found, torch.from_numpy(weights), rtol=1e-7, atol=1e-7)
-        covariance = torch.from_numpy(np.linalg.inv(hessian))
-        close(q.covariance, covariance, rtol=1e-6, atol=1e-9)
 
 
 class TestPrediction:
