@@ -87,13 +87,6 @@ class SequenceFirst(nn.Module):
         return found[0].transpose(0, 1)
 
 
-@pytest.mark.parametrize("examples", [6, 4])
-def test_attention_with_the_batch_second(examples):
-    """Also when the sequence is as long as the minibatch."""
-    torch.manual_seed(0)
-    check(replayed(SequenceFirst(nn.MultiheadAttention(6, 2))), inputs(examples, 4, 6))
-
-
 class Masked(nn.Module):
     def __init__(self, kind):
         super().__init__()
@@ -110,21 +103,6 @@ class Masked(nn.Module):
             options["attn_mask"] = torch.arange(length, dtype=x.dtype).outer(torch.ones(length, dtype=x.dtype)).tril()
         y, weights = self.attention(x, x.flip(1), x, **options, average_attn_weights=False)
         return y + weights.sum((1, 2))[..., None]
-
-
-@pytest.mark.parametrize("examples", [6, 4])
-@pytest.mark.parametrize("kind", ["padding", "of examples", "shared"])
-def test_attention_masks(kind, examples):
-    torch.manual_seed(0)
-    check(replayed(Masked(kind)), inputs(examples, 4, 6))
-
-
-@pytest.mark.parametrize("cls", [nn.RNN, nn.GRU, nn.LSTM])
-@pytest.mark.parametrize("options", [{}, {"num_layers": 2, "bidirectional": True, "bias": False}])
-def test_recurrent(cls, options):
-    torch.manual_seed(0)
-    check(replayed(First(cls(3, 4, batch_first=True, **options))), inputs(6, 5, 3))
-    check(replayed(SequenceFirst(cls(3, 4, **options))), inputs(5, 5, 3))
 
 
 class Pair(nn.Module):
@@ -171,28 +149,28 @@ class Twice(nn.Module):
         return self.module(self.module(x))
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (nn.PReLU(3), (6, 3, 2)),
-        (Unrolled(nn.LSTMCell(3, 4)), (6, 3, 3)),
-        (nn.ConvTranspose2d(2, 3, 3, stride=2), (6, 2, 4, 3)),
-        (Pair(), (6, 3)),
-        (Branching(), (6, 3)),
-        (Twice(Branching()), (6, 3)),
-        (nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), (6, 4, 6)),
-        (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), (6, 4, 3)),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_others(module, shape):
-    torch.manual_seed(0)
-    check(replayed(nn.Sequential(module, nn.Tanh())), inputs(*shape))
+DEEP = {"num_layers": 2, "bidirectional": True, "bias": False}
+MODULES = [
+    (nn.PReLU(3), inputs(6, 3, 2)),
+    (nn.ConvTranspose2d(2, 3, 3, stride=2), inputs(6, 2, 4, 3)),
+    (nn.EmbeddingBag(9, 3), tokens()),
+    (Pair(), inputs(6, 3)),
+    (Branching(), inputs(6, 3)),
+    (Twice(Branching()), inputs(6, 3)),
+    (nn.TransformerEncoderLayer(6, 2, 8, dropout=0.0, batch_first=True), inputs(6, 4, 6)),
+    (nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)), inputs(6, 4, 3)),
+    (Unrolled(nn.LSTMCell(3, 4)), inputs(6, 3, 3)),
+    *((First(cls(3, 4, batch_first=True, **DEEP)), inputs(6, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
+    # also when a sequence is as long as the minibatch
+    *((SequenceFirst(cls(3, 4)), inputs(5, 5, 3)) for cls in (nn.RNN, nn.GRU, nn.LSTM)),
+    *((SequenceFirst(nn.MultiheadAttention(6, 2)), inputs(examples, 4, 6)) for examples in (6, 4)),
+    *((Masked(kind), inputs(n, 4, 6)) for kind in ("padding", "of examples", "shared") for n in (6, 4)),
+]
 
 
-def test_embedding_bag():
-    torch.manual_seed(0)
-    check(replayed(nn.Sequential(nn.EmbeddingBag(9, 3), nn.Tanh())), tokens())
+@pytest.mark.parametrize(("module", "x"), MODULES, ids=lambda value: type(value).__name__)
+def test_modules(module, x):
+    check(replayed(nn.Sequential(module, nn.Tanh())), x)
 
 
 def test_in_several_chunks(monkeypatch):

@@ -44,7 +44,7 @@ def logit_density(k, z, t):
     return -t * np.logaddexp(0.0, -z) - (1.0 - t) * np.logaddexp(0.0, z)
 
 
-#: A likelihood of one output at a time, its log density by the number of the output, the output and the target; targets.
+#: Likelihood, log density by number of the output, output and target, and targets.
 BY_ELEMENTS = {
     "gaussian": (ba.Gaussian(4.0), lambda k, z, t: normal(t, z, 0.25), draw(5, 3, seed=9)),
     "own precisions": (ba.Gaussian(PRECISIONS), lambda k, z, t: normal(t, z, 1 / PRECISIONS[k]), draw(5, 3, seed=9)),
