@@ -264,33 +264,30 @@ def test_input_changed_in_place_afterwards_is_an_error():
         y.sum().backward()
 
 
+class DropsOut(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.dropout = nn.Parameter(torch.ones(6)), nn.Dropout(0.2)
+
+    def forward(self, x):
+        return self.dropout(x * self.weight)
+
+
 @pytest.mark.parametrize(
-    "module",
+    ("model", "name"),
     [
-        TorchAttention(6, dropout=0.1),
-        First(nn.LSTM(6, 4, 2, dropout=0.1, batch_first=True)),
-        nn.Sequential(nn.Identity(), nn.PReLU()),
+        (TorchAttention(6, dropout=0.1), "attention"),
+        (First(nn.LSTM(6, 4, 2, dropout=0.1, batch_first=True)), "module"),
+        (nn.Sequential(DropsOut()), "0"),
     ],
-    ids=lambda module: type(module).__name__,
 )
-def test_dropout_is_refused(module):
-    class Owner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.dropout = nn.Parameter(torch.ones(6)), nn.Dropout(0.2)
-
-        def forward(self, x):
-            return self.dropout(x * self.weight)
-
-    model = nn.Sequential(Owner()) if isinstance(module, nn.Sequential) else module
-    name = {TorchAttention: "attention", First: "module"}.get(type(model), "0")
-    squares = started(model)
-    with pytest.raises(
-        RuntimeError, match=rf"module '{name}' \(\w+\) must not draw random numbers .* got dropout 0.[12]"
-    ):
-        model(inputs(6, 4, 6))
+def test_dropout_is_refused(model, name):
+    squares, x = started(model), inputs(6, 4, 6)
+    message = rf"module '{name}' \(\w+\) must not draw random numbers .* got dropout 0.[12]"
+    with pytest.raises(RuntimeError, match=message):
+        model(x)
     squares.stop()
-    check(model.eval(), inputs(6, 4, 6))
+    check(model.eval(), x)
 
 
 def test_a_transformer_layer_keeps_its_dropout_beside_attention():

@@ -20,20 +20,19 @@ def closed(model):
     return model
 
 
-@pytest.mark.parametrize(("dtype", "reduction"), [(torch.float32, "mean"), (torch.float64, "sum")])
-@pytest.mark.parametrize(("make", "x"), [(mlp, inputs(6, 5)), (convnet, inputs(6, 2, 8, 8))])
-def test_networks(make, x, dtype, reduction):
-    check(closed(make()), x, dtype, reduction)
+NETWORKS = [
+    (mlp(), inputs(6, 5), torch.float32, "mean"),
+    (mlp(), inputs(1, 5), torch.float64, "sum"),
+    (convnet(), inputs(6, 2, 8, 8), torch.float32, "sum"),
+    (convnet(), inputs(6, 2, 8, 8), torch.float64, "mean"),
+    *((transformer(rows=rows), tokens(), torch.float32, "mean") for rows in ("flat", "row", "all")),
+    (transformer(rows="row"), tokens(1), torch.float64, "sum"),
+]
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [("flat", torch.float32), ("row", torch.float64), ("all", torch.float64)])
-def test_transformer(rows, dtype):
-    check(closed(transformer(rows=rows)), tokens(), dtype)
-
-
-def test_one_example():
-    check(closed(transformer(rows="row")), tokens(1))
-    check(closed(mlp()), inputs(1, 5))
+@pytest.mark.parametrize(("model", "x", "dtype", "reduction"), NETWORKS)
+def test_networks(model, x, dtype, reduction):
+    check(closed(model), x, dtype, reduction)
 
 
 @pytest.mark.parametrize("shape", [(4,), (4, 1), (4, 2, 3), (1, 3)])

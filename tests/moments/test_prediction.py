@@ -1,6 +1,5 @@
 """``predict(method="moments")``: every posterior and likelihood, against ``net(x)`` and samples; batches; refusals."""
 
-import copy
 import math
 
 import pytest
@@ -45,10 +44,6 @@ def test_gaussian_posteriors():
     close(ours.variance, ours.epistemic + 0.25, rtol=1e-7)
     total = torch.distributions.MultivariateNormal(mean, covariance + 0.25 * torch.eye(2, **F64))
     close(ours.log_prob(y[:5]), total.log_prob(y[:5]), rtol=1e-6, atol=1e-6)
-    sampled = ba.predict(model, q, x[:5], likelihood=NOISE, mc_samples=2000, seed=1)
-    error = (covariance.diagonal(dim1=1, dim2=2) / 2000).sqrt()
-    assert ((ours.mean - sampled.mean) / error).abs().max() < 3.5
-    close(sampled.epistemic, ours.epistemic, rtol=0.2, atol=0.0)
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "bernoulli"])
@@ -72,12 +67,6 @@ def test_partial_gaussian():
     hidden = torch.relu(x @ fixed["0.weight"].T + fixed["0.bias"])
     close(ours.mean, model(x).detach())
     close(ours.epistemic, hidden.square() @ random.variance["2.weight"].T + random.variance["2.bias"])
-    linearized = ba.predict(model, q, x, likelihood=NOISE, method="linearized")
-    close(
-        ours.epistemic_covariance if ours.epistemic_covariance is not None else torch.diag_embed(ours.epistemic),
-        linearized.epistemic_covariance,
-        rtol=1e-9,
-    )
 
 
 def test_one_output():
@@ -105,32 +94,22 @@ def test_noise_that_the_network_gives():
     close(ours.log_prob(target), normal.log_prob(target)[:, 0])
 
 
-class TestClasses:
-    @pytest.mark.parametrize(("likelihood", "outputs"), [(ba.Categorical(), 3), (ba.Bernoulli(), 1)])
-    def test_links_agree_with_samples(self, likelihood, outputs):
-        model, (x, _) = mlp(outputs), data()
-        q = diagonal(model, 0.5)
-        sampled = ba.predict(model, q, x, likelihood=likelihood, mc_samples=2500, seed=2).probs
-        drawn = propagate(model, q, x, likelihood, mc_samples=2500, seed=3)
-        assert isinstance(drawn, GaussianLogitsPredictive)
-        close(drawn.probs, sampled, rtol=0.0, atol=0.03)
-        probit = propagate(model, q, x, likelihood, link="probit")
-        close(probit.probs, sampled, rtol=0.0, atol=0.05)
-        mean, covariance = one_hidden_layer(x, *layers(of(q)))
-        scaled = mean / (1.0 + math.pi / 8.0 * covariance.diagonal(dim1=1, dim2=2)).sqrt()
-        truth = scaled.softmax(-1) if outputs > 1 else scaled.sigmoid()
-        close(probit.probs, truth, rtol=1e-6, atol=1e-8)
-        point = ba.predict(model, q, x, likelihood=likelihood, method="mean").probs
-        assert (point - sampled).abs().max() > 0.05  # there is an uncertainty to see
-
-    def test_draws_have_the_covariance(self):
-        model, (x, _) = mlp(3), data()
-        q = diagonal(model, 0.5)
-        _, covariance = one_hidden_layer(x, *layers(of(q)))
-        ours = propagate(model, q, x, ba.Categorical())
-        close(ours.covariance, covariance, rtol=1e-6, atol=1e-8)
-        # what is the same for all logits does not change the classes
-        assert (ours.mutual_information >= 0.0).all()
+@pytest.mark.parametrize(("likelihood", "outputs"), [(ba.Categorical(), 3), (ba.Bernoulli(), 1)])
+def test_classes(likelihood, outputs):
+    model, (x, _) = mlp(outputs), data()
+    q = diagonal(model, 0.5)
+    mean, covariance = one_hidden_layer(x, *layers(of(q)))
+    drawn = propagate(model, q, x, likelihood, mc_samples=2500, seed=3)
+    assert isinstance(drawn, GaussianLogitsPredictive)
+    close(drawn.covariance, covariance, rtol=1e-6, atol=1e-8)
+    assert (drawn.mutual_information >= 0.0).all()
+    sampled = ba.predict(model, q, x, likelihood=likelihood, mc_samples=2500, seed=2).probs
+    close(drawn.probs, sampled, rtol=0.0, atol=0.03)
+    scaled = mean / (1.0 + math.pi / 8.0 * covariance.diagonal(dim1=1, dim2=2)).sqrt()
+    probit = propagate(model, q, x, likelihood, link="probit")
+    close(probit.probs, scaled.softmax(-1) if outputs > 1 else scaled.sigmoid(), rtol=1e-6, atol=1e-8)
+    point = ba.predict(model, q, x, likelihood=likelihood, method="mean").probs
+    assert (point - sampled).abs().max() > 0.05  # there is an uncertainty to see
 
 
 class Two(nn.Module):
@@ -195,10 +174,8 @@ class TestInputs:
         """As for samples, which are written into the model: a posterior's own dtypes may be others, and differ."""
         model, (x, _) = mlp(dtype=dtype), data()
         q = diagonal(mlp())
-        parts = (
-            {n: t.to(kind) for n, t in p.items()} for p, kind in ((q.mean, torch.float64), (q.variance, torch.float32))
-        )
-        ours, truth = propagate(model, ba.DiagonalGaussian(*parts), x.to(dtype)), propagate(mlp(), q, x)
+        mixed = ba.DiagonalGaussian(q.mean, {n: v.float() for n, v in q.variance.items()})
+        ours, truth = propagate(model, mixed, x.to(dtype)), propagate(mlp(), q, x)
         assert ours.mean.dtype == ours.epistemic.dtype == dtype
         close(ours.mean.double(), truth.mean, rtol=1e-5, atol=1e-5)
         close(ours.epistemic.double(), truth.epistemic, rtol=1e-5, atol=1e-5)
@@ -217,33 +194,22 @@ class TestInputs:
         assert torch.equal(again.mean, ours.mean)
 
 
-class TestTheModelAfterwards:
-    def state(self, model):
-        tensors = {
-            n: (t.clone(), t.data_ptr(), t.requires_grad)
-            for n, t in (*model.named_parameters(), *model.named_buffers())
-        }
-        return tensors, [m.training for m in model.modules()]
-
-    def unchanged(self, model, before):
-        tensors, modes = self.state(model)
-        assert modes == before[1]
-        for name, (value, address, wanted) in tensors.items():
-            assert torch.equal(value, before[0][name][0])
-            assert (address, wanted) == before[0][name][1:]
-
-    def test_is_what_it_was(self):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).double()
-        model[3].eval()
-        x, q = data()[0], diagonal(model)
-        q = ba.DiagonalGaussian({n: m + 1.0 for n, m in q.mean.items()}, q.variance)
-        before = self.state(model)
-        ours = propagate(model, q, x)
-        self.unchanged(model, before)
-        evaluated = copy.deepcopy(model).eval()
-        close(propagate(evaluated, q, x).variance, ours.variance, rtol=0, atol=0)  # neither dropout nor batches
-        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            propagate(model, q, x[:, :3])
-        self.unchanged(model, before)
-        assert not ours.mean.requires_grad
+def test_the_model_is_what_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 2)).double()
+    model[3].eval()
+    x, q = data()[0], diagonal(model)
+    q = ba.DiagonalGaussian({n: m + 1.0 for n, m in q.mean.items()}, q.variance)
+    tensors = [*model.parameters(), *model.buffers()]
+    values, addresses = [t.clone() for t in tensors], [t.data_ptr() for t in tensors]
+    modes = [m.training for m in model.modules()]
+    ours = propagate(model, q, x)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        propagate(model, q, x[:, :3])
+    assert [m.training for m in model.modules()] == modes
+    assert all(a is b for a, b in zip(tensors, (*model.parameters(), *model.buffers()), strict=True))
+    assert [t.data_ptr() for t in tensors] == addresses
+    assert all(map(torch.equal, tensors, values))
+    assert all(p.requires_grad for p in model.parameters())
+    assert not ours.mean.requires_grad
+    close(propagate(model.eval(), q, x).variance, ours.variance, rtol=0, atol=0)  # neither dropout nor batches
