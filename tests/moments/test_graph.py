@@ -42,14 +42,59 @@ def test_one_hidden_layer_is_exact(seed):
     assert off.abs().max() > 0.01 * covariance.max()  # there is something to know
 
 
+def moved(move):
+    """The same for means and variances."""
+    return (lambda fc, x: move(fc(x))), lambda h, x: (move(h.mean), move(h.variance))
+
+
+def twice_as_wide(fc, x):
+    h = fc(x)
+    return torch.cat((h, 3.0 * h), dim=-1)
+
+
+#: A forward of one layer, and its moments by those of the layer's outputs.
+ONE_LAYER = {
+    "flatten": moved(lambda x: torch.flatten(x, 1)),
+    "view": moved(lambda x: x.view(x.shape[0], -1)),
+    "reshape": moved(lambda x: x.reshape(-1, x.shape[1] * x.shape[2])),
+    "permute": moved(lambda x: x.permute(2, 0, 1)),
+    "slice": moved(lambda x: x[..., 1:]),
+    "squeeze": moved(lambda x: x.unsqueeze(1).squeeze(1)),
+    "movedim": moved(lambda x: x.movedim(0, -1)),
+    "cat": moved(lambda x: torch.cat([x, x[:, :1]], 1)),
+    "cat by name": (
+        twice_as_wide,
+        lambda h, x: (torch.cat([h.mean, 3 * h.mean], 2), torch.cat([h.variance, 9 * h.variance], 2)),
+    ),
+    "with certain parts": (
+        lambda fc, x: torch.cat([fc(x), x], 1),
+        lambda h, x: (torch.cat([h.mean, x], 1), torch.cat([h.variance, 0.0 * x], 1)),
+    ),
+    "residual": (lambda fc, x: x + F.relu(fc(x)), lambda h, x: (x + relu(h).mean, relu(h).variance)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_LAYER)
+def test_one_layer(name):
+    forward, truth = ONE_LAYER[name]
+    model = make(lambda self, x: forward(self.fc, x), fc=linear(3, 3))
+    weights, x = random_weights(model), draw(5, 2, 3)
+    same(run(model, x, weights=weights), truth(layer(Moments(x), weights, "fc"), x))
+
+
 class TestStructures:
-    def test_residual(self):
+    def test_a_residual_of_an_uncertain_input(self):
         model = make(lambda self, x: x + F.relu(self.fc(x)), fc=linear(3, 3))
         weights, x, u = random_weights(model), draw(5, 3), spread(5, 3)
         branch = relu(layer(Moments(x, u), weights, "fc"))
         same(run(model, Moments(x, u), weights=weights), (x + branch.mean, u + branch.variance))
-        branch = relu(layer(Moments(x), weights, "fc"))
-        same(run(model, x, weights=weights), (x + branch.mean, branch.variance))
+
+    def test_a_variance_of_the_bias_alone_can_be_viewed(self):
+        """It has one row in memory, and so no view in which rows are joined."""
+        model = make(lambda self, x: self.fc(x).view(-1), fc=linear(3, 4))
+        weights, x = random_weights(model), draw(5, 3)
+        only = {"fc.bias": weights["fc.bias"]}
+        same(run(model, x, weights=only), (model(x), weights["fc.bias"].variance.repeat(5)))
 
     def test_functional_layers_with_parameters(self):
         model = make(
@@ -65,42 +110,6 @@ class TestStructures:
         mean, variance = e * s, e**2 * t + v * s**2 + v * t
         truth = (mean - 0.5 * weights["shift"].mean, variance + 0.25 * weights["shift"].variance)
         same(run(model, x, weights=weights), truth)
-
-    @pytest.mark.parametrize(
-        "move",
-        [
-            lambda x: torch.flatten(x, 1),
-            lambda x: x.view(x.shape[0], -1),
-            lambda x: x.reshape(-1, x.shape[1] * x.shape[2]),
-            lambda x: x.permute(2, 0, 1),
-            lambda x: x[..., 1:],
-            lambda x: x.unsqueeze(1).squeeze(1),
-            lambda x: x.movedim(0, -1),
-            lambda x: torch.cat([x, x[:, :1]], 1),
-            lambda x: torch.cat((x, 3.0 * x), dim=-1),
-        ],
-    )
-    def test_elements_that_move(self, move):
-        model = make(lambda self, x: move(self.fc(x)), fc=linear(3, 4))
-        weights, x = random_weights(model), draw(5, 2, 3)
-        h = layer(Moments(x), weights, "fc")
-        spreads = move(h.variance.clone())
-        if spreads.shape == (5, 2, 8):  # the one that multiplies
-            spreads = torch.cat((h.variance, 9.0 * h.variance), -1)
-        same(run(model, x, weights=weights), (move(h.mean), spreads))
-
-    def test_certain_and_uncertain_parts_together(self):
-        model = make(lambda self, x: torch.cat([self.fc(x), x], 1), fc=linear(3, 3))
-        weights, x = random_weights(model), draw(5, 3)
-        h = layer(Moments(x), weights, "fc")
-        same(run(model, x, weights=weights), (torch.cat([h.mean, x], 1), torch.cat([h.variance, 0.0 * x], 1)))
-
-    def test_a_variance_of_the_bias_alone_can_be_viewed(self):
-        """It has one row in memory, and so no view in which rows are joined."""
-        model = make(lambda self, x: self.fc(x).view(-1), fc=linear(3, 4))
-        weights, x = random_weights(model), draw(5, 3)
-        only = {"fc.bias": weights["fc.bias"]}
-        same(run(model, x, weights=only), (model(x), weights["fc.bias"].variance.repeat(5)))
 
     def test_several_inputs_by_place_and_by_name(self):
         def forward(self, x, y, scale=2.0, *, z):

@@ -126,38 +126,31 @@ class TestGaussian:
 
 
 class TestBernoulli:
-    def test_moments_are_those_of_the_weights(self):
-        net = made("bernoulli")
-        for name in ("0.weight", "2.weight"):
-            scale, logit = net.weights._of(name)
-            assert scale.shape == (len(logit), 1)
-            p = 1.0 / (1.0 + (-logit).exp())
-            found = net.weights.moments()[name]
-            close(found.mean, scale * p)
-            close(found.variance, scale**2 * p * (1.0 - p))
-        assert list(net.weights.moments()) == ["0.weight", "2.weight"]  # biases are point masses
-
-    def test_scales_of_inputs(self):
-        net = ba.fawn(mlp(), weights="bernoulli", scales="inputs")
-        scale, logit = net.weights._of("0.weight")
-        assert scale.shape == (1, 4)
-        mean = net.weights.moments()["0.weight"].mean
-        close(mean, scale * logit.sigmoid())
-        convolution = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
-        net = ba.fawn(convolution, weights="bernoulli", scales="inputs")
-        assert net.weights._of("0.weight")[0].shape == (1, 2, 1, 1)
-        assert net(draw(3, 2, 4, 4)).variance.min() > 0.0
-        q, moments = net.posterior(), net.weights.moments()["0.weight"]
-        close(q.variance["0.weight"], moments.variance)
-
-    def test_it_starts_in_the_order_of_the_networks_weights(self):
+    @pytest.mark.parametrize(("scales", "shape"), [("outputs", (6, 1)), ("inputs", (1, 4))])
+    def test_moments_are_those_of_the_weights_and_start_in_their_order(self, scales, shape):
         model = mlp()
         before = model[0].weight.detach().clone()
-        mean = ba.fawn(model, weights="bernoulli").weights.moments()["0.weight"].mean
-        for old, new in zip(before, mean, strict=True):
+        net = ba.fawn(model, weights="bernoulli", scales=scales)
+        scale, logit = net.weights._of("0.weight")
+        assert scale.shape == shape
+        p = 1.0 / (1.0 + (-logit).exp())
+        found = net.weights.moments()["0.weight"]
+        close(found.mean, scale * p)
+        close(found.variance, scale**2 * p * (1.0 - p))
+        assert list(net.weights.moments()) == ["0.weight", "2.weight"]  # biases are point masses
+        groups = (before, found.mean) if scales == "outputs" else (before.T, found.mean.T)
+        for old, new in zip(*groups, strict=True):
             assert torch.equal(old.argsort(), new.argsort())
-            sign = 1.0 if old.sum() >= 0.0 else -1.0
-            assert (new * sign > 0.0).all()
+            assert (new * (1.0 if old.sum() >= 0.0 else -1.0) > 0.0).all()
+
+    def test_convolutions_with_scales_of_inputs(self):
+        model = nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 2)).double()
+        net = ba.fawn(model, weights="bernoulli", scales="inputs")
+        assert net.weights._of("0.weight")[0].shape == (1, 2, 1, 1)
+        assert net(draw(3, 2, 4, 4)).variance.min() > 0.0
+        close(net.posterior().variance["0.weight"], net.weights.moments()["0.weight"].variance)
+
+    def test_weights_of_zeros(self):
         zero = nn.Sequential(nn.Linear(4, 2)).double()
         nn.init.zeros_(zero[0].weight)
         found = ba.fawn(zero, weights="bernoulli").weights.moments()["0.weight"]
