@@ -1,4 +1,6 @@
-"""Training by all methods that are compared, with the same loop, batches and schedule."""
+"""Shared code of the experiments on MNIST: training by all methods that are compared, with the same loop, batches and
+schedule, and scores: error, calibration, and detection of images that are not digits.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 import bayesadam as ba
-from bayesadam.optim import half_cosine
-from experiments.experiment import Progress
+from bayesadam.optim import PerturbedOptimizer, half_cosine
+from experiments.framework import Context, save
 
 LIKELIHOOD = ba.Categorical()
 
@@ -47,33 +49,44 @@ def perceptron(seed: int, hidden: int = 400, dropout: float = 0.0) -> nn.Sequent
     return nn.Sequential(*layers, nn.Linear(hidden, 10))
 
 
-def train(config: Mapping[str, Any], x: Tensor, y: Tensor, progress: Progress) -> Trained:
-    """Train one network.
+def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> Trained:
+    """Train one network, or resume its training from the checkpoint in the unit's folder.
 
     Args:
         config: ``method`` (see :data:`METHODS`), ``epochs``, ``batch_size``, ``seed``, ``hidden``; ``dropout`` and
             ``options`` of the method.
         x: Images ``(n, 784)``.
         y: Labels ``(n,)``.
-        progress: Function that is called after every few steps.
+        context: Context of the unit.
 
-    The learning rate falls to 0 along half a cosine, for all methods.
+    The learning rate falls to 0 along half a cosine, for all methods. There is a checkpoint after every epoch.
     """
     seed, size = config["seed"], config["batch_size"]
     model = perceptron(seed, config["hidden"], config.get("dropout", 0.0))
-    optimizer, step, finish = METHODS[config["method"]](model, len(x), seed, dict(config["options"]))
-    steps = config["epochs"] * math.ceil(len(x) / size)
-    schedule = LambdaLR(optimizer, lambda done: half_cosine(min(done / steps, 1.0)))
-    order, done = torch.Generator().manual_seed(seed), 0
-    for _ in range(config["epochs"]):
-        for rows in torch.split(torch.randperm(len(x), generator=order), size):
+    optimizer, module, step, finish = METHODS[config["method"]](model, len(x), seed, dict(config["options"]))
+    each = math.ceil(len(x) / size)
+    schedule = LambdaLR(optimizer, lambda done: half_cosine(min(done / each / config["epochs"], 1.0)))
+    order, path, first = torch.Generator().manual_seed(seed), context.folder / "training.pt", 0
+    stateful = {"module": module, "optimizer": optimizer, "schedule": schedule}
+    if path.is_file():
+        saved = torch.load(path)
+        for name, part in stateful.items():
+            part.load_state_dict(saved[name])
+        if isinstance(optimizer, PerturbedOptimizer):
+            optimizer.train()
+        order.set_state(saved["order"])
+        torch.set_rng_state(saved["dropout"])
+        first = saved["epoch"]
+    for epoch in range(first, config["epochs"]):
+        for place, rows in enumerate(torch.split(torch.randperm(len(x), generator=order), size), 1):
             optimizer.zero_grad()
             loss = step(x[rows], y[rows])
             optimizer.step()
             schedule.step()
-            done += 1
-            if done % 50 == 0:
-                progress(done, steps, f"loss {loss.item():.3f}")
+            if place % 50 == 0:
+                context.progress(epoch + place / each, config["epochs"], f"loss {loss.item():.3f}")
+        states = {name: part.state_dict() for name, part in stateful.items()}
+        save(path, {**states, "order": order.get_state(), "dropout": torch.get_rng_state(), "epoch": epoch + 1})
     return Trained(model, finish(), optimizer)
 
 
@@ -82,7 +95,8 @@ def nll(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-Prepared = tuple[Optimizer, Step, Callable[[], ba.posterior.NetworkDistribution]]
+Prepared = tuple[Optimizer, nn.Module, Step, Callable[[], ba.posterior.NetworkDistribution]]
+"""The optimiser, the module that holds the state of the training, the step, and the function that ends the training."""
 
 
 def _backward(model: nn.Module) -> Step:
@@ -100,6 +114,7 @@ def _adam(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -
     uncertain = any(isinstance(module, nn.Dropout) for module in model.modules())
     return (
         optimizer,
+        model,
         _backward(model),
         lambda: ba.MCDropout(model) if uncertain else ba.DiagonalGaussian.point_mass(model),
     )
@@ -117,7 +132,7 @@ def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
             found: ba.posterior.NetworkDistribution = optimizer.posterior(model)
             return found
 
-        return optimizer, _backward(model), finish
+        return optimizer, model, _backward(model), finish
 
     return prepare
 
@@ -139,7 +154,7 @@ def _bbb(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) ->
         torch.autograd.backward(loss)
         return loss
 
-    return optimizer, step, net.posterior
+    return optimizer, net, step, net.posterior
 
 
 METHODS: Mapping[str, Callable[[nn.Module, int, int, dict[str, Any]], Prepared]] = {
@@ -149,3 +164,36 @@ METHODS: Mapping[str, Callable[[nn.Module, int, int, dict[str, Any]], Prepared]]
     "bbb": _bbb,
 }
 """Training functions, by the name of the method in a unit's config."""
+
+
+def predictive(trained: Trained, x: Tensor, **options: Any) -> ba.predictive.ClassificationPredictive:
+    """Return the prediction for images ``(n, 784)``, in batches, with options of :func:`bayesadam.predict`."""
+    found = ba.predict(trained.model, trained.distribution, x, likelihood=LIKELIHOOD, batch_size=1000, **options)
+    assert isinstance(found, ba.predictive.ClassificationPredictive)
+    return found
+
+
+def scores(
+    found: ba.predictive.ClassificationPredictive,
+    y: Tensor,
+    outside: ba.predictive.ClassificationPredictive | None = None,
+) -> dict[str, float]:
+    """Return error in per cent, NLL in nats, ECE with 15 bins, and the AUROC of entropy and of mutual information.
+
+    Args:
+        found: Predictive distribution for the images.
+        y: Labels ``(n,)``.
+        outside: Predictive distribution for images that are not digits.
+    """
+    result = {
+        "error": 100.0 * (1.0 - ba.metrics.accuracy(found.probs, y)),
+        "nll": ba.metrics.nll(found, y),
+        "ece": ba.metrics.expected_calibration_error(found.probs, y),
+    }
+    if outside is not None:
+        result["auroc"] = ba.metrics.ood_auroc(found.entropy, outside.entropy)
+        if len(found.log_probs) > 1:
+            result["auroc_mutual_information"] = ba.metrics.ood_auroc(
+                found.mutual_information, outside.mutual_information
+            )
+    return result
