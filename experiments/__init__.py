@@ -1,8 +1,8 @@
 """Reproductions of published tables and figures, with our numbers beside those of the paper.
 
-    python -m experiments list
-    python -m experiments run NAME       # resumes a stopped run; writes the report at the end
-    python -m experiments report NAME    # tables and figures from the committed results
+python -m experiments list
+python -m experiments run NAME       # resumes a stopped run; writes the report at the end
+python -m experiments report NAME    # tables and figures from the committed results
 """
 
 NAMES = (

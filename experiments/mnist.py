@@ -67,7 +67,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     each = math.ceil(len(x) / size)
     schedule = LambdaLR(optimizer, lambda done: half_cosine(min(done / each / config["epochs"], 1.0)))
     order, path, first = torch.Generator().manual_seed(seed), context.folder / "training.pt", 0
-    stateful = {"module": module, "optimizer": optimizer, "schedule": schedule}
+    stateful: dict[str, Any] = {"module": module, "optimizer": optimizer, "schedule": schedule}
     if path.is_file():
         saved = torch.load(path)
         for name, part in stateful.items():
@@ -125,6 +125,7 @@ def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
         if "betas" in options:
             options["betas"] = tuple(options["betas"])
         optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, recipe="paper", **options)
+        optimizer.attach(model)  # checkpoints hold the mean
         optimizer.train()
 
         def finish() -> ba.posterior.NetworkDistribution:

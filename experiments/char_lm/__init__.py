@@ -141,9 +141,8 @@ def _units(
         candidate = {**PUBLISHED["vadagrad"], **steady, "options": options, "part": "search"}
         add(f"unit-{unit}", "lstm", search, 0, 0, candidate)
     for name, setting in PUBLISHED.items():
-        if name == "vadagrad":
-            setting = {key: value for key, value in setting.items() if key != "options"}
-        for prefix, own in (("lstm", setting), ("constant", {**setting, **steady})):
+        known = {key: value for key, value in setting.items() if (name, key) != ("vadagrad", "options")}
+        for prefix, own in (("lstm", known), ("constant", {**known, **steady})):
             for seed in range(seeds[prefix]):
                 add(f"{prefix}-{name}-{seed}", "lstm", epochs["lstm"], seed, 1, own)
     for network, methods in CHOSEN.items():

@@ -19,7 +19,7 @@ from experiments.data import load
 from experiments.framework import Context, save
 
 State = tuple[Tensor, Tensor]
-Block = tuple[slice | Tensor, slice]
+Place = tuple[slice | Tensor, slice]
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Rows:
         """Return a permutation of the windows, or ``None`` for streams, whose order is fixed."""
         return torch.randperm(len(self.x), generator=torch.Generator().manual_seed(seed)) if self.windows else None
 
-    def block(self, step: int, order: Tensor | None = None) -> Block:
+    def block(self, step: int, order: Tensor | None = None) -> Place:
         """Return the rows and columns of a step, counted from 0, in the given order or in that of the text."""
         if not self.windows:
             return slice(None), slice(step * self.length, (step + 1) * self.length)
@@ -160,7 +160,8 @@ class Transformer(nn.Module):
 def build(config: Mapping[str, Any], characters: int) -> nn.Module:
     """Create the network of a unit, initialised with its seed."""
     torch.manual_seed(config["seed"])
-    return {"lstm": LSTM, "transformer": Transformer}[config["network"]](characters, **config["sizes"])
+    network: type[nn.Module] = {"lstm": LSTM, "transformer": Transformer}[config["network"]]
+    return network(characters, **config["sizes"])
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,8 @@ def annealing(config: Mapping[str, Any], done: float) -> float | None:
     its own schedule.
     """
     if config["decay"] == "steps":
-        return 0.1 ** math.floor(done / (config["decay_every"] / config["published_epochs"]) + 1e-9)
+        every: float = config["decay_every"] / config["published_epochs"]
+        return math.pow(0.1, math.floor(done / every + 1e-9))
     if config["method"] in ("vadam", "ivon"):
         return None
     return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in our own optimisers
@@ -300,7 +302,7 @@ def _step(
     return loss.item(), None if state is None else (state[0].detach(), state[1].detach())
 
 
-def _logits(model: nn.Module, data: Rows) -> Iterator[tuple[Block, Tensor]]:
+def _logits(model: nn.Module, data: Rows) -> Iterator[tuple[Place, Tensor]]:
     """Yield the logits of all blocks in the order of the text; the state is carried from one block to the next."""
     state = None
     for step in range(data.steps):

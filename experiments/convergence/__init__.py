@@ -165,7 +165,10 @@ def _figure(results: Mapping[str, Any]) -> Figure:
         for key, (name, _) in METHODS.items():
             if f"{key}-m{size}-s{samples}" in results:
                 curves, every = results[f"{key}-m{size}-s{samples}"]["joint"], PROTOCOL["every"]
-                iterations, band = range(every, every * len(curves["median"]) + 1, every), (curves["low"], curves["high"])
+                iterations, band = (
+                    range(every, every * len(curves["median"]) + 1, every),
+                    (curves["low"], curves["high"]),
+                )
                 axis.plot(iterations, curves["median"], color=COLOURS[name], linewidth=1.8)
                 axis.fill_between(iterations, *band, color=COLOURS[name], alpha=0.2, linewidth=0)
             theirs = sorted(_paper(size, samples, name).items())

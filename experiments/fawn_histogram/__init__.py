@@ -136,7 +136,8 @@ def _figure(results: Mapping[str, Any]) -> Figure:
     for line, (key, result) in zip(axes, results.items(), strict=True):
         for axis, histogram in zip(line, result["histograms"], strict=True):
             point, density = result["points"][histogram["point"]], np.asarray(histogram["density"], float)
-            edges = np.linspace(*histogram["edges"], len(density) + 1)
+            low, high = histogram["edges"]
+            edges = np.linspace(low, high, len(density) + 1)
             axis.stairs(density, edges, fill=True, color=BLUE, alpha=0.45, label="sampled")
             x = np.linspace(edges[0], edges[-1], 200)
             propagated = stats.norm(point["mean"], point["sd"]).pdf(x)

@@ -139,8 +139,7 @@ def report(results: Mapping[str, Any]) -> Report:
     header = ["data", "method", "splits", "ours", "ours, standardised", "standard error", "paper"]
     names = [name for name, _ in METHODS.values()]
     pairs = [f"{name}, {kind}" for name in names for kind in ("independent", "covariance")]
-    columns = [f"{name}: RMSE" for name in names]
-    last = [each for column in columns for each in (column, "sampled less propagated NLL", "seconds a split")]
+    last = [each for name in names for each in (f"{name}: RMSE", "sampled less propagated NLL", "seconds a split")]
     tables = {
         "Test NLL per point, of all targets together, in nats ± sd over splits": frame(header, beside),
         "Co-FAWN less FAWN-ROPD, pair by pair: NLL ± standard error (negative: the covariance helps)": frame(

@@ -115,12 +115,12 @@ def report(results: Mapping[str, Any]) -> Report:
 
     def mean(dataset: str, method: str, metric: str, form: str) -> str | None:
         found = values.get((dataset, method, metric))
-        return found and form.format(sum(found) / len(found))
+        return form.format(sum(found) / len(found)) if found else None
 
-    def less(dataset: str, method: str, metric: str, decimals: int | None) -> Number | None:
+    def less(dataset: str, method: str, metric: str, decimals: int | None) -> Number:
         one, other = (values.get((dataset, method, name)) for name in (f"sampled_{metric}", metric))
-        pairs = zip(one, other, strict=True) if one and other else None
-        return pairs and Number.of([a - b for a, b in pairs], decimals=decimals, sd=True)
+        changes = [a - b for a, b in zip(one or [], other or [], strict=True)] if one else []
+        return Number.of(changes, decimals=decimals, sd=True)
 
     tables = {}
     for method, (name, _, _) in LABELS.items():
@@ -130,7 +130,9 @@ def report(results: Mapping[str, Any]) -> Report:
             if own is not None and paper is not None:
                 gap = in_errors(Number.of(own), paper)
                 cells = [Number.of(own, decimals=3, sd=True), Number(Number.of(own).error, None, 3), paper]
-                rows.append([dataset, *cells, Number(gap, None, 1), gap if gap is None else "yes" if gap <= 1.0 else "no"])
+                rows.append(
+                    [dataset, *cells, Number(gap, None, 1), gap if gap is None else "yes" if gap <= 1.0 else "no"]
+                )
         header = ["data", "ours ± sd", "standard error", "paper ± sd", "difference", "reached"]
         tables[f"{name}: test NLL in nats per point"] = frame(header, rows)
     tables["From the paper, which copied them: test NLL ± standard error"] = frame(
@@ -153,7 +155,7 @@ def report(results: Mapping[str, Any]) -> Report:
 
 
 def in_errors(ours: Number, theirs: Number, count: int = 10) -> float | None:
-    """Return ours minus theirs in standard errors of their mean over ``count`` splits, or ``None`` if they give none."""
+    """Return ours minus theirs in standard errors of their mean over ``count`` splits, if they give errors."""
     if ours.mean is None or theirs.mean is None or not theirs.error:
         return None
     return (ours.mean - theirs.mean) / (theirs.error / math.sqrt(count))

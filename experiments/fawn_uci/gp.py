@@ -66,6 +66,7 @@ class Process:
 
     def fit(self, start: NDArray[np.float64]) -> tuple[Tensor, float]:
         """Return the hyper-parameters that L-BFGS finds from a start, and their log marginal likelihood."""
+
         def objective(values: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
             try:
                 value, slope = self.log_marginal_likelihood(torch.tensor(values, dtype=torch.float64))

@@ -20,7 +20,7 @@ from experiments.tables import Number, frame
 TITLE = "Flat minima by variational optimisation"
 SOURCE = "Khan et al. 2018, Fig. 7"
 
-PROTOCOL = {
+PROTOCOL: dict[str, Any] = {
     "steps": 2000,
     "starts": 200,
     "tuning_sets": [100, 101, 102, 103, 104],
@@ -148,7 +148,8 @@ def _together(config: Mapping[str, Any], name: str) -> Tensor:
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
     """Return the setting with the lowest mean value from the tuning starts, and its scores from the test starts."""
-    config, tried = unit.config, []
+    config = unit.config
+    tried: list[dict[str, float]] = []
     settings = list(product(config["lr"], config.get("num_data", [1.0])))
     for lr, num_data in settings:
         context.progress(len(tried), len(settings) + 1, f"lr {lr:g}")
@@ -170,7 +171,8 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
 
 def report(results: Mapping[str, Any]) -> Report:
     """Return tables of the shares and the settings, and a figure of paths and ends."""
-    shares, tried = [], []
+    shares: list[list[Any]] = []
+    tried: list[list[Any]] = []
     for key, result in results.items():
         first, count, label = result["sets"][0], len(result["ends"]), METHODS[key][0]
         row: list[Any] = [label]
@@ -187,7 +189,11 @@ def report(results: Mapping[str, Any]) -> Report:
         ]
         shares.append([*row, *means[:2], paired, *means[2:]])
         for scale in sorted({one["num_data"] for one in result["tried"]}):
-            cells = {one["lr"]: f"{one['value']:.3f} ({one['line']:.2f})" for one in result["tried"] if one["num_data"] == scale}
+            cells = {
+                one["lr"]: f"{one['value']:.3f} ({one['line']:.2f})"
+                for one in result["tried"]
+                if one["num_data"] == scale
+            }
             tried.append([label, f"{scale:g}", *(cells.get(rate) for rate in PROTOCOL["lr"])])
     header = ["method", "first 200: on x = 0", "settled there", "within 0.2 of the origin", "all sets: on x = 0"]
     header += ["settled there", "less gradient descent", "within 0.2 of the origin", "any minimum", "mean F"]

@@ -268,9 +268,7 @@ def _rows(tensors: Mapping[str, Tensor]) -> Array:
     return torch.cat([tensors[name].flatten(1) for name in ("bias", "weight") if name in tensors], dim=1).numpy()
 
 
-def units_of(
-    dataset: str, prior: float, splits: Sequence[int], methods: Mapping[str, Mapping[str, Any]]
-) -> list[Unit]:
+def units_of(dataset: str, prior: float, splits: Sequence[int], methods: Mapping[str, Mapping[str, Any]]) -> list[Unit]:
     """Return one unit per method, which fits all splits, or all seeds, at once.
 
     Args:

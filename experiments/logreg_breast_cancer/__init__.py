@@ -71,10 +71,13 @@ def _figure(results: Mapping[str, Any]) -> Figure:
     places = {0.0: ("von", "VON"), 1.0: ("vogn-1", "VOGN")}
     draw_theirs(axis, 1.28, box(DATASET, "VOGN-1", METRIC), 0.24)
     for place, size in enumerate(SIZES, 2):
-        places |= {place - 0.28: (f"vadam-matlab-{size}", "Vadam, MATLAB step"), place + 0.28: (f"vadam-{size}", "Vadam")}
+        places |= {
+            place - 0.28: (f"vadam-matlab-{size}", "Vadam, MATLAB step"),
+            place + 0.28: (f"vadam-{size}", "Vadam"),
+        }
         draw_theirs(axis, place, box(DATASET, f"Vadam M={size}", METRIC), 0.24)
-    for place, (key, name) in places.items():
-        draw_ours(axis, place, values(results[key], METRIC), COLOURS[name], 0.24)
+    for at, (key, name) in places.items():
+        draw_ours(axis, at, values(results[key], METRIC), COLOURS[name], 0.24)
     axis.set(yscale="log", ylabel="symmetric KL to MF-Exact (nats)", xlim=(-0.6, len(SIZES) + 1.6))
     axis.set_xticks(range(2 + len(SIZES)), ["VON", "VOGN-1", *(f"Vadam\nM = {size}" for size in SIZES)])
     axis.axvline(1.64, color="0.8", linewidth=1)

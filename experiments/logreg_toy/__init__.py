@@ -159,11 +159,13 @@ def report(results: Mapping[str, Any]) -> Report:
         for name in ("mean", "deviation"):
             pairs = zip(results[key]["runs"], exact, strict=True)
             ratios = np.array([np.array(run[name]) / np.array(best[name]) for run, best in pairs])
-            row += [Number(quantiles(ratios[:, weight])[1], None, 2) for weight in (0, 1)]
+            row += [Number(quantiles(ratios[:, weight].tolist())[1], None, 2) for weight in (0, 1)]
         low, median, high = quantiles(values(results[key], "symmetric_kl"))
         shapes.append([*row, Number(median), f"{low:.2g} to {high:.2g}"])
     for label in ("VOGN-1", "Vadam"):
-        numbers = [Number(toy(label)[name] / toy("MF-Exact")[name], None, 2) for name in ("mu_1", "mu_2", "sd_1", "sd_2")]
+        numbers = [
+            Number(toy(label)[name] / toy("MF-Exact")[name], None, 2) for name in ("mu_1", "mu_2", "sd_1", "sd_2")
+        ]
         shapes.append([f"paper, its one draw: {label}", *numbers, None, ""])
     header = ["method", "mean 1", "mean 2", "deviation 1", "deviation 2", "symmetric KL", "its quartiles"]
     tables = {

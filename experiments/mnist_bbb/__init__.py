@@ -143,7 +143,9 @@ def _setting(config: Mapping[str, Any]) -> dict[str, Any]:
 def report(results: Mapping[str, Any]) -> Report:
     """Return tables and a figure with the errors of the paper beside ours."""
     numbers = published(Path(__file__).with_name("paper.csv"))
-    paper = {name: numbers.get(("mnist units=400", theirs, "test_error_pct")) for name, (_, theirs, _) in METHODS.items()}
+    paper = {
+        name: numbers.get(("mnist units=400", theirs, "test_error_pct")) for name, (_, theirs, _) in METHODS.items()
+    }
     finals: dict[str, list[Mapping[str, Any]]] = {name: [] for name in METHODS}
     for key, result in results.items():
         if key.startswith("final-"):
@@ -151,7 +153,10 @@ def report(results: Mapping[str, Any]) -> Report:
     rows, alone, tried = [], [], []
     for name, runs in finals.items():
         label = METHODS[name][0]
-        row: list[Any] = [label, *(_number([_main(run)[m] for run in runs], digits) for m, (_, digits) in METRICS.items())]
+        row: list[Any] = [
+            label,
+            *(_number([_main(run)[m] for run in runs], digits) for m, (_, digits) in METRICS.items()),
+        ]
         row.insert(2, Number(theirs.mean, None, 2) if (theirs := paper[name]) else None)
         rows.append(row)
         if "monte_carlo" in runs[0]:

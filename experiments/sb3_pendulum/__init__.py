@@ -89,7 +89,11 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         step = model.num_timesteps
         if step % config["every"] == 0:
             tests.seed(10_000 + seed)
-            options: dict[str, Any] = {"n_eval_episodes": config["tests"], "return_episode_rewards": True, "warn": False}
+            options: dict[str, Any] = {
+                "n_eval_episodes": config["tests"],
+                "return_episode_rewards": True,
+                "warn": False,
+            }
             rewards: Any = evaluate_policy(model, tests, **options)[0]
             found["steps"].append(step)
             found["returns"].append([round(float(value), 3) for value in rewards])

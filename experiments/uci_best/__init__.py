@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -131,7 +132,7 @@ def better_by(ours: Number, theirs: Number, sign: float) -> float | None:
     """Return by how much ours is better, in standard errors of the difference of two independent means."""
     if ours.mean is None or theirs.mean is None:
         return None
-    return sign * (ours.mean - theirs.mean) / ((ours.error or 0.0) ** 2 + (theirs.error or 0.0) ** 2) ** 0.5
+    return sign * (ours.mean - theirs.mean) / math.hypot(ours.error or 0.0, theirs.error or 0.0)
 
 
 def difference(values: Values, peer: str, dataset: str, metric: str) -> Number:

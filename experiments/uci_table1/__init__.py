@@ -123,7 +123,9 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
         return dropout.run(config, context)
     if config["method"] == "vprop":
         tuned = context.results[f"vadam-{config['dataset']}"]["splits"]
-        return _final(config, [Precisions(split["log_noise"], split["log_prior"]) for split in tuned], [None] * len(tuned))
+        return _final(
+            config, [Precisions(split["log_noise"], split["log_prior"]) for split in tuned], [None] * len(tuned)
+        )
     return _final(config, *_tune(config, context))
 
 
@@ -198,7 +200,11 @@ def report(results: Mapping[str, Any]) -> Report:
     for key, epochs in (("dropout", "400"), ("4000-epochs", "4,000")):
         tables[f"MC dropout, {epochs} epochs, pointwise log-likelihood"] = _dropout(results, numbers, key)
     header = ["data", *LABELS.values()]
-    titles = {"rmse": "RMSE", "log_likelihood": "log-likelihood, pointwise", "joint_log_likelihood": "log-likelihood, joint"}
+    titles = {
+        "rmse": "RMSE",
+        "log_likelihood": "log-likelihood, pointwise",
+        "joint_log_likelihood": "log-likelihood, joint",
+    }
     for metric, title in titles.items():
         rows = [[d, *(values(results.get(f"{method}-{d}"), metric) for method in LABELS)] for d in DATASETS]
         tables[f"All methods side by side: test {title}"] = frame(header, rows)

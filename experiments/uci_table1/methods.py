@@ -201,7 +201,10 @@ def propagated(nets: population.Population, parts: Sequence[Part]) -> list[Predi
 
 
 def tune(
-    objective: Callable[[int, dict[int, Precisions]], list[float]], names: Sequence[str], config: Mapping[str, Any], path: Path
+    objective: Callable[[int, dict[int, Precisions]], list[float]],
+    names: Sequence[str],
+    config: Mapping[str, Any],
+    path: Path,
 ) -> tuple[list[Precisions], list[float]]:
     """Return the best precisions of every study, and their values, by Optuna's Gaussian process.
 
@@ -221,8 +224,8 @@ def tune(
     studies = [optuna.create_study(study_name=name, **options) for name in names]
     space: dict[str, Any] = {name: optuna.distributions.FloatDistribution(*v) for name, v in config["space"].items()}
     for study in studies:
-        for trial in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # lost when the process was killed
-            study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        for lost in study.get_trials(states=[optuna.trial.TrialState.RUNNING]):  # when the process was killed
+            study.tell(lost.number, state=optuna.trial.TrialState.FAIL)
     for number in range(config["rounds"]):
         asked = {}
         for position, study in enumerate(studies):
