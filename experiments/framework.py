@@ -90,6 +90,11 @@ class Report:
     figures: Mapping[str, Figure] = field(default_factory=dict)
 
 
+def pick(config: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return some entries of a config, as options of a function."""
+    return {name: config[name] for name in names}
+
+
 def save(path: Path, state: Any) -> None:
     """Write a checkpoint with ``torch.save``. It is complete or not written, even if the process is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -155,7 +160,7 @@ def run(name: str, *, jobs: int = -1, only: Sequence[str] = (), fresh: bool = Fa
 
 def work(name: str, unit: Unit, fresh: bool, runs: Path, parent: int) -> tuple[str, float, str]:
     """Run one unit, write its result, and return its key, its duration, and the last line of the error, if any."""
-    if os.getpid() != parent:
+    if os.getpid() != parent and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent process handles Ctrl-C and stops the workers
     torch.set_num_threads(1)
     experiment, start = import_module(name), runs / name / unit.key

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     """Train one network, or resume its training from the checkpoint in the unit's folder.
 
     Args:
-        config: ``method`` (see :data:`METHODS`), ``epochs``, ``batch_size``, ``seed``, ``hidden``; ``dropout`` and
+        config: ``method`` ("adam", "bbb", "vadam", "ivon"), ``epochs``, ``batch_size``, ``seed``, ``hidden``; ``dropout`` and
             ``options`` of the method.
         x: Images ``(n, 784)``.
         y: Labels ``(n,)``.
@@ -63,7 +64,7 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     """
     seed, size = config["seed"], config["batch_size"]
     model = perceptron(seed, config["hidden"], config.get("dropout", 0.0))
-    optimizer, module, step, finish = METHODS[config["method"]](model, len(x), seed, dict(config["options"]))
+    optimizer, module, loss_of, finish = prepare(config, model, len(x))
     each = math.ceil(len(x) / size)
     schedule = LambdaLR(optimizer, lambda done: half_cosine(min(done / each / config["epochs"], 1.0)))
     order, path, first = torch.Generator().manual_seed(seed), context.folder / "training.pt", 0
@@ -80,7 +81,8 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     for epoch in range(first, config["epochs"]):
         for place, rows in enumerate(torch.split(torch.randperm(len(x), generator=order), size), 1):
             optimizer.zero_grad()
-            loss = step(x[rows], y[rows])
+            loss = loss_of(x[rows], y[rows])
+            torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
             if place % 50 == 0:
@@ -90,81 +92,38 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     return Trained(model, finish(), optimizer)
 
 
-def nll(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean negative log-likelihood. The labels must have been checked."""
-    return nn.functional.cross_entropy(model(x), y)
+def prepare(
+    config: Mapping[str, Any], model: nn.Module, num_data: int
+) -> tuple[Optimizer, nn.Module, Step, Callable[[], ba.posterior.NetworkDistribution]]:
+    """Return the optimiser, the module that holds the state of the training, the loss, and the function that ends the
+    training. If a network that is trained by Adam has dropout, predictions use its masks.
+    """
+    options, method, seed = dict(config["options"]), config["method"], config["seed"]
 
+    def nll(x: Tensor, y: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(model(x), y)
 
-Prepared = tuple[Optimizer, nn.Module, Step, Callable[[], ba.posterior.NetworkDistribution]]
-"""The optimiser, the module that holds the state of the training, the step, and the function that ends the training."""
-
-
-def _backward(model: nn.Module) -> Step:
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = nll(model, x, y)
-        torch.autograd.backward(loss)
-        return loss
-
-    return step
-
-
-def _adam(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -> Prepared:
-    """Train a point estimate. If the network has dropout, predictions use its masks."""
-    optimizer = torch.optim.Adam(model.parameters(), fused=True, **options)
-    uncertain = any(isinstance(module, nn.Dropout) for module in model.modules())
-    return (
-        optimizer,
-        model,
-        _backward(model),
-        lambda: ba.MCDropout(model) if uncertain else ba.DiagonalGaussian.point_mass(model),
-    )
-
-
-def _perturbed(make: Callable[..., Any]) -> Callable[..., Prepared]:
-    def prepare(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -> Prepared:
-        if "betas" in options:
-            options["betas"] = tuple(options["betas"])
-        optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, recipe="paper", **options)
-        optimizer.attach(model)  # checkpoints hold the mean
-        optimizer.train()
-
-        def finish() -> ba.posterior.NetworkDistribution:
-            optimizer.eval()
-            found: ba.posterior.NetworkDistribution = optimizer.posterior(model)
-            return found
-
-        return optimizer, model, _backward(model), finish
-
-    return prepare
-
-
-def _bbb(model: nn.Module, num_data: int, seed: int, options: dict[str, Any]) -> Prepared:
-    """Train by Bayes by Backprop, with Adam."""
-    lr, temperature = options.pop("lr"), options.pop("temperature", 1.0)
-    kind, *arguments = options.pop("prior")
-    if kind == "ScaleMixture":
-        numbers = dict(zip(("pi", "sigma1", "sigma2"), arguments, strict=True))
-        prior: ba.priors.Prior = ba.priors.ScaleMixturePrior(**numbers)
-    else:
+    if method == "adam":
+        end = ba.MCDropout if "dropout" in config else ba.DiagonalGaussian.point_mass
+        return torch.optim.Adam(model.parameters(), fused=True, **options), model, nll, partial(end, model)
+    if method == "bbb":
+        lr, (kind, *arguments) = options.pop("lr"), options.pop("prior")
         prior = getattr(ba.priors, f"{kind}Prior")(*arguments)
-    net = ba.variational(model, prior=prior, seed=seed, **options)
-    optimizer = torch.optim.Adam(net.parameters(), lr=lr, fused=True)
+        net = ba.variational(model, prior=prior, seed=seed, **options)
+        loss = partial(net.loss, likelihood=LIKELIHOOD, num_data=num_data)
+        return torch.optim.Adam(net.parameters(), lr=lr, fused=True), net, loss, net.posterior
+    if "betas" in options:
+        options["betas"] = tuple(options["betas"])
+    make: Callable[..., PerturbedOptimizer] = {"vadam": ba.Vadam, "ivon": ba.IVON}[method]
+    optimizer = make(model.named_parameters(), num_data=num_data, seed=seed, recipe="paper", **options)
+    optimizer.attach(model)  # checkpoints hold the mean
+    optimizer.train()
 
-    def step(x: Tensor, y: Tensor) -> Tensor:
-        loss = net.loss(x, y, likelihood=LIKELIHOOD, num_data=num_data, temperature=temperature)
-        torch.autograd.backward(loss)
-        return loss
+    def finish() -> ba.posterior.NetworkDistribution:
+        optimizer.eval()
+        return optimizer.posterior(model)
 
-    return optimizer, net, step, net.posterior
-
-
-METHODS: Mapping[str, Callable[[nn.Module, int, int, dict[str, Any]], Prepared]] = {
-    "adam": _adam,
-    "vadam": _perturbed(ba.Vadam),
-    "ivon": _perturbed(ba.IVON),
-    "bbb": _bbb,
-}
-"""Training functions, by the name of the method in a unit's config."""
+    return optimizer, model, nll, finish
 
 
 def predictive(trained: Trained, x: Tensor, **options: Any) -> ba.predictive.ClassificationPredictive:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -48,6 +49,11 @@ class Number:
         variance = math.fsum((x - mean) ** 2 for x in found) / (n - ddof)
         return cls(mean, math.sqrt(variance if sd else variance / n), decimals)
 
+    @classmethod
+    def less(cls, one: Iterable[float], other: Iterable[float], **options: Any) -> Number:
+        """Return the mean difference of paired values; see :meth:`of`."""
+        return cls.of([a - b for a, b in zip(one, other, strict=True)], **options)
+
     def __str__(self) -> str:
         if self.mean is None or math.isnan(self.mean):
             return MISSING
@@ -74,6 +80,11 @@ def published(path: Path) -> dict[tuple[str, str, str], Number]:
 def frame(header: Sequence[str], rows: Sequence[Sequence[object]]) -> pd.DataFrame:
     """Return a table whose cells are text, numbers, :class:`Number`, or ``None`` for an unknown number."""
     return pd.DataFrame([list(row) for row in rows], columns=list(header), dtype=object)
+
+
+def grid(rows: Iterable[str], columns: Mapping[str, str], cell: Callable[[str, str], object]) -> pd.DataFrame:
+    """Return a table with a row per data set and a column per key of ``columns``, whose values are the names."""
+    return frame(["data", *columns.values()], [[row, *(cell(row, column) for column in columns)] for row in rows])
 
 
 def markdown(table: pd.DataFrame) -> str:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from experiments.char_lm.training import Rows, Text, mean_loss, scores, train
+from experiments.char_lm.training import Rows, load_text, mean_loss, scores, train
 from experiments.framework import Context, Report, Unit
 from experiments.plots import panels
 from experiments.tables import Number, frame, published
@@ -130,33 +129,33 @@ def _units(
     """
     found = []
 
-    def add(key: str, network: str, length: float, seed: int, phase: int, setting: Setting) -> None:
+    def add(key: str, network: str, length: float, seed: int, setting: Setting) -> None:
         config = {**PROTOCOL, "records": records, **NETWORKS[network], "epochs": length, "seed": seed}
-        config |= {"part": "final", "samples": [], "passage": 0, **setting}
-        found.append(Unit(start + key, config, bool(start), phase))
+        config = {**config, "part": "final", "samples": [], "passage": 0, **setting}
+        found.append(Unit(start + key, config, bool(start), phase=int(config["part"] == "final")))
 
     steady = {"decay_every": PROTOCOL["published_epochs"]}
     for unit in UNITS:
         options = {**PUBLISHED["vadagrad"]["options"], "unit": unit}
-        candidate = {**PUBLISHED["vadagrad"], **steady, "options": options, "part": "search"}
-        add(f"unit-{unit}", "lstm", search, 0, 0, candidate)
-    for name, setting in PUBLISHED.items():
-        known = {key: value for key, value in setting.items() if (name, key) != ("vadagrad", "options")}
+        setting = {**PUBLISHED["vadagrad"], **steady, "options": options, "part": "search"}
+        add(f"unit-{unit}", "lstm", search, 0, setting)
+    for name, published_setting in PUBLISHED.items():
+        known = {key: value for key, value in published_setting.items() if (name, key) != ("vadagrad", "options")}
         for prefix, own in (("lstm", known), ("constant", {**known, **steady})):
             for seed in range(seeds[prefix]):
-                add(f"{prefix}-{name}-{seed}", "lstm", epochs["lstm"], seed, 1, own)
+                add(f"{prefix}-{name}-{seed}", "lstm", epochs["lstm"], seed, own)
     for network, methods in CHOSEN.items():
         for name, candidates in methods.items():
             for number, candidate in enumerate(candidates):
-                add(f"search-{network}-{name}-{number}", network, search, 0, 0, {**candidate, "part": "search"})
+                add(f"search-{network}-{name}-{number}", network, search, 0, {**candidate, "part": "search"})
             samples = list(SAMPLES) if name in ("ivon", "vadam") else []
             for seed in range(seeds["chosen-lstm" if network == "lstm" else network]):
-                own = {"method": name, "samples": samples, "passage": 0 if seed else PASSAGE}
-                add(f"{network}-{name}-{seed}", network, epochs[network], seed, 1, own)
+                final = {"method": name, "samples": samples, "passage": 0 if seed else PASSAGE}
+                add(f"{network}-{name}-{seed}", network, epochs[network], seed, final)
     return found
 
 
-def run(unit: Unit, context: Context, text: Text | None = None) -> dict[str, Any]:
+def run(unit: Unit, context: Context) -> dict[str, Any]:
     """Train one network, with the best setting of its candidates, and score it.
 
     Returns:
@@ -164,32 +163,30 @@ def run(unit: Unit, context: Context, text: Text | None = None) -> dict[str, Any
         training; ``validation``, the loss at the end. A final training also has the scores ``test``, and ``passage``.
         A posterior also has ``widths``, the 1%, 50% and 99% quantiles of its standard deviations.
     """
-    config, text, chosen = dict(unit.config), text or Text.load(), None
+    config, text, chosen = dict(unit.config), load_text(), None
     if "options" not in config:
         start = FULL if unit.optional else ""
         stem = "unit" if config["method"] == "vadagrad" else f"search-{config['network']}-{config['method']}"
         chosen = best({key: r for key, r in context.results.items() if key.rpartition("-")[0] == start + stem})
         config = {**context.results[chosen]["setting"], **config}
-    trained = train(config, text, context)
+    model, posterior, facts = train(config, text, context)
     result: dict[str, Any] = {
         "setting": {name: config[name] for name in SETTING if name in config},
         "chosen": chosen,
         "alphabet": len(text.alphabet),
-        "steps": trained.steps,
-        "diverged": trained.diverged,
-        "curve": trained.curve,
+        **facts,
     }
-    if trained.diverged is not None:
+    if facts["diverged"] is not None:
         return {**result, "validation": math.nan}
-    result["validation"] = mean_loss(trained.model, Rows(text.validation, config))
+    result["validation"] = mean_loss(model, Rows(text.validation, config))
     if config["part"] == "final":
-        test = scores(trained.model, trained.posterior, Rows(text.test, config), config["samples"], config["passage"])
+        test = scores(model, posterior, Rows(text.test, config), config["samples"], config["passage"])
         if "passage" in test:
             codes = test["passage"].pop("codes").tolist()
             result["passage"] = {"text": "".join(text.alphabet[code] for code in codes), **test.pop("passage")}
         result["test"] = test
-    if trained.posterior is not None:
-        deviations = torch.cat([v.sqrt().flatten() for v in trained.posterior.variance.values()])
+    if posterior is not None:
+        deviations = torch.cat([v.sqrt().flatten() for v in posterior.variance.values()])
         deviations = deviations[deviations > 0].sort().values  # norm layers have no noise
         result["widths"] = [float(deviations[int(q * (len(deviations) - 1))]) for q in (0.01, 0.5, 0.99)]
     return result
@@ -253,8 +250,9 @@ def trained_by(results: Results, prefix: str, method: str) -> dict[int, Mapping[
 
 def _differences(one: Mapping[int, Any], other: Mapping[int, Any], kind: str, decimals: int) -> Number:
     """Return the mean of one method's test losses minus those of another method's mean network, paired by seed."""
-    pairs = [(one[seed]["test"][kind]["nll"], other[seed]["test"]["mean"]["nll"]) for seed in one if seed in other]
-    return Number.of([a - b for a, b in pairs], decimals=decimals)
+    seeds = [seed for seed in one if seed in other]
+    ours, theirs = ([runs[seed]["test"][k]["nll"] for seed in seeds] for runs, k in ((one, kind), (other, "mean")))
+    return Number.less(ours, theirs, decimals=decimals)
 
 
 def _losses(results: Results, paper: Mapping[str, float], prefix: str) -> pd.DataFrame:
@@ -326,27 +324,19 @@ def _curves(results: Results, paper: Mapping[str, float]) -> Figure:
     }
     figure, axes = panels(1, len(shown), 3.6 * len(shown) + 0.6, 4.0, sharey=True)
     for axis, (title, (prefix, methods)) in zip(axes[0], shown.items(), strict=True):
-        _lines(axis, results, prefix, methods)
+        for name in methods:
+            label, colour = LABELS[name]
+            for curve in (r["curve"] for key, r in results.items() if key.rpartition("-")[0] == f"{prefix}-{name}"):
+                axis.plot(curve["epoch"], curve["test"], ".-", color=colour, label=label, linewidth=1.4)
+                label = "_"  # one entry of the legend for all seeds
         if methods[0] in paper:
             band = min(paper.values()), max(paper.values())
             axis.axhspan(*band, color="0.8", label="published best, 200 epochs")
         axis.set_title(title, fontsize=9.5)
-        axis.set_xlabel("epoch")
+        axis.set(xlabel="epoch", xlim=(0, None))
         axis.legend(frameon=False, fontsize=9)
     axes[0, 0].set(ylabel="test loss of the mean network (nats per character)", ylim=(1.2, 3.2))
     return figure
-
-
-def _lines(axis: Axes, results: Results, prefix: str, methods: Sequence[str]) -> None:
-    end = 0.0
-    for name in methods:
-        label, colour = LABELS[name]
-        for key, result in results.items():
-            if key.rpartition("-")[0] == f"{prefix}-{name}":
-                curve = result["curve"]
-                axis.plot(curve["epoch"], curve["test"], ".-", color=colour, label=label, linewidth=1.4)
-                label, end = "_", max(end, curve["epoch"][-1])
-    axis.set_xlim(0, end * 1.03)
 
 
 def _passage(found: Mapping[str, Any], title: str) -> Figure:

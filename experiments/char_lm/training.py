@@ -19,6 +19,7 @@ from experiments.data import load
 from experiments.framework import Context, save
 
 State = tuple[Tensor, Tensor]
+Posterior = ba.DiagonalGaussian | None
 Place = tuple[slice | Tensor, slice]
 
 
@@ -38,19 +39,13 @@ class Text:
     validation: Tensor
     test: Tensor
 
-    @classmethod
-    def divided(cls, codes: Tensor, alphabet: Sequence[str], held_out: float = 0.1) -> Text:
-        """Divide a text as torch-rnn does: the last share ``held_out`` is the test part, and an equal share before it
-        the validation part.
-        """
-        size = int(held_out * len(codes))
-        return cls(tuple(alphabet), *torch.split(codes, [len(codes) - 2 * size, size, size]))
 
-    @classmethod
-    def load(cls) -> Text:
-        """Load War and Peace, divided into 80%, 10% and 10%."""
-        data = load("text/war-and-peace")
-        return cls.divided(torch.cat([data.x_train, data.y_train[-1:]]), data.target_names)
+def load_text() -> Text:
+    """Load War and Peace, divided into 80%, 10% and 10%, as torch-rnn does."""
+    data = load("text/war-and-peace")
+    codes = torch.cat([data.x_train, data.y_train[-1:]])
+    size = int(0.1 * len(codes))
+    return Text(tuple(data.target_names), *torch.split(codes, [len(codes) - 2 * size, size, size]))
 
 
 class Rows:
@@ -164,27 +159,6 @@ def build(config: Mapping[str, Any], characters: int) -> nn.Module:
     return network(characters, **config["sizes"])
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A network after training.
-
-    Attributes:
-        model: The network, whose weights are the point estimate or the posterior mean.
-        posterior: The posterior, or ``None`` if the method has none.
-        curve: Records, several per epoch: ``epoch``, the time; ``train``, the mean training loss per character since
-            the last record, at the weights of the training steps; ``test``, the loss per character of the test part,
-            with a posterior that of the mean network.
-        diverged: The step, counted from 1, at which training ended because a loss or a gradient was not finite.
-        steps: Number of steps that were made.
-    """
-
-    model: nn.Module
-    posterior: ba.DiagonalGaussian | None
-    curve: dict[str, list[float]]
-    diverged: int | None
-    steps: int
-
-
 def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int, steps: int) -> Optimizer:
     """Create the optimiser of a unit.
 
@@ -208,24 +182,17 @@ def make_optimizer(model: nn.Module, config: Mapping[str, Any], characters: int,
     if name == "adamw":
         return torch.optim.AdamW(parameters, **options)
     if name == "vadagrad":
-        return _vadagrad(model, characters, seed=config["seed"], **options)
+        s0 = options["s0"]
+        num_data, precision = {
+            "mean": (1.0, s0),
+            "data": (math.sqrt(characters), characters * s0),
+            "sum": (float(characters), s0),
+        }[options["unit"]]
+        settings = {"betas": (0.0, options["beta"]), "initial_precision": precision, "seed": config["seed"]}
+        return ba.VadaGrad(model.named_parameters(), options["lr"], num_data=num_data, **settings)
     options |= {"batch_size": config["batch_size"] * config["length"], "total_steps": steps, "seed": config["seed"]}
     ours: type[PerturbedOptimizer] = {"vadam": ba.Vadam, "ivon": ba.IVON}[name]
     return ours(ba.param_groups(model), num_data=characters, **options)
-
-
-def _vadagrad(
-    model: nn.Module, characters: int, *, lr: float, beta: float, s0: float, unit: str, seed: int
-) -> Optimizer:
-    """Create VadaGrad with ``s0`` in one of the three units."""
-    num_data, precision = {
-        "mean": (1.0, s0),
-        "data": (math.sqrt(characters), characters * s0),
-        "sum": (float(characters), s0),
-    }[unit]
-    return ba.VadaGrad(
-        model.named_parameters(), lr, num_data=num_data, betas=(0.0, beta), initial_precision=precision, seed=seed
-    )
 
 
 def annealing(config: Mapping[str, Any], done: float) -> float | None:
@@ -240,8 +207,15 @@ def annealing(config: Mapping[str, Any], done: float) -> float | None:
     return 0.01 + 0.99 * 0.5 * (1.0 + math.cos(math.pi * done))  # as in our own optimisers
 
 
-def train(config: Mapping[str, Any], text: Text, context: Context) -> Trained:
-    """Train one network, or resume its training from the checkpoint, which is written with every record."""
+def train(config: Mapping[str, Any], text: Text, context: Context) -> tuple[nn.Module, Posterior, dict[str, Any]]:
+    """Train one network, or resume its training from the checkpoint, which is written with every record.
+
+    Returns:
+        The network, whose weights are the point estimate or the posterior mean; the posterior, if the method has one;
+        and facts: ``steps``, the number of steps; ``diverged``, the step, counted from 1, at which the training ended
+        because a loss or a gradient was not finite; and ``curve``, records of the time in epochs, of the mean training
+        loss per character since the last record, and of the loss of the mean network per character of the test part.
+    """
     model = build(config, len(text.alphabet))
     data, test = Rows(text.train, config), Rows(text.test, config)
     total = round(config["epochs"] * data.steps)
@@ -272,7 +246,7 @@ def train(config: Mapping[str, Any], text: Text, context: Context) -> Trained:
         except FloatingPointError:
             loss = math.nan
         if not math.isfinite(loss):
-            return Trained(model, None, curve, step + 1, step)
+            return model, None, {"steps": step, "diverged": step + 1, "curve": curve}
         losses.append(loss)
         if place + 1 in marks:
             curve["epoch"].append((step + 1) / data.steps)
@@ -284,7 +258,7 @@ def train(config: Mapping[str, Any], text: Text, context: Context) -> Trained:
         if step % 20 == 0 or step + 1 == total:
             context.progress(step + 1, total, f"epoch {epoch + 1}, loss {loss:.3f}")
     posterior = optimizer.posterior(model) if isinstance(optimizer, PerturbedOptimizer) else None
-    return Trained(model, posterior, curve, None, total)
+    return model, posterior, {"steps": total, "diverged": None, "curve": curve}
 
 
 def _step(
@@ -324,7 +298,7 @@ def mean_loss(model: nn.Module, data: Rows) -> float:
 @torch.no_grad()
 def scores(
     model: nn.Module,
-    posterior: ba.DiagonalGaussian | None,
+    posterior: Posterior,
     data: Rows,
     counts: Sequence[int] = (),
     passage: int = 0,

@@ -17,7 +17,7 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from experiments.data import load
-from experiments.framework import Context, Report, Told, Unit
+from experiments.framework import Context, Report, Told, Unit, pick
 from experiments.logistic_regression.pages import COLOURS
 from experiments.plots import panels
 from experiments.tables import Number, frame, published
@@ -109,17 +109,12 @@ def losses(config: Mapping[str, Any], progress: Told) -> dict[str, Array]:
         population.initialize(network, seeds=seeds),
         [(split.x_train, split.y_train[:, None]) for split in splits],
         likelihood=ba.Bernoulli(),
-        method=config["method"],
         epochs=epochs,
         steps_per_epoch=every,
-        batch_size=config["batch_size"],
         replacement=True,
         seed=list(seeds),
-        lr=config["lr"],
         betas=tuple(config["betas"]),
-        mc_samples=config["mc_samples"],
-        prior_precision=config["prior_precision"],
-        initial_precision=config["initial_precision"],
+        **pick(config, "method", "batch_size", "lr", "mc_samples", "prior_precision", "initial_precision"),
         chunk=len(seeds),
         progress=False,
         on_epoch=test,

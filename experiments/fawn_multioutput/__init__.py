@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -122,18 +122,18 @@ def report(results: Mapping[str, Any]) -> Report:
             result = results[f"{method}-{dataset}"]
             columns = ("nll", "log_scale", "nll_independent", "nll_together", "sampled_nll", "rmse")
             values = {metric: [split[metric] for split in result["splits"]] for metric in columns}
-            scaled = Number.of(_less(values["nll"], values["log_scale"]), decimals=3, sd=True)
+            scaled = Number.less(values["nll"], values["log_scale"], decimals=3, sd=True)
             theirs, error = numbers[paper, name, "test_NLL_joint_over_outputs"], Number.of(values["nll"]).error
             ours = Number.of(values["nll"], decimals=3, sd=True)
             cells = [ours, scaled, Number(error, None, 3), Number(theirs.mean, theirs.error, 3)]
             beside.append([dataset, name, len(values["nll"]), *cells])
             both += [Number.of(values[metric], decimals=3, sd=True) for metric in ("nll_independent", "nll_together")]
-            change = Number.of(_less(values["sampled_nll"], values["nll_together"]), decimals=3, sd=True)
+            change = Number.less(values["sampled_nll"], values["nll_together"], decimals=3, sd=True)
             row += [Number.of(values["rmse"], sd=True), change, Number(result["seconds_per_network"], None, 1)]
         crossed.append(both)
         errors.append(row)
         co, ropd = ([split["nll"] for split in results[f"{method}-{dataset}"]["splits"]] for method in ("co", "ropd"))
-        change, count = Number.of(_less(co, ropd), decimals=3), sum(a < b for a, b in zip(co, ropd, strict=True))
+        change, count = Number.less(co, ropd, decimals=3), sum(a < b for a, b in zip(co, ropd, strict=True))
         means = [numbers[paper, name, "test_NLL_joint_over_outputs"].mean or 0.0 for name, _ in METHODS.values()]
         gain.append([dataset, change, f"{count} of {len(co)}", Number(means[1] - means[0], None, 3)])
     header = ["data", "method", "splits", "ours", "ours, standardised", "standard error", "paper"]
@@ -153,10 +153,6 @@ def report(results: Mapping[str, Any]) -> Report:
         ),
     }
     return Report(tables, {"correlations": _figure(results, "jura-random")})
-
-
-def _less(one: Sequence[float], other: Sequence[float]) -> list[float]:
-    return [a - b for a, b in zip(one, other, strict=True)]
 
 
 def _figure(results: Mapping[str, Any], dataset: str) -> Figure:

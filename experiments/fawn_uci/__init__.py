@@ -15,7 +15,7 @@ from experiments.fawn import fit, scores
 from experiments.fawn_uci.gp import score
 from experiments.framework import Context, Report, Unit
 from experiments.plots import panels
-from experiments.tables import Number, frame, published
+from experiments.tables import Number, frame, grid, published
 from experiments.uci import splits
 
 TITLE = "Fast adaptive weight noise on nine UCI data sets"
@@ -119,8 +119,7 @@ def report(results: Mapping[str, Any]) -> Report:
 
     def less(dataset: str, method: str, metric: str, decimals: int | None) -> Number:
         one, other = (values.get((dataset, method, name)) for name in (f"sampled_{metric}", metric))
-        changes = [a - b for a, b in zip(one or [], other or [], strict=True)] if one else []
-        return Number.of(changes, decimals=decimals, sd=True)
+        return Number.less(one, other, decimals=decimals, sd=True) if one and other else Number(None)
 
     tables = {}
     for method, (name, _, _) in LABELS.items():
@@ -128,29 +127,25 @@ def report(results: Mapping[str, Any]) -> Report:
         for dataset in DATASETS:
             own, paper = values.get((dataset, method, "nll")), theirs(dataset, name)
             if own is not None and paper is not None:
-                gap = in_errors(Number.of(own), paper)
-                cells = [Number.of(own, decimals=3, sd=True), Number(Number.of(own).error, None, 3), paper]
-                rows.append(
-                    [dataset, *cells, Number(gap, None, 1), gap if gap is None else "yes" if gap <= 1.0 else "no"]
-                )
+                gap, error = in_errors(Number.of(own), paper), Number(Number.of(own).error, None, 3)
+                reached = None if gap is None else "yes" if gap <= 1.0 else "no"
+                cells = [Number.of(own, decimals=3, sd=True), error, paper, Number(gap, None, 1), reached]
+                rows.append([dataset, *cells])
         header = ["data", "ours ± sd", "standard error", "paper ± sd", "difference", "reached"]
         tables[f"{name}: test NLL in nats per point"] = frame(header, rows)
-    tables["From the paper, which copied them: test NLL ± standard error"] = frame(
-        ["data", "VI", "PBP"], [[dataset, theirs(dataset, "VI"), theirs(dataset, "PBP")] for dataset in DATASETS]
-    )
-    rows = [[d, *(Number.of(values.get((d, m, "rmse"), []), sd=True) for m in LABELS)] for d in DATASETS]
-    tables["Test RMSE ± sd"] = frame(["data", *(name for name, _, _ in LABELS.values())], rows)
+    copied = grid(DATASETS, {"VI": "VI", "PBP": "PBP"}, theirs)
+    tables["From the paper, which copied them: test NLL ± standard error"] = copied
+    names = {method: name for method, (name, _, _) in LABELS.items()}
+    tables["Test RMSE ± sd"] = grid(DATASETS, names, lambda d, m: Number.of(values.get((d, m, "rmse"), []), sd=True))
     columns = {"noise_sd": "{:.4g}", "sd": "{:.4g}", "epistemic": "{:.0%}"}
     rows = [[d, *(mean(d, m, name, form) for m in FAWN for name, form in columns.items())] for d in DATASETS]
-    names = [(f"{LABELS[method][0]}: noise sd", "predictive sd", "of the weights") for method in FAWN]
-    tables["What the predictive variance is made of; means over the splits"] = frame(["data", *sum(names, ())], rows)
+    header = [each for m in FAWN for each in (f"{names[m]}: noise sd", "predictive sd", "of the weights")]
+    tables["What the predictive variance is made of; means over the splits"] = frame(["data", *header], rows)
     rows = [[d, *(less(d, m, *one) for m in FAWN for one in (("nll", 3), ("rmse", None)))] for d in DATASETS]
     title = "A mixture over 1,000 samples of the first layer less propagated moments, ± sd over the splits"
-    pairs = [name for method in FAWN for name in (f"{LABELS[method][0]}: NLL", "RMSE")]
-    tables[title] = frame(["data", *pairs], rows)
-    rows = [[d, *(mean(d, m, "seconds", "{:.1f}") for m in LABELS)] for d in DATASETS]
+    tables[title] = frame(["data", *(each for m in FAWN for each in (f"{names[m]}: NLL", "RMSE"))], rows)
     title = "Seconds of training per split, on one core that others also used"
-    tables[title] = frame(["data", *(name for name, _, _ in LABELS.values())], rows)
+    tables[title] = grid(DATASETS, names, lambda d, m: mean(d, m, "seconds", "{:.1f}"))
     return Report(tables, {"nll": _figure(values, theirs)})
 
 
@@ -178,8 +173,7 @@ def _figure(values: Mapping[tuple[str, str, str], list[float]], theirs: Any) -> 
         axis.set_xticks(range(len(methods)), [LABELS[method][1] for method in methods], fontsize=8)
         axis.set_xlim(-0.6, len(methods) - 0.4)
         axis.tick_params(axis="y", labelsize=8)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("test NLL, nats", fontsize=9)
+        axis.set_ylabel("test NLL, nats" if axis in axes[:, 0] else "", fontsize=9)
     bars = "Filled: ours; open: paper; bars: one standard deviation over splits."
     figure.suptitle(f"{bars}\nDotted: PBP, from the paper. Lower is better.", fontsize=9)
     return figure

@@ -1,8 +1,6 @@
 """Deep deterministic policy gradients with noise in the actor's weights (Khan et al. 2018, appendix K).
 
-Actor and critic of the published code, with its initial values, are functions of one vector of weights each. Their
-gradients are written out for speed: a step of training consists of a dozen products of small matrices, and automatic
-differentiation and a list of parameters would take an additional quarter of the time.
+Actor and critic, their initial values and the loop are those of the published code.
 """
 
 from __future__ import annotations
@@ -31,26 +29,16 @@ Shape = tuple[int, ...]
 
 
 class Network:
-    """A vector of weights with its gradient, and views of both as matrices and biases.
-
-    Attributes:
-        weights: The vector.
-        gradient: Gradient of the last call of ``backward``.
-    """
+    """A function of one vector of weights, so that the noise of all weights is one draw."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
-        sizes = [math.prod(shape) for shape in shapes]
-        self.weights = nn.Parameter(torch.zeros(sum(sizes)))
-        self.gradient = torch.zeros(sum(sizes))
-        self.parts, self.slopes = (
-            [part.view(shape) for part, shape in zip(torch.split(vector, sizes), shapes, strict=True)]
-            for vector in (self.weights.data, self.gradient)
-        )
+        self.shapes, self.sizes = shapes, [math.prod(shape) for shape in shapes]
+        self.weights = nn.Parameter(torch.zeros(sum(self.sizes)))
 
-    def _layer_gradient(self, number: int, inputs: Tensor, slope: Tensor) -> None:
-        """Store the gradients of the matrix with this number and of the bias that follows it."""
-        torch.mm(slope.t(), inputs, out=self.slopes[number])
-        torch.sum(slope, 0, out=self.slopes[number + 1])
+    def parts(self) -> list[Tensor]:
+        """Return the matrices and biases, which are views of the vector."""
+        parts = torch.split(self.weights, self.sizes)
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
 
 class Actor(Network):
@@ -59,34 +47,25 @@ class Actor(Network):
     Weights start as ``N(0, 0.3^2)``, those of the output as ``U(-0.003, 0.003)``; all biases are 0.1.
     """
 
+    @torch.no_grad()
     def __init__(
         self, inputs: int, actions: int, hidden: Sequence[int], bound: float, generator: torch.Generator
     ) -> None:
         first, second = hidden
         super().__init__([(first, inputs), (first,), (second, first), (second,), (actions, second), (actions,)])
-        self.bound = bound
-        for matrix in (self.parts[0], self.parts[2]):
+        self.bound, parts = bound, self.parts()
+        for matrix in (parts[0], parts[2]):
             matrix.normal_(0.0, 0.3, generator=generator)
-        self.parts[4].uniform_(-0.003, 0.003, generator=generator)
-        for bias in self.parts[1::2]:
+        parts[4].uniform_(-0.003, 0.003, generator=generator)
+        for bias in parts[1::2]:
             bias.fill_(0.1)
 
     def __call__(self, states: Tensor) -> Tensor:
         """Return actions ``(n, actions)`` for states ``(n, inputs)``."""
-        matrix_1, bias_1, matrix_2, bias_2, matrix_3, bias_3 = self.parts
-        self.hidden_1 = torch.addmm(bias_1, states, matrix_1.t()).relu_()
-        self.hidden_2 = torch.addmm(bias_2, self.hidden_1, matrix_2.t()).relu_()
-        self.squashed = torch.addmm(bias_3, self.hidden_2, matrix_3.t()).tanh_()
-        return self.squashed * self.bound
-
-    def backward(self, states: Tensor, slope: Tensor) -> None:
-        """Compute the gradient of ``sum(slope * actions)``; ``states`` must be those of the last call."""
-        slope = slope * self.bound * (1.0 - self.squashed.square())
-        self._layer_gradient(4, self.hidden_2, slope)
-        slope = (slope @ self.parts[4]).mul_(self.hidden_2 > 0)
-        self._layer_gradient(2, self.hidden_1, slope)
-        slope = (slope @ self.parts[2]).mul_(self.hidden_1 > 0)
-        self._layer_gradient(0, states, slope)
+        matrix_1, bias_1, matrix_2, bias_2, matrix_3, bias_3 = self.parts()
+        hidden = torch.addmm(bias_1, states, matrix_1.t()).relu_()
+        hidden = torch.addmm(bias_2, hidden, matrix_2.t()).relu_()
+        return torch.addmm(bias_3, hidden, matrix_3.t()).tanh_() * self.bound
 
 
 class Critic(Network):
@@ -96,33 +75,22 @@ class Critic(Network):
     biases are 0.
     """
 
+    @torch.no_grad()
     def __init__(self, inputs: int, actions: int, hidden: Sequence[int], generator: torch.Generator) -> None:
         first, second = hidden
         shapes = [(first, inputs), (first,), (second, first), (second,), (1, second), (1,), (second, actions)]
         super().__init__(shapes)
-        for matrix in (self.parts[0], self.parts[2], self.parts[6]):
+        parts = self.parts()
+        for matrix in (parts[0], parts[2], parts[6]):
             nn.init.trunc_normal_(matrix, std=0.02, a=-0.04, b=0.04, generator=generator)
-        self.parts[4].uniform_(-0.003, 0.003, generator=generator)
+        parts[4].uniform_(-0.003, 0.003, generator=generator)
 
     def __call__(self, states: Tensor, actions: Tensor) -> Tensor:
         """Return values, ``(n, 1)``."""
-        matrix_1, bias_1, matrix_2, bias_2, matrix_3, bias_3, action = self.parts
-        self.hidden_1 = torch.addmm(bias_1, states, matrix_1.t()).relu_()
-        self.hidden_2 = torch.addmm(bias_2, self.hidden_1, matrix_2.t()).addmm_(actions, action.t()).relu_()
-        return torch.addmm(bias_3, self.hidden_2, matrix_3.t())
-
-    def backward(self, states: Tensor, actions: Tensor, slope: Tensor) -> None:
-        """Compute the gradient of ``sum(slope * values)``; states and actions must be those of the last call."""
-        self._layer_gradient(4, self.hidden_2, slope)
-        slope = (slope @ self.parts[4]).mul_(self.hidden_2 > 0)
-        torch.mm(slope.t(), actions, out=self.slopes[6])
-        self._layer_gradient(2, self.hidden_1, slope)
-        slope = (slope @ self.parts[2]).mul_(self.hidden_1 > 0)
-        self._layer_gradient(0, states, slope)
-
-    def action_gradient(self) -> Tensor:
-        """Return ``dQ / da`` at the states and actions of the last call; it is cheap, as actions enter late."""
-        return torch.mul(self.parts[4], self.hidden_2 > 0) @ self.parts[6]
+        matrix_1, bias_1, matrix_2, bias_2, matrix_3, bias_3, action = self.parts()
+        hidden = torch.addmm(bias_1, states, matrix_1.t()).relu_()
+        hidden = torch.addmm(bias_2, hidden, matrix_2.t()).addmm_(actions, action.t()).relu_()
+        return torch.addmm(bias_3, hidden, matrix_3.t())
 
 
 class Replay:
@@ -184,19 +152,17 @@ class DDPG:
         actions: Array = self.actor(torch.from_numpy(states)).numpy()
         return actions
 
-    @torch.no_grad()
     def learn(self, states: Tensor, actions: Tensor, rewards: Tensor, terminal: Tensor, following: Tensor) -> None:
         """Step the critic, and compute the actor's gradient: the **sum** over the minibatch, as in their code."""
         critic, actor = self.critic, self.actor
-        value = self.critic_target(following, self.actor_target(following))
-        goal = rewards + self.discount * (1.0 - terminal) * value
-        error = critic(states, actions) - goal
-        critic.backward(states, actions, error * (2.0 / len(states)))
-        critic.weights.grad = critic.gradient
+        with torch.no_grad():
+            future = self.critic_target(following, self.actor_target(following))
+            goal = rewards + self.discount * (1.0 - terminal) * future
+        value = critic(states, actions)
+        slope = (value.detach() - goal) * (2.0 / len(states))
+        critic.weights.grad = torch.autograd.grad(value, critic.weights, slope)[0]
         self.critic_optimizer.step()
-        critic(states, actor(states))
-        actor.backward(states, -critic.action_gradient())
-        actor.weights.grad = actor.gradient
+        actor.weights.grad = torch.autograd.grad(-critic(states, actor(states)).sum(), actor.weights)[0]
 
     @torch.no_grad()
     def step(self) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,82 +162,63 @@ def fit(
         checkpoint: Folder for checkpoints. Methods whose steps are averaged do not use it.
         progress: Function that is called regularly with the progress.
     """
-    first = problems[0]
-    shared = {
-        "likelihood": ba.Bernoulli(),
-        "method": METHODS[config["method"]],
-        "seed": list(seeds),
-        "chunk": len(problems),
-        "progress": False,
-        **_prior(first),
-    }
-    models = [_model(first, start) for _ in problems]
+    first, told = problems[0], progress or (lambda *_: None)
     data = _tensors(problems)
-    told = progress or (lambda *_: None)
+    size = first.x.shape[1] - first.bias, 1
+    models = [nn.Linear(*size, bias=first.bias).double() for _ in problems]  # the bias replaces the column of ones
+    for model in models:
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, start)
+    decay: Callable[[int], float] | None = None
     if config["method"] == "von":
-        return _von(models, data, shared, config, told)
-    steps = min(STEPS, config["iterations"])
-    epochs = math.ceil(config["iterations"] / steps)
-    decay = None if config["decay"] is None else ba.optim.polynomial_decay(config["decay"])
-    nets = population.train(
-        models,
-        data,
-        epochs=epochs,
-        steps_per_epoch=steps,
-        batch_size=config["batch_size"],
-        replacement=True,
-        lr=config["lr"],
-        betas=(config["momentum"], 1.0 - config["rate"]),
-        lr_decay=decay,
-        beta_decay=decay,
-        checkpoint=checkpoint,
-        on_epoch=lambda epoch, members, nets: told(epoch + 1, epochs),
-        **shared,
-    )
-    means, variances = _rows(nets.mean), _rows(nets.variance)
-    return [Gaussian(m, np.sqrt(v)) for m, v in zip(means, variances, strict=True)]
-
-
-def _von(
-    models: list[nn.Module], data: Any, shared: dict[str, Any], config: Mapping[str, Any], told: Told
-) -> list[Gaussian]:
-    """Run VON on full batches, and average the mean and the precision from the running Hessian over the last steps."""
-    epochs = config["iterations"]
-    begin = epochs - math.ceil(config["averaged"] * epochs)
+        epochs, momentum = config["iterations"], 0.0
+        own: dict[str, Any] = {"batch_size": max(len(x) for x, _ in data), "options": {"hessian": "exact"}}
+        decay = partial(_decay, float(config["half_life"]))
+    else:
+        steps, momentum = min(STEPS, config["iterations"]), config["momentum"]
+        epochs = math.ceil(config["iterations"] / steps)
+        own = {
+            "steps_per_epoch": steps,
+            "batch_size": config["batch_size"],
+            "replacement": True,
+            "checkpoint": checkpoint,
+        }
+        if config["decay"] is not None:
+            decay = ba.optim.polynomial_decay(config["decay"])
+    begin = epochs - math.ceil(config.get("averaged", 0.0) * epochs)
     totals: dict[str, Any] = {"mean": 0.0, "precision": 0.0}
 
-    def average(epoch: int, members: list[int], nets: population.Population) -> None:
+    def keep(epoch: int, members: list[int], nets: population.Population) -> None:
         if epoch >= begin:
             totals["mean"] += _rows(nets.mean)
             totals["precision"] += 1.0 / _rows(nets.variance)
         told(epoch + 1, epochs)
 
-    def decay(step: int) -> float:
-        return 1.0 / (1.0 + step / float(config["half_life"]))
-
-    population.train(
+    nets = population.train(
         models,
         data,
+        likelihood=ba.Bernoulli(),
+        method=METHODS[config["method"]],
         epochs=epochs,
-        batch_size=max(len(x) for x, _ in data),
-        options={"hessian": "exact"},
         lr=config["lr"],
-        betas=(0.0, 1.0 - config["rate"]),
+        betas=(momentum, 1.0 - config["rate"]),
         lr_decay=decay,
         beta_decay=decay,
-        on_epoch=average,
-        **shared,
+        seed=list(seeds),
+        chunk=len(problems),
+        progress=False,
+        on_epoch=keep,
+        **own,
+        **_prior(first),
     )
+    if begin == epochs:
+        return [Gaussian(m, np.sqrt(v)) for m, v in zip(_rows(nets.mean), _rows(nets.variance), strict=True)]
     count = epochs - begin
     return [Gaussian(m / count, (p / count) ** -0.5) for m, p in zip(*totals.values(), strict=True)]
 
 
-def _model(problem: Problem, start: float) -> nn.Module:
-    """Create a linear layer, whose bias replaces the column of ones."""
-    model = nn.Linear(problem.x.shape[1] - problem.bias, 1, bias=problem.bias).double()
-    for parameter in model.parameters():
-        nn.init.constant_(parameter, start)
-    return model
+def _decay(half_life: float, step: int) -> float:
+    return 1.0 / (1.0 + step / half_life)
 
 
 def _prior(problem: Problem) -> dict[str, Any]:

@@ -17,13 +17,15 @@ from experiments.tables import Number, frame
 TITLE = "Noise in the weights in unmodified stable-baselines3: DDPG on Pendulum"
 SOURCE = "The exploration of Khan et al. 2018, appendix K, in another library; no published numbers"
 
-EXPLORATIONS: Mapping[str, dict[str, Any]] = {
-    "weights-wide": {"num_data": 1e8, "prior_precision": 400.0, "initial_precision": 400.0},
-    "weights-narrow": {"num_data": 1e8, "prior_precision": 1e4, "initial_precision": 1e4},
-    "action-noise": {"sigma": 0.1},
-    "none": {},
+WIDE = {"num_data": 1e8, "prior_precision": 400.0, "initial_precision": 400.0}
+NARROW = {"num_data": 1e8, "prior_precision": 1e4, "initial_precision": 1e4}
+EXPLORATIONS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
+    "weights-wide": ("weights, up to 0.05", "#0072B2", WIDE),
+    "weights-narrow": ("weights, up to 0.01", "#56B4E9", NARROW),
+    "action-noise": ("actions, 0.1", "#D55E00", {"sigma": 0.1}),
+    "none": ("none", "#000000", {}),
 }
-"""The kinds of exploration: Vadam's noise in the weights with a standard deviation of at most 0.05, or 0.01 as in Khan
+"""Name, colour and settings of the kinds of exploration: Vadam's noise in the weights with a standard deviation of at most 0.05, or 0.01 as in Khan
 et al. 2018, which is smaller where gradients have been large; Gaussian noise in the actions, which are in [-1, 1]; and
 none.
 """
@@ -37,13 +39,6 @@ PROTOCOL = {
     "learning_rate": 0.001,
     "learning_starts": 200,
 }
-LABELS = {
-    "weights-wide": ("weights, up to 0.05", "#0072B2"),
-    "weights-narrow": ("weights, up to 0.01", "#56B4E9"),
-    "action-noise": ("actions, 0.1", "#D55E00"),
-    "none": ("none", "#000000"),
-}
-"""Names and colours."""
 
 
 def units() -> list[Unit]:
@@ -51,7 +46,7 @@ def units() -> list[Unit]:
     return [
         Unit(f"{name}-seed{seed}", {**PROTOCOL, "exploration": name, "settings": settings, "seed": seed})
         for seed in range(SEEDS)
-        for name, settings in EXPLORATIONS.items()
+        for name, (_, _, settings) in EXPLORATIONS.items()
     ]
 
 
@@ -119,7 +114,7 @@ def report(results: Mapping[str, Any]) -> Report:
     figure, axes = panels(1, 1, 6.5, 4)
     axis, rows = axes[0, 0], []
     steps = next(iter(results.values()))["steps"]
-    for name, (label, colour) in LABELS.items():
+    for name, (label, colour, _) in EXPLORATIONS.items():
         own = [result for key, result in results.items() if key.startswith(f"{name}-seed")]
         curves = np.array([np.mean(result["returns"], 1) for result in own])
         means = [Number.of(curves[:, i].tolist(), decimals=0) for i in range(len(steps))]

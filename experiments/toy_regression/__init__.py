@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import bayesadam as ba
-from experiments.framework import Context, Report, Told, Unit
+from experiments.framework import Context, Report, Told, Unit, pick
 from experiments.plots import panels
 from experiments.tables import Number, frame
 
@@ -121,14 +121,13 @@ def panel(problem: Problem, predict: Predict, found: Mapping[str, Any]) -> dict[
     }
 
 
-def network(config: Mapping[str, Any]) -> nn.Sequential:
-    """Create a network with two hidden layers of tanh, as in the authors' code, and Xavier's initial weights."""
-    torch.manual_seed(config["seed"])
-    return unseeded(config)
+def network(config: Mapping[str, Any], seeded: bool = True) -> nn.Sequential:
+    """Create a network with two hidden layers of tanh, as in the authors' code, and Xavier's initial weights.
 
-
-def unseeded(config: Mapping[str, Any]) -> nn.Sequential:
-    """Create the same network with initial weights from the current state of torch's generator."""
+    The weights are those of the config's seed, or from the current state of torch's generator.
+    """
+    if seeded:
+        torch.manual_seed(config["seed"])
     hidden, rate = config["hidden"], config.get("dropout", 0.0)
     layers: list[nn.Module] = []
     for inputs in (1, hidden):
@@ -222,19 +221,13 @@ def mc_dropout(problem: Problem, config: Mapping[str, Any], progress: Told) -> t
 def bbb(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
     """Fit Bayes by Backprop with local reparameterisation."""
     model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
-    net = ba.variational(
-        model,
-        prior=ba.priors.GaussianPrior(config["prior_precision"]),
-        initial_std=config["initial_std"],
-        estimator="local",
-        seed=config["seed"],
-    )
+    prior = ba.priors.GaussianPrior(config["prior_precision"])
+    net = ba.variational(model, prior=prior, estimator="local", **pick(config, "initial_std", "seed"))
     optimizer = torch.optim.Adam(net.parameters(), lr=config["lr"])
     for x, y in minibatches(problem, config, progress):
         optimizer.zero_grad()
-        size, temperature = len(problem.train[0]), config["temperature"]
-        loss = net.loss(x, y, likelihood=likelihood, num_data=size, temperature=temperature)
-        torch.autograd.backward(loss)
+        options = {"num_data": len(problem.train[0]), "temperature": config["temperature"]}
+        torch.autograd.backward(net.loss(x, y, likelihood=likelihood, **options))
         optimizer.step()
     return _predictor(model, net.posterior(), likelihood), {"noise_sd": config["noise_sd"]}
 
@@ -244,13 +237,9 @@ def vadam(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[
     model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
     optimizer = ba.Vadam(
         model.named_parameters(),
-        lr=config["lr"],
         num_data=len(problem.train[0]),
-        prior_precision=config["prior_precision"],
-        initial_precision=config["initial_precision"],
-        temperature=config["temperature"],
-        seed=config["seed"],
         recipe="paper",
+        **pick(config, "lr", "prior_precision", "initial_precision", "temperature", "seed"),
     )
     optimizer.train()
     for x, y in minibatches(problem, config, progress):
@@ -265,18 +254,13 @@ def anchored(problem: Problem, config: Mapping[str, Any], progress: Told) -> tup
     """Fit an anchored ensemble whose last layer is integrated out."""
     likelihood = ba.Gaussian(config["noise_sd"] ** -2)
     posterior = ba.anchored_ensemble(
-        partial(unseeded, config),
+        partial(network, config, seeded=False),
         problem.train,
         likelihood=likelihood,
-        members=config["members"],
-        prior_precision=config["prior_precision"],
-        steps=config["steps"],
-        batch_size=config["batch_size"],
-        lr=config["lr"],
-        seed=config["seed"],
         progress=False,
+        **pick(config, "members", "prior_precision", "steps", "batch_size", "lr", "seed"),
     )
-    return _predictor(unseeded(config), posterior, likelihood, method="auto"), {"noise_sd": config["noise_sd"]}
+    return _predictor(network(config), posterior, likelihood, method="auto"), {"noise_sd": config["noise_sd"]}
 
 
 def _residual_variance(problem: Problem, mean: Callable[[Tensor], Tensor]) -> float:

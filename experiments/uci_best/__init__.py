@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from matplotlib.figure import Figure
 
 from experiments.framework import Context, Report, Unit
 from experiments.plots import panels
-from experiments.tables import Number, frame, published
+from experiments.tables import Number, frame, grid, published
 from experiments.uci_best.estimators import score
 
 TITLE = "One recipe for nine UCI data sets, beside the best published numbers"
@@ -80,7 +81,7 @@ def report(results: Mapping[str, Any]) -> Report:
         estimator, _, dataset = key.rpartition("-")
         metrics = result["splits"][0]
         values[estimator, dataset] = {metric: [split[metric] for split in result["splits"]] for metric in metrics}
-    headline, calibration, seconds = [], [], []
+    headline, calibration = [], []
     for dataset in DATASETS:
         own = values[OURS, dataset]
         row: list[Any] = [dataset]
@@ -90,8 +91,6 @@ def report(results: Mapping[str, Any]) -> Report:
         headline.append(row)
         shares = [[100.0 * share for share in own[f"covered_{level}"]] for level in ("50%", "80%", "95%")]
         calibration.append([dataset, Number.of(own["crps"]), *(Number.of(share, decimals=1) for share in shares)])
-        times = [values.get((name, dataset), {}).get("cpu_seconds", []) for name in ESTIMATORS]
-        seconds.append([dataset, *(Number(sum(found) / len(found) if found else None, None, 1) for found in times)])
     header = ["log-likelihood, ours", "best published", "whose", "better by"]
     header += ["RMSE, ours", "best published", "whose", "better by"]
     tables = {
@@ -102,16 +101,18 @@ def report(results: Mapping[str, Any]) -> Report:
             ["data", "CRPS", "in 50% intervals, %", "in 80% intervals, %", "in 95% intervals, %"], calibration
         ),
     }
-    peers = [name for name, _ in PEERS.values()]
+    peers = {peer: name for peer, (name, _) in PEERS.items()}
     for metric, title in (
         ("log_likelihood", "log-likelihood in nats per row"),
         ("crps", "CRPS, as a share of ours"),
         ("rmse", "RMSE, as a share of ours"),
     ):
-        rows = [[dataset, *(difference(values, peer, dataset, metric) for peer in PEERS)] for dataset in DATASETS]
-        title = f"How much better ours is than each estimator, paired by split: {title}"
-        tables[title] = frame(["data", *peers], rows)
-    tables["Processor seconds of a fit and its prediction"] = frame(["data", OURS, *peers], seconds)
+        table = grid(DATASETS, peers, partial(difference, values, metric))
+        tables[f"How much better ours is than each estimator, paired by split: {title}"] = table
+    seconds = {key: Number.of(found["cpu_seconds"]).mean for key, found in values.items()}
+    tables["Processor seconds of a fit and its prediction"] = grid(
+        DATASETS, {OURS: OURS, **peers}, lambda d, estimator: Number(seconds.get((estimator, d)), None, 1)
+    )
     return Report(tables, {"differences": _figure(values)})
 
 
@@ -135,7 +136,7 @@ def better_by(ours: Number, theirs: Number, sign: float) -> float | None:
     return sign * (ours.mean - theirs.mean) / math.hypot(ours.error or 0.0, theirs.error or 0.0)
 
 
-def difference(values: Values, peer: str, dataset: str, metric: str) -> Number:
+def difference(values: Values, metric: str, dataset: str, peer: str) -> Number:
     """Return by how much ours is better, paired by split. Metrics with units are relative to our mean."""
     ours, theirs = values[OURS, dataset][metric], values.get((peer, dataset), {}).get(metric, [])
     unit, sign = (1.0, 1.0) if metric == "log_likelihood" else (sum(ours) / len(ours), -1.0)
@@ -147,7 +148,7 @@ def _figure(values: Values) -> Figure:
     figure, axes = panels(1, 1, 7.5, 0.55 * len(DATASETS) + 1.6, grid="x")
     axis = axes[0, 0]
     for place, (peer, (label, colour)) in enumerate(PEERS.items()):
-        points = [(row, difference(values, peer, name, "log_likelihood")) for row, name in enumerate(DATASETS)]
+        points = [(row, difference(values, "log_likelihood", name, peer)) for row, name in enumerate(DATASETS)]
         found = [(row, number.mean, 2.0 * (number.error or 0.0)) for row, number in points if number.mean is not None]
         rows, means, errors = zip(*found, strict=True)
         style = {"fmt": "o", "markersize": 4, "elinewidth": 1.0, "color": colour, "label": label}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from matplotlib.figure import Figure
 from bayesadam import population
 from experiments.framework import Context, Report, Unit, finished
 from experiments.plots import panels
-from experiments.tables import Number, frame, published
+from experiments.tables import Number, frame, grid, published
 from experiments.uci import Part, splits
 from experiments.uci_table1 import dropout
 from experiments.uci_table1.methods import Precisions, fit, folds, scores, tune
@@ -199,19 +200,21 @@ def report(results: Mapping[str, Any]) -> Report:
             tables[f"{title} joint one, as the paper"] = _log_likelihood(results, numbers, method, f"{method}-joint")
     for key, epochs in (("dropout", "400"), ("4000-epochs", "4,000")):
         tables[f"MC dropout, {epochs} epochs, pointwise log-likelihood"] = _dropout(results, numbers, key)
-    header = ["data", *LABELS.values()]
     titles = {
         "rmse": "RMSE",
         "log_likelihood": "log-likelihood, pointwise",
         "joint_log_likelihood": "log-likelihood, joint",
     }
+
+    def cell(dataset: str, method: str, metric: str) -> Number:
+        return values(results.get(f"{method}-{dataset}"), metric)
+
     for metric, title in titles.items():
-        rows = [[d, *(values(results.get(f"{method}-{d}"), metric) for method in LABELS)] for d in DATASETS]
-        tables[f"All methods side by side: test {title}"] = frame(header, rows)
+        table = grid(DATASETS, LABELS, partial(cell, metric=metric))
+        tables[f"All methods side by side: test {title}"] = table
     lines = finished(sys.modules[__name__])
-    rows = [[d, *(_speed(lines.get(f"{method}-{d}")) for method in LABELS)] for d in DATASETS]
     title = "Fits per second of processor time, tuning and test included (MC dropout: 400 epochs, others 40)"
-    tables[title] = frame(header, rows)
+    tables[title] = grid(DATASETS, LABELS, lambda dataset, method: _speed(lines.get(f"{method}-{dataset}")))
     return Report(tables, {"learning-curves": _figure(results, numbers)})
 
 
@@ -227,11 +230,8 @@ def _rmse(results: Mapping[str, Any], numbers: Numbers, method: str) -> pd.DataF
     for dataset in DATASETS:
         ours, read = values(results[f"{method}-{dataset}"], "rmse"), numbers[dataset, name, "test_RMSE@epoch40"]
         figure = Number(read.mean, read.error)
-        if method == "vprop":
-            rows.append([dataset, ours, figure, _difference(ours, figure, -1)])
-        else:
-            table = _printed(numbers[dataset, name, "test_RMSE"])
-            rows.append([dataset, ours, table, figure, _difference(ours, table, -1)])
+        theirs = [figure] if method == "vprop" else [_printed(numbers[dataset, name, "test_RMSE"]), figure]
+        rows.append([dataset, ours, *theirs, _difference(ours, theirs[0], -1)])
     paper = ["paper, Fig. 4"] if method == "vprop" else ["paper, Table 1", "paper, Fig. 4"]
     return frame(["data", "ours", *paper, "difference"], rows)
 
@@ -289,10 +289,8 @@ def _figure(results: Mapping[str, Any], numbers: Numbers) -> Figure:
     figure, axes = panels(2, 4, 12.4, 5.4, grid="")
     for axis, dataset in zip(axes.flat, DATASETS, strict=True):
         _panel(axis, results, dataset, numbers)
-    for axis in axes[-1]:
-        axis.set_xlabel("epoch")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("test RMSE")
+        axis.set(xlabel="epoch", ylabel="test RMSE")
+        axis.label_outer()
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, fontsize=8, ncols=5, loc="outside upper center", frameon=False)
     return figure

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import bayesadam as ba
 from bayesadam import population
 from experiments.data import load
 from experiments.framework import Context, save
-from experiments.uci import Part, splits
+from experiments.uci import Pair, Part, splits
 from experiments.uci_table1.methods import score
 
 RATES = (0.005, 0.01, 0.05, 0.1)
@@ -42,12 +41,8 @@ _LEVELS = 2**16
 """Number of values of a random number that drops a unit. Dropout rates are rounded to multiples of its inverse."""
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A dropout rate, and a noise precision in original units."""
-
-    rate: float
-    noise_precision: float
+Task = tuple[Part, float, float]
+"""A part with its dropout rate and its noise precision in original units."""
 
 
 def network(inputs: int, hidden: int, rate: float) -> nn.Sequential:
@@ -63,51 +58,46 @@ def network(inputs: int, hidden: int, rate: float) -> nn.Sequential:
 
 
 def fit(
-    parts: Sequence[Part],
-    candidates: Sequence[Candidate],
-    seeds: Sequence[int],
-    config: Mapping[str, Any],
-    folder: Path,
-    progress: Callable[[float], None],
+    tasks: Sequence[Task], seeds: Sequence[int], config: Mapping[str, Any], context: Context, name: str
 ) -> list[nn.Module]:
-    """Train one network per part and candidate. Networks with the same dropout rate are trained together.
+    """Train one network per task. Networks with the same dropout rate are trained together.
 
     Args:
-        parts: Training parts of equal sizes.
-        candidates: One candidate per part.
-        seeds: Seeds of the initial weights, one per part.
+        tasks: Tasks with training parts of equal sizes.
+        seeds: Seeds of the initial weights, one per task.
         config: hidden, length_scale, epochs, batch_size, lr, seed.
-        folder: Folder for checkpoints. A killed run is resumed from there, with bitwise the same result.
-        progress: Function that is called with the completed share of the work.
+        context: Context of the unit.
+        name: Name of the folder for checkpoints. A killed run is resumed from there, with bitwise the same result.
     """
     trained: dict[int, nn.Module] = {}
     for rate in RATES:
-        rows = [i for i, own in enumerate(candidates) if own.rate == rate]
+        rows = [i for i, task in enumerate(tasks) if task[1] == rate]
         if not rows:
             continue
+        parts, share = [tasks[i][0] for i in rows], len(rows) / config["epochs"]
         make = partial(network, parts[0].x.shape[1], config["hidden"], rate)
         models = population.initialize(make, seeds=[seeds[i] for i in rows])
         strength = config["length_scale"] ** 2 * (1.0 - rate) / (2.0 * len(parts[0].train[0]))
-        decay = [strength / candidates[i].noise_precision for i in rows]
-        already = len(trained)
+        decay = torch.tensor([strength / tasks[i][2] for i in rows])[:, None, None]
 
-        def tell(done: float, already: int = already, now: int = len(rows)) -> None:
-            progress((already + done * now) / len(parts))
+        def tell(epoch: int, already: int = len(trained), share: float = share) -> None:
+            context.progress(already + epoch * share, len(tasks), name)
 
-        train(models, [parts[i].train for i in rows], decay, config, folder / f"rate-{rate}.pt", tell)
+        train(models, [part.train for part in parts], decay, config, context.folder / name / f"rate-{rate}.pt", tell)
         trained |= dict(zip(rows, models, strict=True))
-    return [trained[i] for i in range(len(parts))]
+    return [trained[i] for i in range(len(tasks))]
 
 
-def scores(
-    models: Sequence[nn.Module], parts: Sequence[Part], candidates: Sequence[Candidate], samples: int, seed: int
-) -> list[dict[str, float]]:
+def scores(models: Sequence[nn.Module], tasks: Sequence[Task], samples: int, seed: int) -> list[dict[str, float]]:
     """Return the test scores of every network."""
     found = []
-    for model, part, own in zip(models, parts, candidates, strict=True):
-        likelihood = ba.Gaussian(own.noise_precision * float(part.scaler.std) ** 2)
-        q = ba.MCDropout(model)
-        found.append(score(ba.predict(model, q, part.x, likelihood=likelihood, mc_samples=samples, seed=seed), part))
+    for model, (part, _, noise) in zip(models, tasks, strict=True):
+        options: dict[str, Any] = {
+            "likelihood": ba.Gaussian(noise * float(part.scaler.std) ** 2),
+            "mc_samples": samples,
+            "seed": seed,
+        }
+        found.append(score(ba.predict(model, ba.MCDropout(model), part.x, **options), part))
     return found
 
 
@@ -123,47 +113,35 @@ def held_out(name: str, count: int, share: float) -> list[Part]:
 
 
 def run(config: Mapping[str, Any], context: Context) -> dict[str, Any]:
-    """Choose a candidate for every split, train again on the whole training split, and return test scores."""
-    parts = splits(f"uci/{config['dataset']}", config["splits"])
+    """Choose a candidate for every split, train again on the whole training split, and return test scores.
+
+    All candidates of a split have the same seed, and so the same initial weights and order.
+    """
     validation = held_out(config["dataset"], config["splits"], config["validation_share"])
-    grid = [Candidate(rate, noise) for rate in config["rates"] for noise in config["noise_precisions"]]
-    tried = [(part, own) for part in validation for own in grid]
-    some = [part for part, _ in tried]
-    seeds = _seeds(config, len(grid), 1)
-    folder = context.folder / "grid"
-    models = fit(
-        some, [own for _, own in tried], seeds, config, folder, lambda done: context.progress(done, 1.3, "grid")
-    )
-    samples, seed = config["validation_samples"], config["seed"]
-    found = scores(models, some, [own for _, own in tried], samples, seed)
-    best, values = [], []
-    for split in range(len(parts)):
-        own = [one["log_likelihood"] for one in found[split * len(grid) : (split + 1) * len(grid)]]
-        values.append(max(own))
-        best.append(grid[own.index(max(own))])
-    seeds, folder = _seeds(config, 1, 0), context.folder / "test"
-    models = fit(parts, best, seeds, config, folder, lambda done: context.progress(1 + 0.2 * done, 1.3, "test"))
-    tested = scores(models, parts, best, config["evaluation_samples"], seed)
+    grid = [(rate, noise) for rate in config["rates"] for noise in config["noise_precisions"]]
+    tasks = [(part, *candidate) for part in validation for candidate in grid]
+    models = fit(tasks, [1000 * (i // len(grid)) + 1 for i in range(len(tasks))], config, context, "grid")
+    found = [own["log_likelihood"] for own in scores(models, tasks, config["validation_samples"], config["seed"])]
+    values = [found[i : i + len(grid)] for i in range(0, len(found), len(grid))]
+    parts = splits(f"uci/{config['dataset']}", config["splits"])
+    best = [(part, *grid[own.index(max(own))]) for part, own in zip(parts, values, strict=True)]
+    models = fit(best, [1000 * split for split in range(len(best))], config, context, "test")
+    tested = scores(models, best, config["evaluation_samples"], config["seed"])
     return {
         "splits": [
-            {"rate": own.rate, "noise_precision": own.noise_precision, "validation_log_likelihood": value, **one}
-            for own, value, one in zip(best, values, tested, strict=True)
+            {"rate": rate, "noise_precision": noise, "validation_log_likelihood": max(own), **one}
+            for (_, rate, noise), own, one in zip(best, values, tested, strict=True)
         ]
     }
 
 
-def _seeds(config: Mapping[str, Any], each: int, offset: int) -> list[int]:
-    """Return seeds, which give all candidates of a split the same initial weights and order."""
-    return [1000 * split + offset for split in range(config["splits"]) for _ in range(each)]
-
-
 def train(
     models: Sequence[nn.Module],
-    data: Sequence[tuple[Tensor, Tensor]],
-    decay: Sequence[float],
+    data: Sequence[Pair],
+    decay: Tensor,
     config: Mapping[str, Any],
-    checkpoint: Path,
-    progress: Callable[[float], None],
+    path: Path,
+    tell: Callable[[int], None],
 ) -> None:
     """Minimise the mean squared error plus ``decay`` times the sum of the squared weights, without the biases.
 
@@ -171,41 +149,42 @@ def train(
         models: Networks of dropout, linear, ReLU, dropout and linear layers, all with the same rate. They receive the
             trained weights.
         data: Inputs ``(n, d)`` and targets ``(n, 1)`` of every network, of equal sizes.
-        decay: Strength of the weight decay, one per network.
+        decay: Strength of the weight decay of every network, ``(P, 1, 1)``.
         config: epochs, batch_size, lr, and the seed of order and dropout. All networks have minibatches of the same
             rows; the last minibatch of an epoch is smaller.
-        checkpoint: File for checkpoints, from which a stopped training is resumed. This function does not delete it.
-        progress: Function that is called after every epoch with the completed share of the training.
+        path: File for checkpoints, from which a stopped training is resumed.
+        tell: Function that is called with the number of completed epochs.
     """
     rate = next(layer.p for layer in models[0].modules() if isinstance(layer, nn.Dropout))
     x, y = (torch.stack([pair[i] for pair in data]) for i in (0, 1))
-    linear = [[layer for layer in model.modules() if isinstance(layer, nn.Linear)] for model in models]
-    weights = [
-        torch.stack([getattr(own[place], name).detach() for own in linear]).requires_grad_()
-        for place in (0, 1)
-        for name in ("weight", "bias")
-    ]
-    strength = torch.tensor(list(decay))[:, None, None]
+    linear = [[layer for layer in model.children() if isinstance(layer, nn.Linear)] for model in models]
+    parameters = [[p for layer in own for p in layer.parameters()] for own in linear]
+    weights = [torch.stack([p.detach() for p in own]).requires_grad_() for own in zip(*parameters, strict=True)]
     optimizer = torch.optim.Adam(weights, lr=config["lr"], fused=True)
-    generator = torch.Generator().manual_seed(config["seed"])
-    done = _load(checkpoint, weights, optimizer, generator)
-    saved = time.monotonic()
+    generator, done, saved = torch.Generator().manual_seed(config["seed"]), 0, time.monotonic()
+    if path.is_file():
+        state = torch.load(path)
+        weights, done = [weight.requires_grad_() for weight in state["weights"]], state["epoch"]
+        optimizer = torch.optim.Adam(weights, lr=config["lr"], fused=True)
+        optimizer.load_state_dict(state["adam"])
+        generator.set_state(state["generator"])
     for epoch in range(done, config["epochs"]):
         for rows in torch.split(torch.randperm(x.shape[1], generator=generator), config["batch_size"]):
             optimizer.zero_grad()
             output = forward(weights, x[:, rows], rate, generator)
             loss = (output - y[:, rows]).square().mean(1).sum()
             for weight in weights[::2]:
-                loss = loss + (strength * weight.square()).sum()
+                loss = loss + (decay * weight.square()).sum()
             torch.autograd.backward(loss)
             optimizer.step()
-        progress((epoch + 1) / config["epochs"])
+        tell(epoch + 1)
         if epoch + 1 == config["epochs"] or time.monotonic() > saved + SECONDS:
-            _save(checkpoint, weights, optimizer, generator, epoch + 1)
+            state = {"weights": weights, "adam": optimizer.state_dict(), "generator": generator.get_state()}
+            save(path, {**state, "epoch": epoch + 1})
             saved = time.monotonic()
     with torch.no_grad():
-        for row, (first, last) in enumerate(linear):
-            for parameter, weight in zip([*first.parameters(), *last.parameters()], weights, strict=True):
+        for row, own in enumerate(parameters):
+            for parameter, weight in zip(own, weights, strict=True):
                 parameter.copy_(weight[row])
 
 
@@ -227,23 +206,3 @@ def mask(shape: torch.Size, rate: float, generator: torch.Generator) -> Tensor:
     dropped = round(rate * _LEVELS)
     kept = words.view(torch.int16)[: shape.numel()].view(shape) >= dropped - _LEVELS // 2
     return kept.float().mul_(_LEVELS / (_LEVELS - dropped))
-
-
-def _save(
-    path: Path, weights: Sequence[Tensor], optimizer: torch.optim.Adam, generator: torch.Generator, epoch: int
-) -> None:
-    state = {"weights": list(weights), "adam": optimizer.state_dict(), "generator": generator.get_state()}
-    save(path, {**state, "epoch": epoch})
-
-
-def _load(path: Path, weights: Sequence[Tensor], optimizer: torch.optim.Adam, generator: torch.Generator) -> int:
-    """Restore a checkpoint, and return the number of completed epochs."""
-    if not path.is_file():
-        return 0
-    state = torch.load(path)
-    with torch.no_grad():
-        for weight, value in zip(weights, state["weights"], strict=True):
-            weight.copy_(value)
-    optimizer.load_state_dict(state["adam"])
-    generator.set_state(state["generator"])
-    return int(state["epoch"])

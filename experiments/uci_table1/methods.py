@@ -19,6 +19,7 @@ import bayesadam as ba
 from bayesadam import population
 from bayesadam.predictive.result import Predictive
 from experiments.data import load
+from experiments.framework import pick
 from experiments.uci import Part
 
 OnEpoch = Callable[[int, list[int], population.Population], None]
@@ -69,13 +70,9 @@ def fit(
         population.initialize(lambda: network(parts[0], config["hidden"]), seeds=seeds),
         [part.train for part in parts],
         likelihood=[ba.Gaussian(math.exp(candidate.log_noise)) for candidate in candidates],
-        method=config["method"],
-        epochs=config["epochs"],
-        batch_size=config["batch_size"],
         seed=list(seeds),
-        lr=config["lr"],
         betas=tuple(config["betas"]),
-        mc_samples=config["mc_samples"],
+        **pick(config, "method", "epochs", "batch_size", "lr", "mc_samples"),
         prior_precision=prior,
         initial_precision=[
             own + hessian * len(part.train[0]) if start is None else start
@@ -174,11 +171,9 @@ def fit_density(
             for own, part in zip(candidates, parts, strict=True)
         ],
         method="adam",
-        epochs=config["epochs"],
-        batch_size=config["batch_size"],
         seed=list(seeds),
-        lr=config["lr"],
         betas=tuple(config["betas"]),
+        **pick(config, "epochs", "batch_size", "lr"),
         nonfinite="skip",
         progress=False,
         on_epoch=on_epoch,
