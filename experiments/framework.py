@@ -247,9 +247,7 @@ class _Meter:
         if time.perf_counter() > self.written + 0.5:
             seconds, cpu_seconds = self.seconds()
             state = {"share": done / total, "note": note, "seconds": seconds, "cpu_seconds": cpu_seconds}
-            temporary = self.path.with_suffix(".tmp")
-            temporary.write_text(json.dumps(state), "utf-8")
-            os.replace(temporary, self.path)
+            self.path.write_text(json.dumps(state), "utf-8")
             self.written = time.perf_counter()
 
     def seconds(self) -> tuple[float, float]:
@@ -261,7 +259,7 @@ class _Meter:
 def _progress(folder: Path) -> dict[str, Any]:
     try:
         found: dict[str, Any] = json.loads((folder / "progress.json").read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, ValueError):  # the process is just writing it
         return {}
     return found
 

@@ -54,8 +54,8 @@ def train(config: Mapping[str, Any], x: Tensor, y: Tensor, context: Context) -> 
     """Train one network, or resume its training from the checkpoint in the unit's folder.
 
     Args:
-        config: ``method`` ("adam", "bbb", "vadam", "ivon"), ``epochs``, ``batch_size``, ``seed``, ``hidden``; ``dropout`` and
-            ``options`` of the method.
+        config: ``method`` ("adam", "bbb", "vadam", "ivon"), ``epochs``, ``batch_size``, ``seed``, ``hidden``;
+            ``dropout`` and ``options`` of the method.
         x: Images ``(n, 784)``.
         y: Labels ``(n,)``.
         context: Context of the unit.

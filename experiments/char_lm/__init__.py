@@ -96,8 +96,20 @@ LABELS = {
 }
 """Names of methods and networks, and colours."""
 FULL = "full-"
-"""Beginning of the keys of the optional units, which have the published length of 200 epochs (60 for the transformer),
-settings that are chosen in five epochs, and three seeds of everything.
+"""Beginning of the keys of the optional units, which have the published length."""
+LENGTHS: Mapping[str, Mapping[str, Any]] = {
+    "": {
+        **{"lstm": 2, "transformer": 2, "search": 0.5, "records": 2},
+        "seeds": {"lstm": 3, "constant": 3, "chosen-lstm": 1, "transformer": 3},
+    },
+    FULL: {
+        **{"lstm": 200, "transformer": 60, "search": 5, "records": 1},
+        "seeds": {"lstm": 3, "constant": 0, "chosen-lstm": 3, "transformer": 3},
+    },
+}
+"""Numbers of epochs of the final trainings, by network, and of those by which a setting is chosen; records of the curve
+per epoch; and numbers of seeds: ``"lstm"`` for the published methods with decay, ``"constant"`` for those without, as
+in the first 40 published epochs, and ``"chosen-lstm"`` and ``"transformer"`` for the other methods.
 """
 COLUMNS = 80
 
@@ -106,52 +118,37 @@ Results = Mapping[str, Mapping[str, Any]]
 
 def units() -> list[Unit]:
     """Return published methods, short trainings of the other methods' candidates, and long ones of the best."""
-    seeds = {"lstm": 3, "constant": 3, "chosen-lstm": 1, "transformer": 3}
-    full = {"lstm": 3, "constant": 0, "chosen-lstm": 3, "transformer": 3}
-    return [
-        *_units("", {"lstm": 2, "transformer": 2}, 0.5, seeds, 2),
-        *_units(FULL, {"lstm": 200, "transformer": 60}, 5, full, 1),
-    ]
+    return [unit for start, length in LENGTHS.items() for unit in _units(start, length)]
 
 
-def _units(
-    start: str, epochs: Mapping[str, float], search: float, seeds: Mapping[str, int], records: int
-) -> list[Unit]:
-    """Return units of some length.
+def _units(start: str, length: Mapping[str, Any]) -> list[Unit]:
+    found, seeds = [], length["seeds"]
 
-    Args:
-        start: Beginning of the keys.
-        epochs: Number of epochs of the final trainings, by network.
-        search: Number of epochs of the trainings by which a setting is chosen.
-        seeds: Numbers of seeds: ``"lstm"`` for the published methods with decay, ``"constant"`` for those without, as
-            in the first 40 published epochs, and ``"chosen-lstm"`` and ``"transformer"`` for the other methods.
-        records: Number of records of the curve per epoch.
-    """
-    found = []
-
-    def add(key: str, network: str, length: float, seed: int, setting: Setting) -> None:
-        config = {**PROTOCOL, "records": records, **NETWORKS[network], "epochs": length, "seed": seed}
-        config = {**config, "part": "final", "samples": [], "passage": 0, **setting}
-        found.append(Unit(start + key, config, bool(start), phase=int(config["part"] == "final")))
+    def add(key: str, network: str, seed: int, setting: Setting) -> None:
+        config = {**PROTOCOL, "records": length["records"], **NETWORKS[network], "epochs": length[network]}
+        config |= {"seed": seed, "part": "final", "samples": [], "passage": 0}
+        if setting.get("part") == "search":
+            config["epochs"] = length["search"]
+        found.append(Unit(start + key, {**config, **setting}, bool(start), phase=int("part" not in setting)))
 
     steady = {"decay_every": PROTOCOL["published_epochs"]}
     for unit in UNITS:
         options = {**PUBLISHED["vadagrad"]["options"], "unit": unit}
         setting = {**PUBLISHED["vadagrad"], **steady, "options": options, "part": "search"}
-        add(f"unit-{unit}", "lstm", search, 0, setting)
+        add(f"unit-{unit}", "lstm", 0, setting)
     for name, published_setting in PUBLISHED.items():
         known = {key: value for key, value in published_setting.items() if (name, key) != ("vadagrad", "options")}
         for prefix, own in (("lstm", known), ("constant", {**known, **steady})):
             for seed in range(seeds[prefix]):
-                add(f"{prefix}-{name}-{seed}", "lstm", epochs["lstm"], seed, own)
+                add(f"{prefix}-{name}-{seed}", "lstm", seed, own)
     for network, methods in CHOSEN.items():
         for name, candidates in methods.items():
             for number, candidate in enumerate(candidates):
-                add(f"search-{network}-{name}-{number}", network, search, 0, {**candidate, "part": "search"})
+                add(f"search-{network}-{name}-{number}", network, 0, {**candidate, "part": "search"})
             samples = list(SAMPLES) if name in ("ivon", "vadam") else []
             for seed in range(seeds["chosen-lstm" if network == "lstm" else network]):
                 final = {"method": name, "samples": samples, "passage": 0 if seed else PASSAGE}
-                add(f"{network}-{name}-{seed}", network, epochs[network], seed, final)
+                add(f"{network}-{name}-{seed}", network, seed, final)
     return found
 
 
@@ -212,9 +209,9 @@ def report(results: Results) -> Report:
         paper[name] = numbers["war_and_peace", LABELS[name][0], "best_test_loss_nats_per_char"].mean or math.nan
     short = {key: result for key, result in results.items() if not key.startswith(FULL)}
     full = {key.removeprefix(FULL): result for key, result in results.items() if key.startswith(FULL)}
-    tables = _tables(short, paper, 2, 2, 0.5)
+    tables = _tables(short, paper, LENGTHS[""])
     if full:
-        tables |= {f"Published length. {title}": table for title, table in _tables(full, paper, 200, 60, 5).items()}
+        tables |= {f"Published length. {title}": t for title, t in _tables(full, paper, LENGTHS[FULL]).items()}
     figures = {"curves": _curves(short, paper)}
     for network in NETWORKS:
         if "passage" in (found := trained_by(short, network, "ivon").get(0, {})):
@@ -223,21 +220,17 @@ def report(results: Results) -> Report:
     return Report(tables, figures)
 
 
-def _tables(
-    results: Results, paper: Mapping[str, float], lstm: int, transformer: int, search: float
-) -> dict[str, pd.DataFrame]:
-    end = f": nats per character after {lstm} epochs, mean network"
+def _tables(results: Results, paper: Mapping[str, float], length: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    start = "With the published settings, their decay scaled to the epochs run"
     steady = "The same without decay, as in the first epochs of the published trainings"
-    tables = {
-        f"With the published settings, their decay scaled to the epochs run{end}": _losses(results, paper, "lstm"),
-        f"{steady}{end}": _losses(results, {}, "constant"),
-    }
-    for network, epochs in (("lstm", lstm), ("transformer", transformer)):
-        title = f"{LABELS[network][0]}: test scores per character after {epochs} epochs"
+    end = f": nats per character after {length['lstm']} epochs, mean network"
+    tables = {start + end: _losses(results, paper, "lstm"), steady + end: _losses(results, {}, "constant")}
+    for network in NETWORKS:
+        title = f"{LABELS[network][0]}: test scores per character after {length[network]} epochs"
         tables[title] = _scores(results, network)
     title = "VadaGrad's `s0 = 1e-4` in three units, without decay; the lowest validation loss is chosen"
     tables[title] = _units_of_s0(results)
-    tables[f"Candidates after {search} epochs, the mean network's loss; the best in bold"] = _search(results)
+    tables[f"Candidates after {length['search']} epochs, the mean network's loss; the best in bold"] = _search(results)
     return tables
 
 

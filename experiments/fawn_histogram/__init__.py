@@ -60,14 +60,8 @@ def compare(fitted: Fitted, part: Part, config: Mapping[str, Any]) -> dict[str, 
     """Return statistics at every held-out point and histograms at some, in original units and without the noise."""
     moments = predictive(fitted, part)
     mean, sd = (values[:, 0].double().numpy() for values in (moments.mean, moments.epistemic.sqrt()))
-    drawn = ba.predict(
-        fitted.model,
-        fitted.posterior,
-        part.x,
-        likelihood=fitted.likelihood,
-        mc_samples=config["samples"],
-        seed=config["seed"],
-    )
+    options: dict[str, Any] = {"likelihood": fitted.likelihood, "mc_samples": config["samples"], "seed": config["seed"]}
+    drawn = ba.predict(fitted.model, fitted.posterior, part.x, **options)
     assert isinstance(drawn, ba.predictive.RegressionPredictive)
     samples = drawn.rescale(part.scaler.mean, part.scaler.std).means[..., 0].double().numpy()
     points = [statistics(samples[:, i], mean[i], sd[i]) for i in range(len(mean))]

@@ -67,22 +67,14 @@ def starts(seed: int, count: int) -> Tensor:
 
 def make(parameter: Tensor, config: Mapping[str, Any], lr: float, num_data: float) -> torch.optim.Optimizer:
     """Create the optimiser of a method."""
-    match config["method"]:
-        case "gradient-descent":
-            return torch.optim.SGD([parameter], lr=lr)
-        case "adam":
-            return torch.optim.Adam([parameter], lr=lr)
-        case "vadagrad":
-            return ba.VadaGrad([parameter], lr=lr, num_data=num_data, initial_precision=config["initial_sd"] ** -2)
-    return ba.Vadam(
-        [parameter],
-        lr=lr,
-        num_data=num_data,
-        prior_precision=config["prior_precision"],
-        initial_precision=config["initial_sd"] ** -2,
-        betas=(0.9, 0.99),
-        recipe="paper",
-    )
+    if config["method"] in ("gradient-descent", "adam"):
+        rule = torch.optim.SGD if config["method"] == "gradient-descent" else torch.optim.Adam
+        return rule([parameter], lr=lr)
+    options: dict[str, Any] = {"lr": lr, "num_data": num_data, "initial_precision": config["initial_sd"] ** -2}
+    if config["method"] == "vadagrad":
+        return ba.VadaGrad([parameter], **options)
+    options |= {"prior_precision": config["prior_precision"], "betas": (0.9, 0.99), "recipe": "paper"}
+    return ba.Vadam([parameter], **options)
 
 
 def descend(first: Tensor, config: Mapping[str, Any], lr: float, num_data: float, every: int = 0) -> list[Tensor]:

@@ -97,24 +97,6 @@ class Gaussian:
     deviation: Array
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """The optimum of the evidence lower bound.
-
-    Attributes:
-        posterior: The optimal posterior.
-        negative_elbo: Negative evidence lower bound at the optimum, in nats, of the whole data set.
-        gradient: Largest absolute derivative at the optimum, with respect to means in units of the initial deviations
-            and to log deviations.
-        evaluations: Number of evaluations of the bound.
-    """
-
-    posterior: Gaussian
-    negative_elbo: float
-    gradient: float
-    evaluations: int
-
-
 def logits(q: Gaussian, x: Array) -> tuple[Array, Array]:
     """Return the means and standard deviations of ``x'theta``, for ``x`` of shape ``(N, D)``."""
     return x @ q.mean, np.sqrt(np.square(x) @ np.square(q.deviation))
@@ -141,8 +123,8 @@ def negative_elbo(q: Gaussian, x: Array, y: Array, prior: Array) -> float:
     return float(fit) + kl_divergence(q, Gaussian(np.zeros_like(prior), prior**-0.5))
 
 
-def mf_exact(x: Array, y: Array, prior: Array, start: Gaussian | None = None) -> Optimum:
-    """Maximise the bound by L-BFGS over means and log deviations, in float64.
+def mf_exact(x: Array, y: Array, prior: Array, start: Gaussian | None = None) -> Gaussian:
+    """Return the posterior that maximises the bound, by L-BFGS over means and log deviations, in float64.
 
     The bound is concave in means and deviations, so there is one optimum.
 
@@ -178,8 +160,7 @@ def mf_exact(x: Array, y: Array, prior: Array, start: Gaussian | None = None) ->
     gradient = float(np.abs(found.jac).max())
     if not gradient < 1e-5:
         raise RuntimeError(f"MF-Exact must converge, got a derivative of {gradient:.1e} after {found.nfev} evaluations")
-    posterior = Gaussian(unit * found.x[:size], np.exp(found.x[size:]))
-    return Optimum(posterior, float(found.fun), gradient, int(found.nfev))
+    return Gaussian(unit * found.x[:size], np.exp(found.x[size:]))
 
 
 def symmetric_kl(one: Gaussian, other: Gaussian) -> float:

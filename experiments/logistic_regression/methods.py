@@ -19,7 +19,6 @@ from experiments.framework import Context, Told, Unit
 from experiments.logistic_regression import (
     Array,
     Gaussian,
-    Optimum,
     Problem,
     halves,
     log_loss,
@@ -173,7 +172,7 @@ def fit(
     if config["method"] == "von":
         epochs, momentum = config["iterations"], 0.0
         own: dict[str, Any] = {"batch_size": max(len(x) for x, _ in data), "options": {"hessian": "exact"}}
-        decay = partial(_decay, float(config["half_life"]))
+        decay = partial(harmonic, float(config["half_life"]))
     else:
         steps, momentum = min(STEPS, config["iterations"]), config["momentum"]
         epochs = math.ceil(config["iterations"] / steps)
@@ -217,7 +216,8 @@ def fit(
     return [Gaussian(m / count, (p / count) ** -0.5) for m, p in zip(*totals.values(), strict=True)]
 
 
-def _decay(half_life: float, step: int) -> float:
+def harmonic(half_life: float, step: int) -> float:
+    """Return the factor of both rates of VON."""
     return 1.0 / (1.0 + step / half_life)
 
 
@@ -271,19 +271,18 @@ def compare(unit: Unit, context: Context) -> dict[str, Any]:
     known = {s: halves(config["dataset"], s, config["prior"], config["bias_prior"]) for s in config["splits"]}
     found = {split: mf_exact(problem.x, problem.y, problem.prior) for split, problem in known.items()}
     problems, optima = [known[split] for split in config["splits"]], [found[split] for split in config["splits"]]
-    if config["method"] == "mf-exact":
-        posteriors = [optimum.posterior for optimum in optima]
-    else:
+    posteriors = optima
+    if config["method"] != "mf-exact":
         seeds = range(len(problems))
         posteriors = fit(problems, config, seeds, checkpoint=context.folder, progress=context.progress)
     return {"runs": [_scores(*run) for run in zip(posteriors, problems, optima, strict=True)]}
 
 
-def _scores(q: Gaussian, problem: Problem, optimum: Optimum) -> dict[str, float]:
+def _scores(q: Gaussian, problem: Problem, optimum: Gaussian) -> dict[str, float]:
     """Return scores in nats; the negative evidence lower bound and the log-loss are per data point."""
     found = {
         "negative_elbo": negative_elbo(q, problem.x, problem.y, problem.prior) / len(problem.y),
         "log_loss": log_loss(q, problem.x_test, problem.y_test),
-        "symmetric_kl": symmetric_kl(q, optimum.posterior),
+        "symmetric_kl": symmetric_kl(q, optimum),
     }
     return {name: float(f"{value:.6g}") for name, value in found.items()}

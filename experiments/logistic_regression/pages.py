@@ -73,18 +73,11 @@ GREY = "0.45"
 
 def draw_ours(axis: Axes, place: float, values: Sequence[float], colour: str, width: float = 0.3) -> None:
     """Draw a filled box of our runs, with the runs as dots."""
-    axis.boxplot(
-        [list(values)],
-        positions=[place],
-        widths=width,
-        patch_artist=True,
-        showfliers=False,
-        manage_ticks=False,
-        boxprops={"facecolor": colour, "alpha": 0.35, "edgecolor": colour},
-        medianprops={"color": colour, "linewidth": 2},
-        whiskerprops={"color": colour},
-        capprops={"color": colour},
-    )
+    line: dict[str, Any] = {"color": colour}
+    styles: dict[str, Any] = {"whiskerprops": line, "capprops": line, "medianprops": {**line, "linewidth": 2}}
+    styles["boxprops"] = {"facecolor": colour, "alpha": 0.35, "edgecolor": colour}
+    options: dict[str, Any] = {"positions": [place], "widths": width, "showfliers": False, "manage_ticks": False}
+    axis.boxplot([list(values)], patch_artist=True, **options, **styles)
     count = max(len(values) - 1, 1)
     spread = [place + width * (0.6 * i / count - 0.3) for i in range(len(values))]
     axis.plot(spread, list(values), ".", color=colour, markersize=3, alpha=0.7, zorder=3)
@@ -96,18 +89,8 @@ def draw_theirs(axis: Axes, place: float, box: Box, width: float = 0.3) -> None:
         return
     complete: dict[str, Any] = {"whislo": box["q1"], "whishi": box["q3"], "med": float("nan"), "fliers": [], **box}
     line = {"color": GREY, "linewidth": 1}
-    axis.bxp(
-        [complete],
-        positions=[place],
-        widths=width,
-        showfliers=False,
-        showcaps="whislo" in box,
-        showmeans="med" not in box,
-        meanline=True,
-        manage_ticks=False,
-        boxprops=line,
-        medianprops={**line, "linewidth": 2},
-        whiskerprops=line,
-        capprops=line,
-        meanprops={**line, "linestyle": "--"},
-    )
+    styles: dict[str, Any] = {name: line for name in ("boxprops", "whiskerprops", "capprops")}
+    styles |= {"medianprops": {**line, "linewidth": 2}, "meanprops": {**line, "linestyle": "--"}}
+    options: dict[str, Any] = {"positions": [place], "widths": width, "showfliers": False, "manage_ticks": False}
+    shown: dict[str, Any] = {"showcaps": "whislo" in box, "showmeans": "med" not in box, "meanline": True}
+    axis.bxp([complete], **options, **shown, **styles)

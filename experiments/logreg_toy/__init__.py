@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import nn
 import bayesadam as ba
 from experiments.framework import Context, Report, Told, Unit
 from experiments.logistic_regression import Array, Problem, mf_exact, symmetric_kl
-from experiments.logistic_regression.methods import VON, fit, settings
+from experiments.logistic_regression.methods import VON, fit, harmonic, settings
 from experiments.logistic_regression.pages import COLOURS, quantiles, toy, values
 from experiments.plots import panels
 from experiments.tables import Number, frame
@@ -91,7 +92,7 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     problems = [draw(seed) for seed in config["draws"]]
     if config["method"] == "von-full":
         return {"runs": [_full(problem, config, context.progress) for problem in problems]}
-    exact = [mf_exact(problem.x, problem.y, problem.prior).posterior for problem in problems]
+    exact = [mf_exact(problem.x, problem.y, problem.prior) for problem in problems]
     found = exact
     if config["method"] != "mf-exact":
         options: dict[str, Any] = {"checkpoint": context.folder, "progress": context.progress}
@@ -125,13 +126,8 @@ def _full(problem: Problem, config: Mapping[str, Any], progress: Told) -> dict[s
     begin = steps - math.ceil(config["averaged"] * steps)
     mean, precision = np.zeros(2), np.zeros((2, 2))
 
-    def decay(step: int) -> float:
-        return 1.0 / (1.0 + step / float(config["half_life"]))
-
-    schedulers: list[Any] = [
-        torch.optim.lr_scheduler.LambdaLR(optimizer, decay),
-        ba.BetaScheduler(optimizer, decay),
-    ]
+    decay = partial(harmonic, float(config["half_life"]))
+    schedulers: list[Any] = [torch.optim.lr_scheduler.LambdaLR(optimizer, decay), ba.BetaScheduler(optimizer, decay)]
     for step in range(steps):
         optimizer.step(lambda: likelihood(model(x), y))
         for scheduler in schedulers:

@@ -10,7 +10,6 @@ from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from torch import Tensor
 
 import bayesadam as ba
@@ -135,14 +134,11 @@ def _figure(ours: Mapping[str, list[dict[float, float]]], theirs: Mapping[str, d
         options = {"mfc": "white", "lw": 1.2} if dotted else {"lw": 1.6}
         left, means = [1 - share for share in shares], [curve[share] for share in shares]
         axis.plot(left, means, style, color=colour, label=label, markersize=5, **options)
-    axis.set_xscale("log")
-    axis.set_xlim(1.1, 0.0009)
+    axis.set(xscale="log", xlim=(1.1, 0.0009), ylim=(0.0, 1.0))
     axis.set_xticks([1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.001])
-    axis.xaxis.set_major_formatter(
-        FuncFormatter(lambda left, _: f"{100 * (1 - left):.{max(0, -math.floor(math.log10(left)) - 2)}f}%")
-    )
+    axis.xaxis.set_major_formatter(lambda left, _: f"{100 * (1 - left):.{max(0, -math.floor(math.log10(left)) - 2)}f}%")
     axis.minorticks_off()
-    axis.set(xlabel="share of weights that are gone", ylabel="test accuracy", ylim=(0.0, 1.0))
+    axis.set(xlabel="share of weights that are gone", ylabel="test accuracy")
     axis.axhline(0.1, color="0.7", lw=0.8, ls="--")
     axis.legend(frameon=False, loc="lower left", fontsize=9)
     return figure

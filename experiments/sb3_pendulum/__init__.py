@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import bayesadam as ba
-from experiments.framework import Context, Report, Unit
+from experiments.framework import Context, Report, Unit, pick
 from experiments.plots import panels
 from experiments.tables import Number, frame
 
@@ -25,9 +25,9 @@ EXPLORATIONS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "action-noise": ("actions, 0.1", "#D55E00", {"sigma": 0.1}),
     "none": ("none", "#000000", {}),
 }
-"""Name, colour and settings of the kinds of exploration: Vadam's noise in the weights with a standard deviation of at most 0.05, or 0.01 as in Khan
-et al. 2018, which is smaller where gradients have been large; Gaussian noise in the actions, which are in [-1, 1]; and
-none.
+"""Name, colour and settings of the kinds of exploration: Vadam's noise in the weights with a standard deviation of at
+most 0.05, or 0.01 as in Khan et al. 2018, which is smaller where gradients have been large; Gaussian noise in the
+actions, which are in [-1, 1]; and none.
 """
 SEEDS = 3
 PROTOCOL = {
@@ -71,11 +71,10 @@ def run(unit: Unit, context: Context) -> dict[str, Any]:
     model = DDPG(
         "MlpPolicy",
         config["environment"],
-        learning_rate=config["learning_rate"],
-        learning_starts=config["learning_starts"],
         action_noise=NormalActionNoise(np.zeros(1), np.full(1, settings["sigma"])) if kind == "action-noise" else None,
         policy_kwargs={"net_arch": config["hidden"]},
         seed=seed,
+        **pick(config, "learning_rate", "learning_starts"),
     )
     tests = make_vec_env(config["environment"], n_envs=config["tests"])
     found: dict[str, Any] = {"steps": [], "returns": [], "deviation": None}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.figure import Figure
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from torch import Tensor, nn
 
 import bayesadam as ba
@@ -22,19 +24,14 @@ TITLE = "Regression with a gap on both sides"
 SOURCE = "Kessler et al. 2018, Fig. 1"
 
 PROTOCOL = {"seed": 0, "hidden": 50, "batch_size": 128, "steps": 12_000}
+GIVEN = {"prior_precision": 1.0, "noise_sd": 0.065}
 SETTINGS: dict[str, dict[str, Any]] = {
     "gp": {"restarts": 2},
     "badam": {"lr": 0.001, "l2": 1e-4, "num_data": [round(10 ** (k / 2)) for k in range(4, 19)]},
     "mc-dropout": {"lr": 0.003, "l2": 1e-6, "dropout": 0.01},
-    "bbb": {"lr": 0.003, "prior_precision": 1.0, "initial_std": 0.02, "noise_sd": 0.065, "temperature": 0.1},
-    "vadam": {
-        "lr": 0.003,
-        "prior_precision": 1.0,
-        "initial_precision": 2500.0,
-        "noise_sd": 0.065,
-        "temperature": 0.1,
-    },
-    "anchored": {"lr": 0.01, "prior_precision": 1.0, "noise_sd": 0.065, "members": 20},
+    "bbb": {**GIVEN, "lr": 0.003, "initial_std": 0.02, "temperature": 0.1},
+    "vadam": {**GIVEN, "lr": 0.003, "initial_precision": 2500.0, "temperature": 0.1},
+    "anchored": {**GIVEN, "lr": 0.01, "members": 20},
 }
 """Settings of the methods. The last three have a given noise, the standard deviation of the first two's residuals."""
 LABELS = {
@@ -58,6 +55,7 @@ COLUMNS = {
 BLUE, ORANGE = "#0072B2", "#D55E00"
 
 Pair = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
 Predict = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 """Function from inputs ``(n, 1)`` to mean, variance of the function, and variance of the noise, each ``(n,)``."""
 
@@ -140,22 +138,8 @@ def network(config: Mapping[str, Any], seeded: bool = True) -> nn.Sequential:
     return model
 
 
-def minibatches(problem: Problem, config: Mapping[str, Any], progress: Told) -> Iterator[Pair]:
-    """Yield minibatches, each of which is drawn from a new permutation of the training data."""
-    generator = torch.Generator().manual_seed(config["seed"])
-    x, y = problem.train
-    for step in range(config["steps"]):
-        rows = torch.randperm(len(x), generator=generator)[: config["batch_size"]]
-        yield x[rows], y[rows]
-        if step % 100 == 0:
-            progress(step, config["steps"])
-
-
-def gp(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
+def gp(problem: Problem, config: Mapping[str, Any]) -> tuple[Predict, dict[str, Any]]:
     """Fit a Gaussian process with a squared exponential kernel, with hyper-parameters by marginal likelihood."""
-    from sklearn.gaussian_process import GaussianProcessRegressor
-    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
-
     kernel = ConstantKernel(1.0) * RBF(0.2) + WhiteKernel(0.01)
     process = GaussianProcessRegressor(
         kernel, n_restarts_optimizer=config["restarts"], random_state=config["seed"], normalize_y=True
@@ -171,96 +155,74 @@ def gp(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Pre
     return predict, {"noise_sd": math.sqrt(noise), "kernel": str(process.kernel_)}
 
 
-def _mean_squared_error(
-    problem: Problem, config: Mapping[str, Any], progress: Told
-) -> tuple[nn.Sequential, torch.optim.Optimizer]:
-    """Train by the paper's loss: the mean squared error plus ``l2 / 2`` times the squared norm of the weights."""
-    model = network(config)
-    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], weight_decay=config["l2"])
-    for x, y in minibatches(problem, config, progress):
+def fit(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
+    """Fit one of the networks, and return its predictions and what was chosen.
+
+    Badam and MC dropout minimise the paper's loss: the mean squared error plus ``l2 / 2`` times the squared norm of the
+    weights. Bayes by Backprop uses local reparameterisation. The anchored ensemble's last layer is integrated out.
+    """
+    method = config["method"]
+    if method in ("badam", "mc-dropout"):
+        return _least_squares(problem, config, progress)
+    likelihood, size, model = ba.Gaussian(config["noise_sd"] ** -2), len(problem.train[0]), network(config)
+    found = pick(config, "noise_sd")
+    if method == "anchored":
+        options = pick(config, "members", "prior_precision", "steps", "batch_size", "lr", "seed")
+        make = partial(network, config, seeded=False)
+        ensemble = ba.anchored_ensemble(make, problem.train, likelihood=likelihood, progress=False, **options)
+        return _predictor(model, ensemble, likelihood, method="auto"), found
+    if method == "bbb":
+        prior = ba.priors.GaussianPrior(config["prior_precision"])
+        net = ba.variational(model, prior=prior, estimator="local", **pick(config, "initial_std", "seed"))
+        loss = partial(net.loss, likelihood=likelihood, num_data=size, temperature=config["temperature"])
+        _train(problem, config, torch.optim.Adam(net.parameters(), lr=config["lr"]), loss, progress)
+        return _predictor(model, net.posterior(), likelihood), found
+    options = pick(config, "lr", "prior_precision", "initial_precision", "temperature", "seed")
+    optimizer = ba.Vadam(model.named_parameters(), num_data=size, recipe="paper", **options)
+    optimizer.train()
+    _train(problem, config, optimizer, lambda x, y: likelihood.nll(model(x), y), progress)
+    optimizer.eval()
+    return _predictor(model, optimizer.posterior(model), likelihood), found
+
+
+def _train(
+    problem: Problem, config: Mapping[str, Any], optimizer: torch.optim.Optimizer, loss: Loss, progress: Told
+) -> None:
+    """Train with minibatches, each of which is drawn from a new permutation of the training data."""
+    generator = torch.Generator().manual_seed(config["seed"])
+    x, y = problem.train
+    for step in range(config["steps"]):
+        rows = torch.randperm(len(x), generator=generator)[: config["batch_size"]]
         optimizer.zero_grad()
-        torch.autograd.backward(nn.functional.mse_loss(model(x), y))
+        torch.autograd.backward(loss(x[rows], y[rows]))
         optimizer.step()
-    return model.eval(), optimizer
+        if step % 100 == 0:
+            progress(step, config["steps"])
 
 
-def badam(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
-    """Fit Badam with linearised predictions and as few pseudo-observations as the validation data allow.
+def _least_squares(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
+    """Fit MC dropout, which is used after both hidden layers, also at test time; or Badam with linearised predictions
+    and as few pseudo-observations as the validation data allow.
 
     In the region of the data a narrower posterior is never worse, so that the largest number of pseudo-observations has
     the best NLL there. The smallest number whose NLL is worse by at most ``MARGIN`` is used.
     """
-    model, optimizer = _mean_squared_error(problem, config, progress)
+    model = network(config)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config["lr"], weight_decay=config["l2"])
+    _train(problem, config, optimizer, lambda x, y: nn.functional.mse_loss(model(x), y), progress)
+    model.eval()
+    if config["method"] == "mc-dropout":
+        masks = ba.MCDropout(model)
+        noise = _residual_variance(problem, lambda x: _predictor(model, masks, ba.Gaussian(1.0))(x)[0])
+        return _predictor(model, masks, ba.Gaussian(1.0 / noise)), {"noise_sd": math.sqrt(noise)}
     noise = _residual_variance(problem, lambda x: model(x).detach()[:, 0])
-    likelihood = ba.Gaussian(1.0 / noise)
-    make = partial(ba.badam, optimizer, model)
-    tuned = ba.tune_laplace(
-        make,
-        model,
-        problem.validation,
-        likelihood=likelihood,
-        num_data=config["num_data"],
-        prior_precision=[0.0],
-        method="linearized",
-        progress=False,
-    )
+    likelihood, make = ba.Gaussian(1.0 / noise), partial(ba.badam, optimizer, model)
+    options: dict[str, Any] = {"prior_precision": [0.0], "method": "linearized", "progress": False}
+    options |= {"likelihood": likelihood, "num_data": config["num_data"]}
+    tuned = ba.tune_laplace(make, model, problem.validation, **options)
     chosen = min(row["num_data"] for row in tuned.table if row["score"] <= tuned.score + MARGIN)
     found = {"noise_sd": math.sqrt(noise), "num_data": chosen, "validation": [dict(row) for row in tuned.table]}
     return _predictor(model, make(num_data=chosen, prior_precision=0.0), likelihood, method="linearized"), found
-
-
-def mc_dropout(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
-    """Fit MC dropout, which is used after both hidden layers, also at test time."""
-    model, _ = _mean_squared_error(problem, config, progress)
-    masks = ba.MCDropout(model)
-    found = _predictor(model, masks, ba.Gaussian(1.0))
-    noise = _residual_variance(problem, lambda x: found(x)[0])
-    return _predictor(model, masks, ba.Gaussian(1.0 / noise)), {"noise_sd": math.sqrt(noise)}
-
-
-def bbb(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
-    """Fit Bayes by Backprop with local reparameterisation."""
-    model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
-    prior = ba.priors.GaussianPrior(config["prior_precision"])
-    net = ba.variational(model, prior=prior, estimator="local", **pick(config, "initial_std", "seed"))
-    optimizer = torch.optim.Adam(net.parameters(), lr=config["lr"])
-    for x, y in minibatches(problem, config, progress):
-        optimizer.zero_grad()
-        options = {"num_data": len(problem.train[0]), "temperature": config["temperature"]}
-        torch.autograd.backward(net.loss(x, y, likelihood=likelihood, **options))
-        optimizer.step()
-    return _predictor(model, net.posterior(), likelihood), {"noise_sd": config["noise_sd"]}
-
-
-def vadam(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
-    """Fit Vadam."""
-    model, likelihood = network(config), ba.Gaussian(config["noise_sd"] ** -2)
-    optimizer = ba.Vadam(
-        model.named_parameters(),
-        num_data=len(problem.train[0]),
-        recipe="paper",
-        **pick(config, "lr", "prior_precision", "initial_precision", "temperature", "seed"),
-    )
-    optimizer.train()
-    for x, y in minibatches(problem, config, progress):
-        optimizer.zero_grad()
-        torch.autograd.backward(likelihood.nll(model(x), y))
-        optimizer.step()
-    optimizer.eval()
-    return _predictor(model, optimizer.posterior(model), likelihood), {"noise_sd": config["noise_sd"]}
-
-
-def anchored(problem: Problem, config: Mapping[str, Any], progress: Told) -> tuple[Predict, dict[str, Any]]:
-    """Fit an anchored ensemble whose last layer is integrated out."""
-    likelihood = ba.Gaussian(config["noise_sd"] ** -2)
-    posterior = ba.anchored_ensemble(
-        partial(network, config, seeded=False),
-        problem.train,
-        likelihood=likelihood,
-        progress=False,
-        **pick(config, "members", "prior_precision", "steps", "batch_size", "lr", "seed"),
-    )
-    return _predictor(network(config), posterior, likelihood, method="auto"), {"noise_sd": config["noise_sd"]}
 
 
 def _residual_variance(problem: Problem, mean: Callable[[Tensor], Tensor]) -> float:
@@ -282,16 +244,6 @@ def _predictor(
     return predict
 
 
-FITS: Mapping[str, Callable[[Problem, Mapping[str, Any], Told], tuple[Predict, dict[str, Any]]]] = {
-    "gp": gp,
-    "badam": badam,
-    "mc-dropout": mc_dropout,
-    "bbb": bbb,
-    "vadam": vadam,
-    "anchored": anchored,
-}
-
-
 def units() -> list[Unit]:
     """Return one unit per panel."""
     return [Unit(name, {**PROTOCOL, "method": name, **own}) for name, own in SETTINGS.items()]
@@ -299,8 +251,9 @@ def units() -> list[Unit]:
 
 def run(unit: Unit, context: Context) -> dict[str, Any]:
     """Fit one method, and return its scores and its predictions on the grid."""
-    problem = Problem.draw(unit.config["seed"])
-    return panel(problem, *FITS[unit.config["method"]](problem, unit.config, context.progress))
+    config, problem = unit.config, Problem.draw(unit.config["seed"])
+    fitted = gp(problem, config) if config["method"] == "gp" else fit(problem, config, context.progress)
+    return panel(problem, *fitted)
 
 
 def report(results: Mapping[str, Any]) -> Report:

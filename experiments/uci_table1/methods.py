@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,25 +63,28 @@ def fit(
             point.
         on_epoch: Function that is called after every epoch, as in :func:`bayesadam.population.train`.
     """
+    noise, prior = ([math.exp(v) for v in values] for values in zip(*map(astuple, candidates), strict=True))
+    sizes = [len(part.train[0]) for part in parts]
+    make: Callable[[], nn.Module] = partial(network, parts[0], config["hidden"])
     if config["method"] == "fawn-ropd":
-        return fit_density(parts, candidates, seeds, config, on_epoch)
-    prior = [math.exp(candidate.log_prior) for candidate in candidates]
-    hessian, start = config.get("initial_hessian", 0.0), config.get("initial_precision")
+        make = partial(density_network, parts[0], config)
+        objective = [Density(*own) for own in zip(noise, prior, sizes, strict=True)]
+        own: dict[str, Any] = {"method": "adam", "objective": objective}
+    else:
+        hessian, start = config.get("initial_hessian", 0.0), config.get("initial_precision")
+        starts = [p + hessian * size if start is None else start for p, size in zip(prior, sizes, strict=True)]
+        own = {"likelihood": [ba.Gaussian(n) for n in noise], "prior_precision": prior, "initial_precision": starts}
+        own |= pick(config, "method", "mc_samples")
     return population.train(
-        population.initialize(lambda: network(parts[0], config["hidden"]), seeds=seeds),
+        population.initialize(make, seeds=seeds),
         [part.train for part in parts],
-        likelihood=[ba.Gaussian(math.exp(candidate.log_noise)) for candidate in candidates],
         seed=list(seeds),
         betas=tuple(config["betas"]),
-        **pick(config, "method", "epochs", "batch_size", "lr", "mc_samples"),
-        prior_precision=prior,
-        initial_precision=[
-            own + hessian * len(part.train[0]) if start is None else start
-            for own, part in zip(prior, parts, strict=True)
-        ],
         nonfinite="skip",
         progress=False,
         on_epoch=on_epoch,
+        **pick(config, "epochs", "batch_size", "lr"),
+        **own,
     )
 
 
@@ -151,33 +155,9 @@ class Density(population.Objective):
         return total / self.num_data
 
 
-def fit_density(
-    parts: Sequence[Part],
-    candidates: Sequence[Precisions],
-    seeds: Sequence[int],
-    config: dict[str, Any],
-    on_epoch: OnEpoch | None = None,
-) -> population.Population:
-    """Train one network per part and candidate by Adam, as in :func:`fit`."""
-
-    def make() -> nn.Module:
-        return ba.fawn(network(parts[0], config["hidden"]), prior=1.0, initial_std=config["initial_std"])
-
-    return population.train(
-        population.initialize(make, seeds=seeds),
-        [part.train for part in parts],
-        objective=[
-            Density(math.exp(own.log_noise), math.exp(own.log_prior), len(part.train[0]))
-            for own, part in zip(candidates, parts, strict=True)
-        ],
-        method="adam",
-        seed=list(seeds),
-        betas=tuple(config["betas"]),
-        **pick(config, "epochs", "batch_size", "lr"),
-        nonfinite="skip",
-        progress=False,
-        on_epoch=on_epoch,
-    )
+def density_network(part: Part, config: Mapping[str, Any]) -> nn.Module:
+    """Create the network that propagates moments."""
+    return ba.fawn(network(part, config["hidden"]), prior=1.0, initial_std=config["initial_std"])
 
 
 @torch.no_grad()

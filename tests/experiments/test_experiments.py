@@ -144,13 +144,17 @@ def tiny(name, key):
 
 
 @pytest.fixture
-def data(monkeypatch):
-    """Replace the loader in all modules that have imported it."""
-    for name in NAMES[:-1]:
-        module(name)
-    for name, found in list(sys.modules.items()):
-        if name.startswith("experiments.") and not name.startswith("experiments.data") and hasattr(found, "load"):
-            monkeypatch.setattr(found, "load", made_up)
+def load(monkeypatch):
+    """A function that imports an experiment and replaces the loader in all modules that have imported it."""
+
+    def imported(name):
+        experiment = module(name)
+        for other, found in list(sys.modules.items()):
+            if other.startswith("experiments.") and not other.startswith("experiments.data") and hasattr(found, "load"):
+                monkeypatch.setattr(found, "load", made_up)
+        return experiment
+
+    return imported
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,11 +171,12 @@ def test_the_committed_page_is_that_of_the_committed_results(name):
 
 
 @pytest.mark.parametrize(("name", "key"), [(name, key) for name, units in TINY.items() for key in units])
-def test_a_tiny_unit_runs(name, key, data, tmp_path):
+def test_a_tiny_unit_runs(name, key, load, tmp_path):
     if package := PACKAGES.get(name) or PACKAGES.get(key):
         pytest.importorskip(package, reason=f"needs {package}")
-    results = {other: line["result"] for other, line in finished(module(name)).items()}
-    found = module(name).run(tiny(name, key), context(tmp_path / key, results))
+    experiment = load(name)
+    results = {other: line["result"] for other, line in finished(experiment).items()}
+    found = experiment.run(tiny(name, key), context(tmp_path / key, results))
     assert json.dumps(plain(found), allow_nan=False)
 
 
@@ -189,11 +194,11 @@ def test_a_tiny_unit_runs(name, key, data, tmp_path):
         ("uci-table1", "vadam-yacht"),
     ],
 )
-def test_a_killed_training_resumes_to_the_same_result(name, key, data, tmp_path, monkeypatch):
+def test_a_killed_training_resumes_to_the_same_result(name, key, load, tmp_path, monkeypatch):
     """The process dies after its first checkpoint, or in the second round of tuning."""
     if name in PACKAGES:
         pytest.importorskip(PACKAGES[name], reason=f"needs {PACKAGES[name]}")
-    experiment, unit, replacing = module(name), tiny(name, key), os.replace
+    experiment, unit, replacing = load(name), tiny(name, key), os.replace
     results = {other: line["result"] for other, line in finished(experiment).items()}
     whole = plain(experiment.run(unit, context(tmp_path / "whole", results)))
     cut = context(tmp_path / "cut", results)
