@@ -108,7 +108,8 @@ def prepare(
         return torch.optim.Adam(model.parameters(), fused=True, **options), model, nll, partial(end, model)
     if method == "bbb":
         lr, (kind, *arguments) = options.pop("lr"), options.pop("prior")
-        prior = getattr(ba.priors, f"{kind}Prior")(*arguments)
+        named = dict(zip(("pi", "sigma1", "sigma2"), arguments, strict=True)) if kind == "ScaleMixture" else {}
+        prior = ba.priors.ScaleMixturePrior(**named) if named else ba.priors.GaussianPrior(*arguments)
         net = ba.variational(model, prior=prior, seed=seed, **options)
         loss = partial(net.loss, likelihood=LIKELIHOOD, num_data=num_data)
         return torch.optim.Adam(net.parameters(), lr=lr, fused=True), net, loss, net.posterior

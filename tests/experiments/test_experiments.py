@@ -14,92 +14,59 @@ import torch
 from experiments import NAMES
 from experiments.framework import Context, finished, folder_of, page, plain
 
+TUNED = {"splits": 2, "folds": 2, "rounds": 2, "startup": 2, "epochs": 2, "hidden": 5}
+MNIST = {"epochs": 2, "hidden": 6, "train": 60}
+FAWN = {"splits": 2, "iterations": 30, "hidden": 5, "mc_samples": 10}
+DESCENT = {"steps": 20, "starts": 5, "tuning_sets": [100], "test_sets": [0, 1], "lr": [0.01, 0.1]}
+CURVES = {"iterations": 40, "seeds": 2, "window": 20}
+LSTM = {"epochs": 1, "batch_size": 4, "length": 5, "sizes": {"embedding": 3, "hidden": 6, "layers": 1}}
+WINDOWS = {"width": 4, "heads": 2, "layers": 1, "length": 6}
+ENSEMBLE = {"members": 2, "hidden": 5, "steps": 8, "least_epochs": 1, "batch_size": 20, "lr": 0.01}
+CHEETAH = {"environment": "Pendulum-v1", "episodes": 3, "steps": 30, "every": 2, "tests": 2, "batch_size": 8}
+PENDULUM = {"steps": 60, "every": 30, "tests": 1, "hidden": [8], "learning_starts": 20}
 TINY = {
     "uci-table1": {
-        "vadam-yacht": {"splits": 2, "folds": 2, "rounds": 3, "startup": 2, "epochs": 2, "hidden": 5},
+        "vadam-yacht": {**TUNED, "rounds": 3},
         "vprop-yacht": {"epochs": 1, "hidden": 5},
-        "bbvi-joint-yacht": {"splits": 2, "folds": 2, "rounds": 2, "startup": 2, "epochs": 2, "hidden": 5},
-        "ropd-boston": {"splits": 2, "folds": 2, "rounds": 2, "startup": 2, "epochs": 2, "hidden": 5},
-        "dropout-yacht": {
-            "splits": 2,
-            "hidden": 5,
-            "epochs": 2,
-            "rates": [0.01, 0.1],
-            "evaluation_samples": 9,
-            "validation_samples": 5,
-        },
+        "bbvi-joint-yacht": TUNED,
+        "ropd-boston": TUNED,
+        "dropout-yacht": {**TUNED, "rates": [0.01, 0.1], "evaluation_samples": 9, "validation_samples": 5},
     },
     "uci-best": {
         "bayesadam-yacht": {"splits": 1, "settings": {"members": 2, "epochs": 5, "hidden": [5]}},
-        "deep-ensemble-yacht": {
-            "splits": 2,
-            "settings": {"members": 2, "hidden": 5, "steps": 8, "least_epochs": 1, "batch_size": 20, "lr": 0.01},
-        },
+        "deep-ensemble-yacht": {"splits": 2, "settings": ENSEMBLE},
         "gaussian-process-yacht": {"splits": 2},
         "ngboost-yacht": {"splits": 1, "settings": {"trees": 5, "patience": 2, "held_out": 0.2}},
         "catboost-yacht": {"splits": 1, "settings": {"patience": 1, "held_out": 0.2}},
     },
     "logreg-toy": {
-        "mf-exact": {"draws": [0, 1]},
-        "von": {"draws": [0, 1], "iterations": 20},
-        "vadam-matlab": {"draws": [0, 1], "iterations": 20},
+        **{key: {"draws": [0, 1], "iterations": 20} for key in ("mf-exact", "von", "vadam-matlab")},
         "von-full": {"iterations": 20},
     },
     "logreg-usps": {"von": {"splits": [0, 1], "iterations": 10}, "vadam": {"splits": [0, 1], "iterations": 20}},
     "logreg-breast-cancer": {"mf-exact": {"splits": [0]}, "vadam-matlab-8": {"splits": [0, 0], "iterations": 20}},
-    "convergence": {
-        "bbb-m1-s16": {"iterations": 40, "seeds": 2, "window": 20},
-        "vogn-m128-s16": {"iterations": 40, "seeds": 2, "window": 20},
-    },
+    "convergence": {"bbb-m1-s16": CURVES, "vogn-m128-s16": CURVES},
     "toy-regression": {
         "gp": {"restarts": 0},
         "badam": {"steps": 30, "num_data": [10, 100]},
-        "mc-dropout": {"steps": 30},
-        "bbb": {"steps": 30},
-        "vadam": {"steps": 30},
+        **{key: {"steps": 30} for key in ("mc-dropout", "bbb", "vadam")},
         "anchored": {"steps": 30, "members": 2},
     },
-    "mnist-pruning": {
-        "badam-0": {"epochs": 2, "hidden": 6, "train": 60, "mc_samples": 2},
-        "bbb-0": {"epochs": 2, "hidden": 6, "train": 60},
-    },
-    "mnist-bbb": {
-        "search-ivon-0": {"epochs": 2, "hidden": 6, "train": 60, "held_out": 20},
-        "final-adam-0": {"epochs": 2, "hidden": 6, "train": 60},
-        "final-bbb-mixture-0": {"epochs": 2, "hidden": 6, "train": 60},
-    },
-    "fawn-uci": {
-        "vi-yacht": {"splits": 2, "iterations": 30, "hidden": 5, "mc_samples": 10},
-        "bern-inputs-yacht": {"splits": 2, "iterations": 30, "hidden": 5, "mc_samples": 10},
-        "gp-yacht": {"splits": 2, "restarts": 1},
-    },
-    "fawn-multioutput": {
-        "co-energy": {"splits": 2, "iterations": 30, "hidden": 5, "mc_samples": 10},
-        "ropd-jura-random": {"splits": 2, "iterations": 30, "hidden": 5, "mc_samples": 10},
-    },
+    "mnist-pruning": {"badam-0": {**MNIST, "mc_samples": 2}, "bbb-0": MNIST},
+    "mnist-bbb": {"search-ivon-0": {**MNIST, "held_out": 20}, "final-adam-0": MNIST, "final-bbb-mixture-0": MNIST},
+    "fawn-uci": {"vi-yacht": FAWN, "bern-inputs-yacht": FAWN, "gp-yacht": {"splits": 2, "restarts": 1}},
+    "fawn-multioutput": {"co-energy": FAWN, "ropd-jura-random": FAWN},
     "fawn-histogram": {"bernoulli": {"iterations": 30, "hidden": 5, "samples": 200, "shown": 2, "bins": 5}},
-    "landscape": {
-        "gradient-descent": {"steps": 20, "starts": 5, "tuning_sets": [100], "test_sets": [0, 1], "lr": [0.01, 0.1]},
-        "annealed": {"steps": 20, "starts": 5, "tuning_sets": [100], "test_sets": [0], "lr": [0.01], "num_data": [1.0]},
-    },
+    "landscape": {"gradient-descent": DESCENT, "annealed": {**DESCENT, "num_data": [1.0]}},
     "half-cheetah": {
-        f"{method}-seed0": {
-            **{"environment": "Pendulum-v1", "episodes": 3, "steps": 30, "every": 2, "tests": 2, "hidden": [12, 8]},
-            **{"batch_size": 8, "replay": 50},
-        }
+        f"{method}-seed0": {**CHEETAH, "hidden": [12, 8], "replay": 50}
         for method in ("vadam", "vadagrad", "adam-explore", "adam-plain", "sgd-explore", "sgd-plain")
     },
-    "sb3-pendulum": {
-        f"{kind}-seed0": {"steps": 60, "every": 30, "tests": 1, "hidden": [8], "learning_starts": 20}
-        for kind in ("weights-wide", "action-noise")
-    },
+    "sb3-pendulum": {"weights-wide-seed0": PENDULUM, "action-noise-seed0": PENDULUM},
     "char-lm": {
-        "unit-data": {"epochs": 1, "batch_size": 4, "length": 5, "sizes": {"embedding": 3, "hidden": 6, "layers": 1}},
-        "lstm-sgd-0": {"epochs": 1, "batch_size": 4, "length": 5, "sizes": {"embedding": 3, "hidden": 6, "layers": 1}},
-        "transformer-ivon-0": {
-            **{"epochs": 1, "batch_size": 4, "length": 6, "samples": [2], "passage": 9},
-            "sizes": {"width": 4, "heads": 2, "layers": 1, "length": 6},
-        },
+        "unit-data": LSTM,
+        "lstm-sgd-0": LSTM,
+        "transformer-ivon-0": {**LSTM, "length": 6, "samples": [2], "passage": 9, "sizes": WINDOWS},
     },
     "bandits": {"wheel-0.5-vadam": {"rounds": 30, "runs": 2}, "wheel-0.5-linear": {"rounds": 30, "runs": 2}},
 }
