@@ -27,8 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
         command.add_argument("name", metavar="NAME", choices=experiments.NAMES, help="an experiment that `list` shows")
     given = parser.parse_args(arguments)
     if given.command == "list":
-        for name in experiments.NAMES:
-            print(_line(name))
+        print(*map(_line, experiments.NAMES), sep="\n")
         return 0
     try:
         return _run(given) if given.command == "run" else _report(given.name)

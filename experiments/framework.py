@@ -17,14 +17,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import joblib  # type: ignore[import-untyped,unused-ignore]
 import pandas as pd
@@ -59,10 +59,8 @@ class Unit:
     phase: int = 0
 
 
-class Told(Protocol):
-    """Function that reports the progress of a unit; ``note`` is shown beside the bar."""
-
-    def __call__(self, done: float, total: float, note: str = "") -> None: ...  # noqa: D102
+Told = Callable[..., None]
+"""Function of ``done``, ``total`` and a ``note`` that reports the progress of a unit; the note is shown by the bar."""
 
 
 @dataclass(frozen=True)
@@ -185,21 +183,16 @@ def work(name: str, unit: Unit, fresh: bool, runs: Path, parent: int) -> tuple[s
 
 def store(folder: Path, runs: Path, unit: Unit, result: Any, seconds: float, cpu_seconds: float) -> None:
     """Append a line to ``results.jsonl``, or replace the unit's line. Numbers that are not finite become ``null``."""
+    packages = {name: version(name) for name in ("torch", "numpy", "bayesadam")}
+    system = f"{platform.system()} {platform.machine()}"
     line = {
         "key": unit.key,
         "config": unit.config,
         "result": plain(result),
         "seconds": round(seconds, 3),
         "cpu_seconds": round(cpu_seconds, 3),
-        "versions": {
-            "python": platform.python_version(),
-            **{package: version(package) for package in ("torch", "numpy", "bayesadam")},
-        },
-        "machine": {
-            "platform": f"{platform.system()} {platform.machine()}",
-            "processor": _processor(),
-            "cpus": os.cpu_count(),
-        },
+        "versions": {"python": platform.python_version(), **packages},
+        "machine": {"platform": system, "processor": _processor(), "cpus": os.cpu_count()},
         "finished": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     text, path = json.dumps(line, allow_nan=False, ensure_ascii=False), folder / "results.jsonl"
@@ -265,7 +258,7 @@ def _progress(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _bar(name: str, runs: Path, units: Sequence[Unit], done: int) -> Iterator[Any]:
+def _bar(name: str, runs: Path, units: Sequence[Unit], done: int) -> Iterator[Callable[[str], None]]:
     """Context with a progress bar for all units, which counts the shares of those that run, and a function that is
     told when a unit has ended.
     """

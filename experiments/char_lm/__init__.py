@@ -97,19 +97,19 @@ LABELS = {
 """Names of methods and networks, and colours."""
 FULL = "full-"
 """Beginning of the keys of the optional units, which have the published length."""
-LENGTHS: Mapping[str, Mapping[str, Any]] = {
-    "": {
-        **{"lstm": 2, "transformer": 2, "search": 0.5, "records": 2},
-        "seeds": {"lstm": 3, "constant": 3, "chosen-lstm": 1, "transformer": 3},
-    },
-    FULL: {
-        **{"lstm": 200, "transformer": 60, "search": 5, "records": 1},
-        "seeds": {"lstm": 3, "constant": 0, "chosen-lstm": 3, "transformer": 3},
-    },
+EPOCHS: Mapping[str, Mapping[str, float]] = {
+    "": {"lstm": 2, "transformer": 2, "search": 0.5},
+    FULL: {"lstm": 200, "transformer": 60, "search": 5},
 }
-"""Numbers of epochs of the final trainings, by network, and of those by which a setting is chosen; records of the curve
-per epoch; and numbers of seeds: ``"lstm"`` for the published methods with decay, ``"constant"`` for those without, as
-in the first 40 published epochs, and ``"chosen-lstm"`` and ``"transformer"`` for the other methods.
+"""Numbers of epochs of the final trainings, by network, and of those by which a setting is chosen."""
+RECORDS = {"": 2, FULL: 1}
+"""Number of records of the curve per epoch."""
+SEEDS: Mapping[str, Mapping[str, int]] = {
+    "": {"lstm": 3, "constant": 3, "chosen-lstm": 1, "transformer": 3},
+    FULL: {"lstm": 3, "constant": 0, "chosen-lstm": 3, "transformer": 3},
+}
+"""Numbers of seeds: ``"lstm"`` for the published methods with decay, ``"constant"`` for those without, as in the first
+40 published epochs, and ``"chosen-lstm"`` and ``"transformer"`` for the other methods.
 """
 COLUMNS = 80
 
@@ -118,18 +118,17 @@ Results = Mapping[str, Mapping[str, Any]]
 
 def units() -> list[Unit]:
     """Return published methods, short trainings of the other methods' candidates, and long ones of the best."""
-    return [unit for start, length in LENGTHS.items() for unit in _units(start, length)]
+    return [*_units(""), *_units(FULL)]
 
 
-def _units(start: str, length: Mapping[str, Any]) -> list[Unit]:
-    found, seeds = [], length["seeds"]
+def _units(start: str) -> list[Unit]:
+    found, seeds = [], SEEDS[start]
 
     def add(key: str, network: str, seed: int, setting: Setting) -> None:
-        config = {**PROTOCOL, "records": length["records"], **NETWORKS[network], "epochs": length[network]}
-        config |= {"seed": seed, "part": "final", "samples": [], "passage": 0}
-        if setting.get("part") == "search":
-            config["epochs"] = length["search"]
-        found.append(Unit(start + key, {**config, **setting}, bool(start), phase=int("part" not in setting)))
+        final = "part" not in setting
+        config = {**PROTOCOL, "records": RECORDS[start], **NETWORKS[network], "seed": seed, "part": "final"}
+        config |= {"epochs": EPOCHS[start][network if final else "search"], "samples": [], "passage": 0}
+        found.append(Unit(start + key, {**config, **setting}, bool(start), phase=int(final)))
 
     steady = {"decay_every": PROTOCOL["published_epochs"]}
     for unit in UNITS:
@@ -209,9 +208,9 @@ def report(results: Results) -> Report:
         paper[name] = numbers["war_and_peace", LABELS[name][0], "best_test_loss_nats_per_char"].mean or math.nan
     short = {key: result for key, result in results.items() if not key.startswith(FULL)}
     full = {key.removeprefix(FULL): result for key, result in results.items() if key.startswith(FULL)}
-    tables = _tables(short, paper, LENGTHS[""])
+    tables = _tables(short, paper, EPOCHS[""])
     if full:
-        tables |= {f"Published length. {title}": t for title, t in _tables(full, paper, LENGTHS[FULL]).items()}
+        tables |= {f"Published length. {title}": t for title, t in _tables(full, paper, EPOCHS[FULL]).items()}
     figures = {"curves": _curves(short, paper)}
     for network in NETWORKS:
         if "passage" in (found := trained_by(short, network, "ivon").get(0, {})):
@@ -220,17 +219,17 @@ def report(results: Results) -> Report:
     return Report(tables, figures)
 
 
-def _tables(results: Results, paper: Mapping[str, float], length: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+def _tables(results: Results, paper: Mapping[str, float], epochs: Mapping[str, float]) -> dict[str, pd.DataFrame]:
     start = "With the published settings, their decay scaled to the epochs run"
     steady = "The same without decay, as in the first epochs of the published trainings"
-    end = f": nats per character after {length['lstm']} epochs, mean network"
+    end = f": nats per character after {epochs['lstm']} epochs, mean network"
     tables = {start + end: _losses(results, paper, "lstm"), steady + end: _losses(results, {}, "constant")}
     for network in NETWORKS:
-        title = f"{LABELS[network][0]}: test scores per character after {length[network]} epochs"
+        title = f"{LABELS[network][0]}: test scores per character after {epochs[network]} epochs"
         tables[title] = _scores(results, network)
     title = "VadaGrad's `s0 = 1e-4` in three units, without decay; the lowest validation loss is chosen"
     tables[title] = _units_of_s0(results)
-    tables[f"Candidates after {length['search']} epochs, the mean network's loss; the best in bold"] = _search(results)
+    tables[f"Candidates after {epochs['search']} epochs, the mean network's loss; the best in bold"] = _search(results)
     return tables
 
 

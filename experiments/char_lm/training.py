@@ -297,11 +297,7 @@ def mean_loss(model: nn.Module, data: Rows) -> float:
 
 @torch.no_grad()
 def scores(
-    model: nn.Module,
-    posterior: Posterior,
-    data: Rows,
-    counts: Sequence[int] = (),
-    passage: int = 0,
+    model: nn.Module, posterior: Posterior, data: Rows, counts: Sequence[int] = (), passage: int = 0
 ) -> dict[str, Any]:
     """Return scores per character of the predictive distributions. Each sample reads the text with its own memory.
 

@@ -20,7 +20,6 @@ from experiments.uci import Part, splits
 TITLE = "Outputs of sampled networks against the propagated Gaussian"
 SOURCE = "Bayer et al. 2015, section 3.2.1"
 
-Floats = NDArray[np.float64]
 WEIGHTS = {"bernoulli": "Bernoulli weights", "gaussian": "Gaussian weights"}
 PROTOCOL = {
     "dataset": "boston",
@@ -74,7 +73,7 @@ def compare(fitted: Fitted, part: Part, config: Mapping[str, Any]) -> dict[str, 
     return {"points": points, "histograms": histograms}
 
 
-def statistics(samples: Floats, mean: float, sd: float) -> dict[str, Any]:
+def statistics(samples: NDArray[np.float64], mean: float, sd: float) -> dict[str, Any]:
     """Moments of the samples beside the propagated ones, and Kolmogorov-Smirnov tests against ``N(mean, sd^2)``.
 
     ``rejected_by_N``: the share of the tests with ``N`` samples each that reject at the level 0.05.

@@ -19,22 +19,20 @@ from torch import Tensor
 import bayesadam as ba
 from experiments.uci import Part
 
-START = {"length": 0.0, "smooth": 0.0, "linear": 0.0, "constant": 0.0, "noise": -2.0}
-"""Natural logarithms of the hyper-parameters of the first start: length scales and variances, in standardised units."""
-
-BOUNDS = {"length": (-4.0, 9.0), "smooth": (-9.0, 9.0), "linear": (-12.0, 7.0), "constant": (-12.0, 7.0)}
-NOISE_BOUNDS = (-14.0, 3.0)
-
 
 class Process:
-    """The data. Hyper-parameters are a vector: length scales of the inputs, then smooth, linear, constant, noise."""
+    """The data. Hyper-parameters are a vector of natural logarithms, in standardised units: length scales of the
+    inputs, and the variances smooth, linear, constant and noise.
+
+    Attributes:
+        start: The first start.
+        bounds: Lower and upper bounds.
+    """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x.double(), y.double()
-        self.bounds = [BOUNDS["length"]] * x.shape[1] + [BOUNDS[n] for n in ("smooth", "linear", "constant")]
-        self.bounds.append(NOISE_BOUNDS)
-        lengths = [START["length"]] * x.shape[1]
-        self.start = np.array(lengths + [START[n] for n in ("smooth", "linear", "constant", "noise")])
+        self.start = np.array([0.0] * (x.shape[1] + 3) + [-2.0])
+        self.bounds = [(-4.0, 9.0)] * x.shape[1] + [(-9.0, 9.0), (-12.0, 7.0), (-12.0, 7.0), (-14.0, 3.0)]
 
     def kernel(self, theta: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Return the kernel matrix without the noise."""

@@ -34,14 +34,7 @@ BIAS = 1e-5
 
 
 def settings(
-    method: str,
-    batch_size: int,
-    iterations: int,
-    lr: float,
-    rate: float,
-    *,
-    momentum: float = 0.9,
-    decay: float | None = None,
+    method: str, batch_size: int, iterations: int, lr: float, rate: float, decay: float | None = None
 ) -> dict[str, Any]:
     """Return the settings of a method, as JSON.
 
@@ -52,12 +45,11 @@ def settings(
         iterations: Number of steps.
         lr: Initial learning rate.
         rate: Initial value of ``1 - b2``.
-        momentum: Momentum ``b1``.
         decay: Exponent with which both rates are divided by ``1 + t^decay`` (Khan et al. 2018, eq. 104); they are
             constant for ``None``.
     """
     found = {"method": method, "batch_size": batch_size, "iterations": iterations, "lr": lr, "rate": rate}
-    return {**found, "momentum": momentum, "decay": decay}
+    return {**found, "momentum": 0.9, "decay": decay}
 
 
 VON: dict[str, Any] = {

@@ -69,12 +69,6 @@ def truth(x: Tensor) -> Tensor:
     return x + 0.3 * torch.sin(2 * math.pi * x) + 0.3 * torch.sin(4 * math.pi * x)
 
 
-def observed(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Return targets, with noise of standard deviation 0.02 that is added both inside and outside the sines."""
-    noise = 0.02 * torch.randn(x.shape, generator=generator)
-    return truth(x + noise)
-
-
 @dataclass(frozen=True)
 class Problem:
     """Inputs and targets ``(n, 1)``: 200 on a grid to train on, 200 others to tune on, 1,000 to test on."""
@@ -85,11 +79,14 @@ class Problem:
 
     @classmethod
     def draw(cls, seed: int) -> Problem:
-        """Draw the data; all inputs are in [0, 0.5)."""
+        """Draw the data; all inputs are in [0, 0.5).
+
+        Noise of standard deviation 0.02 is added both inside and outside the sines.
+        """
         generator = torch.Generator().manual_seed(seed)
         grid = torch.arange(200)[:, None] / 400
         inputs = [grid, *(0.5 * torch.rand(count, 1, generator=generator) for count in (200, 1000))]
-        return cls(*((x, observed(x, generator)) for x in inputs))
+        return cls(*((x, truth(x + 0.02 * torch.randn(x.shape, generator=generator))) for x in inputs))
 
 
 def panel(problem: Problem, predict: Predict, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,12 +175,11 @@ def propagated(nets: population.Population, parts: Sequence[Part]) -> list[Predi
     return found
 
 
-def tune(
-    objective: Callable[[int, dict[int, Precisions]], list[float]],
-    names: Sequence[str],
-    config: Mapping[str, Any],
-    path: Path,
-) -> tuple[list[Precisions], list[float]]:
+Objective = Callable[[int, dict[int, Precisions]], list[float]]
+Tuned = tuple[list[Precisions], list[float]]
+
+
+def tune(objective: Objective, names: Sequence[str], config: Mapping[str, Any], path: Path) -> Tuned:
     """Return the best precisions of every study, and their values, by Optuna's Gaussian process.
 
     A stopped search resumes from the journal. A candidate depends on the study's earlier trials and on the seed only,
