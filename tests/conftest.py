@@ -27,7 +27,6 @@ SLOW = [
     "robustness/test_robustness.py",
     "experiments/test_experiments.py",
     "cli/test_cli.py",
-    "experiments/test_mnist.py",
     "optim/test_digits.py",
     "estimators/test_classifier.py",
 ]
