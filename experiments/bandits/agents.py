@@ -6,6 +6,7 @@ Thompson sampling applies a sample of the posterior, and takes the action that i
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -216,14 +217,17 @@ class Network:
         """Tell the optimiser the size of the data, on which the width of the posterior depends."""
         (group,) = self.optimizer.param_groups
         if self.method in OPTIMIZERS:
-            group.update(num_data=num_data, initial_precision=self.prior_precision + num_data)
+            group["num_data"] = num_data
+            if self.method != "bbb":  # whose widths keep their start; the others have a curvature of 1 at the start
+                group["initial_precision"] = self.prior_precision + num_data
         elif self.method != "badam-mle":
             group["weight_decay"] = self.prior_precision / num_data
 
     def _follow(self, num_data: float) -> None:
         """Take the posterior of the trained network."""
         if self.method in OPTIMIZERS:
-            self.posterior = self.optimizer.posterior(self.model)
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # early widths are those of the start
+                self.posterior = self.optimizer.posterior(self.model)
         elif self.method == "dropout":
             self.posterior = ba.MCDropout(self.model)
         elif self.method.startswith("badam"):
