@@ -197,7 +197,7 @@ class Network:
         )
         self.model.train()
         torch.manual_seed(self.seed + number)  # for dropout
-        for batch in torch.from_numpy(rows).split(BATCH_SIZE):
+        for batch in torch.split(torch.from_numpy(rows), BATCH_SIZE):
             self._step(contexts[batch], actions[batch], targets[batch])
         self.model.eval()
         self._follow(num_data)
@@ -206,7 +206,7 @@ class Network:
         def closure() -> Tensor:
             self.optimizer.zero_grad()
             chosen = self.model(contexts).gather(1, actions[:, None])[:, 0]
-            loss = 0.5 * (chosen - targets).square().mean()  # of a Gaussian with a standard deviation of 1
+            loss: Tensor = 0.5 * (chosen - targets).square().mean()  # of a Gaussian with a standard deviation of 1
             torch.autograd.backward(loss)
             nn.utils.clip_grad_norm_(self.model.parameters(), CLIP)
             return loss
@@ -232,8 +232,9 @@ class Network:
             self.posterior = ba.MCDropout(self.model)
         elif self.method.startswith("badam"):
             weights = "mle" if self.method == "badam-mle" else "map"
-            told = {"num_data": num_data, "prior_precision": self.prior_precision, "weights": weights}
-            self.posterior = ba.badam(self.optimizer, self.model, **told)
+            self.posterior = ba.badam(
+                self.optimizer, self.model, num_data=num_data, prior_precision=self.prior_precision, weights=weights
+            )
         else:
             self.posterior = ba.DiagonalGaussian.point_mass(self.model)
 
@@ -302,7 +303,7 @@ class Regressions:
 
     def add(self, x: Tensor, actions: Tensor, rewards: Tensor) -> None:
         """Add features ``(n, F)`` with their actions and rewards ``(n,)``."""
-        for action in actions.unique().tolist():
+        for action in set(actions.tolist()):
             own, reward = x[actions == action], rewards[actions == action].double()
             self.gram[action] += own.T @ own
             self.moment[action] += reward @ own
@@ -321,11 +322,11 @@ class Regressions:
         if sample is None:
             return center
         generator = np.random.Generator(np.random.Philox(key=self.seed, counter=[0, 0, WEIGHTS, sample]))
-        noise = self.root @ torch.from_numpy(generator.standard_normal((*self.mean.shape, 1)))
+        noise: Tensor = self.root @ torch.from_numpy(generator.standard_normal((*self.mean.shape, 1)))
         if self.noise_precision is not None:
             return center + noise[..., 0] / math.sqrt(self.noise_precision)
         rate = RATE + 0.5 * (self.square - (self.mean * self.moment).sum(1)).clamp_min(0.0)
-        variance = rate / torch.from_numpy(generator.gamma(SHAPE + 0.5 * self.count.numpy()))
+        variance: Tensor = rate / torch.from_numpy(generator.gamma(SHAPE + 0.5 * self.count.numpy()))
         return center + variance.sqrt()[:, None] * noise[..., 0]
 
 

@@ -127,7 +127,7 @@ def _uncompressed(path: Path) -> list[str]:
     if path.suffix != ".Z":
         return path.read_text().splitlines()
     try:
-        from unlzw3 import unlzw
+        from unlzw3 import unlzw  # type: ignore[import-not-found,unused-ignore]
     except ModuleNotFoundError:
         raise ModuleNotFoundError(
             f"unlzw3 must be installed to read {path}: pip install unlzw3, or run `uncompress` in a folder with all "
