@@ -31,8 +31,8 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 EQUATION = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PUBLIC = """
-    bayesadam bayesadam.active bayesadam.bandits bayesadam.calibration bayesadam.conformal bayesadam.curvature
-    bayesadam.data bayesadam.distance
+    bayesadam bayesadam.calibration bayesadam.conformal bayesadam.curvature
+    bayesadam.distance
     bayesadam.posthoc bayesadam.likelihoods bayesadam.metrics bayesadam.black_box bayesadam.moments bayesadam.native
     bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
     bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning

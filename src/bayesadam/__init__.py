@@ -47,14 +47,11 @@ from bayesadam.pruning import pruning_curve
 from bayesadam.swag import SWAG
 
 if TYPE_CHECKING:
-    from bayesadam import active as active
-    from bayesadam import bandits as bandits
     from bayesadam import bayes_by_backprop as bayes_by_backprop
     from bayesadam import black_box as black_box
     from bayesadam import calibration as calibration
     from bayesadam import conformal as conformal
     from bayesadam import curvature as curvature
-    from bayesadam import data as data
     from bayesadam import distance as distance
     from bayesadam import functional as functional
     from bayesadam import integrations as integrations
@@ -77,7 +74,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 MODULES = (
-    *("active", "bandits", "bayes_by_backprop", "black_box", "calibration", "conformal", "curvature", "data"),
+    *("bayes_by_backprop", "black_box", "calibration", "conformal", "curvature"),
     *(
         "distance",
         "functional",

@@ -68,13 +68,10 @@ class Dataset:
             makes have ``k = 0``. For text, the next character.
         x_test: Features of the test part, in the form of ``x_train``; without rows if nothing is held out.
         y_test: Targets of the test part, in the form of ``y_train``; without rows if nothing is held out.
-        feature_names: Names of the features; empty if they are not known (pixels).
         target_names: Names of the targets, or of the classes; for text the alphabet.
         x_scaler: Standardiser of the features, from the training part; the identity if they were not standardised.
         y_scaler: Standardiser of regression targets: ``y_scaler.inverse(prediction)`` is in original units.
         split: The split that was loaded.
-        licence: Licence, or the known terms.
-        source: Origin of the data.
     """
 
     name: str
@@ -83,13 +80,10 @@ class Dataset:
     y_train: Tensor
     x_test: Tensor
     y_test: Tensor
-    feature_names: tuple[str, ...]
     target_names: tuple[str, ...]
     x_scaler: Standardizer
     y_scaler: Standardizer
     split: int | None
-    licence: str
-    source: str
 
     @property
     def x(self) -> Tensor:
