@@ -9,13 +9,11 @@ from torch import nn
 import bayesadam as ba
 from bayesadam.posterior.report import PER_TENSOR
 from population.conftest import (
-    F64,
     RAGGED,
     ROUNDING,
     all_alone,
     assert_same,
     draw,
-    exactly,
     mlp,
     models_of,
     noise_of,
@@ -99,23 +97,3 @@ class TestResults:
             torch.testing.assert_close(one.means, other.means, **ROUNDING)
             expected = ba.predict(models[member], few.posteriors[member], x, likelihood=noise_of(4.0))
             torch.testing.assert_close(one.means, expected.means, **ROUNDING)
-
-    def test_predict_at_a_point(self):
-        nets = train(models_of(), regression(), noise_of(4.0), method="adam", epochs=1)
-        x = draw(6, 3)
-        for member, prediction in enumerate(nets.predict(x)):
-            expected = ba.predict(models_of()[member], nets.posteriors[member], x, likelihood=noise_of(4.0))
-            torch.testing.assert_close(prediction.mean, expected.mean, **ROUNDING)
-            assert not prediction.epistemic.any()
-
-    @pytest.mark.parametrize(
-        ("arguments", "message"),
-        [
-            ({"method": "laplace"}, "method must be 'monte_carlo' or 'mean', got 'laplace'"),
-            ({"mc_samples": 0}, "mc_samples must be at least 1, got 0"),
-            ({"x": [torch.zeros(2, 3)] * 3}, "x must be one tensor or one for each of 4 members, got 3"),
-        ],
-    )
-    def test_refusals(self, nets, arguments, message):
-        with pytest.raises(ValueError, match=exactly(message)):
-            nets.predict(**{"x": torch.zeros(2, 3, dtype=F64), **arguments})
