@@ -65,7 +65,6 @@ class TestDecays:
     def test_each_alone_and_beside_others(self, method, options):
         compare(method, RAGGED, **options)
 
-
     @pytest.mark.parametrize("sizes", [EVEN, RAGGED])
     def test_a_beta_out_of_range(self, sizes):
         for decay, message in ((lambda t: float(t != 4), "1.0 at step 4"), (lambda t: 10.0, ".* at step 0")):

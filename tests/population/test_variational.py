@@ -16,19 +16,14 @@ from population.conftest import (
     BATCH,
     F32,
     F64,
-    NAN,
-    RAGGED,
     ROUNDING,
     TOLERANCE,
-    assert_same,
     draw,
-    exactly,
     mlp,
     models_of,
     noise_of,
     option,
     regression,
-    rows_of,
     train,
 )
 
@@ -151,20 +146,10 @@ class Residual(nn.Module):
 
 
 class TestEqualsAutograd:
-    SAMPLES = pytest.mark.parametrize(("mc_samples", "antithetic"), [(1, False), (5, False), (4, True)])
-
-    @SAMPLES
+    @pytest.mark.parametrize(("mc_samples", "antithetic"), [(1, False), (5, False), (4, True)])
     def test_everything_differs_among_members(self, mc_samples, antithetic):
         likelihood = [noise_of(*pair) for pair in [(1.0, 4.0), (2.0, 2.0), (0.5, 9.0), (3.0, 0.1)]]
         compare(models_of(), regression(), likelihood, mc_samples=mc_samples, antithetic=antithetic, **OWN)
-
-    @SAMPLES
-    def test_defaults(self, mc_samples, antithetic):
-        compare(models_of(), regression(), noise_of(4.0), mc_samples=mc_samples, antithetic=antithetic)
-
-    @pytest.mark.parametrize("name", OWN)
-    def test_one_option_at_a_time(self, name):
-        compare(models_of(), regression(), noise_of(4.0), epochs=2, mc_samples=2, **{name: OWN[name]})
 
     def test_float32(self):
         models, data = models_of(lambda: mlp(dtype=F32)), regression(dtype=F32)
@@ -174,13 +159,8 @@ class TestEqualsAutograd:
     def test_networks(self, make):
         compare(models_of(make), regression(), noise_of(4.0), mc_samples=2)
 
-    @pytest.mark.parametrize("precisions", [(1.0,), (1.0, 4.0)])
-    def test_a_learned_noise(self, precisions):
-        compare(models_of(), regression(), noise_of(*precisions, learned=True), mc_samples=2, **OWN)
-
-    def test_classes(self):
-        data = [(draw(n, 3, seed=n), torch.arange(n) % 4) for n in RAGGED]
-        compare(models_of(lambda: mlp(4)), data, ba.Categorical(), mc_samples=2)
+    def test_a_learned_noise(self):
+        compare(models_of(), regression(), noise_of(1.0, 4.0, learned=True), mc_samples=2, **OWN)
 
     def test_full_batch(self):
         compare(models_of(), regression(), noise_of(4.0), batch_size=20, epochs=5, mc_samples=2)
@@ -189,13 +169,6 @@ class TestEqualsAutograd:
         """Where ``sigma`` and its logarithm are far from each other."""
         compare(models_of(), regression(), noise_of(0.1), epochs=20, lr=0.1, prior_precision=0.04,
                 initial_precision=0.05, mc_samples=2)  # fmt: skip
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 3, 4])
-def test_chunks_do_not_change_the_result(chunk):
-    options = {"method": "bbb", "epochs": 3, "mc_samples": 2, **OWN}
-    nets = train(models_of(), regression(), noise_of(4.0, learned=True), chunk=chunk, **options)
-    assert_same(nets, train(models_of(), regression(), noise_of(4.0, learned=True), **options), ROUNDING)
 
 
 class TestConjugate:
@@ -223,7 +196,7 @@ class TestConjugate:
             (x, y),
             [noise_of(precision) for precision in precisions],
             method="bbb",
-            epochs=2000,
+            epochs=1000,
             batch_size=40,
             lr=0.05,
             lr_schedule=lambda done: 1.0 - done,
@@ -242,40 +215,20 @@ class TestConjugate:
             found = torch.cat([nets.variance["weight"][i, 0], nets.variance["bias"][i]])
             torch.testing.assert_close(found, variance, rtol=1e-6, atol=0.0)
 
-    def test_without_data_it_finds_the_prior(self):
-        """Weights that no input reaches."""
-        pair = torch.zeros(4, 4, dtype=F64), torch.zeros(4, 1, dtype=F64)
-        nets = train(
-            models_of(lambda: nn.Linear(4, 1, bias=False).to(F64), 2),
-            pair,
-            noise_of(1.0),
-            method="bbb",
-            epochs=2000,
-            lr=0.05,
-            lr_schedule=lambda done: 1.0 - done,
-            mc_samples=8,
-            prior_precision=[0.25, 9.0],
-            initial_precision=[0.3, 200.0],
-        )
-        assert nets.mean["weight"].abs().max() < 1e-6
-        expected = torch.tensor([4.0, 1 / 9.0], dtype=F64)[:, None, None].expand(2, 1, 4)
-        torch.testing.assert_close(nets.variance["weight"], expected, rtol=1e-6, atol=0.0)
-
 
 class TestNumbers:
     RULE = population.BayesByBackprop.rule
 
     @pytest.mark.parametrize("dtype", [F32, F64])
-    @pytest.mark.parametrize("precision", [1e-12, 1e-3, 0.01, 1.0, 1e3, 1e12])
+    @pytest.mark.parametrize("precision", [1e-12, 1.0, 1e12])
     def test_starts_at_the_initial_precision(self, precision, dtype):
         state = self.RULE.init(torch.zeros(2, dtype=dtype), {"initial_precision": precision})
         found = self.RULE.precision(state, {})
         torch.testing.assert_close(found, torch.full((2,), precision, dtype=dtype), rtol=40 * torch.finfo(dtype).eps,
                                    atol=0.0)  # fmt: skip
 
-    @pytest.mark.parametrize("rho", [-800.0, -60.0, -1.0, 0.0, 15.0, 30.0, 60.0, 800.0])
-    @pytest.mark.parametrize("dtype", [F32, F64])
-    @pytest.mark.parametrize("temperature", [0.0, 1.0])
+    @pytest.mark.parametrize("rho", [-800.0, -60.0, 0.0, 30.0, 800.0])
+    @pytest.mark.parametrize(("temperature", "dtype"), [(0.0, F32), (1.0, F32), (1.0, F64)])
     def test_the_gradient_of_rho_at_extremes(self, temperature, dtype, rho):
         """By one step whose first average is a tenth of it, against numbers of 50 digits."""
         from mpmath import mp, mpf
@@ -293,19 +246,6 @@ class TestNumbers:
         due = torch.full((1,), float(expected) / 10, dtype=dtype)
         torch.testing.assert_close(state["rho_exp_avg"], due, rtol=20 * torch.finfo(dtype).eps, atol=1e-37)
 
-    def test_a_precision_that_overflows_is_no_noise(self):
-        nets = train(
-            models_of(lambda: mlp(dtype=F32)),
-            regression(dtype=F32),
-            ba.Gaussian(4.0),
-            method="bbb",
-            epochs=3,
-            initial_precision=1e40,
-        )
-        for name, variance in nets.variance.items():
-            assert not variance.any()
-            assert nets.mean[name].isfinite().all()
-
 
 class TestResult:
     def test_posteriors(self):
@@ -321,74 +261,11 @@ class TestResult:
         values = [likelihood.noise_precision.item() for likelihood in nets.likelihoods]
         assert len({1.0, *values}) == 5
 
-    @pytest.mark.parametrize("prior", [1.0, 17.0])
-    def test_starts_as_other_methods_do(self, prior):
+    def test_starts_as_other_methods_do(self):
+        options = {"epochs": 1, "lr": 0.0, "prior_precision": 17.0, "betas": (0.9, 1 - 1e-15)}
         nets = [
-            train(models_of(), regression(), noise_of(4.0), method=method, epochs=1, lr=0.0, prior_precision=prior,
-                  betas=(0.9, 1 - 1e-15))
-            for method in ("bbb", "vadam")
-        ]  # fmt: skip
+            train(models_of(), regression(), noise_of(4.0), method=method, **options) for method in ("bbb", "vadam")
+        ]
         for name, variance in nets[0].variance.items():
             torch.testing.assert_close(variance, nets[1].variance[name], rtol=1e-9, atol=0.0)
             assert nets[0].mean[name].equal(nets[1].mean[name])
-
-    def test_predicts_as_the_posterior_does(self):
-        models, x = models_of(), draw(5, 3, seed=9)
-        nets = train(models, regression(), noise_of(4.0), method="bbb", epochs=2)
-        for model, q, found in zip(models, nets.posteriors, nets.predict(x, mc_samples=7), strict=True):
-            alone = ba.predict(model, q, x, likelihood=noise_of(4.0), mc_samples=7)
-            torch.testing.assert_close(found.mean, alone.mean, **ROUNDING)
-            torch.testing.assert_close(found.variance, alone.variance, **ROUNDING)
-
-    def test_early_stop_gives_the_best(self):
-        held_out = regression((9,), seed=50)[0]
-        options = {"method": "bbb", "lr": [0.05, 0.3, 0.1, 0.02], "mc_samples": 2}
-        nets = train(models_of(), regression(), noise_of(16.0), epochs=25, validation=held_out, patience=2, **options)
-        assert "patience" in nets.stopped
-        for member, values in enumerate(nets.history["validation"]):
-            best = values.nan_to_num(math.inf).argmin().item()
-            whole = train(models_of(), regression(), noise_of(16.0), epochs=best + 1, **options)
-            torch.testing.assert_close(rows_of(nets, [member]), rows_of(whole, [member]), **ROUNDING)
-            density = nets.predict(held_out[0], mc_samples=16)[member].log_prob(held_out[1]).mean()
-            torch.testing.assert_close(values[best], -density, **ROUNDING)
-
-    def test_a_bad_member_stops_alone(self):
-        data = regression()
-        data[1][1][0] = NAN
-        nets = train(models_of(), data, noise_of(4.0), method="bbb", epochs=3, nonfinite="skip")
-        assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
-        assert all(value.isfinite().all() for value in rows_of(nets, slice(None)).values())
-        with pytest.raises(FloatingPointError, match="^the gradient of member 1 must be finite"):
-            train(models_of(), data, noise_of(4.0), method="bbb", epochs=3)
-
-
-def test_the_posterior_may_start_wider_than_the_prior():
-    options = {"prior_precision": 50.0, "initial_precision": 10.0, "lr": 0.0}
-    nets = train(models_of(), regression(), noise_of(4.0), method="bbb", epochs=1, **options)
-    for value in nets.variance.values():
-        torch.testing.assert_close(value, torch.full_like(value, 0.1))
-
-
-REFUSED = {
-    "eps must be a finite number of at least 0, got -1e-08": {"eps": -1e-8},
-    "eps must be a finite number of at least 0, got inf": {"eps": [0.1, math.inf, 0.1, 0.1]},
-    "eps must be a finite number of at least 0, got nan": {"eps": NAN},
-    "eps must be a finite number of at least 0, got '1'": {"eps": "1"},
-    "lr must be a number or a 1-element tensor, finite and at least 0, got -1": {"lr": -1},
-    "betas must be a pair of numbers in [0, 1), got (0.9, 1.0)": {"betas": (0.9, 1.0)},
-    "prior_precision must be a positive, finite number or 'init', got 0.0": {"prior_precision": [1.0, 1.0, 0.0, 1.0]},
-    "temperature must be in [0, 1], got 1.5": {"temperature": 1.5},
-    "mc_samples must be even when antithetic=True, got 3": {"mc_samples": 3, "antithetic": True},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("message", REFUSED)
-def test_refusals(message):
-    with pytest.raises(ValueError, match=exactly(message)):
-        train(models_of(), regression(), noise_of(4.0), method="bbb", epochs=1, **REFUSED[message])
-
-
-@pytest.mark.parametrize("name", ["maximize", "nonfinite_gradients", "weight_decay"])
-def test_unknown_options(name):
-    with pytest.raises(TypeError, match=name):
-        train(models_of(), regression(), noise_of(4.0), method="bbb", epochs=1, **{name: 0.1})
