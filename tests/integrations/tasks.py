@@ -11,6 +11,11 @@ import bayesadam as ba
 
 EPOCHS, ROWS, BATCH = 2, 64, 8
 OPTIONS = {"num_data": ROWS, "batch_size": BATCH, "lr": 0.01}
+WAYS = {
+    "accumulation, clipping, schedulers": {"accumulate": 4, "clip": 0.1, "schedule": True},
+    "AMP": {"amp": torch.bfloat16},
+}
+"""How else every trainer is compared with the plain loop, by the columns of the guide's table."""
 
 
 def network():

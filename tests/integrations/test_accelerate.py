@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from integrations.tasks import EPOCHS, Watch, assert_as_plain, decay, loader, means, network, optimizer, weights
+from integrations.tasks import EPOCHS, WAYS, Watch, assert_as_plain, decay, loader, means, network, optimizer, weights
 
 accelerate = pytest.importorskip("accelerate", reason="accelerate is not installed")
 pytestmark = [
@@ -24,7 +24,8 @@ def alone():
 
 
 class Run:
-    def __init__(self, *, accumulate=1, amp=None, schedule=False):
+    def __init__(self, *, accumulate=1, clip=None, amp=None, schedule=False):
+        self.clip = clip
         precision = {None: "no", torch.bfloat16: "bf16"}[amp]
         self.accelerator = accelerate.Accelerator(
             cpu=True, gradient_accumulation_steps=accumulate, mixed_precision=precision
@@ -35,14 +36,14 @@ class Run:
         prepared = self.accelerator.prepare(self.plain, self.opt, loader(), decay(self.opt, schedule))
         self.model, self.wrapped, self.loader, self.scheduler = prepared
 
-    def train(self, *, epochs=EPOCHS, first=0, clip=None, watch=None):
+    def train(self, *, epochs=EPOCHS, first=0, watch=None):
         for _ in range(first, epochs):
             self.model.train()
             for x, y in self.loader:
                 with self.accelerator.accumulate(self.model):
                     self.accelerator.backward(F.mse_loss(self.model(x), y))
-                    if self.accelerator.sync_gradients and clip is not None:
-                        self.accelerator.clip_grad_norm_(self.model.parameters(), clip)
+                    if self.accelerator.sync_gradients and self.clip is not None:
+                        self.accelerator.clip_grad_norm_(self.model.parameters(), self.clip)
                     self.wrapped.step()
                     self.scheduler.step()
                     self.wrapped.zero_grad()
@@ -90,17 +91,6 @@ def test_resume(tmp_path):
     other.assert_as_plain()
 
 
-def test_accumulation():
-    Run(accumulate=4).train().assert_as_plain(accumulate=4)
-
-
-def test_clipping():
-    Run().train(clip=0.1).assert_as_plain(clip=0.1)
-
-
-def test_amp():
-    Run(amp=torch.bfloat16).train().assert_as_plain(amp=torch.bfloat16)
-
-
-def test_schedulers():
-    Run(schedule=True).train().assert_as_plain(schedule=True)
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(way):
+    Run(**WAYS[way]).train().assert_as_plain(**WAYS[way])

@@ -6,7 +6,7 @@ Accelerate itself turns FSDP on for GPUs only; ``fsdp2_workers.begin`` makes it 
 import pytest
 import torch
 
-from integrations.tasks import BATCH, EPOCHS, ROWS, plain
+from integrations.tasks import BATCH, EPOCHS, ROWS, WAYS, plain
 from two_ranks import in_two_ranks
 
 pytest.importorskip("accelerate", reason="accelerate is not installed")
@@ -41,8 +41,7 @@ def test_saved(folder):
     assert not torch.equal(found["saved"], found["sample"])
 
 
-@pytest.mark.parametrize("low_memory", [False, True])
-@pytest.mark.parametrize("state", ["SHARDED_STATE_DICT", "FULL_STATE_DICT"])
+@pytest.mark.parametrize(("state", "low_memory"), [("SHARDED_STATE_DICT", True), ("FULL_STATE_DICT", False)])
 def test_resume(folder, state, low_memory):
     run, other = torch.load(folder / f"resume-{state}-{low_memory}.pt")
     assert torch.equal(run["weights"], other["weights"])
@@ -51,25 +50,17 @@ def test_resume(folder, state, low_memory):
     torch.testing.assert_close(other["weights"], weights, rtol=1e-5, atol=1e-6)
 
 
-def test_accumulation(folder):
-    assert_as_plain(folder, "accumulation", accumulate=4)
-
-
-def test_clipping(folder):
-    assert_as_plain(folder, "clipping", clip=0.1)
-
-
-def test_amp(folder):
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(folder, way):
+    if way != "AMP":
+        assert_as_plain(folder, "way", **WAYS[way])
+        return
     run, reference = torch.load(folder / "amp.pt")
     assert run["held"] == "mean"
     torch.testing.assert_close(run["weights"], reference["weights"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(run["variance"], reference["variance"], rtol=1e-4, atol=1e-9)
     whole, _ = plain()
     assert not torch.equal(run["weights"], whole)
-
-
-def test_schedulers(folder):
-    assert_as_plain(folder, "schedulers", schedule=True)
 
 
 def test_low_memory(folder):

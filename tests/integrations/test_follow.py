@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import bayesadam as ba
-from integrations.tasks import EPOCHS, Watch, assert_as_plain, decay, loader, means, network, optimizer, weights
+from integrations.tasks import EPOCHS, WAYS, Watch, assert_as_plain, decay, loader, means, network, optimizer, weights
 
 
 def script(model, opt, *, epochs=EPOCHS, accumulate=1, clip=None, amp=None, schedule=False, watch=None, first=0):
@@ -83,28 +83,11 @@ def test_resume():
     assert_as_plain(other, resumed)
 
 
-def test_accumulation():
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(way):
     model, opt = followed()
-    script(model, opt, accumulate=4)
-    assert_as_plain(model, opt, accumulate=4)
-
-
-def test_clipping():
-    model, opt = followed()
-    script(model, opt, clip=0.1)
-    assert_as_plain(model, opt, clip=0.1)
-
-
-def test_amp():
-    model, opt = followed()
-    script(model, opt, amp=torch.bfloat16)
-    assert_as_plain(model, opt, amp=torch.bfloat16)
-
-
-def test_schedulers():
-    model, opt = followed()
-    script(model, opt, schedule=True)
-    assert_as_plain(model, opt, schedule=True)
+    script(model, opt, **WAYS[way])
+    assert_as_plain(model, opt, **WAYS[way])
 
 
 # What follows a mode

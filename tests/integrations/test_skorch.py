@@ -116,9 +116,23 @@ def test_evaluation(mc_samples):
     watch.assert_mean(EPOCHS * 16 // BATCH + 64 // BATCH)
 
 
-def test_as_the_plain_loop():
-    net = make().partial_fit(*data())
-    check(net)
+CLIP = skorch.callbacks.GradientNormClipping(gradient_clip_value=0.1)
+SCHEDULE = skorch.callbacks.LRScheduler(
+    torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step, step_every="batch"
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "callbacks", "way"),
+    [
+        (Accumulating, [DropIn()], {"accumulate": 4}),
+        (skorch.NeuralNetRegressor, [CLIP, SCHEDULE], {"clip": 0.1, "schedule": True}),
+        (Half, [], {"amp": torch.bfloat16}),
+    ],
+)
+def test_as_the_plain_loop(kind, callbacks, way):
+    """Callbacks clip and change rates after every batch, also those whose gradients are accumulated."""
+    check(make(kind=kind, callbacks=callbacks).partial_fit(*data()), **way)
 
 
 def test_saved(tmp_path):
@@ -144,31 +158,10 @@ def test_resume(tmp_path):
     check(other)
 
 
-def test_accumulation():
-    net = make(kind=Accumulating, callbacks=[DropIn()]).partial_fit(*data())
-    check(net, accumulate=4)
-
-
 def test_accumulation_without_the_callback_is_an_error():
     net = make(kind=Accumulating)
     with pytest.raises(RuntimeError, match=r"step\(\) must follow exactly mc_samples=1 sampling blocks, got 0"):
         net.partial_fit(*data())
-
-
-def test_clipping():
-    clip = skorch.callbacks.GradientNormClipping(gradient_clip_value=0.1)
-    check(make(callbacks=[clip]).partial_fit(*data()), clip=0.1)
-
-
-def test_amp():
-    check(make(kind=Half).partial_fit(*data()), amp=torch.bfloat16)
-
-
-def test_schedulers():
-    policy = skorch.callbacks.LRScheduler(
-        torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda step: 0.9**step, step_every="batch"
-    )
-    check(make(callbacks=[policy]).partial_fit(*data()), schedule=True)
 
 
 def test_several_samples():

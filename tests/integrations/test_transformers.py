@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from integrations.tasks import (
     BATCH,
     EPOCHS,
+    WAYS,
     Watch,
     assert_as_plain,
     dataset,
@@ -134,28 +135,12 @@ def test_resume(tmp_path):
     assert_as_plain(model, opt)
 
 
-def test_accumulation(tmp_path):
-    trainer, model, opt = make(tmp_path, gradient_accumulation_steps=4)
+@pytest.mark.parametrize("way", WAYS)
+def test_as_the_plain_loop(way, tmp_path):
+    options = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.1, "schedule": True}
+    trainer, model, opt = make(tmp_path, **({"bf16": True} if way == "AMP" else options))
     trainer.train()
-    assert_as_plain(model, opt, accumulate=4)
-
-
-def test_clipping(tmp_path):
-    trainer, model, opt = make(tmp_path, max_grad_norm=0.1)
-    trainer.train()
-    assert_as_plain(model, opt, clip=0.1)
-
-
-def test_amp(tmp_path):
-    trainer, model, opt = make(tmp_path, bf16=True)
-    trainer.train()
-    assert_as_plain(model, opt, amp=torch.bfloat16)
-
-
-def test_schedulers(tmp_path):
-    trainer, model, opt = make(tmp_path, schedule=True)
-    trainer.train()
-    assert_as_plain(model, opt, schedule=True)
+    assert_as_plain(model, opt, **WAYS[way])
 
 
 def test_the_best_model_is_loaded_as_the_mean(tmp_path):
