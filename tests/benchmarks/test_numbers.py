@@ -1,18 +1,29 @@
-"""The benchmark of untouched defaults: the numbers that it decides by."""
+"""The numbers that benchmarks report and decide by."""
 
 import math
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from scipy.stats import norm
 from torch import nn
 
 import bayesadam as ba
+import public_tables
 from default_runs import comparison
 from default_runs.scores import scaled, temperature
-from default_runs.width import ggn_diagonal, reference
-from default_tasks.task import Data, Task
-from tiny_task import TINY
+from default_runs.training import Plan, plan_of
+from default_runs.width import ggn_diagonal
+from default_tasks.task import Data, Task, positions
+from tiny_task import TINY, perceptron
+
+SPEC = spec_from_file_location("benchmarked", Path(__file__).parents[2] / "benchmarks" / "estimators.py")
+estimators = module_from_spec(SPEC)  # a folder of tests has its name
+SPEC.loader.exec_module(estimators)
 
 
 @pytest.mark.parametrize("kind", ["softmax", "gaussian"])
@@ -31,26 +42,6 @@ def test_curvature_is_the_gauss_newton_diagonal(kind):
     blocks = probs * (1 - probs) if kind == "softmax" else torch.full((400, 3), 4.0)
     expected = torch.einsum("nc,nd->cd", blocks, x.square()) / 400
     assert (found / expected).mean().item() == pytest.approx(1.0, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ({}, [6.0 / 0.5 + 2.0, 8.0 / 0.5 + 2.0]),
-        ({"prior_precision": torch.tensor([3.0, 5.0])}, [6.0 / 0.5 + 3.0, 8.0 / 0.5 + 5.0]),
-        ({"prior_precision": 7.0}, [6.0 / 0.5 + 7.0, 8.0 / 0.5 + 7.0]),
-    ],
-    ids=["of the group", "per weight", "per tensor"],
-)
-def test_reference_has_temperature_and_prior(state, expected):
-    model = nn.Linear(2, 1, bias=False)
-    groups = [
-        {"params": [nn.Parameter(torch.zeros(1))], "temperature": 1.0, "prior_precision": 100.0},
-        {"params": [model.weight], "temperature": 0.5, "prior_precision": 2.0},
-    ]
-    optimizer = SimpleNamespace(param_groups=groups, state={model.weight: state})
-    trained = SimpleNamespace(model=model, optimizer=optimizer)
-    assert reference(trained, "weight", torch.tensor([6.0, 8.0])).tolist() == expected
 
 
 def test_temperature_finds_by_how_much_logits_are_too_large():
@@ -121,3 +112,44 @@ def test_a_single_seed_has_no_errors():
     verdict = comparison.verdict("ivon", {"a": found})
     assert verdict["nll_lost"] == ["a"]
     assert verdict["accuracy_and_ece_kept"] is None
+
+
+def test_data_are_counted_in_what_the_loss_is_a_mean_of():
+    x = torch.zeros(10, 7, dtype=torch.long)
+    data = Data((x, x), (x, x), (x, x))
+    text = Task("text", lambda seed, size: data, perceptron, ba.Categorical, batch_size=4, epochs=3)
+    assert plan_of(text, data) == Plan(70, 28, 9)
+    assert plan_of(text, data, sums_positions=True) == Plan(10, 4, 9, sums_positions=True)
+    two = Data((torch.zeros(10, 3), torch.zeros(10, 2)), (x, x), (x, x))
+    table = Task("table", lambda seed, size: two, perceptron, ba.Gaussian, batch_size=4, epochs=3)
+    assert positions(table, two) == 1
+
+
+def test_scores_of_a_gaussian_are_those_of_its_closed_forms():
+    generator = np.random.default_rng(0)
+    mean, std, unit = generator.normal(size=4_000), generator.uniform(0.5, 2.0, 4_000), 2.5
+    y = generator.normal(mean, std)
+    found = estimators.score(estimators.gaussian(mean, std, y), y, unit)
+    exact = ba.metrics.crps(*(torch.from_numpy(v) for v in (mean, std**2, y))) / unit
+    assert found["NLL"] == pytest.approx(-norm.logpdf(y / unit, mean / unit, std / unit).mean(), abs=1e-12)
+    assert found["CRPS"] == pytest.approx(exact, rel=0.01)  # a hundred quantiles
+    assert found["RMSE"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)) / unit, abs=1e-12)
+    for coverage in (0.5, 0.8, 0.95):
+        assert abs(found[f"covered {coverage:.0%}"] - coverage) < 4 * math.sqrt(coverage * (1 - coverage) / len(y))
+
+
+def test_ranks_are_means_over_tables_and_leave_out_what_is_not_everywhere():
+    table = {"0": {"a": {"NLL": 1.0}, "b": {"NLL": 0.5}, "c": {"NLL": 0.1}}}
+    other = {"0": {"a": {"NLL": 1.0}, "b": {"NLL": 2.0}}, "1": {"a": {"NLL": 1.0}, "b": {"NLL": 3.0}}}
+    found = estimators.ranks({"one": table, "two": other}, ["one", "two"], ("0", "1"), "NLL")
+    assert found == {"a": 1.5, "b": 1.5}
+
+
+def test_tables_become_numbers_by_their_training_rows_alone():
+    train = pd.DataFrame({"size": [1.0, np.nan, 3.0, 5.0], "colour": ["red", "blue", "red", None]})
+    test = pd.DataFrame({"size": [np.nan, 100.0], "colour": ["green", "blue"]})
+    x, new = public_tables.numbers(train, test)
+    assert np.array_equal(x[:, 0], [1.0, 3.0, 3.0, 5.0])
+    assert np.array_equal(x[:, 1], [0.0, 1.0, 0.0, 0.0])
+    assert np.array_equal(x[:, 2:], [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])  # blue, red, none
+    assert np.array_equal(new, [[3.0, 1.0, 0.0, 0.0, 0.0], [100.0, 0.0, 1.0, 0.0, 0.0]])
