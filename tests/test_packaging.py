@@ -10,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-import yaml
 
 import bayesadam as ba
 
@@ -117,15 +116,6 @@ def test_the_wheel_works_in_a_clean_environment(wheel, tmp_path):
     done = subprocess.run([script, "demo"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == 'bayesadam: the command line needs an extra: pip install "bayesadam[cli]"\n'
-
-
-def test_the_citation_is_of_this_version():
-    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert cited["cff-version"] == "1.2.0"
-    assert cited["version"] == ba.__version__
-    assert cited["license"] == "Apache-2.0"
-    for paper in (cited, *cited["references"]):
-        assert {"title", "type", "authors"} <= paper.keys()
 
 
 def test_the_page_about_versions_has_the_formats_and_the_least_versions():
