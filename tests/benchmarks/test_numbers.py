@@ -1,29 +1,18 @@
 """The numbers that benchmarks report and decide by."""
 
 import math
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
-import pandas as pd
 import pytest
 import torch
-from scipy.stats import norm
 from torch import nn
 
 import bayesadam as ba
-import public_tables
 from default_runs import comparison
 from default_runs.scores import scaled, temperature
-from default_runs.training import Plan, plan_of
 from default_runs.width import ggn_diagonal
-from default_tasks.task import Data, Task, positions
-from tiny_task import TINY, perceptron
-
-SPEC = spec_from_file_location("benchmarked", Path(__file__).parents[2] / "benchmarks" / "estimators.py")
-estimators = module_from_spec(SPEC)  # a folder of tests has its name
-SPEC.loader.exec_module(estimators)
+from default_tasks.task import Data, Task
+from tiny_task import TINY
 
 
 @pytest.mark.parametrize("kind", ["softmax", "gaussian"])
@@ -112,44 +101,3 @@ def test_a_single_seed_has_no_errors():
     verdict = comparison.verdict("ivon", {"a": found})
     assert verdict["nll_lost"] == ["a"]
     assert verdict["accuracy_and_ece_kept"] is None
-
-
-def test_data_are_counted_in_what_the_loss_is_a_mean_of():
-    x = torch.zeros(10, 7, dtype=torch.long)
-    data = Data((x, x), (x, x), (x, x))
-    text = Task("text", lambda seed, size: data, perceptron, ba.Categorical, batch_size=4, epochs=3)
-    assert plan_of(text, data) == Plan(70, 28, 9)
-    assert plan_of(text, data, sums_positions=True) == Plan(10, 4, 9, sums_positions=True)
-    two = Data((torch.zeros(10, 3), torch.zeros(10, 2)), (x, x), (x, x))
-    table = Task("table", lambda seed, size: two, perceptron, ba.Gaussian, batch_size=4, epochs=3)
-    assert positions(table, two) == 1
-
-
-def test_scores_of_a_gaussian_are_those_of_its_closed_forms():
-    generator = np.random.default_rng(0)
-    mean, std, unit = generator.normal(size=4_000), generator.uniform(0.5, 2.0, 4_000), 2.5
-    y = generator.normal(mean, std)
-    found = estimators.score(estimators.gaussian(mean, std, y), y, unit)
-    exact = ba.metrics.crps(*(torch.from_numpy(v) for v in (mean, std**2, y))) / unit
-    assert found["NLL"] == pytest.approx(-norm.logpdf(y / unit, mean / unit, std / unit).mean(), abs=1e-12)
-    assert found["CRPS"] == pytest.approx(exact, rel=0.01)  # a hundred quantiles
-    assert found["RMSE"] == pytest.approx(np.sqrt(np.mean((y - mean) ** 2)) / unit, abs=1e-12)
-    for coverage in (0.5, 0.8, 0.95):
-        assert abs(found[f"covered {coverage:.0%}"] - coverage) < 4 * math.sqrt(coverage * (1 - coverage) / len(y))
-
-
-def test_ranks_are_means_over_tables_and_leave_out_what_is_not_everywhere():
-    table = {"0": {"a": {"NLL": 1.0}, "b": {"NLL": 0.5}, "c": {"NLL": 0.1}}}
-    other = {"0": {"a": {"NLL": 1.0}, "b": {"NLL": 2.0}}, "1": {"a": {"NLL": 1.0}, "b": {"NLL": 3.0}}}
-    found = estimators.ranks({"one": table, "two": other}, ["one", "two"], ("0", "1"), "NLL")
-    assert found == {"a": 1.5, "b": 1.5}
-
-
-def test_tables_become_numbers_by_their_training_rows_alone():
-    train = pd.DataFrame({"size": [1.0, np.nan, 3.0, 5.0], "colour": ["red", "blue", "red", None]})
-    test = pd.DataFrame({"size": [np.nan, 100.0], "colour": ["green", "blue"]})
-    x, new = public_tables.numbers(train, test)
-    assert np.array_equal(x[:, 0], [1.0, 3.0, 3.0, 5.0])
-    assert np.array_equal(x[:, 1], [0.0, 1.0, 0.0, 0.0])
-    assert np.array_equal(x[:, 2:], [[0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]])  # blue, red, none
-    assert np.array_equal(new, [[3.0, 1.0, 0.0, 0.0, 0.0], [100.0, 0.0, 1.0, 0.0, 0.0]])

@@ -72,14 +72,6 @@ class TestTwoPartsThatRowsDoNotTellApart:
         assert found.epistemic == pytest.approx(0.25, rel=0.4)
         assert found.error < 0.25 < 0.8 < few.error
 
-    def test_of_heavy_tails_rows_say_less(self):
-        generator = np.random.default_rng(2)
-        epistemic, aleatoric = generator.gamma(1.0, 1.0, 500), np.full(500, 0.5)
-        deviation = np.sqrt(epistemic + aleatoric)
-        normal = variance_scales(generator.standard_normal(500) * deviation, epistemic, aleatoric, np.ones(500))
-        heavy = variance_scales(generator.standard_t(3, 500) * deviation / 3**0.5, epistemic, aleatoric, np.ones(500))
-        assert heavy.error > 1.4 * normal.error
-
     def test_no_error_left(self):
         """Of residuals that are all 0 the factors are what the prior and the bounds leave."""
         few = variance_scales(np.zeros(5), np.ones(5), np.ones(5), np.ones(5))
@@ -87,13 +79,6 @@ class TestTwoPartsThatRowsDoNotTellApart:
         assert 0.1 < few.epistemic < 1.0
         assert many.epistemic == pytest.approx(1e-3)
         assert 0.0 < many.aleatoric < 1e-3
-
-    def test_a_variance_that_is_zero(self):
-        residual = np.tile([1.0, -2.0, 2.0, 1.0], 100)
-        found = variance_scales(residual, np.zeros(400), np.full(400, 0.5), np.ones(400))
-        assert found.epistemic == pytest.approx(1.0)
-        assert 0.5 * found.aleatoric == pytest.approx(2.5, rel=0.02)
-        assert found.error == pytest.approx(1.0)
 
 
 def test_tempered_is_normalised_and_keeps_the_order():
@@ -126,27 +111,12 @@ def test_output_scale_that_counts_were_drawn_with(factor):
     assert same == pytest.approx(found, rel=1e-3)  # only the ratios of weights matter
 
 
-def test_an_earlier_output_scale_counts_as_so_many_rows():
-    targets, places = torch.ones(1, 1, dtype=torch.float64), [torch.zeros(1, dtype=torch.int64)]
-    outputs = [torch.linspace(-1.0, 1.0, 9, dtype=torch.float64)[:, None, None]]
-    poisson, weight = ba.likelihoods.Poisson(), torch.ones(1, dtype=torch.float64)
-    found = output_scale(outputs, places, poisson, targets, weight, 0.4)
-    assert found.epistemic == pytest.approx(0.4, rel=0.05)
-    assert found.error == pytest.approx((0.5 * KNOWN) ** -0.5, rel=0.05)
-    assert output_scale(outputs, places, poisson, targets, weight).error == pytest.approx(1.0, rel=0.2)
-
-
 def test_scaled_outputs():
     outputs = torch.randn(20, 3, 2, dtype=torch.float64)
     found = scaled(outputs, 0.25)
     torch.testing.assert_close(found.mean(0), outputs.mean(0))
     torch.testing.assert_close(found.var(0), 0.25 * outputs.var(0))
     assert scaled(outputs, 1.0) is outputs
-
-
-def test_effective_rows():
-    assert effective_rows(np.full(7, 3.0)) == pytest.approx(7.0)
-    assert effective_rows(np.array([1.0, 1.0, 1e-9])) == pytest.approx(2.0)
 
 
 def test_noise_that_was_learned_before_counts_as_so_many_rows():
@@ -169,30 +139,6 @@ def test_known_scales_are_a_normal_prior_of_their_logarithms():
         tol=1e-10,
     )
     np.testing.assert_allclose(np.log(found[:2]), best.x, atol=1e-4)
-
-
-def test_many_rows_find_a_scale_that_was_0():
-    generator = np.random.default_rng(0)
-    epistemic, aleatoric = generator.gamma(1.0, 1.0, 20_000), np.full(20_000, 0.3)
-    residual = generator.standard_normal(20_000) * np.sqrt(2.5 * epistemic + 0.7 * aleatoric)
-    found = variance_scales(residual, epistemic, aleatoric, np.ones(20_000), np.array([1e-9, 3.0]))
-    assert found.epistemic == pytest.approx(2.5, rel=0.1)
-    assert found.aleatoric == pytest.approx(0.7, rel=0.2)
-
-
-def test_a_temperature_that_is_known():
-    generator = torch.Generator().manual_seed(0)
-    logits = 3.0 * torch.randn(1, 40_000, 4, generator=generator, dtype=torch.float64)
-    labels = torch.multinomial((logits[0] / 2.5).softmax(-1), 1, generator=generator)[:, 0]
-    log_probs = logits.log_softmax(-1)
-    for rows in range(0, 8, 2):
-        few = slice(rows, rows + 2)
-        found = temperature(log_probs[:, few], labels[few], torch.ones(2, dtype=torch.float64), 2.5)
-        assert found == pytest.approx(2.5, rel=0.2)
-        assert found == pytest.approx(
-            temperature(log_probs[:, few], labels[few], torch.full((2,), 9.0, dtype=torch.float64), 2.5)
-        )
-    assert temperature(log_probs, labels, torch.ones(40_000, dtype=torch.float64), 0.5) == pytest.approx(2.5, rel=0.03)
 
 
 def test_how_strongly_an_earlier_temperature_holds():

@@ -55,11 +55,6 @@ def test_the_predictive_has_the_same_probabilities(fitted, blobs):
     np.testing.assert_allclose(pred.log_prob(codes).numpy(), expected)
 
 
-def test_far_away_it_knows_less(fitted):
-    at_home = fitted.predictive(2.5 * np.eye(3, 4)).mutual_information.mean()
-    assert fitted.predictive(np.array([[-20.0, 20.0, 20.0, 30.0]])).mutual_information[0] > 5 * at_home
-
-
 def test_temperature_is_by_rows_that_members_have_not_seen(blobs):
     x, _ = blobs
     coins = np.random.default_rng(0).integers(2, size=len(x))
@@ -101,14 +96,6 @@ def test_weights_of_rows(blobs):
     rare = BayesianMLPClassifier(**QUICK).fit(x, labels, sample_weight=np.where(labels == "cedar", 0.02, 1.0))
     even = BayesianMLPClassifier(**QUICK).fit(x, labels)
     assert rare.predict_proba(x)[:, 2].mean() < 0.6 * even.predict_proba(x)[:, 2].mean()
-
-
-def test_the_error_of_weighted_rows_is_that_of_repeated_rows(fitted):
-    probs = torch.rand(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    labels, times = torch.arange(9) % 3, torch.arange(9) % 4
-    repeated = torch.arange(9).repeat_interleave(times)
-    expected = fitted._held_out_error(probs[repeated], labels[repeated], None)
-    assert fitted._held_out_error(probs, labels, times.double()) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -1,7 +1,5 @@
 """Ridge regressions beside the networks of a regression, and their weights."""
 
-import copy
-
 import numpy as np
 import pytest
 from scipy.optimize import lsq_linear
@@ -69,15 +67,6 @@ class TestParts:
             part.outputs(100.0 * np.abs(x).max(0)[None]), part.outputs(np.abs(x).max(0)[None])
         )
 
-    def test_of_several_targets_are_those_of_each(self, additive):
-        x, y = standardised(additive[0]), standardised(additive[1])
-        divided = plan(240, 4, np.arange(240), 0)
-        both = ridge_parts(x, np.stack([y, -2.0 * y], axis=1), np.ones(240), divided)
-        alone = ridge_parts(x, y[:, None], np.ones(240), divided)
-        for (part, found), (one, expected) in zip(both, alone, strict=True):
-            np.testing.assert_allclose(found, expected * [1.0, -2.0], rtol=1e-6, atol=1e-9)
-            np.testing.assert_allclose(part.outputs(x), one.outputs(x) * [1.0, -2.0], rtol=1e-6, atol=1e-9)
-
 
 class TestWeights:
     def test_have_the_least_squared_error(self):
@@ -127,14 +116,6 @@ class TestRegressor:
         )
         np.testing.assert_allclose(model._standardised(inputs)[0], expected, rtol=1e-6, atol=1e-7)
         assert others[1] > 0.3
-
-    def test_they_help_where_networks_fit_less_well(self, model, additive):
-        logs = np.random.default_rng(5).standard_normal((500, 3))
-        new, y = np.exp(2.0 * logs), logs[:, 0] + np.abs(logs[:, 1])
-        alone = copy.copy(model)
-        alone._linear, alone.calibration_ = [], {**model.calibration_, "linear": np.ones((1, 1))}
-        pooled, networks = (np.mean((m.predict(new) - y) ** 2) for m in (model, alone))
-        assert pooled < 0.8 * networks
 
     def test_the_variance_is_that_of_rows_they_have_not_seen(self):
         generator = np.random.default_rng(6)

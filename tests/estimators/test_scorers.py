@@ -117,14 +117,3 @@ class TestRouting:
         np.testing.assert_array_equal(
             pipe.predict(x, quantiles=[0.025, 0.975]), pipe[-1].predict(scaled, quantiles=[0.025, 0.975])
         )
-
-    def test_a_transformed_target_inside_a_pipeline(self, amounts):
-        x, y = amounts
-        regressor = BayesianMLPRegressor(**TINY).set_predict_request(quantiles=True)
-        inner = TransformedTargetRegressor(regressor, func=np.log, inverse_func=np.exp)
-        pipe = make_pipeline(StandardScaler(), inner.set_predict_request(return_std=True)).fit(x, y)
-        mean, std = pipe.predict(x, return_std=True)
-        assert mean.shape == std.shape == (150,)
-        assert (pipe[-1].predict_interval(pipe[:-1].transform(x)) > 0).all()
-        theirs = make_pipeline(StandardScaler(), Theirs(regressor, func=np.log, inverse_func=np.exp)).fit(x, y)
-        assert theirs.predict(x, quantiles=[0.1, 0.9]).shape == (150, 2)

@@ -1,7 +1,6 @@
 """Data frames, and arrays with text or gaps: the same numbers as the command line makes of them."""
 
 import datetime
-from decimal import Decimal
 
 import numpy as np
 import pandas as pd
@@ -70,13 +69,6 @@ class TestFrames:
         np.testing.assert_array_equal(theirs.transform(table), ours)
         np.testing.assert_array_equal(model._inputs(model.inputs_.codes(table)).numpy(), ours)
 
-    def test_saved_and_read(self, model, tmp_path):
-        model.save(tmp_path)
-        read = load_estimator(tmp_path)
-        assert read.inputs_ == model.inputs_
-        assert read.n_features_in_ == 7
-        np.testing.assert_array_equal(read.predict(frame(20, seed=5)), model.predict(frame(20, seed=5)))
-
     def test_saved_and_read_with_noise_that_depends_on_the_inputs(self, tmp_path):
         """Its pattern is one of the numbers that the columns are turned into, of which there are more than columns."""
         rng = np.random.default_rng(0)
@@ -107,16 +99,6 @@ class TestFrames:
         assert np.isfinite(cross_val_score(BayesianMLPClassifier(**TINY), x, labels, cv=2)).all()
         wrapped = TransformedTargetRegressor(BayesianMLPRegressor(**TINY), func=np.arcsinh, inverse_func=np.sinh)
         assert wrapped.fit(x, TARGET).predict(x).shape == (ROWS,)
-
-    def test_it_goes_on_learning(self):
-        model = BayesianMLPClassifier(**TINY)
-        labels = (TARGET > 0).astype(int)
-        model.partial_fit(frame()[:60], labels[:60], classes=[0, 1])
-        inputs = model.inputs_
-        model.partial_fit(frame()[60:], labels[60:])
-        assert model.inputs_ is inputs
-        model.fit(np.arange(20.0)[:, None], np.arange(20) % 2)
-        assert model.inputs_ is None
 
     def test_rows_of_weight_0_are_not_learned_from(self):
         weight = np.ones(ROWS)
@@ -172,7 +154,6 @@ class TestWhatIsATable:
     @pytest.mark.parametrize(
         "numbers",
         [
-            np.ones((3, 2), dtype=int),
             [[1, 2], [3, 4]],
             np.array([[1, 2.5], [3, 4]], dtype=object),
             pd.DataFrame({"a": [1, 2], "b": [0.5, 1.5], "c": [True, False]}),
@@ -189,12 +170,10 @@ class TestWhatIsATable:
         "table",
         [
             np.array([[1.0, np.nan]]),
-            np.array([["a", "b"]]),
             np.array([["2020-01-01"]], dtype="datetime64[D]"),
             [[1, None]],
             [["a", 1]],
             pd.DataFrame({"a": [1.0, None]}),
-            pd.DataFrame({"a": ["x", "y"]}),
             pd.DataFrame({"a": pd.array([1, None], dtype="Int64")}),
             pd.DataFrame({"a": pd.Categorical([1, 2])}),
             pd.DataFrame({"a": pd.to_datetime(["2020-01-01"])}),
@@ -225,8 +204,3 @@ class TestWhatIsATable:
         known = as_table(dense, list(dense.columns))
         assert as_table(sparse, list(dense.columns)).equals(known)
         assert {column.name: column.kind for column in Inputs.fit(known).columns}["s"] == "number"
-
-    def test_objects_that_are_all_numbers_are_numbers(self):
-        mixed = [Decimal("1.5"), 2.25, 3, None, np.float32(0.5), True, 2**70]
-        table = as_table(pd.DataFrame({"a": mixed, "b": list("xyzxyzx")}), ["a", "b"])
-        assert table["a"].to_pylist() == [1.5, 2.25, 3.0, None, 0.5, 1.0, 2.0**70]

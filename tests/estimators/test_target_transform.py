@@ -1,7 +1,5 @@
 """Transforms of skewed targets, how they are chosen, and predictions in the units of the targets."""
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -9,11 +7,11 @@ import torch
 from sklearn.base import clone
 from sklearn.preprocessing import PowerTransformer
 
-from bayesadam.functional.monotone import Identity, PiecewiseLinear
+from bayesadam.functional.monotone import Identity
 from bayesadam.predictive import GaussianPredictive, MixturePredictive, TransformedPredictive
 from bayesadam.sklearn import BayesianMLPRegressor, interval_score, load_estimator, neg_nll
 from bayesadam.sklearn.choice import choose, described
-from bayesadam.sklearn.target_transform import NAMES, fitted, from_record, record
+from bayesadam.sklearn.target_transform import NAMES, fitted, record
 
 QUICK = {"members": 4, "hidden": (10,), "epochs": 150, "lr": 0.03, "random_state": 0}
 TINY = {"members": 2, "hidden": (4,), "epochs": 5, "random_state": 0}
@@ -83,19 +81,12 @@ class TestChoice:
         both = np.concatenate([normal, y[:, None]])
         assert chosen("gaussian", np.concatenate([x, x]), both, np.repeat([1.0, 1e-12], 400))[1] == ["none"]
 
-    def test_several_targets_have_their_own(self, amounts, curve):
+    def test_several_targets_have_their_own(self, amounts):
         x, y, _ = amounts
         normal = x[:, 0] + 0.1 * np.random.default_rng(1).standard_normal(400)
-        both = np.stack([y, normal], axis=1)
-        model = BayesianMLPRegressor(**QUICK).fit(x, both)
-        assert model.target_transform_[0] in ("log", "log1p")
-        assert model.target_transform_[1] == "none"
-        mean, std = model.predict(x, return_std=True)
-        assert mean.shape == std.shape == (400, 2)
-        assert model.predict_interval(x).shape == (400, 2, 2)
-        assert model.sample_y(x, 3).shape == (400, 2, 3)
-        assert np.corrcoef(mean[:, 1], normal)[0, 1] > 0.9
-        assert model.score(x, both) > 0.3
+        first, second = chosen("gaussian", x, np.stack([y, normal], axis=1))[1]
+        assert first in ("log", "log1p")
+        assert second == "none"
 
     def test_counts_and_heavy_tails_have_likelihoods(self, amounts):
         x, _, _ = amounts
@@ -162,13 +153,6 @@ class TestTargetsThatAreNotNegative:
         both = model.fit(self.X, np.stack([self.Y, self.Y - 5.0], axis=1)).predict_interval(self.X)
         assert both[:, 0].min() == 0.0
         assert (both[:, 1, 0] < 0.0).all()
-
-    def test_new_rows_may_be_negative(self):
-        model = BayesianMLPRegressor("vadam", **TINY).fit(self.X, self.Y)
-        model.partial_fit(self.X, self.Y + 0.1)
-        assert model.predict_interval(self.X)[:, 0].min() == 0.0
-        model.partial_fit(self.X, self.Y - 1.0)
-        assert model.predict_interval(self.X)[:, 0].min() < 0.0
 
 
 @pytest.mark.parametrize("name", SKEWED)
@@ -261,11 +245,3 @@ class TestFitted:
     @pytest.mark.parametrize("name", NAMES)
     def test_a_constant_target_is_left_as_it_is(self, name):
         assert isinstance(fitted(name, np.full(10, 3.0)), Identity)
-
-    def test_records_are_read_again(self):
-        function = fitted("quantile", np.random.default_rng(0).normal(size=100))
-        same = from_record(json.loads(json.dumps(record(function))))
-        assert isinstance(same, PiecewiseLinear)
-        assert torch.equal(same.knots, function.knots)
-        with pytest.raises(ValueError, match=r"^transform must be of finite numbers, got \{.*'high': nan\}$"):
-            from_record({"name": "log", "high": float("nan")})

@@ -12,6 +12,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from integrations.comparison import spoil
 from integrations.tasks import BATCH, EPOCHS, decay, loader, network, optimizer
 
 
@@ -118,9 +119,7 @@ def resumed(rank, folder):
         run.accelerator.save_state(f"{folder}/{name}")
         run.train(first=1)
         other = Run(**options)
-        with torch.no_grad():
-            for parameter in other.model.parameters():
-                parameter.zero_()
+        spoil(other.model)
         other.accelerator.load_state(f"{folder}/{name}")
         other.train(first=1)
         write(folder, f"resume-{name}", [run.end(), other.end()])

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import bayesadam as ba
-from integrations.tasks import BATCH, EPOCHS, WAYS, Watch, decay, means, weights
+from integrations.comparison import WAYS, Watch, means, spoil, weights
+from integrations.tasks import BATCH, EPOCHS, decay
 
 trl = pytest.importorskip("trl", reason="trl is not installed")
 peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -175,9 +176,7 @@ def test_resume(tmp_path):
     first, expected, _ = make(tmp_path, save_strategy="steps", save_steps=5)
     first.train()
     second, model, opt = make(tmp_path)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
+    spoil(model)
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-5"))
     assert torch.equal(weights(model), weights(expected))
     assert_as_plain(model, opt)

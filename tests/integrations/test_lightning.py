@@ -4,20 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from integrations.tasks import (
-    BATCH,
-    EPOCHS,
-    ROWS,
-    WAYS,
-    Watch,
-    assert_as_plain,
-    decay,
-    loader,
-    means,
-    network,
-    optimizer,
-    weights,
-)
+from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, weights
+from integrations.tasks import BATCH, EPOCHS, ROWS, decay, loader, network, optimizer
 
 L = pytest.importorskip("lightning", reason="lightning is not installed")
 pytestmark = [
@@ -100,9 +88,7 @@ def test_resume(tmp_path):
     fit(first, tmp_path, epochs=1, callbacks=[checkpoint], enable_checkpointing=True)
     [path] = tmp_path.glob("*step=8.ckpt")
     second = Module()
-    with torch.no_grad():
-        for parameter in second.parameters():
-            parameter.normal_()
+    spoil(second)
     fit(second, tmp_path, resume=path)
     assert torch.equal(weights(second.net), weights(whole.net))
 
@@ -177,21 +163,3 @@ def test_refusals(tmp_path):
     two.automatic_optimization = False
     with pytest.raises(ValueError, match=r"seed must be different in each optimiser of a module, got \[3, 3\]"):
         fit(two, tmp_path)
-
-
-def test_layers_that_are_unfrozen_later(tmp_path):
-    from lightning.pytorch.callbacks import BackboneFinetuning
-
-    class Finetuned(Module):
-        def __init__(self):
-            super().__init__()
-            self.backbone, self.head = self.net[0], self.net[2]
-
-        def configure_optimizers(self):
-            return optimizer(torch.nn.ParameterList(p for p in self.parameters() if p.requires_grad))
-
-    module = Finetuned()
-    unfreeze = BackboneFinetuning(unfreeze_backbone_at_epoch=1, verbose=False)
-    (opt,) = fit(module, tmp_path, callbacks=[unfreeze]).optimizers
-    assert set(opt.posterior().mean) == {f"net.{name}" for name, _ in module.net.named_parameters()}
-    assert all(int(opt.state[parameter]["step"]) for parameter in module.backbone.parameters())

@@ -1,6 +1,5 @@
 """Parameter-space exploration with stable-baselines3 as it is."""
 
-import copy
 import warnings
 from itertools import pairwise
 
@@ -193,21 +192,9 @@ def test_what_is_saved_is_the_mean_and_the_training_goes_on_from_it(tmp_path):
     assert isinstance(loaded.actor.optimizer, ba.VadaGrad)
 
 
-def test_a_second_training_goes_on_with_the_same_posterior():
-    model, exploration = model_of(), ParameterExploration(vadagrad)
-    model.learn(20, callback=exploration)
-    before, optimizer = copy.deepcopy(exploration.optimizer.state_dict()), exploration.optimizer
-    model.learn(20, callback=exploration, reset_num_timesteps=False)
-    assert exploration.optimizer is optimizer is model.actor.optimizer
-    assert optimizer.state_dict()["state"][0]["step"] == before["state"][0]["step"] + 20
-    assert len(optimizer._optimizer_step_pre_hooks) == len(optimizer._optimizer_step_post_hooks) == 0
-    assert len(model.critic.optimizer._optimizer_step_post_hooks) == 0
-
-
-@pytest.mark.parametrize(("given", "expected"), [(None, 0.001), (0.02, 0.02), (lambda left: 0.5 * left, None)])
-def test_the_actor_may_have_a_learning_rate_of_its_own(given, expected):
+def test_the_actor_may_have_a_learning_rate_of_its_own():
     model, rates = model_of(), []
-    exploration = ParameterExploration(vadagrad, learning_rate=given)
+    exploration = ParameterExploration(vadagrad, learning_rate=lambda left: 0.5 * left)
 
     class Rates(BaseCallback):
         def _on_training_start(self):
@@ -218,10 +205,7 @@ def test_the_actor_may_have_a_learning_rate_of_its_own(given, expected):
             return True
 
     model.learn(20, callback=[exploration, Rates()])
-    if expected is None:
-        np.testing.assert_allclose(rates, 0.5 * (1 - np.arange(6, 21) / 20), atol=1e-12)
-    else:
-        assert rates == [expected] * 15
+    np.testing.assert_allclose(rates, 0.5 * (1 - np.arange(6, 21) / 20), atol=1e-12)
 
 
 def test_without_noise_it_is_the_algorithm_itself():
@@ -236,20 +220,12 @@ def test_without_noise_it_is_the_algorithm_itself():
     torch.testing.assert_close(vector(explored.critic), vector(plain.critic))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ParameterExploration(vadagrad, every="episode"), "every must be 'step' or 'rollout', got 'episode'"),
-        (lambda: ParameterExploration(vadagrad, learning_rate=-1.0), r"learning_rate must be None, .* got -1\.0"),
-        (lambda: ParameterExploration(vadagrad, learning_rate="linear"), "learning_rate must be None, .* got 'linear'"),
-    ],
-)
-def test_wrong_arguments(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_wrong_algorithms_and_optimisers_change_nothing():
+    with pytest.raises(ValueError, match="every must be 'step' or 'rollout', got 'episode'"):
+        ParameterExploration(vadagrad, every="episode")
+    for rate in (-1.0, "linear"):
+        with pytest.raises(ValueError, match="learning_rate must be None, .* got "):
+            ParameterExploration(vadagrad, learning_rate=rate)
     with pytest.raises(ValueError, match="must train an actor and a critic, as DDPG, TD3 and SAC do, got PPO"):
         PPO("MlpPolicy", "Pendulum-v1", n_steps=8, batch_size=8).learn(8, callback=ParameterExploration(vadagrad))
     model = model_of()

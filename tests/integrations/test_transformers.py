@@ -5,19 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from integrations.tasks import (
-    BATCH,
-    EPOCHS,
-    WAYS,
-    Watch,
-    assert_as_plain,
-    dataset,
-    decay,
-    means,
-    network,
-    optimizer,
-    weights,
-)
+from integrations.comparison import WAYS, Watch, assert_as_plain, means, spoil, weights
+from integrations.tasks import BATCH, EPOCHS, dataset, decay, network, optimizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 pytest.importorskip("accelerate", reason="accelerate is not installed, which Hugging Face's Trainer needs")
@@ -127,9 +116,7 @@ def test_resume(tmp_path):
     first, *_ = make(tmp_path / "parts", save_strategy="steps", save_steps=5)
     first.train()
     second, model, opt = make(tmp_path / "parts")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
+    spoil(model)
     second.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-5"))
     assert torch.equal(weights(model), weights(expected))
     assert_as_plain(model, opt)

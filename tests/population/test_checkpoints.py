@@ -13,7 +13,8 @@ from bayesadam.files import DamagedFile, read_tensors, write_tensors
 from bayesadam.optim.vadam import VadamRule
 from bayesadam.population import checkpoint as checkpoints
 from bayesadam.population.checkpoint import fingerprint
-from population.conftest import F64, NAN, assert_same, exactly, mlp, models_of, noise_of, regression, train
+from population.conftest import assert_same, exactly, train
+from population.problems import NAN, mlp, models_of, noise_of, regression
 
 
 class Interrupted(Exception):
@@ -117,39 +118,6 @@ class TestCheckpoint:
             self.run(tmp_path, on_epoch=self.calls(log, 7), patience=None)
         assert [path.name for path in tmp_path.iterdir()] == ["chunk-0000.safetensors"]
 
-    def test_what_on_epoch_remembers(self, tmp_path):
-        class Memory:
-            def __init__(self):
-                self.sums, self.seen = torch.zeros(5, dtype=F64), []
-
-            def __call__(self, epoch, members, nets):
-                if len(self.seen) == self.stop:
-                    raise Interrupted
-                self.sums[members] += nets.history["loss"][:, epoch]
-                self.seen.append(epoch)
-
-            def tensors(self):
-                return {"sums": self.sums}
-
-            def restore(self, tensors, members, nets):
-                self.sums = tensors["sums"]
-                assert len(members) == len(nets)
-                found = torch.nansum(nets.history["loss"], 1)
-                torch.testing.assert_close(self.sums[members], found)
-
-            stop = None
-
-        whole = Memory()
-        self.run(chunk=5, on_epoch=whole)
-        for stop in range(1, 5):
-            before, after = Memory(), Memory()
-            before.stop = stop
-            with pytest.raises(Interrupted):
-                self.run(tmp_path / f"{stop}", chunk=5, on_epoch=before, memory=before)
-            self.run(tmp_path / f"{stop}", chunk=5, on_epoch=after, memory=after)
-            assert torch.equal(after.sums, whole.sums)
-            assert before.seen + after.seen == whole.seen
-
     def refused(self, folder, **changes):
         message = f"checkpoint must be a folder of this very run, got one of another in {str(folder)!r}"
         with pytest.raises(ValueError, match=exactly(message)):
@@ -186,22 +154,6 @@ class TestCheckpoint:
     @pytest.mark.parametrize("change", CHANGES)
     def test_another_run_is_refused(self, stopped, change):
         self.refused(stopped, **self.CHANGES[change]())
-
-    def test_another_buffer_is_refused(self, tmp_path):
-        class Shifted(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.net = mlp()
-                self.register_buffer("shift", torch.zeros(2, dtype=F64))
-
-            def forward(self, x):
-                return self.net(x) + self.shift
-
-        models = models_of(Shifted, 5)
-        self.run(tmp_path, models=models)
-        self.run(tmp_path, models=models)
-        models[3].shift[1] = 1.0
-        self.refused(tmp_path, models=models)
 
     def test_another_share_of_the_same_data_is_refused(self, tmp_path):
         first, second = regression((9, 9))

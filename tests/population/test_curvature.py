@@ -9,22 +9,8 @@ from bayesadam.population import curvature
 from bayesadam.population.batches import Batch
 from bayesadam.population.densities import Likelihoods
 from bayesadam.population.objective import Losses, NegativeLogLikelihood
-from population.conftest import (
-    F32,
-    F64,
-    RAGGED,
-    ROUNDING,
-    TOLERANCE,
-    all_alone,
-    assert_members_are,
-    draw,
-    exactly,
-    mlp,
-    models_of,
-    noise_of,
-    regression,
-    train,
-)
+from population.conftest import ROUNDING, TOLERANCE, all_alone, assert_members_are, exactly, train
+from population.problems import F32, F64, RAGGED, draw, mlp, models_of, noise_of, regression
 from population.test_members import LIKELIHOODS, NETWORKS, inputs_of
 
 EXACT = {"hessian": "exact", "correction": "elementwise"}
@@ -231,12 +217,3 @@ class TestPrecisionStaysPositive:
         for i, fit in zip(others, fits, strict=True):
             for name, variance in fit.posterior().variance.items():
                 torch.testing.assert_close(nets.variance[name][i], variance, **TOLERANCE[F64])
-
-    def test_own_rates(self):
-        """Each member is measured by its own rate."""
-        models, data, likelihood, options = self.problem()
-        options["betas"] = [(0.0, 0.9), (0.0, 1 - 1e-9), (0.0, 0.95), (0.0, 0.8)]
-        assert train(models, data, likelihood, **options).stopped == ["epochs"] * 4
-        options["betas"] = [(0.0, 1 - 1e-9), (0.0, 0.9), (0.0, 1 - 1e-9), (0.0, 1 - 1e-9)]
-        with pytest.raises(FloatingPointError, match="precision of member 1 must stay positive"):
-            train(models, data, likelihood, **options)

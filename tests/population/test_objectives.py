@@ -4,26 +4,12 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 
 import bayesadam as ba
 from bayesadam import population
-from bayesadam.population.batches import Batch
-from bayesadam.population.mapped import MappedObjective
 from bayesadam.sklearn.moment_objective import MomentObjective
-from population.conftest import (
-    BATCH,
-    F64,
-    RAGGED,
-    ROUNDING,
-    TOLERANCE,
-    assert_same,
-    draw,
-    mlp,
-    models_of,
-    noise_of,
-    regression,
-)
+from population.conftest import TOLERANCE, assert_same
+from population.problems import BATCH, F64, RAGGED, mlp, models_of, noise_of, regression
 
 
 class Lasso(population.Objective):
@@ -135,22 +121,6 @@ class TestAsLoops:
             torch.testing.assert_close(
                 nets.objectives[member].likelihood.noise_precision, own.noise_precision, **TOLERANCE[F64]
             )
-
-
-def test_losses_by_hand():
-    """Every member and sample, with minibatches that are filled up."""
-    models, x, y = models_of(count=2), draw(2, 5, 3, seed=1), draw(2, 5, 2, seed=2)
-    losses, theta = MappedObjective(models, [Lasso(0.1)] * 2), draw(2, 3, 38, seed=3)
-    weight = torch.tensor([[0.2] * 5, [0.5, 0.5, 0.0, 0.0, 0.0]], dtype=F64)
-    found = losses.losses(theta, Batch(x, y, weight))
-    for member in range(2):
-        rows = slice(0, 5) if member == 0 else slice(0, 2)
-        for sample in range(3):
-            model = copy.deepcopy(models[member])
-            nn.utils.vector_to_parameters(theta[member, sample], model.parameters())
-            expected = (model(x[member, rows]) - y[member, rows]).pow(4).sum(1).mean()
-            expected = expected + 0.1 * theta[member, sample].abs().sum()
-            torch.testing.assert_close(found[member, sample], expected.detach(), **ROUNDING)
 
 
 def test_a_checkpoint_is_of_one_objective(tmp_path):

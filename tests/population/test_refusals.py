@@ -10,14 +10,9 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.optim import vadam
-from population.conftest import F64, exactly, mlp, models_of, noise_of, regression, train
+from population.conftest import exactly, train
+from population.problems import F64, mlp, models_of, noise_of, regression, some_frozen
 from population.test_objectives import Lasso
-
-
-def one_frozen():
-    models = models_of()
-    models[2][0].requires_grad_(False)
-    return models
 
 
 class Pairs(nn.Module):
@@ -97,7 +92,7 @@ VALUES = [
     ({"models": models_of(lambda: nn.Sequential(nn.Linear(3, 6), nn.Linear(6, 2).double()))}, "float32 and float64"),
     ({"models": [*models_of(count=3), nn.Sequential(mlp())]}, "models must be of one architecture, got another one at "
      "position 3"),
-    ({"models": one_frozen()}, "models must be of one architecture, got another one at position 2"),
+    ({"models": some_frozen(2)}, "models must be of one architecture, got another one at position 2"),
     ({"models": [model.requires_grad_(False) for model in models_of()]}, "models must have trainable parameters"),
     ({"models": NORMALISED}, "models must not have batch normalisation in training mode"),
     ({"models": models_of(Counting)}, "models must not change their buffers in a forward pass"),

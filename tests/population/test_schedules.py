@@ -1,7 +1,5 @@
 """Rates that change, and minibatches in other ways: a member is still the single fit with PyTorch's schedulers."""
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -9,21 +7,8 @@ from torch import nn
 import bayesadam as ba
 from bayesadam import population
 from bayesadam.optim import vadam
-from population.conftest import (
-    F64,
-    RAGGED,
-    ROUNDING,
-    TOLERANCE,
-    Alone,
-    all_alone,
-    assert_members_are,
-    assert_same,
-    models_of,
-    noise_of,
-    regression,
-    rows_of,
-    train,
-)
+from population.conftest import TOLERANCE, Alone, all_alone, assert_members_are, assert_same, train
+from population.problems import F64, RAGGED, models_of, noise_of, regression
 
 EVEN = (13, 11, 12, 15)
 OWN = {"lr": [0.01, 0.02, 0.03, 0.04], "betas": [(0.9, 0.99), (0.8, 0.95), (0.5, 0.9), (0.0, 0.97)]}
@@ -132,28 +117,6 @@ class TestFullBatch:
     )
     def test_equals_the_single_fit(self, method, sizes):
         compare(method, sizes, batch_size=20, epochs=5)
-
-    def test_nothing_is_drawn_or_copied(self, monkeypatch):
-        from bayesadam.population import batches
-
-        pair = regression((13,))[0]
-        pool = batches.Pool([pair] * 3, 13)
-        monkeypatch.setattr(batches, "order", None)
-        (first,), (again,) = pool.epoch([0, 1, 2], [0, 1, 2], 0), pool.epoch([0, 1, 2], [0, 1, 2], 1)
-        assert again is first
-        assert first.x.data_ptr() == pair[0].data_ptr()
-        assert first.x.shape == (3, 13, 3)
-
-    def test_members_that_go_leave_the_others_their_data(self):
-        data = regression((13, 7, 9, 13))
-        data[1][1][0] = math.nan
-        options = {"epochs": 4, "batch_size": 13, "nonfinite": "skip"}
-        nets = train(models_of(), data, noise_of(4.0), **options)
-        assert nets.stopped == ["epochs", "nonfinite", "epochs", "epochs"]
-        others = [0, 2, 3]
-        alone = train([models_of()[i] for i in others], [data[i] for i in others], noise_of(4.0), seed=[0, 2, 3],
-                      **options)  # fmt: skip
-        torch.testing.assert_close(rows_of(nets, others), rows_of(alone, [0, 1, 2]), **ROUNDING)
 
     @pytest.mark.parametrize("make", [nn.Sequential, lambda *layers: nn.Sequential(nn.Sequential(*layers))])
     def test_the_data_are_not_written_to(self, make):

@@ -10,19 +10,8 @@ import torch
 
 import bayesadam as ba
 from bayesadam import population
-from population.conftest import (
-    F64,
-    NAN,
-    ROUNDING,
-    assert_same,
-    draw,
-    mlp,
-    models_of,
-    noise_of,
-    regression,
-    rows_of,
-    train,
-)
+from population.conftest import ROUNDING, assert_same, rows_of, train
+from population.problems import F64, NAN, draw, mlp, models_of, noise_of, regression
 
 EPOCHS = 12
 
@@ -139,17 +128,6 @@ class TestNotFinite:
         torch.testing.assert_close(rows_of(nets, [1]), rows_of(before, [0]), rtol=1e-10, atol=1e-12)
         assert len(nets.posteriors) == 4
 
-    def test_stop_with_a_validation_keeps_the_best(self):
-        models, data, likelihood = self.problem()
-        pair = regression((9,))[0]
-        nets = train(
-            models, data, likelihood, epochs=3, seed=list(self.SEEDS), nonfinite="skip", validation=pair, patience=3
-        )
-        assert nets.stopped[1] == "nonfinite"
-        assert nets.history["validation"][1].isfinite().tolist() == [True, False, False]
-        value = -nets.predict(pair[0], mc_samples=16)[1].log_prob(pair[1]).mean()
-        torch.testing.assert_close(nets.history["validation"][1, 0], value, **ROUNDING)
-
 
 class TestOnEpoch:
     def test_on_epoch(self):
@@ -212,19 +190,10 @@ def test_leaves_no_trace():
     torch.testing.assert_close((data, [q.tensors() for q in prior]), (given[1], given[3]), rtol=0, atol=0)
 
 
-class TestProgress:
-    def run(self, progress):
-        population.train(models_of(), regression(), likelihood=noise_of(4.0), epochs=2, batch_size=5, progress=progress)
-
-    def test_shown(self, capsys):
-        self.run(True)
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert err.startswith("training")
-        assert "100%" in err
-        assert "loss" in err
-
-    @pytest.mark.parametrize("progress", [False, None])
-    def test_not_shown(self, progress, capsys):
-        self.run(progress)
-        assert capsys.readouterr() == ("", "")
+@pytest.mark.parametrize("progress", [True, None])
+def test_progress(progress, capsys):
+    """Nothing is shown by default where there is no terminal."""
+    population.train(models_of(), regression(), likelihood=noise_of(4.0), epochs=2, batch_size=5, progress=progress)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(word in err for word in ("training", "100%", "loss")) if progress else err == ""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bayesadam import population
-from population.conftest import BATCH, RAGGED, draw, models_of, noise_of, regression
+from population.problems import BATCH, RAGGED, draw, models_of, noise_of, regression
 
 OPTIONS = {"method": "adam", "epochs": 3, "lr": 0.01, "seed": 5}
 
