@@ -115,18 +115,10 @@ class TestPredictions:
     @pytest.mark.parametrize(
         ("name", "call", "message"),
         [
-            (
-                "numbers",
-                lambda m: m.predict_interval(X, method="jackknife"),
-                "method must be one of",
-            ),
+            ("numbers", lambda m: m.predict_interval(X, method="jackknife"), "method must be one of"),
             ("numbers", lambda m: m.predict_interval(X, 1.0), r"coverage must be in \(0, 1\), got 1.0"),
             ("numbers", lambda m: m.predict_interval(X, 0.999, method="cross"), "coverage must be at most"),
-            (
-                "blind",
-                lambda m: m.predict_interval(X, method="cross"),
-                "method must not be 'cross' if members",
-            ),
+            ("blind", lambda m: m.predict_interval(X, method="cross"), "method must not be 'cross' if members"),
             ("numbers", lambda m: m.predict(X, True, [0.5]), r"return_std must be False with quantiles=\[0.5\]"),
             ("logarithms", lambda m: m.predict(X, True, [0.5]), r"return_std must be False with quantiles=\[0.5\]"),
             ("logarithms", lambda m: m.predict_interval(X, 1), r"coverage must be in \(0, 1\), got 1"),

@@ -11,13 +11,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import PowerTransformer, StandardScaler
 
-from bayesadam.sklearn import (
-    BayesianMLPRegressor,
-    TransformedTargetRegressor,
-    interval_score,
-    neg_crps,
-    neg_nll,
-)
+from bayesadam.sklearn import BayesianMLPRegressor, TransformedTargetRegressor, interval_score, neg_crps, neg_nll
 
 QUICK = {"members": 4, "hidden": (10,), "epochs": 60, "lr": 0.03, "random_state": 0, "target_transform": "none"}
 TINY = {**QUICK, "members": 2, "epochs": 3}

@@ -145,8 +145,5 @@ def mixed(rank, folder):
             opt.step()
             opt.zero_grad()
         opt.eval()
-    reference = {
-        "weights": full(model.parameters()),
-        "variance": full(opt.posterior(model).variance.values()),
-    }
+    reference = {"weights": full(model.parameters()), "variance": full(opt.posterior(model).variance.values())}
     write(folder, "amp", [run.end(), reference])

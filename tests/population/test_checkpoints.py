@@ -191,14 +191,7 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         "change",
-        [
-            {"epoch": 10**30},
-            {"epoch": 2.5},
-            {"chosen": [0]},
-            {"members": [9]},
-            {"steps": None},
-            {"counters": {}},
-        ],
+        [{"epoch": 10**30}, {"epoch": 2.5}, {"chosen": [0]}, {"members": [9]}, {"steps": None}, {"counters": {}}],
     )
     def test_values_that_are_not_of_this_run(self, stopped, change):
         stored = read_tensors(stopped, "the checkpoint")

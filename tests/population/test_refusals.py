@@ -145,8 +145,7 @@ TYPES = [
 
 
 @pytest.mark.parametrize(
-    ("error", "changes", "words"),
-    [*((ValueError, *case) for case in VALUES), *((TypeError, *case) for case in TYPES)],
+    ("error", "changes", "words"), [*((ValueError, *case) for case in VALUES), *((TypeError, *case) for case in TYPES)]
 )
 def test_training(error, changes, words, tmp_path):
     arguments = {"models": models_of(), "data": regression(), "likelihood": noise_of(4.0), "epochs": 1, **changes}
