@@ -17,9 +17,7 @@ import continual
 import defaults
 import ensembles
 import pruning
-from default_runs.journal import Journal
 from default_runs.training import train, untouched
-from default_runs.units import quick
 from tiny_task import TINY
 
 ROOT = Path(__file__).parents[2]
@@ -95,24 +93,6 @@ def test_what_is_finished_is_not_done_again(script, monkeypatch, tmp_path, capsy
     again = json.loads(path.read_text())
     assert {**again, "date": "", "load_averages": 0} == {**report, "date": "", "load_averages": 0}
     assert script is ensembles or "4 units, 4 of them finished before" in capsys.readouterr().out
-
-
-def test_a_run_that_was_killed_while_it_wrote_goes_on(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(defaults.ALL, "tiny", TINY)
-    given = ["--task", "tiny", "--optimizer", "ivon", "--seeds", "1", "--quick", "--workers", "1"]
-    monkeypatch.setattr(sys, "argv", ["defaults.py", *given, "--output", str(tmp_path)])
-    defaults.main()
-    path = tmp_path / "defaults" / "tiny.jsonl"
-    whole = path.read_text()
-    adam, ivon = whole.splitlines()
-    path.write_text(f"{adam}\n{ivon[:50]}")
-    defaults.main()
-    assert "2 units, 1 of them finished before" in capsys.readouterr().out
-    records = Journal(path.parent).read(quick(TINY))
-    assert [records["tiny", 0, method]["scores"] for method in ("adam", "ivon")] == [
-        json.loads(line)["scores"] for line in (adam, ivon)
-    ]
-    assert Journal(path.parent).read(TINY) == {}  # other epochs
 
 
 def test_pruning_compares_two_rankings_of_the_same_weights():

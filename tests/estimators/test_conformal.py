@@ -123,18 +123,3 @@ class TestRecord:
         assert self.SCORES.folds.tolist() == [3, 2, 1, 0]
         models = self.SCORES.models(np.array([[1.0], [2.0], [4.0]]))
         assert models[:, 0].tolist() == [2.0, 3.0, 1.0, 2.5]
-
-    @pytest.mark.parametrize(
-        ("name", "value"),
-        [
-            ("members", [[0], [3], [1], [2]]),
-            ("members", [[0], [], [1], [2]]),
-            ("folds", [0, 1, 2, 4]),
-            ("folds", [0.0, 1.0, 2.0, 3.0]),
-            ("scores", [[1.0, 2.0, 3.0]]),
-            ("scores", [[1.0, 2.0, 3.0, math.inf]]),
-        ],
-    )
-    def test_damage(self, name, value):
-        with pytest.raises(ValueError, match=f"{name}.* left out must be|{name} that left out rows must be"):
-            LeftOutScores.read({**self.SCORES.record(), name: value}, 3, 1)

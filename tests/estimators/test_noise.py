@@ -1,10 +1,9 @@
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bayesadam.sklearn.noise import LeftOut, NoisePattern, calibrated
+from bayesadam.sklearn.noise import LeftOut, calibrated
 
 
 def rows(count, deviation, seed=0, columns=3, weight=None, fold=None):
@@ -52,20 +51,6 @@ class TestNoiseThatDependsOnTheInputs:
         far = pattern.log_factor(np.array([[-1e6, 0, 0], [1e6, 0, 0], [0, 1e6, -1e6]]), np.array([-1e6, 1e6, 0.0]))
         assert pattern.strength * pattern.low <= far[0] < far[1] <= pattern.strength * pattern.high
         assert far[2] <= pattern.strength * pattern.high
-
-    def test_is_written_and_read_exactly(self, found):
-        pattern, new = found[1], rows(50, growing, seed=2)
-        read = NoisePattern.read(json.loads(json.dumps(pattern.record())), 3)
-        np.testing.assert_array_equal(read.hidden, pattern.hidden)
-        np.testing.assert_array_equal(read.log_factor(new.inputs, new.mean), pattern.log_factor(new.inputs, new.mean))
-
-    @pytest.mark.parametrize(
-        "change",
-        [{"linear": [0.0, 1.0]}, {"center": np.nan}, {"low": 1.0, "high": -1.0}, {"strength": 1.5}, {"units": 3}],
-    )
-    def test_a_record_that_is_no_pattern(self, found, change):
-        with pytest.raises((ValueError, TypeError)):
-            NoisePattern.read({**found[1].record(), **change}, 3)
 
 
 class TestConstantNoise:

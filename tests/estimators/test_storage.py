@@ -150,6 +150,9 @@ CHANGES = [
     ("old", lambda told: told["reach"].update(square=-1.0)),
     ("old", lambda told: told["reach"].pop("rows")),
     ("old", lambda told: told.update(between=None)),
+    ("old", lambda told: told["left_out"].update(members=[[0], [3], [1], [2]])),
+    ("old", lambda told: told["left_out"]["folds"].append(0)),
+    ("old", lambda told: told["left_out"]["scores"].append([1.0])),
     ("old", lambda told: told["params"].update(noise=-1.0)),
     ("old", lambda told: told["params"].update(hidden=[10**9, 10**9])),  # networks that are not made
     ("old", lambda told: told["params"].update(hidden=[6])),

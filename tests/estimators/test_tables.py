@@ -6,11 +6,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from sklearn.compose import TransformedTargetRegressor
-from sklearn.model_selection import cross_val_score
 
 from bayesadam.scaling import input_scales, standardized
-from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
+from bayesadam.sklearn import BayesianMLPRegressor, load_estimator
 from bayesadam.sklearn.tables import as_table, is_table
 from bayesadam.tabular import Inputs, Preprocessing, Target
 
@@ -93,12 +91,6 @@ class TestFrames:
         )
         np.testing.assert_array_equal(model.predict(other), model.predict(usual))
         np.testing.assert_array_equal(model.predict(pa.Table.from_pandas(usual)), model.predict(usual))
-
-    def test_in_other_tools(self):
-        x, labels = frame(), np.array(["low", "high"])[(TARGET > 0).astype(int)]
-        assert np.isfinite(cross_val_score(BayesianMLPClassifier(**TINY), x, labels, cv=2)).all()
-        wrapped = TransformedTargetRegressor(BayesianMLPRegressor(**TINY), func=np.arcsinh, inverse_func=np.sinh)
-        assert wrapped.fit(x, TARGET).predict(x).shape == (ROWS,)
 
     def test_rows_of_weight_0_are_not_learned_from(self):
         weight = np.ones(ROWS)

@@ -162,16 +162,7 @@ def test_as_the_plain_loop(loop, way):
 
 def test_wrappers_are_followed_and_prediction_is_at_the_mean():
     model, opt = followed()
-
-    class Wrapper(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.module = model
-
-        def forward(self, x):
-            return self.module(x)
-
-    wrapper = Wrapper()
+    wrapper = nn.Sequential(model)
     wrapper.train()
     assert opt.param_groups[0]["weights"] == "train"
     x, _ = next(iter(loader()))

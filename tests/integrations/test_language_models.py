@@ -192,17 +192,6 @@ def test_as_the_plain_loop(way, tmp_path):
     assert (weights(model) - weights(plain()[0])).abs().max() > 1e-5
 
 
-def test_a_posterior_over_adapters(tmp_path):
-    trainer, model, opt = make(tmp_path, model=adapted())
-    trainer.train()
-    trainer.save_model(tmp_path / "adapter")
-    q = opt.posterior(model)
-    loaded = peft.PeftModel.from_pretrained(language_model(), tmp_path / "adapter")
-    for name, parameter in loaded.named_parameters():
-        if name in q.mean:
-            assert torch.equal(parameter, q.mean[name])
-
-
 # PEFT
 
 
