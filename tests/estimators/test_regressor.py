@@ -12,7 +12,7 @@ import bayesadam as ba
 from bayesadam.scaling import column_scales
 from bayesadam.sklearn import METHODS, BayesianMLPRegressor, load_estimator
 
-QUICK = {"members": 4, "hidden": (20,), "epochs": 300, "lr": 0.03, "random_state": 0}
+QUICK = {"members": 4, "hidden": (20,), "epochs": 200, "lr": 0.03, "random_state": 0}
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ def test_groups(curve):
     copies, groups = np.repeat(x, 8, axis=0), np.repeat(np.arange(len(x)), 8)
     product = 200.0 * x[:, 0] * x[:, 1]  # for which the regressions beside the networks are of no use
     noisy = np.repeat(product + 500.0 * np.random.default_rng(9).standard_normal(len(x)), 8)
-    options = {**QUICK, "hidden": (60,), "early_stopping": False}
+    options = {**QUICK, "hidden": (60,), "epochs": 400, "early_stopping": False}
     honest = BayesianMLPRegressor(**options).fit(copies, noisy, groups=groups)
     fooled = BayesianMLPRegressor(**options).fit(copies, noisy)
     assert honest.predict(x, return_std=True)[1].mean() > 1.2 * fooled.predict(x, return_std=True)[1].mean()
@@ -312,14 +312,14 @@ def test_status_after_every_epoch(curve):
 
 def test_an_interrupted_fit_keeps_what_it_has(curve):
     def stop(status):
-        if status.epoch == 200:
+        if status.epoch == 150:
             raise KeyboardInterrupt
 
     model = BayesianMLPRegressor(**QUICK)
     with pytest.warns(UserWarning, match="training was interrupted"):
         model.fit(*curve, on_epoch=stop)
     assert model.interrupted_
-    assert 100 < model.epochs_ <= 200
+    assert 50 < model.epochs_ <= 150
     assert model.score(*curve) > 0.9
     assert not BayesianMLPRegressor(**{**QUICK, "epochs": 5}).fit(*curve).interrupted_
 

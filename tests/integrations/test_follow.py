@@ -162,7 +162,8 @@ def test_as_the_plain_loop(loop, way):
 
 def test_wrappers_are_followed_and_prediction_is_at_the_mean():
     model, opt = followed()
-    wrapper = nn.Sequential(model)
+    wrapper = nn.Module()
+    wrapper.module, wrapper.forward = model, lambda x: model(x)
     wrapper.train()
     assert opt.param_groups[0]["weights"] == "train"
     x, _ = next(iter(loader()))
