@@ -6,38 +6,20 @@ import subprocess
 import sys
 import types
 from inspect import Parameter
-from pathlib import Path
 
 import pytest
-import torch
 
 import bayesadam as ba
 from test_docs import PUBLIC, public
 
-FILES = Path(__file__).parent / "files" / "names"
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""
-DATA = {
-    "groups",
-    "inputs",
-    "target",
-    "covariance",
-    "log_variances",
-    "log_aleatoric",
-    "lr",
-    "name",
-    "posterior",
-    "variance",
-    "rows",
-}
-DATA |= {"sample", "seeds"}
+DATA = {"groups", "inputs", "target", "covariance", "log_variances", "log_aleatoric", "lr", "name", "posterior"}
+DATA |= {"variance", "rows", "sample", "seeds"}
 """Optional arguments that may follow others by position: data, and the learning rate, as in PyTorch."""
-OTHERS = {
-    *("train", "step", "zero_grad", "to", "load_state_dict"),
-    *("predict", "predict_interval", "sample_y", "query_strategy"),
-    *("draws", "writer"),
-}
+OTHERS = {"train", "step", "zero_grad", "to", "load_state_dict", "predict", "predict_interval", "sample_y"}
+OTHERS |= {"query_strategy", "draws", "writer"}
 """Methods with the signature of PyTorch's, scikit-learn's or modAL's of the same name; and the protocol of samples,
 ``(model, seed)``.
 """
@@ -69,17 +51,14 @@ def test_signatures_name_every_argument():
                 assert name in PASSED_ON, f"{path} takes **{parameter.name}"
 
 
-def is_result(path):
-    """Whether a class is only made by the library: its arguments are fields."""
-    return path.rpartition(".")[2] in {
-        *("PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult"),
-    }
+RESULTS = {"PosteriorReport", "PruningCurve", "TensorReport", "TrainingStatus", "Dataset", "MinimizeResult"}
+"""Classes that only the library makes: their arguments are fields."""
 
 
 def test_options_are_keyword_only():
     """What has a default and is no data is given by keyword; the first argument of all may be given by position."""
     for path, name, parameters in SIGNATURES:
-        if name in OTHERS or path.startswith(LOW_LEVEL) or is_result(path):
+        if name in OTHERS or path.startswith(LOW_LEVEL) or path.rpartition(".")[2] in RESULTS:
             continue
         for number, parameter in enumerate(parameters):
             optional = parameter.kind in POSITIONAL and parameter.default is not Parameter.empty
@@ -164,18 +143,3 @@ else:
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="^module 'bayesadam' has no attribute 'nelbo'$"):
         _ = ba.nelbo
-
-
-def test_posteriors_of_earlier_names_load():
-    """Files that were written at commit 2b77e6e, when ``BernoulliPosterior`` was called ``Bernoulli``."""
-    q = ba.load_posterior(FILES / "bernoulli.safetensors")
-    assert type(q) is ba.posterior.BernoulliPosterior
-    assert q.probability["0.weight"].tolist() == [[0.25, 0.5], [1.0, 0.0]]
-    assert q.scale["0.weight"].tolist() == [[2.0], [-0.5]]
-    assert q.hyperparameters == {"method": "FAWN", "prior": 0.5}
-    mixture = ba.load_posterior(FILES / "mixture.safetensors")
-    assert type(mixture) is ba.Mixture
-    assert [c.mean["weight"][0, 0].item() for c in mixture.components] == [1.0, 2.0]
-    partial = ba.load_posterior(FILES / "partial.safetensors")
-    assert type(partial) is ba.posterior.PartialGaussian
-    torch.testing.assert_close(partial.random.covariance, torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""The benchmark of untouched defaults: the numbers that it decides by."""
+"""The numbers that benchmarks report and decide by."""
 
 import math
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from torch import nn
 import bayesadam as ba
 from default_runs import comparison
 from default_runs.scores import scaled, temperature
-from default_runs.width import ggn_diagonal, reference
+from default_runs.width import ggn_diagonal
 from default_tasks.task import Data, Task
 from tiny_task import TINY
 
@@ -31,26 +31,6 @@ def test_curvature_is_the_gauss_newton_diagonal(kind):
     blocks = probs * (1 - probs) if kind == "softmax" else torch.full((400, 3), 4.0)
     expected = torch.einsum("nc,nd->cd", blocks, x.square()) / 400
     assert (found / expected).mean().item() == pytest.approx(1.0, abs=0.1)
-
-
-@pytest.mark.parametrize(
-    ("state", "expected"),
-    [
-        ({}, [6.0 / 0.5 + 2.0, 8.0 / 0.5 + 2.0]),
-        ({"prior_precision": torch.tensor([3.0, 5.0])}, [6.0 / 0.5 + 3.0, 8.0 / 0.5 + 5.0]),
-        ({"prior_precision": 7.0}, [6.0 / 0.5 + 7.0, 8.0 / 0.5 + 7.0]),
-    ],
-    ids=["of the group", "per weight", "per tensor"],
-)
-def test_reference_has_temperature_and_prior(state, expected):
-    model = nn.Linear(2, 1, bias=False)
-    groups = [
-        {"params": [nn.Parameter(torch.zeros(1))], "temperature": 1.0, "prior_precision": 100.0},
-        {"params": [model.weight], "temperature": 0.5, "prior_precision": 2.0},
-    ]
-    optimizer = SimpleNamespace(param_groups=groups, state={model.weight: state})
-    trained = SimpleNamespace(model=model, optimizer=optimizer)
-    assert reference(trained, "weight", torch.tensor([6.0, 8.0])).tolist() == expected
 
 
 def test_temperature_finds_by_how_much_logits_are_too_large():
