@@ -71,8 +71,8 @@ def _predict(
     task = bar.add_task("rows", total=None)
     try:
         made = runs.Run(run)
-        usual, texts = made.written()
-        table = open_table(data, *written, missing=[*texts, *missing], usual=usual)
+        known = made.preprocessing
+        table = open_table(data, *written, missing=[*known.missing, *missing], usual=known.delimiter)
         with writing_to("--out", out, "a file"), bar:
             rows, notes = runs.predict(
                 made,
