@@ -15,7 +15,6 @@ from bayesadam.report.values import Array, every, number, percent, vector
 _REMOVED = (0, 50, 75, 90, 95, 98, 99, 99.5, 99.9, 99.99)
 _MEMBERS = 20
 _SCORES = {"nll": "NLL", "rmse": "RMSE", "accuracy": "accuracy"}
-_POINTS = 300
 
 
 def signal_to_noise(weights: Mapping[str, Any]) -> Chart | None:
@@ -106,7 +105,7 @@ def history(training: Mapping[str, Any]) -> Chart | None:
     plot = blank("epoch", "training loss", y_range=limits, y_axis_type="log" if steep else "linear")
     lines = []
     for place, (i, member) in enumerate(shown):
-        epochs = np.array(every(np.flatnonzero(np.isfinite(member)).tolist(), _POINTS))
+        epochs = np.flatnonzero(np.isfinite(member))
         source = ColumnDataSource(
             {"epoch": epochs + 1.0, "value": member[epochs], "member": np.full(len(epochs), i + 1.0)}
         )

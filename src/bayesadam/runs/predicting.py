@@ -42,9 +42,8 @@ def predict(
         file: The table.
         out: File to write: Parquet if its name ends in ``.parquet``, otherwise CSV.
         coverage: Probability of the interval from "lower" to "upper", or of the set of classes.
-        interval: Method of the intervals or sets: "bayes" (the default of a regression), "split", "adaptive" or
-            "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; "split" and "adaptive" are
-            calibrated on the held-out rows of the fit.
+        interval: Method of the intervals or sets: "bayes" (the default of a regression) or "cross", as in
+            :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`.
         copy: Columns of the table to copy, by which the rows can be recognised.
         spreadsheet: Whether to put an apostrophe before text that a spreadsheet would interpret as a formula.
         advance: Function that is called with the number of rows that are done.
