@@ -90,8 +90,10 @@ def prepare(settings: Settings) -> Prepared:
 
     column = table.column(settings.target)
     target = Target.find(settings.target, column, settings.task, place)
-    if settings.noise is not None and target.task != "regression":
-        raise RunError(f"`noise` must not be given for a classification, got {settings.noise!r}")
+    for name in ("noise", "transform", "likelihood"):
+        value = getattr(settings, name)
+        if value is not None and target.task != "regression":
+            raise RunError(f"`{name}` must be left out of a classification, got {value!r}")
     targets = target.encode(column, place)
     copies, told = _copies(settings, table, place)
     split = _split(settings, table, target, targets, copies)

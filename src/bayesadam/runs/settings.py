@@ -174,19 +174,13 @@ class Settings:
             record = json.loads(path.read_text(encoding="utf-8"))
             version, settings = record["format_version"], dict(record["settings"])
             if version != FORMAT_VERSION:
-                raise RunError(f"the config must be of format version {FORMAT_VERSION}, got {version!r}")
+                raise ValueError(f"its format version must be {FORMAT_VERSION}, got {version!r}")
             lists = {name: tuple(value) for name, value in settings.items() if isinstance(value, list)}
             return cls(**{**settings, **lists})
         except OSError as error:
-            raise RunError(
-                f"the config must be a file that can be read, got {str(path)!r} ({error.strerror})"
-            ) from None
-        except RunError as error:
-            raise RunError(f"{error}, in {str(path)!r}") from None
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise RunError(
-                f"the config must be one that bayesadam fit has written, got {str(path)!r} ({error})"
-            ) from None
+            raise RunError(f"the config {str(path)!r} must be a file that can be read: {error.strerror}") from None
+        except (ValueError, TypeError, KeyError) as error:
+            raise RunError(f"the config {str(path)!r} must be like one of bayesadam fit: {error}") from None
 
 
 def _number(text: str) -> float:
