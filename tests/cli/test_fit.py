@@ -160,16 +160,15 @@ class TestRunFolder:
         assert other.read_text() == "of somebody else"
         assert not page.is_symlink()
 
-    @pytest.mark.parametrize(("part", "name"), [("drivers", "inputs"), ("weights", "weights")])
-    def test_a_part_of_the_report_that_fails_loses_no_fit(self, fitted, labels, tmp_path, monkeypatch, part, name):
+    def test_a_part_of_the_report_that_fails_loses_no_fit(self, fitted, labels, tmp_path, monkeypatch):
         def fails(*arguments):
             raise RuntimeError("too difficult")
 
-        monkeypatch.setattr(f"bayesadam.runs.contents.{part}", fails)
+        monkeypatch.setattr("bayesadam.runs.contents.weights", fails)
         out = fitted("fit", labels, "--target", "answer", "--out", tmp_path / "run", *FAST)
-        assert f"the report does not describe the {name}: RuntimeError: too difficult" in " ".join(out.split())
+        assert "the report does not describe the weights: RuntimeError: too difficult" in " ".join(out.split())
         report = read(tmp_path / "run", "report")
-        assert report[part] == {}
+        assert report["weights"] == {}
         write_report(tmp_path / "page.html", report)
 
 
@@ -239,13 +238,3 @@ class TestHeldOut:
         report = read(tmp_path / "run", "report")
         assert report["data"]["rows"] == 118
         assert [price[row - 1] for row in report["held_out"]["row"]] == report["held_out"]["y"]
-
-
-def test_columns_without_a_name(fitted, tmp_path):
-    rows = [
-        f"{'yes' if i % 3 else 'no'},{i % 7},{'ab'[i % 2] if i % 5 else ''},{'cd'[i // 2 % 2]}\n" for i in range(120)
-    ]
-    (tmp_path / "t.csv").write_text("y,x,,\n" + "".join(rows))
-    out = fitted("fit", tmp_path / "t.csv", "--target", "y", "--out", tmp_path / "run", *FAST)
-    assert "2 categories (column 3, column 4)" in out
-    fitted("predict", tmp_path / "run", tmp_path / "t.csv", "-o", tmp_path / "o.csv")

@@ -1,6 +1,5 @@
 """Bad inputs: one line on stderr, exit code 2, nothing written, no traceback."""
 
-import decimal
 import errno
 import gzip
 import json
@@ -14,7 +13,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from bayesadam import commands, files
+from bayesadam import commands
 from bayesadam.tabular import memory
 from cli.conftest import FAST, labels_table, numbers_table, write
 
@@ -61,6 +60,7 @@ class TestTables:
             (b"a,y\n1,2\n3\n", "line 3 must have 2 values, as the header has, got 1"),
             (b"a,b,c\n1,2,3\n", "--target must be a column of t.csv, got 'y'; the columns are 'a', 'b', 'c'"),
             (b"\x89PNG\r\n\x1a\n\0\0", "must be a CSV or Parquet file, got neither text nor Parquet"),
+            (b"a,y\n" + 60 * b"1,\n", "the target 'y' must have values, got none in 60 rows"),
             (b"a,y\n1.5,2.5\n3,7\n5,8\n", "10 rows to train on and 2 to hold out at least, got 3 and 0"),
             (b"a,y\n" + b"".join(b"1,%d\n" % i for i in range(60)), "it is the same in all training rows (1)"),
         ],
@@ -69,26 +69,6 @@ class TestTables:
         path = tmp_path / "t.csv"
         path.write_bytes(content)
         assert message in self.fit(refused, path)
-
-    def test_a_missing_file(self, refused, tmp_path):
-        assert self.fit(refused, tmp_path / "t.csv") == f"{tmp_path / 't.csv'} must be a file that exists"
-
-    @pytest.mark.parametrize(
-        ("target", "message"),
-        [
-            (["yes"] * 60, "the target 'y' must have two classes at least, got 'yes' only"),
-            ([None] * 60, "the target 'y' must have values, got none in 60 rows"),
-            ([f"name {i}" for i in range(60)], "got text with 60 different values in 60 rows"),
-        ],
-    )
-    def test_targets(self, refused, tmp_path, target, message):
-        assert message in self.fit(refused, put(tmp_path / "t.csv", {"y": pa.array(target, pa.string())}))
-
-    def test_classes_that_are_no_whole_numbers_of_a_computer(self, refused, tmp_path):
-        target = pa.array([decimal.Decimal("1" * 31) + i % 3 for i in range(60)])
-        parquet.write_table(pa.table({"a": np.arange(60.0) ** 0.5, "y": target}), tmp_path / "t.parquet")
-        message = self.fit(refused, tmp_path / "t.parquet", "--task", "classification")
-        assert message.startswith("the target 'y' must be below 2**63 where its numbers are classes, got 1.11111e+30: ")
 
     @pytest.mark.parametrize(
         ("columns", "options", "message", "remedies"),
@@ -100,17 +80,11 @@ class TestTables:
                 ["--missing 'not taken'"],
             ),
             (
-                {"c": ["some", *NUMBERS[1:]], "d": ["it's", *NUMBERS[1:]], "e": [1.5, np.inf, *np.arange(58.0)]},
+                {"c": ["some", *NUMBERS[1:]], "d": ["it's", *NUMBERS[1:]], "e": [1.5, 1.23456789e99, *np.arange(58.0)]},
                 (),
                 "column 'c' must be numbers or text, got 'some' in line 2; column 'd' must be numbers or text, got "
-                "\"it's\" in line 2; column 'e' must be finite (below 1e+38), got inf in line 3",
-                ["--missing some", "--missing inf", "--missing 'it'\"'\"'s'"],
-            ),
-            (
-                {"y": [*NUMBERS[:-1], "1.23456789e99"]},
-                (),
-                "column 'y' must be finite (below 1e+38), got 1.23457e+99 in line 61",
-                ["--missing 1.23456789e+99"],
+                "\"it's\" in line 2; column 'e' must be finite (below 1e+38), got 1.23457e+99 in line 3",
+                ["--missing some", "--missing 1.23456789e+99", "--missing 'it'\"'\"'s'"],
             ),
             (
                 {},
@@ -143,22 +117,11 @@ class TestTables:
         fitted(*shlex.split(proposed)[1:])
         fitted("predict", tmp_path / "run", path, "-o", tmp_path / "o.csv")
 
-    def test_what_nothing_helps_against(self, refused, tmp_path):
-        path = put(tmp_path / "t.csv", {"c": ["some", *NUMBERS[1:]], "y": [2.5] * 60})
-        assert self.fit(refused, path) == "the target 'y' must have different values, got 2.5 in every row"
-
     @pytest.mark.parametrize("option", [("--transform", "log"), ("--likelihood", "auto"), ("--noise", "input")])
     def test_what_a_classification_lacks(self, refused, tmp_path, option):
         path = write(labels_table(), tmp_path / "t.csv")
         message = self.fit(refused, path, *option, target="answer")
         assert message == f"{option[0]} must be left out of a classification, got {option[1]!r}"
-
-    @pytest.mark.parametrize("option", ["--group", "--time"])
-    def test_nan_where_no_value_may_be_missing(self, refused, tmp_path, option):
-        columns = {"a": np.arange(60) ** 0.5, "g": np.append(np.arange(59) // 5 + 0.5, np.nan), "y": np.arange(60.0)}
-        parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
-        message = self.fit(refused, tmp_path / "t.parquet", option, "g")
-        assert message == f"{option} g: the column must have no missing values, got 1"
 
 
 class TestOptions:
@@ -168,13 +131,9 @@ class TestOptions:
             (["--method", "magic"], "--method must be one of laplace, "),
             (["--transform", "cube"], "--transform must be one of auto, none, log, log1p, sqrt, yeo-johnson, quantile"),
             (["--likelihood", "cauchy"], "--likelihood must be one of auto, gaussian, student_t, poisson, negative_"),
-            (
-                ["--transform", "log", "--likelihood", "gamma"],
-                "--transform must be none or auto with --likelihood gamma, got 'log'",
-            ),
+            (["--transform", "log", "--likelihood", "gamma"], "--transform must be none or auto with --likelihood"),
             (["--task", "ranking"], "--task must be one of regression, classification, got 'ranking'"),
             (["--hidden", "50,x"], "--hidden must be positive whole numbers, such as 50 or 100,50, got '50,x'"),
-            (["--hidden", "0"], "--hidden must be positive whole numbers"),
             (["--members", "0"], "--members must be at least 1, got 0"),
             (["--time-budget", "0"], "--time-budget must be a positive number of seconds, got 0.0"),
             (["--time-budget", "9", "--epochs", "5"], "--time-budget must not be given with --epochs"),
@@ -184,7 +143,6 @@ class TestOptions:
             (["--held-out", "0.9"], "--held-out must be in (0, 0.5], got 0.9"),
             (["--seed", "-1"], "--seed must be in [0, 2**32), got -1"),
             (["--device", "abacus"], "--device must be an available device, such as cpu, got 'abacus' ("),
-            (["--device", "meta"], "--device must be an available device, such as cpu, got 'meta' (it holds no"),
             (["--delimiter", "::"], "--delimiter must be one character, got '::'"),
             (["--group", "block", "--time", "day"], "--group must not be given with --time, got 'block' and 'day'"),
             (["--drop", "price"], "--drop must not be the target, got 'price'"),
@@ -212,14 +170,9 @@ class TestOptions:
                 for settings, message in (
                     ({"colour": 1}, "unexpected keyword argument 'colour'"),
                     ({"epochs": 2.5}, "--epochs must be at least 1, got 2.5"),
-                    ({"hidden": [1.5]}, "--hidden must be positive whole numbers"),
-                    ({"hidden": "50"}, "--hidden must be positive whole numbers"),
-                    ({"data": 3}, "the table must be text, got 3"),
                     ({"drop": [3]}, "--drop must be a list of texts, got (3,)"),
                     ({"held_out": "0.1"}, "--held-out must be a number, got '0.1'"),
-                    ({"time_budget": True}, "--time-budget must be a number, got True"),
                     ({"day_first": 1}, "--day-first must be true or false, got 1"),
-                    ({"seed": None}, "--seed must be in [0, 2**32), got None"),
                     ({"device": None}, "--device must be text, got None"),
                 )
             ),
@@ -309,12 +262,6 @@ class TestPredict:
             table = table.set_column(place, name, pa.array(texts))
         assert predict(write(table, tmp_path / "t.csv")) == message
 
-    def test_a_row_that_is_cut_far_below(self, predict, tmp_path, monkeypatch):
-        monkeypatch.setattr("bayesadam.tabular.csv_file._BLOCK", 1024)
-        path = write(numbers_table(300), tmp_path / "t.csv")
-        path.write_text(path.read_text() + "5,1.5\n")
-        assert predict(path).endswith("line 302 must have 7 values, as the header has, got 2")
-
     def test_a_compressed_table_that_is_cut(self, predict, refused, tmp_path):
         text = write(numbers_table(3000), tmp_path / "t").read_bytes()
         path = tmp_path / "t.csv.gz"
@@ -323,23 +270,10 @@ class TestPredict:
         message = refused("fit", path, "--target", "price", "--out", tmp_path / "new")
         assert message.startswith(f"{path} must be a")  # and --out is not blamed
 
-    def test_a_run_that_cannot_be_read(self, predict, run, numbers, monkeypatch):
-        def refuse(path):
-            raise PermissionError(errno.EACCES, "Permission denied")
-
-        monkeypatch.setattr("bayesadam.runs.folder.read_estimator", refuse)
-        message = predict(numbers)
-        assert message.startswith(f"the run {str(run)!r} must be complete, ")
-        assert message.endswith("cannot be read: Permission denied")
-
     def test_predictions_that_are_no_numbers(self, predict, numbers, monkeypatch):
         found = pa.table({"mean": [1.0, 2.0, float("nan")]})
         monkeypatch.setattr("bayesadam.runs.predicting._predictions", lambda *arguments: found)
         assert predict(numbers).startswith("the prediction must be finite in every row, got mean nan in line 4: ")
-
-    def test_no_rows(self, predict, numbers):
-        numbers.write_text(numbers.read_text().splitlines()[0] + "\n")
-        assert predict(numbers).endswith("must have rows below its header, got none")
 
     def test_no_run(self, refused, numbers, tmp_path):
         for path in (tmp_path, tmp_path / "none"):
@@ -359,13 +293,6 @@ class TestPredict:
         (run / name).unlink()
         assert predict(numbers) == f"the run {str(run)!r} must be complete, it lacks {name}"
 
-    @pytest.mark.parametrize(("name", "key"), [("preprocessing.json", "format_version"), ("model.json", "version")])
-    def test_of_a_newer_version(self, predict, run, numbers, name, key):
-        files.write_json(run / name, {**json.loads((run / name).read_text()), key: 99})
-        message = predict(numbers)
-        assert "update bayesadam" in message
-        assert message.endswith("got 99")
-
     def test_report_data(self, refused, run):
         text = (run / "report.json").read_text()
         (run / "report.json").write_text(text.replace("0", "1", 1))
@@ -380,17 +307,26 @@ class TestResources:
     def fit(self, numbers, out):
         return "fit", numbers, "--target", "price", "--drop", "day", "--out", out, *FAST
 
-    @pytest.mark.parametrize("what", ["write_report", "write_json"])
-    def test_a_full_disk_while_fitting(self, command, numbers, tmp_path, monkeypatch, what):
+    @pytest.mark.parametrize(
+        ("what", "error", "message"),
+        [
+            ("write_report", OSError(errno.ENOSPC, "No space left"), "--out must be where there is space, got "),
+            ("write_json", OSError(errno.ENOSPC, "No space left"), "--out must be where there is space, got "),
+            (
+                "_train",
+                RuntimeError("CPUAllocator: not enough memory.\nstack"),
+                "there is not enough memory: use fewer",
+            ),
+        ],
+    )
+    def test_that_end_while_fitting(self, command, numbers, tmp_path, monkeypatch, what, error, message):
         def full(*arguments, **options):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
 
         monkeypatch.setattr(f"bayesadam.runs.fitting.{what}", full)
-        out = tmp_path / "run"
-        code, _, err = command(*self.fit(numbers, out))
+        code, _, err = command(*self.fit(numbers, tmp_path / "run"))
         assert code == 2
-        message = f"bayesadam: --out must be where there is space, got {str(out)!r} (No space left on device)"
-        assert err.splitlines()[-1] == message
+        assert err.splitlines()[-1].startswith(f"bayesadam: {message}")
         assert list(tmp_path.iterdir()) == [numbers]
 
     @pytest.mark.parametrize("name", ["o.csv", "o.parquet"])
@@ -410,17 +346,6 @@ class TestResources:
         monkeypatch.setattr(memory, "available_memory", lambda: 1000)
         message = refused(*self.fit(numbers, tmp_path / "run"))
         assert message.startswith(f"reading {numbers} would take 0.0 GiB of memory, 0.0 GiB are available")
-
-    def test_memory_that_ends_while_training(self, command, numbers, tmp_path, monkeypatch):
-        def full(*arguments):
-            raise RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 7 bytes.\nstack")
-
-        monkeypatch.setattr("bayesadam.runs.fitting._train", full)
-        code, _, err = command(*self.fit(numbers, tmp_path / "run"))
-        assert code == 2
-        assert err.startswith("bayesadam: there is not enough memory: use fewer rows, columns, --members or smaller")
-        assert err.count("\n") == 1
-        assert list(tmp_path.iterdir()) == [numbers]
 
     def test_a_missing_extra(self, refused, numbers, tmp_path, monkeypatch):
         monkeypatch.setattr(commands.mistakes, "find_spec", lambda name: None if name == "bokeh" else object())

@@ -17,7 +17,10 @@ from bayesadam.sklearn import METHODS
     [
         ("`keep` must not be a column of `drop`, got 'a'", "--keep must not be a column of --drop, got 'a'"),
         ("'1/1/21' is a guess (if the day comes first: `day_first`)", None),
-        ("column '`keep`' and column \"`it's`\" are the user's", "column '`keep`' and column \"`it's`\" are the user's"),
+        (
+            "column '`keep`' and column \"`it's`\" are the user's",
+            "column '`keep`' and column \"`it's`\" are the user's",
+        ),
         ("no parameter in ``code`` or `Name`", "no parameter in ``code`` or `Name`"),
     ],
 )
