@@ -25,8 +25,7 @@ CHARTS = {
     "regression": {"predictions", "pit", "coverage", "sharpness"},
     "classification": {"confusion", "reliability", "sharpness"},
 }
-SHARED = {"error-by-uncertainty", "rejection", "epistemic", "target", "signal-to-noise", "pruning-nll"}
-TRAINING = {"training-loss", "training-held-out-nll"}
+SHARED = {"error-by-uncertainty", "rejection", "epistemic", "target", "signal-to-noise", "pruning-nll", "training-loss"}
 
 
 def shared(task, rows):
@@ -58,7 +57,7 @@ def shared(task, rows):
         "surprises": [
             {"row": 1234, "values": {"area": 0.5, "year": 2021, "gap": None}, "y": 7, "predicted": "3 to 5", "nll": 9.5}
         ],
-        "training": {key: rng.random((3, 40)).tolist() for key in ("loss", "held_out_nll")},
+        "training": {"loss": rng.random((3, 40)).tolist()},
         "weights": {
             "signal_to_noise": np.linspace(-2, 1, 51).tolist(),
             "pruning": {"fraction": [0, 0.5, 0.9, 0.99], "nll": [2.0, 2.0, 2.1, 3.0], **score},
@@ -178,7 +177,7 @@ def is_mark(name):
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    makers = {"regression": houses, "classification": digits, "hostile": hostile}
+    makers = {"regression": houses, "hostile": hostile}
     for name, make in makers.items():
         write_report(folder / f"{name}.html", make())
     return {name: folder / f"{name}.html" for name in makers}
@@ -191,7 +190,7 @@ def browser():
     browser.quit()
 
 
-@pytest.fixture(scope="module", params=["regression", "classification", "hostile"])
+@pytest.fixture(scope="module", params=["regression", "hostile"])
 def page(request, browser, pages):
     """Name of the page that is loaded, what the console said meanwhile, and what was asked for; once for all tests."""
     screen(browser)
@@ -210,7 +209,7 @@ class TestPage:
         places = browser.find_elements("css selector", ".canvas")
         task = "regression" if name == "regression" else "classification"
         score = {"pruning-rmse"} if name == "regression" else {"pruning-accuracy"}
-        expected = CHARTS[task] | SHARED | TRAINING | score
+        expected = CHARTS[task] | SHARED | score
         assert {place.get_attribute("id") for place in places} == {f"chart-{chart}" for chart in expected}
         for place in places:
             drawn = colours(browser, place)
@@ -287,27 +286,23 @@ class TestPage:
         active = browser.switch_to.active_element
         assert active.text == "Skip to the report"
         assert active.rect["y"] >= 0
-        reached, outlines = [], []
+        reached, outlines = [], set()
         for _ in range(80):
-            name, outline = browser.execute_script(
+            tag, outline = browser.execute_script(
                 """
-                const one = document.activeElement;
-                const style = getComputedStyle(one);
-                return [one.tagName + "#" + one.className, style.outlineStyle + style.outlineWidth];
+                const style = getComputedStyle(document.activeElement);
+                return [document.activeElement.tagName, style.outlineStyle + style.outlineWidth];
                 """
             )
-            if name.startswith("BODY"):
+            if tag == "BODY":
                 break
-            reached.append(name)
-            outlines.append(outline)
+            reached.append(tag)
+            outlines.add(outline)
             browser.switch_to.active_element.send_keys("\ue004")
-        summaries = [name for name in reached if name.startswith("SUMMARY")]
-        assert len(summaries) == len(browser.find_elements("tag name", "summary")) == 13
-        assert sum(name.startswith("BUTTON") for name in reached) == 2
-        assert sum(name.startswith("A#") for name in reached) == 9
-        assert {name.split()[0] for name in reached if name.startswith("DIV#")} == {"DIV#scroll"}
-        assert set(outlines) == {"solid3px"}
-        assert {name.split("#")[0] for name in reached} == {"A", "SUMMARY", "BUTTON", "PRE", "DIV"}
+        assert reached.count("SUMMARY") == len(browser.find_elements("css selector", "summary")) == 12
+        assert (reached.count("BUTTON"), reached.count("A")) == (2, 9)
+        assert outlines == {"solid3px"}
+        assert set(reached) == {"A", "SUMMARY", "BUTTON", "PRE", "DIV"}
         summary = browser.find_element("css selector", "summary")
         summary.send_keys("\ue007")
         assert browser.execute_script("return document.querySelector('details').open")
@@ -345,7 +340,7 @@ class TestPage:
             """
         )
         assert problems == []
-        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 12
+        assert len(browser.find_elements("css selector", "figure [role=img]")) >= 11
 
     @pytest.mark.parametrize("page", ["regression"], indirect=True)
     def test_hovering_shows_the_row(self, browser, page):
@@ -401,7 +396,7 @@ class TestText:
         embedded = re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1]
         assert "<" not in embedded
         assert "Größe" in str(json.loads(embedded))
-        assert len(json.loads(embedded)) == 12
+        assert len(json.loads(embedded)) == 11
 
     def test_size_and_a_log_without_complaints(self, tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
@@ -456,7 +451,7 @@ class TestText:
             column[3] = [None] * 3 if name == "probs" else None
         data["metrics"]["bayesadam"] = dict.fromkeys(data["metrics"]["bayesadam"])
         data["metrics"]["linear model"] = {}
-        data["training"] = {"loss": [[1.0, None, 0.5], [], [None]], "held_out_nll": []}
+        data["training"] = {"loss": [[1.0, None, 0.5], [], [None]]}
         data["weights"] = {"signal_to_noise": [None, -1.0, 1.0], "pruning": {"fraction": [0, 1], "nll": [1, None]}}
         text = words(data, tmp_path)
         assert "On 29 held-out rows" in text
@@ -476,48 +471,9 @@ class TestText:
             write_report(tmp_path / "r.html", houses(3))
         assert list(tmp_path.iterdir()) == []
 
-    @pytest.mark.parametrize("fault", ["full disk", "no folder"])
-    def test_a_page_is_written_completely_or_not_at_all(self, fault, tmp_path, monkeypatch):
-        path = tmp_path / "r.html"
-        path.write_text("old")
-        data = {"version": 1, "task": "regression"}
-        if fault == "full disk":
-
-            def full(_):
-                raise OSError(28, "No space left on device")
-
-            monkeypatch.setattr("os.fsync", full)
-            with pytest.raises(OSError, match="No space left"):
-                write_report(path, data)
-        else:
-            with pytest.raises(FileNotFoundError):
-                write_report(tmp_path / "missing" / "r.html", data)
-        assert [entry.name for entry in tmp_path.iterdir()] == ["r.html"]
-        assert path.read_text() == "old"
-
-    @pytest.mark.parametrize(
-        ("change", "message"),
-        [
-            ({"version": 2}, "version must be 1, got 2"),
-            ({"task": "ranking"}, "task must be one of ('regression', 'classification'), got 'ranking'"),
-            ({"held_out": {"y": [1.0, 2.0], "mean": [1.0]}}, "held_out['mean'] must be as long as 'y' (2), got 1"),
-            (
-                {
-                    "task": "classification",
-                    "classes": ["a", "b"],
-                    "held_out": {"label": [0], "probs": [[0.1, 0.2, 0.7]]},
-                },
-                "held_out['probs'] must have a column for one of the 2 classes, got [3]",
-            ),
-            (
-                {"task": "classification", "held_out": {"label": [2], "probs": [[0.1, 0.9]]}},
-                "held_out['label'] must be codes from 0 to 1, got 2",
-            ),
-        ],
-    )
-    def test_mistakes(self, change, message, tmp_path):
-        with pytest.raises(ValueError, match=re.escape(message)):
-            write_report(tmp_path / "r.html", {"version": 1, "task": "regression"} | change)
+    def test_data_of_another_version(self, tmp_path):
+        with pytest.raises(ValueError, match="^version must be 1, got 2$"):
+            write_report(tmp_path / "r.html", {"version": 2, "task": "regression"})
         assert list(tmp_path.iterdir()) == []
 
 
@@ -570,15 +526,6 @@ class TestHeadline:
 
 
 class TestNumbers:
-    def test_binomial_ranges(self):
-        chances = np.array([0.0, 1e-3, 0.05, 0.5, 0.95, 1.0])
-        for trials in (1, 7, 412, 5000):
-            low, high = values.binomial_range(trials, chances)
-            inner = chances[1:-1]
-            np.testing.assert_array_equal(low[1:-1], stats.binom.ppf(0.025, trials, inner))
-            np.testing.assert_array_equal(high[1:-1], stats.binom.ppf(0.975, trials, inner))
-            assert (low[0], high[0], low[-1], high[-1]) == (0, 0, trials, trials)
-
     @pytest.mark.parametrize(
         ("value", "text"),
         [
