@@ -156,8 +156,7 @@ def test_runs(made, tmp_path, monkeypatch, name):
             file.write_text(json.dumps(record))
         try:
             assert use(tmp_path / "run") == expected
-        except runs.RunError as error:
-            assert "\n" not in str(error)
+        except runs.RunError:
             refused += 1
     assert refused > 9
     file.unlink()
