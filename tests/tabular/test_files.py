@@ -142,15 +142,13 @@ class TestReading:
                 assert table["b"].to_pylist() == ["x", "-999 m", None, None]
 
     def test_nan_in_parquet_is_a_missing_value(self, tmp_path):
-        values = np.array([1.5, np.nan, 2.5])
-        kinds = (pa.float16(), pa.float32(), pa.float64())
-        table = pa.table({str(kind): pa.array(values, pa.float64()).cast(kind) for kind in kinds})
-        table = table.append_column("d", pa.chunked_array([pa.array(values).dictionary_encode()]))
-        parquet.write_table(table, tmp_path / "t.parquet")
+        values = pa.array([1.5, np.nan, 2.5], pa.float64())
+        columns = {"a": values.cast(pa.float16()), "b": values, "c": pa.chunked_array([values.dictionary_encode()])}
+        parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
         file = open_table(tmp_path / "t.parquet")
         ((_, chunk),) = file.chunks(dict.fromkeys(file.columns))
         for found in (file.read(), chunk):
-            assert [column.to_pylist() for column in found.columns] == [[1.5, None, 2.5]] * 4
+            assert [column.to_pylist() for column in found.columns] == [[1.5, None, 2.5]] * 3
 
     @pytest.mark.skipif(not hasattr(pa, "string_view"), reason="this version of Arrow has no views")
     def test_views_in_parquet(self, tmp_path):
@@ -317,8 +315,7 @@ class TestMemory:
         monkeypatch.setattr(memory, "_LIMITS", {str(limit): str(used)})
         used.write_text("60000\n")
         limit.write_text("max\n")
-        unlimited = memory.available_memory()
-        assert unlimited > 2**20
+        assert 2**20 < memory.available_memory() < 2**50
         limit.write_text("100000\n")
         assert memory.available_memory() == 40_000
 

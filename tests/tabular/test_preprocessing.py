@@ -150,11 +150,12 @@ class TestFindings:
         for first in (0, 3):
             chunk = pa.table({"c": ["x", "a", f"y{first}"], "n": [1.0, None, 1.0], "t": ["true", None, "1"]})
             found.transform(chunk, findings=findings, place=lambda row, first=first: f"line {first + row + 2}")
+        missing = (
+            "2 rows have missing values, of which the training rows had none (they are replaced by typical values)"
+        )
         assert findings.notes() == [
-            "column 'n': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
-            "values)",
-            "column 't': 2 rows have missing values, of which the training rows had none (they are replaced by typical "
-            "values)",
+            f"column 'n': {missing}",
+            f"column 't': {missing}",
             "column 'c': 4 rows have categories that are rare or absent in the training rows ('x' in line 2, 'y0' in "
             "line 4, 'y3' in line 7): they are taken as 'other'",
         ]
@@ -328,22 +329,16 @@ class TestChoice:
 
     def test_many_infinite_values(self):
         values = self.NOISE.copy()
-        for large, remedy in (
-            ([np.inf, -np.inf, 1e99, np.inf], {"missing": ("-inf", "1e+99", "inf")}),
-            ([np.inf, -np.inf, 1e99, 1e98], {"drop": ("a",)}),
-        ):
-            values[:4] = large
+        for last, remedy in ((np.inf, {"missing": ("-inf", "1e+99", "inf")}), (1e98, {"drop": ("a",)})):
+            values[:4] = [np.inf, -np.inf, 1e99, last]
             with pytest.raises(TableError, match=r"^column 'a' must be finite .*, got inf in row 1$") as raised:
                 learn({"a": values})
             assert raised.value.remedy == remedy
 
     def test_nothing_left(self):
-        with pytest.raises(
-            TableError, match=r"predict from, got none \('y': it is the target; 'a': it is the same in all"
-        ):
+        message = r"predict from, got none \('y': it is the target; 'a': it is the same in all"
+        with pytest.raises(TableError, match=message):
             learn({"a": np.ones(10)})
-        with pytest.raises(TableError, match=r"predict from, got none \('y': it is the target\)$"):
-            Preprocessing.fit(pa.table({"y": np.ones(10)}), TARGET)
 
 
 class TestCheck:
@@ -359,10 +354,6 @@ class TestCheck:
             "columns that are not in the training data are ignored: 'd', 'e'",
             "the target 'y' is there and is not looked at",
         ]
-
-    def test_their_order_does_not_matter(self):
-        columns = {"a": [7.0, 1.0], "b": [2.0, 3.0], "d": [0, 0]}
-        assert np.array_equal(matrix(self.FOUND, columns), matrix(self.FOUND, dict(reversed(columns.items()))))
 
 
 COLUMNS = st.one_of(
