@@ -185,23 +185,18 @@ class TestOptions:
         assert found.startswith(f"the config {str(path)!r} must be like one of bayesadam fit: ")
         assert message in found
 
-    def test_coverage(self, refused, made, tmp_path):
-        for coverage in ("0", "nan"):
-            options = ("-o", tmp_path / "o.csv", "--coverage", coverage)
-            message = refused("predict", made / "price", made / "numbers.csv", *options)
-            assert message == f"--coverage must be in (0, 1), got {float(coverage)!r}"
-
-    def test_copy(self, refused, made, tmp_path):
+    def test_predict(self, refused, made, tmp_path):
         table = numbers_table()
         table = table.append_column("mean", table["price"]).append_column("tags", pa.array([["a"]] * len(table)))
         parquet.write_table(table, tmp_path / "t.parquet")
-        for name, rule in (
-            ("nobody", "be a column of the table, got 'nobody'"),
-            ("mean", "not have the name of a column of the predictions, got 'mean'"),
-            ("tags", "be numbers, text or dates for a CSV file, got 'tags' (list<element: string>)"),
+        for option, value, rule in (
+            ("--copy", "nobody", "be a column of the table, got 'nobody'"),
+            ("--copy", "mean", "not have the name of a column of the predictions, got 'mean'"),
+            ("--copy", "tags", "be numbers, text or dates for a CSV file, got 'tags' (list<element: string>)"),
+            ("--coverage", "nan", "be in (0, 1), got nan"),
         ):
-            options = ("-o", tmp_path / "o.csv", "--copy", name)
-            assert refused("predict", made / "price", tmp_path / "t.parquet", *options) == f"--copy must {rule}"
+            options = ("-o", tmp_path / "o.csv", option, value)
+            assert refused("predict", made / "price", tmp_path / "t.parquet", *options) == f"{option} must {rule}"
 
 
 class TestPlaces:

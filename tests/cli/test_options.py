@@ -8,7 +8,7 @@ import pytest
 from bayesadam import commands
 from bayesadam.commands.methods import ADVICE
 from bayesadam.commands.options import fit_command, with_options
-from bayesadam.runs import Settings, Watcher
+from bayesadam.runs import Settings
 from bayesadam.sklearn import METHODS
 
 
@@ -52,12 +52,6 @@ def test_settings_survive_the_config_and_the_command(tmp_path, monkeypatch, opti
     if "hidden" in given:
         given["hidden"] = tuple(int(units) for units in given["hidden"].split(",") if units)
     assert Settings(**given) == settings
-
-
-def test_callers_in_python_see_parameters_and_a_call():
-    settings = Settings("t.csv", "y")
-    assert Watcher().words("`keep` it") == "`keep` it"
-    assert Watcher().command(settings, Path("out")).startswith("bayesadam.runs.fit(Settings(data='t.csv', target='y', ")
 
 
 def test_every_method_is_listed(fitted):

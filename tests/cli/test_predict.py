@@ -104,19 +104,6 @@ class TestRegression:
         assert "note: columns that are not in the training data are ignored: '[extra]'\n" in out
         assert (tmp_path / "b.csv").read_bytes() == expected.read_bytes()
 
-    def test_new_levels_and_missing_values(self, fitted, made, tmp_path):
-        table = numbers_table(30, seed=5)
-        city = table["city"].to_pylist()
-        city[2:5] = ["Bonn", None, "Lima"]
-        path = write(table.set_column(2, "city", pa.array(city)), tmp_path / "t.csv")
-        out = fitted("predict", made / "price", path, "-o", tmp_path / "o.csv")
-        assert "column 'city': 1 row has missing values, of which the training rows had none" in out
-        assert (
-            "column 'city': 2 rows have categories that are rare or absent in the training rows ('Bonn' in line 4, "
-            in out
-        )
-        assert np.isfinite(csv.read_csv(tmp_path / "o.csv")["mean"].to_numpy()).all()
-
 
 class TestClassification:
     def test_is_what_the_estimator_says(self, fitted, made, tmp_path):

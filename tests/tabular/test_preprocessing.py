@@ -74,29 +74,26 @@ class TestNumbers:
         assert found.inputs.columns == expected.inputs.columns
         assert matrix(found, {"a": values}).tolist() == matrix(expected, {"a": [5.0, 7.0, 1.0]}).tolist()
 
-    @pytest.mark.parametrize(("value", "text"), [(-np.inf, "-inf"), (1e39, "1e.39")])
-    def test_infinite(self, value, text):
-        message = rf"^column 'a' must be finite \(below 1e\+38\), got {text} in row 3$"
-        with pytest.raises(TableError, match=message):
-            learn({"a": [1.0, 2.0, value, value]})
-        with pytest.raises(TableError, match=message):
-            matrix(learn({"a": [1.0, 2.0, 3.0, 5.0]}), {"a": [1.0, 2.0, value]})
+    def test_with_another_decimal_mark(self):
+        assert matrix(learn({"a": [1.0, 2.0, 4.0]}).reading(","), {"a": ["1,5"]}).tolist() == [[1.5]]
 
-    def test_far_beyond_the_training_rows(self):
-        found = learn({"a": [1e-30, 2e-30, 5e-30]})
-        with pytest.raises(TableError, match=r"^column 'a' must be near the training values, got 1e\+10 in row 2$"):
-            found.transform(pa.table({"a": [0.0, 1e10]}))
 
-    def test_text(self):
-        found = learn({"a": [1.0, 2.0, 4.0]})
-        with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got 'many' in row 2$"):
-            matrix(found, {"a": ["1", "many", "x"]})
-        message = r"^column 'a' must be a number with a decimal point in every row, got '1,5' in row 1$"
-        with pytest.raises(TableError, match=message):
-            matrix(found, {"a": ["1,5"]})
-        assert matrix(found.reading(","), {"a": ["1,5"]}).tolist() == [[1.5]]
-        with pytest.raises(TableError, match=r"^column 'a' must be a number in every row, got the type date32"):
-            matrix(found, {"a": [datetime.date(2020, 1, 1)]})
+@pytest.mark.parametrize(
+    ("training", "new", "message"),
+    [
+        ([1.0, 2.0, 3.0], [1.0, -np.inf], r"finite \(below 1e\+38\), got -inf in row 2$"),
+        ([1.0, 2.0, 3.0], [1.0, 1e39], r"finite \(below 1e\+38\), got 1e.39 in row 2$"),
+        ([1e-30, 2e-30, 5e-30], [0.0, 1e10], r"near the training values, got 1e\+10 in row 2$"),
+        ([1.0, 2.0, 4.0], ["1", "many", "x"], "a number in every row, got 'many' in row 2$"),
+        ([1.0, 2.0, 4.0], ["1,5"], "a number with a decimal point in every row, got '1,5' in row 1$"),
+        ([1.0, 2.0, 4.0], [datetime.date(2020, 1, 1)], "a number in every row, got the type date32"),
+        (["$5", "$6.50", "$7"], ["$5", "€7"], r"a number in '\$' in every row, got '€7' in row 2$"),
+        ([True, False], ["true", "maybe"], "true or false, got 'maybe' in row 2$"),
+    ],
+)
+def test_new_rows_that_cannot_be_read(training, new, message):
+    with pytest.raises(TableError, match=f"^column 'a' must be {message}"):
+        learn({"a": training}).transform(pa.table({"a": new}))
 
 
 class TestTruth:
@@ -108,10 +105,6 @@ class TestTruth:
         assert matrix(found, {"a": [True, False, None]}).tolist() == expected
         assert matrix(found, {"a": ["True", "FALSE", None]}).tolist() == expected
         assert matrix(found, {"a": [1, 0, None]}).tolist() == expected
-
-    def test_something_else(self):
-        with pytest.raises(TableError, match=r"^column 'a' must be true or false, got 'maybe' in row 2$"):
-            matrix(learn({"a": [True, False]}), {"a": ["true", "maybe"]})
 
 
 class TestCategories:
@@ -274,11 +267,8 @@ class TestChoice:
         target = numbers_of("y", pa.chunked_array([values * 20]), None)
         np.testing.assert_array_equal(target.to_numpy(), np.array(numbers * 20, dtype=float))
 
-    def test_new_rows_in_another_unit(self):
-        found = learn({"a": ["$5", "$6.50", "$7"]})
-        assert matrix(found, {"a": ["8", "$9", None]})[:, 0].tolist() == [8.0, 9.0, 6.5]
-        with pytest.raises(TableError, match=r"^column 'a' must be a number in '\$' in every row, got '€7' in row 2$"):
-            matrix(found, {"a": ["$5", "€7"]})
+    def test_new_rows_without_the_unit(self):
+        assert matrix(learn({"a": ["$5", "$6.50", "$7"]}), {"a": ["8", "$9", None]})[:, 0].tolist() == [8.0, 9.0, 6.5]
 
     def test_text_among_numbers(self):
         values = [str(x) for x in self.NOISE]
