@@ -5,7 +5,7 @@ import errno
 import importlib.util
 import json
 import re
-import subprocess
+import runpy
 import sys
 
 import numpy as np
@@ -46,13 +46,15 @@ def no_training(monkeypatch):
 
 
 class TestHelp:
-    def test_as_a_module(self, tmp_path):
-        done = subprocess.run(
-            [sys.executable, "-m", "bayesadam", "--help"], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert (done.returncode, done.stderr) == (0, "")
+    def test_as_a_module(self, monkeypatch, capsys):
+        monkeypatch.setattr(sys, "argv", ["bayesadam", "--help"])
+        with pytest.raises(SystemExit) as stopped:
+            runpy.run_module("bayesadam", run_name="__main__")
+        assert not stopped.value.code
+        out, err = capsys.readouterr()
+        assert err == ""
         for word in ("as easy as Adam", "demo"):
-            assert word in " ".join(done.stdout.split())
+            assert word in " ".join(out.split())
 
     def test_of_a_command(self, command):
         code, out, err = command("demo", "--help")
