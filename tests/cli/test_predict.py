@@ -119,15 +119,11 @@ class TestClassification:
         assert np.allclose(table["entropy"].to_numpy(), -(probs * np.log(probs)).sum(1), rtol=1e-3)
         assert (table["mutual_information"].to_numpy() <= table["entropy"].to_numpy() + 1e-6).all()
 
-    @pytest.mark.parametrize("method", ["bayes", "cross"])
-    def test_sets(self, fitted, made, tmp_path, method):
-        out, options = tmp_path / "o.parquet", ("--coverage", 0.8, "--interval", method)
-        fitted("predict", made / "answer", made / "labels.csv", "-o", out, *options)
-        table = parquet.read_table(out)
-        names = [f"in_set_{label}" for label in ("maybe", "no", "yes")]
-        assert table.column_names[-3:] == names
-        expected = load_estimator(made / "answer").predict_set(inputs(made / "answer"), coverage=0.8, method=method)
-        np.testing.assert_array_equal(np.stack([table[name].to_numpy() for name in names], axis=1), expected)
+    def test_classes_have_no_intervals(self, command, made, tmp_path):
+        arguments = ("predict", made / "answer", made / "labels.csv", "-o", tmp_path / "o.csv", "--interval", "cross")
+        code, _, err = command(*arguments)
+        assert (code, list(tmp_path.iterdir())) == (2, [])
+        assert "--interval must be left out of a classification, got 'cross'" in err
 
     def test_labels_are_those_of_the_table(self, fitted, tmp_path):
         path = tmp_path / "t.parquet"

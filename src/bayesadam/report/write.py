@@ -30,7 +30,7 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
             standard error of this difference.
 
     Raises:
-        ImportError: Bokeh is not installed.
+        ImportError: Bokeh or SciPy is not installed.
         ValueError: The data have another version.
         OSError: The folder does not exist or cannot be written to. An existing file is not changed.
     """
@@ -38,8 +38,9 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
         raise ValueError(f"version must be {VERSION}, got {data.get('version')!r}")
     try:
         import bokeh  # noqa: F401
-    except ImportError:
-        raise ImportError('the report needs bokeh: pip install "bayesadam[report]"') from None
+        import scipy  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'the report needs {error.name}: pip install "bayesadam[report]"') from None
     from bayesadam.report.page import render
 
     write_text(path, render(data), errors="replace")
