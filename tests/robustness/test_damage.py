@@ -16,7 +16,6 @@ from bayesadam.files import DamagedFile
 from bayesadam.posterior import BernoulliPosterior, LowRankGaussian, PartialGaussian
 from bayesadam.tabular import open_table
 
-KEY = "bayesadam.posterior"
 VALUES = (None, True, -1, 0, 5, 2**70, 1e308, float("nan"), "", "x", [], [0], {}, {"a": 1}, ["mean/w"], "Mixture")
 
 
@@ -57,9 +56,10 @@ def header(content, rng):
 def fields(content, rng):
     """Another value in the library's own part of the header."""
     record, data = unpacked(content)
-    own = json.loads(record["__metadata__"][KEY])
+    (key,) = record["__metadata__"]
+    own = json.loads(record["__metadata__"][key])
     change(own, rng)
-    record["__metadata__"][KEY] = json.dumps(own)
+    record["__metadata__"][key] = json.dumps(own)
     return packed(record, data)
 
 
