@@ -24,7 +24,6 @@ SLOW = [
     "estimators/test_regressor.py",
     "test_tuning.py",
     "test_docs.py",
-    "robustness/test_robustness.py",
     "experiments/test_experiments.py",
     "cli/test_cli.py",
     "optim/test_digits.py",

@@ -43,7 +43,7 @@ class TestTheSameInputs:
         table = pa.table({"size": known, "new": new, "city": city, "price": size + 0.5})
         settings = runs.Settings(written(table, tmp_path / "t.parquet"), "price", members=1, epochs=1, hidden=(2,))
         prepared = prepare(settings)
-        _train(prepared, settings, tmp_path / "checkpoint", lambda status: None)
+        _train(prepared, settings, lambda status: None)
         rows = prepared.split.training
         filled = np.where(absent, np.median(size[rows][~absent[rows]]), size)
         levels = prepared.preprocessing.inputs.columns[2].levels

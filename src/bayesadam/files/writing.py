@@ -34,9 +34,9 @@ _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES, errno.EPERM)
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Context that gives a temporary file to write to; it replaces ``path`` if the block ends without an error.
 
-    A symbolic link is kept, and the file that it points to is replaced. The new file has the permissions of the old
-    one, or those that the umask leaves. Temporary files of killed processes in the folder are removed. For a FIFO or a
-    character device, the content is written to it when it is complete.
+    A symbolic link is replaced, and the file that it points to is left unchanged. The new file has the permissions of
+    the old one, or those that the umask leaves. Temporary files of killed processes in the folder are removed. For a
+    FIFO or a character device, the content is written to it when it is complete.
 
     Raises:
         OSError: The file cannot be written, or is none of these. An existing file is left unchanged.
@@ -47,7 +47,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     if kind is not None and not through and not stat.S_ISREG(kind):
         number = errno.EISDIR if stat.S_ISDIR(kind) else errno.EINVAL
         raise OSError(number, os.strerror(number), str(path))
-    target = path if through else Path(os.path.realpath(path))
+    target = path
     folder = Path(tempfile.gettempdir()) if through else target.parent
     remove_temporaries(folder)
     try:
