@@ -247,6 +247,7 @@ class TestSlices:
     @settings(deadline=None)
     @given(slices())
     @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
     def test_a_slice_is_that_of_the_whole(self, case):
         assert_slice(*case)
 
@@ -265,6 +266,7 @@ class TestSlices:
     @settings(deadline=None)
     @given(slices())
     @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
     def test_the_flat_start_of_a_slice_that_is_one_run(self, case):
         full, offset, shape = case
         numbers = cut(torch.arange(math.prod(full)).view(full), offset, shape).flatten()
