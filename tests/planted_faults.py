@@ -87,7 +87,7 @@ FAULTS = [
         "optim/newton.py",
         'error = hessian * factor(hp["temperature"], hessian) - curvature',
         "error = hessian - curvature",
-        "optim/test_von.py optim/test_rules.py",
+        "optim/test_rules.py",
     ),
     Fault("VOGN with VON's correction", "optim/vogn.py", "corrected=False", "corrected=True", "optim/test_rules.py"),
     Fault(
@@ -95,7 +95,7 @@ FAULTS = [
         "optim/von.py",
         'hp["correction"] == "elementwise"',
         'hp["correction"] is not None',
-        "optim/test_von.py",
+        "optim/test_rules.py optim/test_von.py",
     ),
     Fault(
         "weight of the initial precision decays without the temperature",
@@ -300,7 +300,7 @@ FAULTS = [
         "engine/collection.py",
         "ratio**self.store.rule.power",
         "1.0",
-        "optim/test_contract_amp.py optim/test_contract_training.py",
+        "optim/test_contract_gradients.py optim/test_contract_blocks.py",
     ),
     Fault(
         "Student's t: Fisher information with the wrong denominator",

@@ -1,466 +1,309 @@
 """Slow float64 loops, written weight by weight from the papers' equations and independent of the library.
 
-``gradient(theta, t)`` is the mean gradient at step ``t`` (from 0), ``eps(t, s)`` the noise of sample ``s``; both work
-on lists of floats. Each function returns the mean and the precision after ``steps`` steps.
+Each rule takes the mean at the start, a number of steps and a :class:`Setting`, and returns the mean and the precision
+after these steps.
 """
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
 
-def vadam(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-):
+@dataclass(frozen=True)
+class Setting:
+    """A problem and the hyper-parameters.
+
+    ``gradient(theta, t)`` is the mean gradient at step ``t`` (from 0), ``hessian(theta, t)`` the Hessian's diagonal
+    (``dense_von``: the matrix), ``eps(t, s)`` the noise of sample ``s``; all work on lists of floats. Without
+    ``hessian`` the curvature of the methods that need it is read off the noise.
+    """
+
+    gradient: Callable[..., Any]
+    eps: Callable[..., Any]
+    lr: float
+    betas: Any
+    num_data: float
+    initial_precision: float
+    prior_precision: float = 0.0
+    temperature: float = 1.0
+    mc_samples: int = 1
+    prior_mean: Any = None
+    hessian: Callable[..., Any] | None = None
+    correction: str | None = "elementwise"
+    clip_radius: float = math.inf
+    rescale_lr: bool = True
+
+    def betas_at(self, t):
+        return self.betas(t) if callable(self.betas) else self.betas
+
+    @property
+    def lt(self):
+        """The prior precision of one example."""
+        return self.prior_precision / self.num_data
+
+    @property
+    def in_precision(self):
+        """The prior's part in the precision: none at temperature 0."""
+        return self.lt if self.temperature > 0 else 0.0
+
+    @property
+    def start(self):
+        """The running curvature before the first step."""
+        return self.initial_precision / self.num_data - self.in_precision
+
+    def from_prior(self, mu, j):
+        """The gradient of the tempered prior of one weight, for one example."""
+        return self.temperature * self.lt * (mu[j] - (self.prior_mean[j] if self.prior_mean else 0.0))
+
+    def precision(self, s):
+        return [self.num_data * (value + self.in_precision) for value in s]
+
+    def samples(self, mu, precision, t):
+        """Noise, standard deviations, sampled weights and gradients of the samples of a step."""
+        sigma = [1 / math.sqrt(value) for value in precision]
+        for sample in range(self.mc_samples):
+            e = self.eps(t, sample)
+            theta = [mu[j] + sigma[j] * e[j] for j in range(len(mu))]
+            yield e, sigma, theta, self.gradient(theta, t)
+
+    def squared(self, mu, precision, t):
+        """Mean gradient and mean squared gradient over the samples of one step."""
+        g, h = [0.0] * len(mu), [0.0] * len(mu)
+        for _, _, _, at in self.samples(mu, precision, t):
+            for j, value in enumerate(at):
+                g[j] += value / self.mc_samples
+                h[j] += value**2 / self.mc_samples
+        return g, h
+
+    def curved(self, mu, precision, t):
+        """Mean gradient and mean Hessian diagonal over the samples of one step."""
+        g, h = [0.0] * len(mu), [0.0] * len(mu)
+        for e, sigma, theta, at in self.samples(mu, precision, t):
+            read_off = [at[j] * e[j] / sigma[j] for j in range(len(mu))]
+            second = self.hessian(theta, t) if self.hessian else read_off
+            for j in range(len(mu)):
+                g[j] += at[j] / self.mc_samples
+                h[j] += second[j] / self.mc_samples
+        return g, h
+
+    def followed(self, s, h, rate):
+        """The running Hessian after one step: Khan et al.'s, with the correction of Lin et al. 2020 or of eq. 63."""
+        tau, n = self.temperature, len(s)
+        falls = [tau * s[j] - h[j] for j in range(n)]
+        if self.correction == "backtracking":
+            rate = min([rate, *(0.5 * (s[j] + self.in_precision) / falls[j] for j in range(n) if falls[j] > 0)])
+        new = [(1 - tau * rate) * s[j] + rate * h[j] for j in range(n)]
+        if self.correction == "elementwise":
+            new = [new[j] + rate**2 / 2 * falls[j] ** 2 / (s[j] + self.in_precision) for j in range(n)]
+        return new
+
+
+def vadam(mu, steps, p):
     """Khan et al. 2018, Fig. 1; s0 is not bias-corrected; temperature by eqs. 22-24 (methods section 2)."""
     mu, n = list(mu), len(mu)
-    mu0 = prior_mean or [0.0] * n
-    lt = prior_precision / num_data
-    in_precision = lt if temperature > 0 else 0.0
-    s0 = initial_precision / num_data - in_precision
     m, v = [0.0] * n, [0.0] * n
     share, p1, p2 = 1.0, 1.0, 1.0
     for t in range(steps):
-        b1, b2 = betas(t) if callable(betas) else betas
-        s = [v[j] + share * s0 for j in range(n)]
-        g, h = sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples)
-        share *= 1 - temperature * (1 - b2)
+        b1, b2 = p.betas_at(t)
+        g, h = p.squared(mu, p.precision([v[j] + share * p.start for j in range(n)]), t)
+        share *= 1 - p.temperature * (1 - b2)
         p1, p2 = p1 * b1, p2 * b2
         for j in range(n):
-            m[j] = b1 * m[j] + (1 - b1) * (g[j] + temperature * lt * (mu[j] - mu0[j]))
-            v[j] = (1 - temperature * (1 - b2)) * v[j] + (1 - b2) * h[j]
-            mu[j] -= lr * (m[j] / (1 - p1)) / (math.sqrt(v[j] / (1 - p2)) + lt)
-    return mu, [num_data * (v[j] + share * s0 + in_precision) for j in range(n)]
+            m[j] = b1 * m[j] + (1 - b1) * (g[j] + p.from_prior(mu, j))
+            v[j] = (1 - p.temperature * (1 - b2)) * v[j] + (1 - b2) * h[j]
+            mu[j] -= p.lr * (m[j] / (1 - p1)) / (math.sqrt(v[j] / (1 - p2)) + p.lt)
+    return mu, p.precision([v[j] + share * p.start for j in range(n)])
 
 
-def vprop(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-):
+def vprop(mu, steps, p):
     """Khan et al. 2018, section 3.2 (Vprop)."""
     mu, n = list(mu), len(mu)
-    mu0 = prior_mean or [0.0] * n
-    lt = prior_precision / num_data
-    in_precision = lt if temperature > 0 else 0.0
-    s = [initial_precision / num_data - in_precision] * n
+    s = [p.start] * n
     for t in range(steps):
-        _, b2 = betas(t) if callable(betas) else betas
-        g, h = sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples)
+        _, b2 = p.betas_at(t)
+        g, h = p.squared(mu, p.precision(s), t)
         for j in range(n):
-            s[j] = (1 - temperature * (1 - b2)) * s[j] + (1 - b2) * h[j]
-            mu[j] -= lr * (g[j] + temperature * lt * (mu[j] - mu0[j])) / (math.sqrt(s[j]) + lt)
-    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+            s[j] = (1 - p.temperature * (1 - b2)) * s[j] + (1 - b2) * h[j]
+            mu[j] -= p.lr * (g[j] + p.from_prior(mu, j)) / (math.sqrt(s[j]) + p.lt)
+    return mu, p.precision(s)
 
 
-def vadagrad(mu, gradient, eps, steps, *, lr, betas, num_data, initial_precision, mc_samples=1):
+def vadagrad(mu, steps, p):
     """Khan et al. 2018, section 4 (VadaGrad): F is the summed loss, the precision is s."""
     mu, n = list(mu), len(mu)
-    s = [initial_precision] * n
+    s = [p.initial_precision] * n
     for t in range(steps):
-        _, b2 = betas(t) if callable(betas) else betas
-
-        def total(theta, t):
-            return [num_data * g for g in gradient(theta, t)]
-
-        g, h = sampled(mu, s, 0.0, 1.0, total, eps, t, mc_samples)
+        _, b2 = p.betas_at(t)
+        g, h = p.squared(mu, s, t)
         for j in range(n):
-            s[j] += (1 - b2) * h[j]
-            mu[j] -= lr * g[j] / math.sqrt(s[j])
+            s[j] += (1 - b2) * p.num_data**2 * h[j]
+            mu[j] -= p.lr * p.num_data * g[j] / math.sqrt(s[j])
     return mu, s
 
 
-def ivon(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-    clip_radius=math.inf,
-    rescale_lr=True,
-):
+def ivon(mu, steps, p):
     """Shen et al. 2024, Algorithm 1, with Price's estimator and the learning rate rescaled by s0 + d."""
     mu, n = list(mu), len(mu)
-    mu0 = prior_mean or [0.0] * n
-    d = prior_precision / num_data
-    in_precision = d if temperature > 0 else 0.0
-    s = [initial_precision / num_data - in_precision] * n
-    m, p1 = [0.0] * n, 1.0
-    factor = initial_precision / num_data if rescale_lr else 1.0
+    s, m, p1 = [p.start] * n, [0.0] * n, 1.0
+    factor = p.initial_precision / p.num_data if p.rescale_lr else 1.0
     for t in range(steps):
-        b1, b2 = betas(t) if callable(betas) else betas
-        g, h = [0.0] * n, [0.0] * n
-        for sample in range(mc_samples):
-            sigma = [1 / math.sqrt(num_data * (s[j] + in_precision)) for j in range(n)]
-            e = eps(t, sample)
-            at = gradient([mu[j] + sigma[j] * e[j] for j in range(n)], t)
-            for j in range(n):
-                g[j] += at[j] / mc_samples
-                h[j] += at[j] * e[j] / sigma[j] / mc_samples
+        b1, b2 = p.betas_at(t)
+        g, h = p.curved(mu, p.precision(s), t)
+        s = p.followed(s, h, 1 - b2)
         p1 *= b1
         for j in range(n):
             m[j] = b1 * m[j] + (1 - b1) * g[j]
-            error = temperature * s[j] - h[j]
-            s[j] += -(1 - b2) * error + 0.5 * (1 - b2) ** 2 * error**2 / (s[j] + in_precision)
-            step = (m[j] / (1 - p1) + temperature * d * (mu[j] - mu0[j])) / (s[j] + d)
-            mu[j] -= lr * factor * max(-clip_radius, min(clip_radius, step))
-    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+            step = (m[j] / (1 - p1) + p.from_prior(mu, j)) / (s[j] + p.lt)
+            mu[j] -= p.lr * factor * max(-p.clip_radius, min(p.clip_radius, step))
+    return mu, p.precision(s)
 
 
-def von(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-    hessian=None,
-    correction="elementwise",
-    clip_radius=math.inf,
-):
-    """Khan et al. 2018, eq. 8, with ``tau`` eqs. 23-24; the corrections are Lin et al. 2020's and eq. 63's.
-
-    ``hessian(theta, t)`` gives the diagonal; without it it is ``g eps / sigma``.
-    """
+def von(mu, steps, p):
+    """Khan et al. 2018, eq. 8, with ``tau`` eqs. 23-24; VAN is the same at temperature 0."""
     mu, n = list(mu), len(mu)
-    mu0 = prior_mean or [0.0] * n
-    lt = prior_precision / num_data
-    in_precision = lt if temperature > 0 else 0.0
-    s = [initial_precision / num_data - in_precision] * n
+    s = [p.start] * n
     for t in range(steps):
-        _, b2 = betas(t) if callable(betas) else betas
-        g, h = curved(mu, s, in_precision, num_data, gradient, hessian, eps, t, mc_samples)
-        s = followed(s, h, 1 - b2, temperature, in_precision, correction)
+        _, b2 = p.betas_at(t)
+        g, h = p.curved(mu, p.precision(s), t)
+        s = p.followed(s, h, 1 - b2)
         for j in range(n):
-            step = (g[j] + temperature * lt * (mu[j] - mu0[j])) / (s[j] + lt)
-            mu[j] -= lr * max(-clip_radius, min(clip_radius, step))
-    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+            step = (g[j] + p.from_prior(mu, j)) / (s[j] + p.lt)
+            mu[j] -= p.lr * max(-p.clip_radius, min(p.clip_radius, step))
+    return mu, p.precision(s)
 
 
-def van(mu, gradient, eps, steps, *, temperature=0.0, **hp):
-    """Khan et al. 2018, eqs. 22-24: VON's rule with ``tau``, by default 0."""
-    return von(mu, gradient, eps, steps, temperature=temperature, **hp)
-
-
-def ngvi(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-    hessian=None,
-    correction="elementwise",
-):
+def ngvi(mu, steps, p):
     """Khan et al. 2018, appendix C, on the natural parameters themselves: prior and data each give a pair of them."""
-    n = len(mu)
-    mu0 = prior_mean or [0.0] * n
-    precision = [initial_precision] * n
-    eta = [initial_precision * value for value in mu]
+    n, tau, prior = len(mu), p.temperature, p.prior_precision
+    mu0 = p.prior_mean or [0.0] * n
+    precision = [p.initial_precision] * n
+    eta = [p.initial_precision * value for value in mu]
     for t in range(steps):
         mean = [eta[j] / precision[j] for j in range(n)]
-        g, h = curved(mean, precision, 0.0, 1.0, gradient, hessian, eps, t, mc_samples)
-        rate = lr
-        if correction == "backtracking":
-            falls = [temperature * (precision[j] - prior_precision) - num_data * h[j] for j in range(n)]
-            rate = min([lr, *(0.5 * precision[j] / falls[j] for j in range(n) if falls[j] > 0)])
+        g, h = p.curved(mean, precision, t)
+        rate = p.lr
+        if p.correction == "backtracking":
+            falls = [tau * (precision[j] - prior) - p.num_data * h[j] for j in range(n)]
+            rate = min([rate, *(0.5 * precision[j] / falls[j] for j in range(n) if falls[j] > 0)])
         for j in range(n):
-            prior, data = prior_precision, num_data * h[j]
-            new = (1 - temperature * rate) * precision[j] + rate * (temperature * prior + data)
-            eta[j] = (1 - temperature * rate) * eta[j] + rate * (
-                temperature * prior * mu0[j] + data * mean[j] - num_data * g[j]
-            )
-            extra = 0.5 * (new - precision[j]) ** 2 / precision[j] if correction == "elementwise" else 0.0
+            data = p.num_data * h[j]
+            new = (1 - tau * rate) * precision[j] + rate * (tau * prior + data)
+            eta[j] = (1 - tau * rate) * eta[j] + rate * (tau * prior * mu0[j] + data * mean[j] - p.num_data * g[j])
+            extra = 0.5 * (new - precision[j]) ** 2 / precision[j] if p.correction == "elementwise" else 0.0
             precision[j] = new + extra
             eta[j] += extra * mean[j]
     return [eta[j] / precision[j] for j in range(n)], precision
 
 
-def natural_von(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-    hessian=None,
-    correction="elementwise",
-):
+def natural_von(mu, steps, p):
     """Khan et al. 2018, eqs. 82-83, the diagonal of the matrices, with a rate of its own for ``s``."""
-    mu, n = list(mu), len(mu)
-    before = list(mu)
-    mu0 = prior_mean or [0.0] * n
-    lt = prior_precision / num_data
-    in_precision = lt if temperature > 0 else 0.0
-    s = [initial_precision / num_data - in_precision] * n
+    mu, before, n = list(mu), list(mu), len(mu)
+    s = [p.start] * n
     for t in range(steps):
-        c, b2 = betas(t) if callable(betas) else betas
-        g, h = curved(mu, s, in_precision, num_data, gradient, hessian, eps, t, mc_samples)
-        new = followed(s, h, 1 - b2, temperature, in_precision, correction)
+        c, b2 = p.betas_at(t)
+        g, h = p.curved(mu, p.precision(s), t)
+        new = p.followed(s, h, 1 - b2)
         after = [
             mu[j]
-            - lr / (new[j] + lt) * (g[j] + temperature * lt * (mu[j] - mu0[j]))
-            + c * (s[j] + lt) / (new[j] + lt) * (mu[j] - before[j])
+            - p.lr / (new[j] + p.lt) * (g[j] + p.from_prior(mu, j))
+            + c * (s[j] + p.lt) / (new[j] + p.lt) * (mu[j] - before[j])
             for j in range(n)
         ]
         before, mu, s = mu, after, new
-    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+    return mu, p.precision(s)
 
 
-def natural_vadam(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-):
+def natural_vadam(mu, steps, p):
     """Khan et al. 2018, eqs. 86-87, with a rate of its own for ``s``."""
-    mu, n = list(mu), len(mu)
-    before = list(mu)
-    mu0 = prior_mean or [0.0] * n
-    lt = prior_precision / num_data
-    in_precision = lt if temperature > 0 else 0.0
-    s = [initial_precision / num_data - in_precision] * n
+    mu, before, n = list(mu), list(mu), len(mu)
+    s = [p.start] * n
     for t in range(steps):
-        c, b2 = betas(t) if callable(betas) else betas
-        g, h = sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples)
-        new = [(1 - temperature * (1 - b2)) * s[j] + (1 - b2) * h[j] for j in range(n)]
+        c, b2 = p.betas_at(t)
+        g, h = p.squared(mu, p.precision(s), t)
+        new = [(1 - p.temperature * (1 - b2)) * s[j] + (1 - b2) * h[j] for j in range(n)]
         after = [
             mu[j]
-            - lr / (math.sqrt(new[j]) + lt) * (g[j] + temperature * lt * (mu[j] - mu0[j]))
-            + c * (math.sqrt(s[j]) + lt) / (math.sqrt(new[j]) + lt) * (mu[j] - before[j])
+            - p.lr / (math.sqrt(new[j]) + p.lt) * (g[j] + p.from_prior(mu, j))
+            + c * (math.sqrt(s[j]) + p.lt) / (math.sqrt(new[j]) + p.lt) * (mu[j] - before[j])
             for j in range(n)
         ]
         before, mu, s = mu, after, new
-    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+    return mu, p.precision(s)
 
 
-def vogn(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-):
+def vogn(mu, steps, p):
     """Khan et al. 2018, section 3.2, with the momentum of Osawa et al. 2019; every minibatch is one example."""
     mu, n = list(mu), len(mu)
-    mu0 = prior_mean or [0.0] * n
-    lt = prior_precision / num_data
-    in_precision = lt if temperature > 0 else 0.0
-    s = [initial_precision / num_data - in_precision] * n
-    m, p1 = [0.0] * n, 1.0
+    s, m, p1 = [p.start] * n, [0.0] * n, 1.0
     for t in range(steps):
-        b1, b2 = betas(t) if callable(betas) else betas
-        g, h = sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples)
+        b1, b2 = p.betas_at(t)
+        g, h = p.squared(mu, p.precision(s), t)
         p1 *= b1
         for j in range(n):
-            m[j] = b1 * m[j] + (1 - b1) * (g[j] + temperature * lt * (mu[j] - mu0[j]))
-            s[j] = (1 - temperature * (1 - b2)) * s[j] + (1 - b2) * h[j]
-            mu[j] -= lr * (m[j] / (1 - p1)) / (s[j] + lt)
-    return mu, [num_data * (s[j] + in_precision) for j in range(n)]
+            m[j] = b1 * m[j] + (1 - b1) * (g[j] + p.from_prior(mu, j))
+            s[j] = (1 - p.temperature * (1 - b2)) * s[j] + (1 - b2) * h[j]
+            mu[j] -= p.lr * (m[j] / (1 - p1)) / (s[j] + p.lt)
+    return mu, p.precision(s)
 
 
-def dense_von(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-    hessian=None,
-    correction="elementwise",
-    clip_radius=math.inf,
-):
-    """VON with a full covariance (Khan et al. 2018, eqs. 58-60): ``hessian(theta, t)`` gives a matrix.
-
-    Without it, it is the symmetric part of ``P (theta - mu) g'``. The correction is ``r^2 / 2 E (S + d)^-1 E``.
-    """
-    mu, n = numpy.array(mu, dtype=float), len(mu)
-    mu0 = numpy.array(prior_mean or [0.0] * n)
-    lt = prior_precision / num_data
-    in_precision = lt if temperature > 0 else 0.0
-    one = numpy.eye(n)
-    s = (initial_precision / num_data - in_precision) * one
-    for t in range(steps):
-        _, b2 = betas(t) if callable(betas) else betas
-        g, h = numpy.zeros(n), numpy.zeros((n, n))
-        for sample in range(mc_samples):
-            precision = num_data * (s + in_precision * one)
-            root = numpy.linalg.cholesky(precision)
-            theta = mu + numpy.linalg.inv(root).T @ numpy.array(eps(t, sample))
-            at = numpy.array(gradient(theta.tolist(), t))
-            score = precision @ (theta - mu)
-            found = numpy.outer(score, at) if hessian is None else numpy.array(hessian(theta.tolist(), t))
-            g += at / mc_samples
-            h += (found + found.T) / 2 / mc_samples
-        error = temperature * s - h
-        extra = 0.5 * (1 - b2) ** 2 * error @ numpy.linalg.inv(s + in_precision * one) @ error
-        s = s - (1 - b2) * error + (extra if correction == "elementwise" else 0.0)
-        step = numpy.linalg.inv(s + lt * one) @ (g + temperature * lt * (mu - mu0))
-        mu = mu - lr * numpy.clip(step, -clip_radius, clip_radius)
-    return mu.tolist(), (num_data * (s + in_precision * one)).tolist()
-
-
-def curved(mu, s, in_precision, num_data, gradient, hessian, eps, t, mc_samples):
-    """Mean gradient and mean Hessian diagonal over the samples of one step."""
-    n = len(mu)
-    g, h = [0.0] * n, [0.0] * n
-    for sample in range(mc_samples):
-        e = eps(t, sample)
-        sigma = [1 / math.sqrt(num_data * (s[j] + in_precision)) for j in range(n)]
-        theta = [mu[j] + sigma[j] * e[j] for j in range(n)]
-        at = gradient(theta, t)
-        second = [at[j] * e[j] / sigma[j] for j in range(n)] if hessian is None else hessian(theta, t)
-        for j in range(n):
-            g[j] += at[j] / mc_samples
-            h[j] += second[j] / mc_samples
-    return g, h
-
-
-def followed(s, h, rate, temperature, in_precision, correction):
-    """The running Hessian after one step."""
-    n = len(s)
-    falls = [temperature * s[j] - h[j] for j in range(n)]
-    if correction == "backtracking":
-        rate = min([rate, *(0.5 * (s[j] + in_precision) / falls[j] for j in range(n) if falls[j] > 0)])
-    new = [(1 - temperature * rate) * s[j] + rate * h[j] for j in range(n)]
-    if correction == "elementwise":
-        new = [new[j] + rate**2 / 2 * falls[j] ** 2 / (s[j] + in_precision) for j in range(n)]
-    return new
-
-
-def bbb(
-    mu,
-    gradient,
-    eps,
-    steps,
-    *,
-    lr,
-    betas,
-    num_data,
-    prior_precision,
-    initial_precision,
-    temperature=1.0,
-    mc_samples=1,
-    prior_mean=None,
-):
+def bbb(mu, steps, p):
     """Blundell et al. 2015, section 3.2, with the divergence in closed form, and Adam on mean and rho."""
     mu, n = list(mu), len(mu)
-    mu0 = prior_mean or [0.0] * n
-    rho = [math.log(math.expm1(1 / math.sqrt(initial_precision)))] * n
+    rho = [math.log(math.expm1(1 / math.sqrt(p.initial_precision)))] * n
     m, v = ([[0.0] * n, [0.0] * n] for _ in range(2))
     p1, p2 = 1.0, 1.0
     for t in range(steps):
-        b1, b2 = betas(t) if callable(betas) else betas
+        b1, b2 = p.betas_at(t)
         p1, p2 = p1 * b1, p2 * b2
-        sigma = [math.log1p(math.exp(r)) for r in rho]
         g, h = [0.0] * n, [0.0] * n
-        for sample in range(mc_samples):
-            e = eps(t, sample)
-            for j, value in enumerate(gradient([mu[j] + sigma[j] * e[j] for j in range(n)], t)):
-                g[j] += value / mc_samples
-                h[j] += value * e[j] / mc_samples
+        sigma = [math.log1p(math.exp(r)) for r in rho]
+        for e, _, _, at in p.samples(mu, [1 / value**2 for value in sigma], t):
+            for j, value in enumerate(at):
+                g[j] += value / p.mc_samples
+                h[j] += value * e[j] / p.mc_samples
         for j in range(n):
-            of_sigma = h[j] + temperature / num_data * (prior_precision * sigma[j] - 1 / sigma[j])
-            slopes = (
-                g[j] + temperature * prior_precision / num_data * (mu[j] - mu0[j]),
-                of_sigma / (1 + math.exp(-rho[j])),
-            )
+            of_sigma = h[j] + p.temperature / p.num_data * (p.prior_precision * sigma[j] - 1 / sigma[j])
+            slopes = (g[j] + p.from_prior(mu, j), of_sigma / (1 + math.exp(-rho[j])))
             moves = []
             for i, slope in enumerate(slopes):
                 m[i][j] = b1 * m[i][j] + (1 - b1) * slope
                 v[i][j] = b2 * v[i][j] + (1 - b2) * slope**2
-                moves.append(lr * (m[i][j] / (1 - p1)) / (math.sqrt(v[i][j] / (1 - p2)) + 1e-8))
+                moves.append(p.lr * (m[i][j] / (1 - p1)) / (math.sqrt(v[i][j] / (1 - p2)) + 1e-8))
             mu[j] -= moves[0]
             rho[j] -= moves[1]
     return mu, [1 / math.log1p(math.exp(r)) ** 2 for r in rho]
 
 
-def sampled(mu, s, in_precision, num_data, gradient, eps, t, mc_samples):
-    """Mean gradient and mean squared gradient over the samples of one step."""
-    n = len(mu)
-    g, h = [0.0] * n, [0.0] * n
-    for sample in range(mc_samples):
-        e = eps(t, sample)
-        theta = [mu[j] + e[j] / math.sqrt(num_data * (s[j] + in_precision)) for j in range(n)]
-        for j, value in enumerate(gradient(theta, t)):
-            g[j] += value / mc_samples
-            h[j] += value**2 / mc_samples
-    return g, h
+def dense_von(mu, steps, p):
+    """VON with a full covariance (Khan et al. 2018, eqs. 58-60).
+
+    Without ``hessian``, it is the symmetric part of ``P (theta - mu) g'``. The correction is
+    ``r^2 / 2 E (S + d)^-1 E``.
+    """
+    mu, n = numpy.array(mu, dtype=float), len(mu)
+    mu0, one = numpy.array(p.prior_mean or [0.0] * n), numpy.eye(n)
+    s = p.start * one
+    for t in range(steps):
+        _, b2 = p.betas_at(t)
+        g, h = numpy.zeros(n), numpy.zeros((n, n))
+        for sample in range(p.mc_samples):
+            precision = p.num_data * (s + p.in_precision * one)
+            root = numpy.linalg.cholesky(precision)
+            theta = mu + numpy.linalg.inv(root).T @ numpy.array(p.eps(t, sample))
+            at = numpy.array(p.gradient(theta.tolist(), t))
+            read_off = numpy.outer(precision @ (theta - mu), at)
+            second = numpy.array(p.hessian(theta.tolist(), t)) if p.hessian else read_off
+            g += at / p.mc_samples
+            h += (second + second.T) / 2 / p.mc_samples
+        error = p.temperature * s - h
+        extra = 0.5 * (1 - b2) ** 2 * error @ numpy.linalg.inv(s + p.in_precision * one) @ error
+        s = s - (1 - b2) * error + (extra if p.correction == "elementwise" else 0.0)
+        step = numpy.linalg.inv(s + p.lt * one) @ (g + p.temperature * p.lt * (mu - mu0))
+        mu = mu - p.lr * numpy.clip(step, -p.clip_radius, p.clip_radius)
+    return mu.tolist(), (p.num_data * (s + p.in_precision * one)).tolist()
 
 
 REFERENCES = {
@@ -469,9 +312,8 @@ REFERENCES = {
     "vprop": vprop,
     "vadagrad": vadagrad,
     "ivon": ivon,
-    "evon": ivon,  # for vectors, which have no basis; matrices: tests/optim/test_evon.py
     "von": von,
-    "van": van,
+    "van": von,
     "ngvi": ngvi,
     "natural_von": natural_von,
     "natural_vadam": natural_vadam,

@@ -16,7 +16,7 @@ from bayesadam import native, noise
 from bayesadam.functional.philox import philox_rounds
 from bayesadam.noise import BLOCK, LANES, TILE, normal
 
-NUM = 10**7
+NUM = 4 * 10**6
 BOUND = 4.5
 BASE = {"seed": 2**63 + 12345, "step": 10, "sample": 2, "index": 3, "stream": 0}
 MULTIPLIERS, KEY_STEPS, MASK = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85), 0xFFFFFFFF
@@ -113,20 +113,6 @@ class TestBits:
         found = [at(tile * TILE + output * LANES + lane, {**coordinates, "stream": high >> 28}) for output in range(4)]
         assert found == pytest.approx(expected, abs=1e-4)
 
-    def test_golden_values(self):
-        torch.testing.assert_close(
-            normal(1, 2, 3, 4, (6,)),
-            torch.tensor([0.0956845, 0.1315706, -0.3108641, -0.4879805, 1.6677823, -1.0081005]),
-            rtol=0.0,
-            atol=1e-6,
-        )
-        torch.testing.assert_close(
-            normal(2**64 - 1, 2**32 - 1, 2**28 - 1, 2**32 - 1, (2, 3), stream=noise.POSTERIOR),
-            torch.tensor([[-0.5414506, -2.3258367, 1.3744785], [-0.9694354, 0.5185775, -0.9674727]]),
-            rtol=0.0,
-            atol=1e-6,
-        )
-
 
 @pytest.fixture(scope="module")
 def draws():
@@ -155,22 +141,17 @@ class TestDistribution:
     def test_moments(self, draws, power):
         assert abs(moment_z(draws, power)) < BOUND
 
-    def test_skewness_and_kurtosis(self, draws):
-        x = (draws - draws.mean()) / draws.std()
-        assert abs(x.pow(3).mean().item()) < BOUND * math.sqrt(6 / NUM)
-        assert abs(x.pow(4).mean().item() - 3) < BOUND * math.sqrt(24 / NUM)
-
     def test_planted_errors_of_one_percent_would_be_found(self, draws):
-        assert moment_z(draws * math.sqrt(1.01), 2) > 4 * BOUND
-        assert moment_z(draws * math.sqrt(0.99), 2) < -4 * BOUND
-        assert moment_z(draws + 0.01, 1) > 4 * BOUND
+        assert moment_z(draws * math.sqrt(1.01), 2) > 2.5 * BOUND
+        assert moment_z(draws * math.sqrt(0.99), 2) < -2.5 * BOUND
+        assert moment_z(draws + 0.01, 1) > 2.5 * BOUND
         a, b = draws[:-1], draws[1:]
         values, squares = correlation_z(a, 0.01 * a + math.sqrt(1 - 0.01**2) * b)
-        assert values > 4 * BOUND
+        assert values > 2.5 * BOUND
         assert abs(squares) < BOUND
         values, squares = correlation_z(a, torch.where(a.abs() > 1, 1.01, 0.99) * b)
         assert abs(values) < BOUND
-        assert squares > 4 * BOUND
+        assert squares > 2.5 * BOUND
 
     def test_kolmogorov_smirnov(self, draws):
         x = np.sort(draws.float().numpy()).astype(np.float64)
@@ -188,9 +169,6 @@ class TestDistribution:
     def test_tails(self, draws, sigmas, sign):
         expected = NUM * special.ndtr(-sigmas)
         assert abs((sign * draws > sigmas).sum().item() - expected) < BOUND * math.sqrt(expected)
-
-    def test_largest(self, draws):
-        assert 5 < draws.abs().max() <= 6.77
 
     def test_moments_over_many_small_draws(self):
         """As in training: many steps, samples and parameters, few elements each."""
@@ -269,6 +247,7 @@ class TestSlices:
     @settings(deadline=None)
     @given(slices())
     @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
     def test_a_slice_is_that_of_the_whole(self, case):
         assert_slice(*case)
 
@@ -277,9 +256,7 @@ class TestSlices:
         [
             ([BLOCK + TILE + 7], [BLOCK - 3], [9]),
             ([BLOCK + TILE + 7], [1], [BLOCK + TILE + 6]),
-            ([700, 1000], [520, 0], [180, 1000]),
             ([700, 1000], [0, 999], [700, 1]),
-            ([3, 2 * LANES, 120], [1, 5, 0], [2, 2000, 120]),
             ([2, 2000, 200], [1, 0, 7], [1, 2000, 150]),
         ],
     )
@@ -289,6 +266,7 @@ class TestSlices:
     @settings(deadline=None)
     @given(slices())
     @example(([3, 1, 4], [0, 0, 1], [2, 1, 2]))
+    @example(([3, 5, 4], [1, 2, 0], [1, 2, 4]))
     def test_the_flat_start_of_a_slice_that_is_one_run(self, case):
         full, offset, shape = case
         numbers = cut(torch.arange(math.prod(full)).view(full), offset, shape).flatten()
@@ -306,22 +284,16 @@ class TestSlices:
                 assert torch.equal(normal(**BASE, shape=(length,)), long[:length])
 
     @pytest.mark.parametrize("path", PATHS)
-    @pytest.mark.parametrize("samples", [range(1), range(2**28 - 3, 2**28), [5, 0, 2]])
+    @pytest.mark.parametrize("samples", [range(2**28 - 3, 2**28), [5, 0, 2]])
     def test_many_draws_at_once_are_the_single_ones(self, samples, path):
-        with path():
-            self.check_many(samples)
-
-    def check_many(self, samples):
         indices = [2**32 - 1, 3, 0, 7, 8, 9, 2**31, 5]
         sizes = dict(zip(indices, [1, 5, LANES - 1, LANES, LANES + 1, TILE, TILE + 1, 3 * TILE - 5], strict=True))
-        scratch = noise.Scratch()
-        for seeds, steps in (([2**64 - 2], [2**32 - 1]), ([1, 2**64 - 2, 3], [5, 5, 5]), ([7, 8], [0, 2**32 - 1])):
-            for stream in (noise.TRAINING, noise.POSTERIOR):
-                many = noise.normal_many(
-                    seeds, steps, samples, sizes, stream=stream, device=torch.device("cpu"), scratch=scratch
-                )
-                parts = many.split_with_sizes(list(sizes.values()), dim=2)
-                for index, found in zip(indices, parts, strict=True):
+        where = {"device": torch.device("cpu"), "scratch": noise.Scratch()}
+        draws = [([2**64 - 2], [2**32 - 1], noise.TRAINING), ([1, 2**64 - 2, 3], [5, 5, 5], noise.POSTERIOR)]
+        for seeds, steps, stream in draws:
+            with path():
+                many = noise.normal_many(seeds, steps, samples, sizes, stream=stream, **where)
+                for index, found in zip(indices, many.split_with_sizes(list(sizes.values()), dim=2), strict=True):
                     for p, s in itertools.product(range(len(seeds)), range(len(samples))):
                         single = normal(seeds[p], steps[p], samples[s], index, (sizes[index],), stream=stream)
                         assert torch.equal(found[p, s], single)
@@ -407,33 +379,15 @@ class TestNative:
         with by_operations():
             assert torch.equal(normal(**BASE, shape=(10,)), found)
 
-    @needs_compiler
-    def test_whatever_the_default_dtype_is_when_it_is_compiled(self, anew):
-        torch.set_default_dtype(torch.float64)
-        try:
-            assert noise._compiled() is not None
-        finally:
-            torch.set_default_dtype(torch.float32)
-
-    @needs_compiler
-    def test_other_kinds_of_tensors_are_left_to_the_operations(self):
-        class Other(torch.Tensor):
-            pass
-
-        assert noise._native(torch.empty(1).as_subclass(Other)) is None
-        assert noise._native(torch.empty(1, device="meta")) is None
-        assert noise._native(torch.nn.Parameter(torch.empty(1))) is not None
-
 
 class TestResult:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("shape", [(), (5,), (60, 100)])
-    def test_other_dtypes_are_the_converted_float32(self, shape, dtype):
-        expected = normal(**BASE, shape=shape).to(dtype)
-        out = torch.empty(shape, dtype=dtype)
-        assert normal(**BASE, shape=shape, out=out) is out
-        for found in (out, normal(**BASE, shape=shape, dtype=dtype)):
-            torch.testing.assert_close(found, expected, rtol=0.0, atol=0.0)
+    def test_other_dtypes_are_the_converted_float32(self, dtype):
+        expected = normal(**BASE, shape=(60, 100)).to(dtype)
+        out = torch.empty(60, 100, dtype=dtype)
+        assert normal(**BASE, shape=(60, 100), out=out) is out
+        assert torch.equal(out, expected)
+        assert torch.equal(normal(**BASE, shape=(60, 100), dtype=dtype), expected)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("place", [{}, {"offset": (1, 3, 5), "full_shape": (7, 20, 90)}], ids=["whole", "slice"])
@@ -456,25 +410,11 @@ class TestResult:
         assert torch.equal(out, normal(**BASE, shape=(5, 6)))
         assert (out.requires_grad, out.grad_fn) == (True, None)
 
-    def test_default_dtype_does_not_matter(self):
-        torch.set_default_dtype(torch.float64)
-        try:
-            found = normal(**BASE, shape=(3,))
-        finally:
-            torch.set_default_dtype(torch.float32)
-        assert found.dtype == torch.float32
-        assert torch.equal(found, normal(**BASE, shape=(3,)))
-
     @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 5)])
     def test_empty(self, shape):
         out = torch.empty(shape)
         assert normal(**BASE, shape=shape, out=out) is out
         assert normal(**BASE, shape=shape).shape == shape
-
-    def test_no_dimension_is_the_first_element(self):
-        found = normal(**BASE, shape=())
-        assert found.shape == ()
-        assert found == normal(**BASE, shape=(3,))[0]
 
     def test_scratch_changes_nothing(self):
         scratch = noise.Scratch()
@@ -488,17 +428,6 @@ class TestResult:
         scratch = noise.Scratch()
         found = [normal(**{**BASE, "step": step}, shape=(TILE,), scratch=scratch) for step in (0, 1)]
         assert torch.equal(found[0], normal(**{**BASE, "step": 0}, shape=(TILE,)))
-
-    def test_scratch_keeps_and_grows_its_buffers(self):
-        scratch, cpu = noise.Scratch(), torch.device("cpu")
-        large = scratch.get("a", 10, torch.float32, cpu)
-        assert scratch.get("a", 7, torch.float32, cpu).data_ptr() == large.data_ptr()
-        assert scratch.get("a", 7, torch.float32, cpu).shape == (7,)
-        others = [("b", 10, torch.float32), ("a", 10, torch.int64), ("a", 11, torch.float32)]
-        for name, size, dtype in others:
-            other = scratch.get(name, size, dtype, cpu)
-            assert (other.shape, other.dtype) == ((size,), dtype)
-            assert other.data_ptr() != large.data_ptr()
 
     def test_global_generators_are_neither_read_nor_moved(self):
         found = []
@@ -534,45 +463,34 @@ class TestErrors:
         ("name", "bits"), [("seed", 64), ("step", 32), ("sample", 28), ("index", 32), ("stream", 4)]
     )
     def test_coordinates_out_of_range(self, name, bits):
-        for value in (-1, 2**bits, np.int64(-1), 1.0, "1", None):
+        for value in (-1, 2**bits, np.int64(-1), 1.0, "1", None, torch.tensor(1)):
             with pytest.raises(ValueError, match=rf"^{name} must be an integer in \[0, 2\*\*{bits}\), got ") as error:
                 normal(**{**BASE, name: value}, shape=(2,))
             assert str(error.value).endswith(f"got {value!r}")
         normal(**{**BASE, name: 2**bits - 1}, shape=(2,))
 
-    def test_coordinates_of_many_draws_out_of_range(self):
-        for arguments, name in [
+    @pytest.mark.parametrize(
+        ("arguments", "name"),
+        [
             (([0, -1], [0, 0], [0], {0: 1}), "seed"),
             (([0, 0], [0, -1], [0], {0: 1}), "step"),
             (([0], [0], [0, 2**32], {0: 1}), "sample"),
             (([0], [0], [0], {2**32: 1}), "index"),
-        ]:
-            with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
-                noise.normal_many(*arguments, device=torch.device("cpu"), scratch=noise.Scratch())
-
-    @pytest.mark.parametrize("name", list(BASE))
-    def test_coordinates_are_no_tensors(self, name):
-        with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got tensor\(1\)$"):
-            normal(**{**BASE, name: torch.tensor(1)}, shape=(2,))
+        ],
+    )
+    def test_coordinates_of_many_draws_out_of_range(self, arguments, name):
+        with pytest.raises(ValueError, match=rf"^{name} must be an integer in .*, got (-1|4294967296)$"):
+            noise.normal_many(*arguments, device=torch.device("cpu"), scratch=noise.Scratch())
 
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
             ({"offset": (0,)}, r"^offset and full_shape must be given both or neither, got \(0,\) and None$"),
-            ({"full_shape": (9,)}, r"^offset and full_shape must be given both or neither, got None and \(9,\)$"),
-            (
-                {"offset": (6,), "full_shape": (9,)},
-                r"^offset and shape must lie in full_shape \(9,\), got \(6,\) and \(4,\)$",
-            ),
+            ({"offset": (6,), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(6,\) and"),
             ({"offset": (-1,), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(-1,\)"),
             ({"offset": (0, 0), "full_shape": (9,)}, r"^offset and shape must lie in full_shape \(9,\), got \(0, 0\)"),
-            ({"offset": (0,), "full_shape": (9, 9)}, r"^offset and shape must lie in full_shape \(9, 9\), got \(0,\)"),
-            (
-                {"offset": (0,), "full_shape": (2**34,)},
-                r"^full_shape must have fewer than 2\*\*34 elements, got \(17179869184,\)$",
-            ),
+            ({"offset": (0,), "full_shape": (2**34,)}, r"^full_shape must have fewer than 2\*\*34 elements"),
             ({"out": torch.empty(3)}, r"^out must be of shape \(4,\), got \(3,\)$"),
-            ({"out": torch.empty(1, 4)}, r"^out must be of shape \(4,\), got \(1, 4\)$"),
         ],
     )
     def test_places_that_do_not_fit(self, arguments, message):

@@ -1,77 +1,106 @@
-"""Interrupts at any line: an optimiser is as it was before, or as it is afterwards, and goes on."""
+"""Ctrl-C at any line of the library, in the main thread: all is as it was before or as it is afterwards."""
+
+import contextlib
+import random
+import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 import bayesadam as ba
-from interrupts import ACTIONS, interrupt
-from optim.conftest import loss_of, make_net, train, weights
+from optim.methods import Method, loss_of, make_net, make_step, mean_of, same, snapshot, train, weights
+
+LIBRARY = str(Path(ba.__file__).parent)
 
 
-def test_an_interrupt_at_a_random_line_leaves_all_as_it_was_or_as_it_becomes():
-    counts, failures = interrupt(130, seed=1)
-    assert not failures
-    assert sum(found["new"] for found in counts.values()) > 5
-    for action in ACTIONS:
-        assert counts[action]["old"] > 1
+class Interrupting:
+    """Sends SIGINT before the line of the library that comes as number ``at``, from 1; counts the lines."""
+
+    def __init__(self, at=None):
+        self.at, self.count = at, 0
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self._enter)
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def _enter(self, frame, event, arg):
+        return self._line if frame.f_code.co_filename.startswith(LIBRARY) else None
+
+    def _line(self, frame, event, arg):
+        if event == "line":
+            self.count += 1
+            if self.count == self.at:
+                signal.raise_signal(signal.SIGINT)
+        return self._line
 
 
-def test_a_block_that_is_never_closed_ends_with_its_manager():
+def started(key, drop_in=False):
+    """A network and its optimiser after two steps, always the same ones; a step is made in parts."""
     net = make_net()
-    opt = ba.Vadam(net.parameters(), num_data=50)
-    train(net, opt, 1)
+    opt = Method(key)(net, [{"params": list(net[part].named_parameters(str(part)))} for part in (0, 2)])
+    train(net, opt, 2)
+    if drop_in:
+        opt.train()
+    return net, opt
+
+
+def state_of(opt):
+    return snapshot(opt)[1], opt.param_groups[0]["noise_step"], mean_of(opt)
+
+
+ACTIONS = {
+    "blocks": lambda net, opt: make_step(opt, lambda: loss_of(net, 3)),
+    "closure": lambda net, opt: make_step(opt, lambda: loss_of(net, 3), "closure"),
+    "drop-in": lambda net, opt: make_step(opt, lambda: loss_of(net, 3), "train"),
+    "train()": lambda net, opt: opt.train(),
+    "eval()": lambda net, opt: opt.eval(),
+}
+TRIALS = 20
+
+
+@pytest.mark.parametrize("key", ["vadam", "ivon eager", "vogn"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_interrupt_leaves_all_as_it_was_or_as_it_becomes(key, action):
+    """And training goes on as from a checkpoint of what was left."""
+    act, drop_in = ACTIONS[action], action in ("drop-in", "eval()")
+    act(*started(key, drop_in))  # kernels are compiled and caches filled
+    net, opt = started(key, drop_in)
+    before, lines = state_of(opt), Interrupting()
+    with lines:
+        act(net, opt)
+    after = state_of(opt)
+    for at in random.Random(1).sample(range(1, lines.count + 1), min(TRIALS, lines.count)):
+        net, opt = started(key, drop_in)
+        with contextlib.suppress(KeyboardInterrupt), Interrupting(at):
+            act(net, opt)
+        assert same(state_of(opt), before) or same(state_of(opt), after), f"torn at line {at} of {lines.count}"
+        opt.zero_grad()
+        opt.eval()
+        assert torch.equal(weights(net), mean_of(opt))
+        other, resumed = started(key)
+        other.load_state_dict(net.state_dict())
+        resumed.load_state_dict(opt.state_dict())
+        for each, its in ((net, opt), (other, resumed)):
+            train(each, its, 1, first=7)
+        assert torch.equal(weights(net), weights(other))
+
+
+@pytest.mark.parametrize("when", ["before the first block", "between two blocks", "after the last block"])
+def test_an_interrupt_between_blocks_gives_up_the_step(when):
+    net = make_net()
+    opt = Method("ivon")(net, mc_samples=2)
+    blocks = {"before the first block": 0, "between two blocks": 1, "after the last block": 2}[when]
     mean = weights(net)
-    manager = opt.sampled_params()
-    manager.__enter__()
-    assert not torch.equal(weights(net), mean)
-    with pytest.raises(RuntimeError, match=r"sampled_params\(\) must not be nested, got a block inside a block"):
-        opt.sampled_params().__enter__()
-    with pytest.raises(RuntimeError, match=r"step\(\) must be called outside sampled_params\(\), got a call inside"):
-        opt.step()
-    del manager
+    with pytest.raises(KeyboardInterrupt):
+        for _ in range(blocks):
+            with opt.sampled_params():
+                loss_of(net).backward()
+        signal.raise_signal(signal.SIGINT)
     assert torch.equal(weights(net), mean)
     train(net, opt, 1)
-    assert not torch.equal(weights(net), mean)
-
-
-def test_a_block_that_is_not_entered_does_not_count():
-    net = make_net()
-    opt = ba.Vadam(net.parameters(), num_data=50)
-    first, second = opt.sampled_params(), opt.sampled_params()
-    opt.eval()
-    with second:
-        with pytest.raises(RuntimeError, match=r"sampled_params\(\) must not be nested, got a block inside a block"):
-            first.__enter__()
-        loss_of(net).backward()
-    opt.step()
-    assert opt.param_groups[0]["noise_step"] == 1
-
-
-def test_a_block_as_a_decorator():
-    net = make_net()
-    opt = ba.Vadam(net.parameters(), num_data=50)
-
-    @opt.sampled_params()
-    def backward(step):
-        loss_of(net, step).backward()
-
-    for step in range(2):
-        backward(step)
-        opt.step()
-    other = make_net()
-    plain = ba.Vadam(other.parameters(), num_data=50)
-    train(other, plain, 2)
-    assert torch.equal(weights(net), weights(other))
-    assert not opt._engine.open
-
-
-def test_an_interrupt_while_squares_are_taken_does_not_stop_them_for_good():
-    net = make_net()
-    opt = ba.VOGN(net.parameters(), num_data=50, curvature=ba.PerExampleSquares(net))
-    train(net, opt, 1)
-    opt._source.squares._collector.paused = True  # as an interrupt in the line that sets it back leaves it
-    train(net, opt, 1, first=1)
-    other = make_net()
-    plain = ba.VOGN(other.parameters(), num_data=50, curvature=ba.PerExampleSquares(other))
-    train(other, plain, 2)
-    assert torch.equal(weights(net), weights(other))
+    assert opt.state[net[0].weight]["step"] == 1

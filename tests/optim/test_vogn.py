@@ -1,301 +1,105 @@
-"""VOGN beyond the contract: the module it is given, sums, mixed-up losses, and what its curvature is."""
+"""VOGN beyond the contract: what its curvature is, sums and means, mixed-up losses, and when squares are taken."""
 
-import copy
 import itertools
 
 import pytest
 import torch
 
 import bayesadam as ba
-from optim.conftest import loss_of, make_net, same, snapshot, train, weights
+from optim.methods import (
+    MODES,
+    Method,
+    batch,
+    in_blocks,
+    loss_of,
+    make_net,
+    make_step,
+    same,
+    snapshot,
+    train,
+    variance_of,
+    weights,
+)
+
+X, Y = (t[:12] for t in batch(4, torch.float64))
 
 
-def data(count=12, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(4)
-    return torch.randn(count, 3, generator=generator).to(dtype), torch.randn(count, 2, generator=generator).to(dtype)
-
-
-def make(reduction="mean", **options):
+def made(reduction="mean", **options):
     net = make_net(torch.float64)
-    squares = ba.PerExampleSquares(net, reduction=reduction)
-    return net, ba.VOGN(
-        net.named_parameters(), lr=0.05, num_data=50, curvature=squares, **{"recipe": "paper", **options}
-    )
+    return net, Method("vogn")(net, curvature=ba.PerExampleSquares(net, reduction=reduction), **options)
 
 
-def nll(net, x, y, reduction="mean"):
+def nll(net, x=X, y=Y, reduction="mean"):
     losses = (net(x) - y).square().sum(1)
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
+def hessian_of(net, opt):
+    return torch.cat([opt.state[p]["hessian"].flatten() for p in net.parameters()])
+
+
 def test_the_curvature_is_the_mean_of_the_examples_squared_gradients_at_the_sample():
-    net, opt = make(betas=(0.0, 0.0))
-    x, y = data()
+    net, opt = made(betas=(0.0, 0.0))
     with opt.sampled_params():
-        sample = copy.deepcopy(net)
-        nll(net, x, y).backward()
+        sample = make_net(torch.float64)
+        sample.load_state_dict(net.state_dict())
+        nll(net).backward()
     opt.step()
-    squares = [torch.zeros_like(p) for p in sample.parameters()]
-    for i in range(len(x)):
-        for total, grad in zip(
-            squares, torch.autograd.grad(nll(sample, x[i : i + 1], y[i : i + 1]), sample.parameters()), strict=True
-        ):
-            total += grad.square() / len(x)
-    for p, expected in zip(net.parameters(), squares, strict=True):
-        torch.testing.assert_close(opt.state[p]["hessian"], expected, rtol=1e-12, atol=1e-15)
+    expected = 0.0
+    for i in range(len(X)):
+        grads = torch.autograd.grad(nll(sample, X[i : i + 1], Y[i : i + 1]), sample.parameters())
+        expected += torch.cat([grad.flatten() for grad in grads]).square() / len(X)
+    torch.testing.assert_close(hessian_of(net, opt), expected, rtol=1e-12, atol=1e-15)
 
 
-@pytest.mark.parametrize("mode", ["block", "closure", "train"])
+@pytest.mark.parametrize("size", [1, 2])
+def test_unlike_vadam_the_curvature_does_not_shrink_with_the_minibatch(size):
+    """Over all minibatches of any size the mean of ``h`` is that of the whole set, at one and the same weights."""
+
+    def curvature(rows):
+        net, opt = made(betas=(0.0, 0.0))
+        make_step(opt, lambda: nll(net, X[rows], Y[rows]))
+        return hessian_of(net, opt)
+
+    found = [curvature(list(rows)) for rows in itertools.combinations(range(6), size)]
+    torch.testing.assert_close(torch.stack(found).mean(0), curvature(list(range(6))), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("mode", "samples"), [("block", 3), ("closure", 3), ("train", 1)])
 @pytest.mark.parametrize("clip", [False, True])
-@pytest.mark.parametrize("samples", [1, 3])
-def test_a_summed_loss_makes_the_same_steps(mode, clip, samples):
-    if mode == "train" and samples > 1:
-        pytest.skip("drop-in training has one sample")
-    x, y = data()
+def test_a_summed_loss_makes_the_same_steps(mode, samples, clip):
     runs = []
     for reduction in ("mean", "sum"):
-        net, opt = make(reduction, mc_samples=samples)
-        if mode == "train":
-            opt.train()
-        for _ in range(4):
+        net, opt = made(reduction, mc_samples=samples)
+        for _ in range(3):
             if mode == "block":
-                for _ in range(samples):
-                    with opt.sampled_params():
-                        nll(net, x, y, reduction).backward()
+                in_blocks(opt, lambda net=net, reduction=reduction: nll(net, reduction=reduction))
                 if clip:  # the gradient after the block is the mean's
                     torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
                 opt.step()
             else:
-
-                def closure(net=net, opt=opt, reduction=reduction):
-                    opt.zero_grad()
-                    loss = nll(net, x, y, reduction)
-                    loss.backward()
-                    return loss
-
-                opt.step(closure)
+                make_step(opt, lambda net=net, reduction=reduction: nll(net, reduction=reduction), mode)
         opt.eval()
         runs.append(weights(net))
     torch.testing.assert_close(*runs, rtol=1e-11, atol=1e-13)
 
 
-def test_clipping_and_scaling_in_drop_in_training_scale_the_curvature():
+def test_clipping_in_drop_in_training_scales_the_curvature():
     """What a loss scaled by 1/4 gives: gradients by 1/4, their squares by 1/16."""
-    x, y = data()
     runs = []
     for inside in (1.0, 0.25):
-        net, opt = make()
+        net, opt = made()
         opt.train()
-        for _ in range(4):
+        for _ in range(3):
             opt.zero_grad()
-            (inside * nll(net, x, y)).backward()
+            (inside * nll(net)).backward()
             if inside == 1.0:
                 for p in net.parameters():
                     p.grad.mul_(0.25)
             opt.step()
         opt.eval()
-        runs.append((weights(net), opt.posterior().variance["0.weight"]))
+        runs.append((weights(net), variance_of(opt)))
     torch.testing.assert_close(*runs, rtol=1e-11, atol=0)
-
-
-@pytest.mark.parametrize("zero_grad", [None, "model", "optimizer"])
-def test_squares_are_kept_between_micro_batches_as_gradients_are(zero_grad):
-    """Where a validation pass comes between two micro-batches; and forgotten when the gradients are."""
-    x, y = data()
-    results = []
-    for between in (False, True):
-        net, opt = make()
-        opt.train()
-        if between or zero_grad is None:
-            (nll(net, x[:6], y[:6]) / 2).backward()
-        if between:
-            opt.eval()
-            if zero_grad is not None:
-                (net if zero_grad == "model" else opt).zero_grad()
-            opt.train()
-        (nll(net, x[6:], y[6:]) / 2).backward()
-        opt.step()
-        results.append((opt.state[net[0].weight]["hessian"].clone(), weights(net)))
-    assert same(*results)
-
-
-def test_squares_of_others_are_not_taken_for_those_of_pending_gradients():
-    x, y = data()
-    results = []
-    for between in (False, True):
-        net = make_net(torch.float64)
-        squares = ba.PerExampleSquares(net)
-        opt = ba.VOGN(net.named_parameters(), lr=0.05, num_data=50, curvature=squares)
-        opt.train()
-        opt.eval()
-        if between:
-            squares.start()
-            nll(net, x, y).backward()
-            squares.stop()
-            for p in net.parameters():
-                p.grad.zero_()
-        opt.train()
-        nll(net, x, y).backward()
-        opt.step()
-        results.append(opt.state[net[0].weight]["hessian"].clone())
-    assert torch.equal(*results)
-
-
-def test_micro_batches_are_one_batch():
-    x, y = data()
-    runs = []
-    for parts in (1, 3):
-        net, opt = make()
-        for _ in range(3):
-            with opt.sampled_params():
-                for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
-                    (nll(net, a, b) / parts).backward()
-            opt.step()
-        runs.append(weights(net))
-    torch.testing.assert_close(*runs, rtol=1e-11, atol=1e-13)
-
-
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_mixed_up_loss_is_refused_where_it_can_be_seen(reduction):
-    other = {"mean": "sum", "sum": "mean"}[reduction]
-    net, opt = make(reduction)
-    x, y = data()
-    before = snapshot(opt)
-    with (
-        pytest.raises(ValueError, match=f"the loss must be the {reduction} of the examples' losses, got their {other}"),
-        opt.sampled_params(),
-    ):
-        opt.backward(nll(net, x, y, other))
-    assert same(snapshot(opt)[0], before[0])
-    with opt.sampled_params():
-        opt.backward(nll(net, x, y, reduction))
-    opt.step()
-
-
-def test_a_closure_is_checked_too():
-    net, opt = make()
-    x, y = data()
-
-    def closure():
-        loss = nll(net, x, y, "sum")
-        loss.backward()
-        return loss
-
-    mean = weights(net)
-    with pytest.raises(ValueError, match="the loss must be the mean of the examples' losses, got their sum"):
-        opt.step(closure)
-    assert torch.equal(weights(net), mean)
-
-
-def test_curvature_must_be_given():
-    net = make_net()
-    with pytest.raises(ValueError, match="curvature must be a PerExampleSquares of the model, got 'squares'"):
-        ba.VOGN(net.parameters(), num_data=5, curvature="squares")
-
-
-def test_parameters_of_another_module_are_refused_at_once():
-    with pytest.raises(ValueError, match="curvature must be made for the model of these parameters"):
-        ba.VOGN(make_net().parameters(), num_data=5, curvature=ba.PerExampleSquares(make_net()))
-    _, opt = make()
-    with pytest.raises(ValueError, match=r"does not have the parameter 'extra' of shape \(2,\)"):
-        opt.add_param_group({"params": [("extra", torch.nn.Parameter(torch.zeros(2)))]})
-    assert len(opt.param_groups) == 1
-
-
-def test_layers_of_the_model_may_be_added_later():
-    net = make_net()
-    squares = ba.PerExampleSquares(net)
-    opt = ba.VOGN(net[0].named_parameters("0"), lr=0.05, num_data=50, curvature=squares)
-    net[2].requires_grad_(False)
-    train(net, opt, 2)
-    last = weights(net[2])
-    net[2].requires_grad_(True)
-    opt.add_param_group({"params": list(net[2].named_parameters("2"))})
-    train(net, opt, 2, first=2)
-    assert not torch.equal(weights(net[2]), last)
-
-
-def test_hooks_are_there_only_while_the_weights_hold_a_sample():
-    net = make_net()
-    opt = ba.VOGN(net.named_parameters(), num_data=50, curvature=ba.PerExampleSquares(net))
-
-    def hooks():
-        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
-
-    assert hooks() == 0
-    with opt.sampled_params():
-        assert hooks() > 0
-        loss_of(net).backward()
-    assert hooks() == 0
-    opt.step()
-    opt.train()
-    assert hooks() > 0
-    opt.eval()
-    assert hooks() == 0
-
-
-@pytest.mark.parametrize("size", [1, 2, 12])
-def test_unlike_vadam_the_curvature_does_not_shrink_with_the_minibatch(size):
-    """Over all minibatches of any size the mean of ``h`` is that of the whole set, at one and the same weights."""
-    x, y = data()
-
-    def curvature(rows):
-        net, opt = make(betas=(0.0, 0.0))
-        with opt.sampled_params():
-            nll(net, x[rows], y[rows]).backward()
-        opt.step()
-        return opt.state[net[0].weight]["hessian"]
-
-    found = [curvature(list(rows)) for rows in itertools.combinations(range(12), size)]
-    torch.testing.assert_close(torch.stack(found).mean(0), curvature(list(range(12))), rtol=1e-12, atol=0)
-
-
-def test_a_closure_with_a_scaled_loss_is_no_mistake():
-    """Its graph is gone when it is looked at, which tells nothing of the factor."""
-    net, opt = make()
-    x, y = data()
-
-    def closure():
-        opt.zero_grad()
-        loss = 0.5 * nll(net, x, y)
-        loss.backward()
-        return loss
-
-    opt.step(closure)
-
-
-def test_a_refused_group_changes_nothing_in_drop_in_training():
-    _, opt = make()
-    opt.train()
-    extra = torch.nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match="curvature must be made for the model"):
-        opt.add_param_group({"params": [("extra", extra)]})
-    assert torch.equal(extra, torch.zeros(2))
-    opt.attach(opt._source.squares.model)
-    opt.state_dict()
-
-
-def test_examples_whose_gradients_cancel_are_unscaled_with_the_others():
-    """A gradient of zero does not show by what it was scaled."""
-    net = torch.nn.Linear(1, 2, bias=False).double()
-    net_parts = torch.nn.Sequential(net)
-    runs = []
-    for scale in (1.0, 2.0**16):
-        with torch.no_grad():
-            net.weight.fill_(0.5)
-        opt = ba.VOGN(
-            net_parts.named_parameters(),
-            num_data=1e12,
-            betas=(0.0, 0.0),
-            curvature=ba.PerExampleSquares(net_parts),
-        )
-        with opt.sampled_params():
-            output = net_parts(torch.tensor([[1.0], [1.0]], dtype=torch.float64))
-            (scale * (output * torch.tensor([[1.0, 1.0], [-1.0, 1.0]])).sum(1).mean()).backward()
-        net.weight.grad /= scale
-        opt.step()
-        runs.append(opt.state[net.weight]["hessian"].clone())
-    torch.testing.assert_close(*runs, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-5])
@@ -309,16 +113,13 @@ def test_a_tensor_with_hardly_any_mean_gradient_is_scaled_like_the_others(size):
 
     def hessians(scales):
         parts = Parts(*(torch.nn.Linear(1, 1, bias=False).double() for _ in range(2)))
-        for part in parts:
-            torch.nn.init.constant_(part.weight, 0.5)
-        options = {"num_data": 1e12, "betas": (0.0, 0.0), "recipe": "paper"}
-        opt = ba.VOGN(parts.named_parameters(), curvature=ba.PerExampleSquares(parts), **options)
+        opt = Method("vogn")(parts, num_data=1e12, betas=(0.0, 0.0))
         with opt.sampled_params():
             parts(x).mean().backward()
         for part, scale in zip(parts, scales, strict=True):
             part.weight.grad *= scale
         opt.step()
-        return [opt.state[part.weight]["hessian"].item() for part in parts]
+        return hessian_of(parts, opt).tolist()
 
     balanced, plain = hessians((1.0, 1.0))
     assert (balanced, plain) == pytest.approx((0.5 * ((1.0 + size) ** 2 + 1.0), 1.0))
@@ -328,47 +129,80 @@ def test_a_tensor_with_hardly_any_mean_gradient_is_scaled_like_the_others(size):
         assert hessians((3.0, 1.0)) == pytest.approx([9 * balanced, plain], rel=1e-9)
 
 
-def test_a_checkpoint_of_another_method_is_refused():
-    net, opt = make()
-    other = ba.IVON(net.named_parameters(), num_data=50)
-    with pytest.raises(ValueError, match="method of the state_dict must be 'VOGN', got 'IVON'"):
-        opt.load_state_dict(other.state_dict())
+@pytest.mark.parametrize("zero_grad", [None, "model", "optimizer"])
+def test_squares_are_kept_between_micro_batches_as_gradients_are(zero_grad):
+    """Where a validation pass comes between two micro-batches; and forgotten when the gradients are."""
+    results = []
+    for between in (False, True):
+        net, opt = made()
+        opt.train()
+        if between or zero_grad is None:
+            (nll(net, X[:6], Y[:6]) / 2).backward()
+        if between:
+            opt.eval()
+            if zero_grad is not None:
+                (net if zero_grad == "model" else opt).zero_grad()
+            opt.train()
+        (nll(net, X[6:], Y[6:]) / 2).backward()
+        opt.step()
+        results.append((hessian_of(net, opt), weights(net)))
+    assert same(*results)
 
 
-def test_a_module_that_has_its_optimiser_can_be_copied_in_drop_in_training():
-    net, opt = make()
-    net.optimizer = opt
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_mixed_up_loss_is_refused_where_it_can_be_seen(reduction):
+    other = {"mean": "sum", "sum": "mean"}[reduction]
+    net, opt = made(reduction)
+    before, mean = snapshot(opt)[0], weights(net)
+    message = f"the loss must be the {reduction} of the examples' losses, got their {other}"
+    with pytest.raises(ValueError, match=message), opt.sampled_params():
+        opt.backward(nll(net, reduction=other))
+    with pytest.raises(ValueError, match=message):
+        make_step(opt, lambda: nll(net, reduction=other), "closure")
+    assert same((snapshot(opt)[0], weights(net)), (before, mean))
+    make_step(opt, lambda: nll(net, reduction=reduction))
+    opt.step(lambda: (opt.zero_grad(), nll(net, reduction=reduction).mul(0.5).backward())[1])  # is no mistake
+
+
+def test_parameters_of_another_module_are_refused_and_change_nothing():
+    with pytest.raises(ValueError, match="curvature must be made for the model of these parameters"):
+        ba.VOGN(make_net().parameters(), num_data=5, curvature=ba.PerExampleSquares(make_net()))
+    net, opt = made()
     opt.train()
-    copied = copy.deepcopy(net)
-    x, y = data()
-    for model in (net, copied):
-        model.optimizer.train()
-        model.optimizer.zero_grad()
-        nll(model, x, y).backward()
-        model.optimizer.step()
-        model.optimizer.eval()
-    assert torch.equal(weights(net), weights(copied))
+    extra = torch.nn.Parameter(torch.zeros(2))
+    with pytest.raises(ValueError, match=r"does not have the parameter 'extra' of shape \(2,\)"):
+        opt.add_param_group({"params": [("extra", extra)]})
+    assert len(opt.param_groups) == 1
+    assert not extra.any()
+    make_step(opt, lambda: nll(net), "train")
 
 
-def test_a_checkpoint_that_has_the_earlier_name_of_the_curvature():
-    """It is resumed to the bit, and says today's name."""
-    net, opt = make()
+def test_layers_of_the_model_may_be_added_later():
+    net = make_net()
+    net[2].requires_grad_(False)
+    opt = Method("vogn")(net, net[0].named_parameters("0"))
     train(net, opt, 2)
-    kept, saved = copy.deepcopy((net.state_dict(), opt.state_dict()))
-    saved["param_groups"][0]["hessian"] = "gauss_newton"
-    train(net, opt, 1, first=2)
-    again, other = make()
-    again.load_state_dict(kept)
-    other.load_state_dict(saved)
-    train(again, other, 1, first=2)
-    assert same(snapshot(other), snapshot(opt))
-    assert torch.equal(weights(again), weights(net))
-    assert other.param_groups[0]["hessian"] == "empirical_fisher"
-    opt.load_state_dict(other.state_dict())
+    last = weights(net[2])
+    net[2].requires_grad_(True)
+    opt.add_param_group({"params": list(net[2].named_parameters("2"))})
+    train(net, opt, 2, first=2)
+    assert not torch.equal(weights(net[2]), last)
 
 
-def test_a_pickle_that_has_the_earlier_name_of_the_curvature():
-    net, opt = make()
-    opt.defaults["hessian"] = opt.param_groups[0]["hessian"] = "gauss_newton"
-    _, copied = copy.deepcopy((net, opt))
-    assert copied.defaults["hessian"] == copied.param_groups[0]["hessian"] == "empirical_fisher"
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_are_there_only_while_the_weights_hold_a_sample(mode):
+    net = make_net()
+    opt = Method("vogn")(net)
+    seen = []
+
+    def hooks():
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in net.modules())
+
+    def compute():
+        seen.append(hooks())
+        return loss_of(net)
+
+    make_step(opt, compute, mode)
+    opt.eval()
+    assert seen[0] > 0
+    assert hooks() == 0

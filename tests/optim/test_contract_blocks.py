@@ -1,0 +1,354 @@
+"""Sampling blocks and closures: what happens to samples, gradients and curvature between two steps."""
+
+import pytest
+import torch
+from torch.nn.functional import mse_loss
+
+import bayesadam as ba
+from optim.methods import (
+    Method,
+    backward,
+    batch,
+    closure_of,
+    differentiates,
+    every_method,
+    in_blocks,
+    loss_of,
+    make_net,
+    make_step,
+    methods,
+    representatives,
+    same,
+    snapshot,
+    train,
+    ways,
+    weights,
+)
+
+
+@representatives
+@pytest.mark.parametrize(("error", "samples"), [(ValueError, 1), (KeyboardInterrupt, 3)])
+def test_an_exception_inside_a_block_leaves_no_trace(method, error, samples):
+    results = []
+    for interrupted in (False, True):
+        net = make_net()
+        opt = method(net, mc_samples=samples)
+        train(net, opt, 2)
+        for sample in range(samples):
+            if interrupted:
+                mean, grads, before = weights(net), [p.grad for p in net.parameters()], snapshot(opt)
+                with pytest.raises(error), opt.sampled_params():
+                    backward(opt, loss_of(net, 7))
+                    raise error
+                assert torch.equal(weights(net), mean)
+                assert all(p.grad is grad for p, grad in zip(net.parameters(), grads, strict=True))
+                assert same(snapshot(opt), before)
+            with opt.sampled_params():
+                backward(opt, loss_of(net, 2 + sample))
+        opt.step()
+        results.append(weights(net))
+    assert torch.equal(*results)
+
+
+@representatives
+def test_a_failing_closure_discards_its_samples(method):
+    net = make_net()
+    opt = method(net, mc_samples=3)
+    mean, calls = weights(net), []
+
+    def compute():
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError
+        return loss_of(net)
+
+    with pytest.raises(ValueError, match="^$"):
+        opt.step(closure_of(opt, compute))
+    assert torch.equal(weights(net), mean)
+    opt.step(closure_of(opt, compute))
+    assert len(calls) == 5
+
+
+def inside(opt, call):
+    with opt.sampled_params():
+        call(opt)
+
+
+def two_blocks_too_many(opt):
+    for _ in range(3):
+        with opt.sampled_params():
+            pass
+
+
+def between_blocks(opt, call):
+    with opt.sampled_params():
+        pass
+    call(opt)
+
+
+def after_train(opt, call):
+    opt.train()
+    call(opt)
+
+
+MISUSE = {
+    "a step without a sample": (lambda opt: opt.step(), r"sampled_params\(\).*closure.*train\(\)"),
+    "too few blocks": (
+        lambda opt: between_blocks(opt, lambda opt: opt.step()),
+        r"step\(\) must follow exactly mc_samples=2 sampling blocks, got 1",
+    ),
+    "too many blocks": (two_blocks_too_many, "exactly mc_samples=2 blocks must be run before step"),
+    "nested": (lambda opt: inside(opt, lambda opt: opt.sampled_params().__enter__()), "nested"),
+    "step inside": (lambda opt: inside(opt, lambda opt: opt.step()), r"step\(\) must be called outside"),
+    "eval inside": (lambda opt: inside(opt, lambda opt: opt.eval()), r"eval\(\) must be called outside"),
+    "load inside": (
+        lambda opt: inside(opt, lambda opt: opt.load_state_dict(opt.state_dict())),
+        r"load_state_dict\(\) must be called outside",
+    ),
+    "group inside": (
+        lambda opt: inside(opt, lambda opt: opt.add_param_group({"params": []})),
+        "add_param_group must be called outside",
+    ),
+    "closure after blocks": (
+        lambda opt: between_blocks(opt, lambda opt: opt.step(lambda: None)),
+        r"step\(closure\) draws its own samples and must not follow blocks",
+    ),
+    "backward outside": (
+        lambda opt: opt.backward(opt.param_groups[0]["params"][0].sum()),
+        r"backward\(\) must be called inside sampled_params\(\)",
+    ),
+    "drop-in with two samples": (lambda opt: opt.train(), r"mc_samples must be 1 to use train\(\), got 2"),
+}
+
+
+@methods(["vadam", "vogn"])
+@pytest.mark.parametrize("case", MISUSE)
+def test_misuse_is_an_error_and_changes_no_weight(method, case):
+    call, message = MISUSE[case]
+    net = make_net()
+    opt = method(net, mc_samples=2)
+    opt.attach(net)
+    mean = weights(net)
+    with pytest.raises(RuntimeError, match=message):
+        call(opt)
+    assert torch.equal(weights(net), mean)
+    opt.zero_grad()
+    train(net, opt, 1)
+
+
+def test_blocks_and_drop_in_training_do_not_mix():
+    net = make_net()
+    opt = Method("vadam")(net)
+    opt.train()
+    message = r"sampled_params\(\) must not be used after train\(\)"
+    with pytest.raises(RuntimeError, match=message), opt.sampled_params():
+        pass
+    opt.eval()
+    with pytest.raises(RuntimeError, match=r"step\(\) must follow"):
+        opt.step()
+    with pytest.raises(RuntimeError, match=r"train\(\) must be called before sampled_params\(\)"), opt.sampled_params():
+        opt.train()
+    in_blocks(opt, lambda: loss_of(net))
+    with pytest.raises(RuntimeError, match=r"train\(\) must be called before sampled_params\(\)"):
+        opt.train()
+
+
+@representatives
+def test_zero_grad_discards_samples_outside_of_a_block_and_not_inside(method):
+    net = make_net()
+    opt = method(net, mc_samples=2)
+    with opt.sampled_params():
+        backward(opt, loss_of(net))
+        first = weights(net)
+    opt.zero_grad()
+    for _ in range(2):
+        with opt.sampled_params():
+            backward(opt, loss_of(net))
+            opt.zero_grad()
+            backward(opt, loss_of(net))
+            assert not torch.equal(weights(net), first)  # what was discarded is not drawn again
+    opt.step()
+
+
+@representatives
+def test_earlier_gradients_are_hidden_and_the_mean_over_samples_is_left(method):
+    net = make_net()
+    opt = method(net, mc_samples=2)
+    for p in net.parameters():
+        p.grad = torch.full_like(p, 1e6)
+    seen = []
+    for step in range(2):
+        with opt.sampled_params():
+            assert all(p.grad is None for p in net.parameters())
+            backward(opt, loss_of(net, step))
+            seen.append([p.grad.clone() for p in net.parameters()])
+        for p, *each in zip(net.parameters(), *seen, strict=True):
+            torch.testing.assert_close(p.grad, torch.stack(each).mean(0), rtol=1e-6, atol=1e-7)
+
+
+@methods(["vadam", "ivon", "vogn", "von exact", "von exact full"])
+def test_micro_batches_inside_a_block_are_one_batch(method):
+    nets = [make_net(torch.float64), make_net(torch.float64)]
+    for net, parts in zip(nets, (1, 4), strict=True):
+        opt = method(net)
+        for step in range(2):
+            x, y = batch(step, torch.float64)
+            with opt.sampled_params():
+                for a, b in zip(x.chunk(parts), y.chunk(parts), strict=True):
+                    backward(opt, mse_loss(net(a), b) / parts)
+            opt.step()
+    torch.testing.assert_close(*map(weights, nets), rtol=1e-10, atol=1e-12)
+
+
+@every_method
+@pytest.mark.parametrize("samples", [1, 3])
+def test_scaling_the_gradients_between_block_and_step_scales_the_curvature(method, samples):
+    """Clipping by norm, unscaling: the step must be that of the scaled loss, curvature included."""
+    nets = [make_net(torch.float64), make_net(torch.float64)]
+    for net, scale in zip(nets, (1.0, 0.25), strict=True):
+        opt = method(net, mc_samples=samples)
+        for step in range(3):
+            in_blocks(opt, lambda net=net, scale=scale, step=step: scale * loss_of(net, step))
+            if scale == 1.0:
+                for p in net.parameters():
+                    p.grad.mul_(0.25)
+            opt.step()
+    torch.testing.assert_close(*map(weights, nets), rtol=1e-9, atol=1e-12)
+
+
+@ways(["vadam", "ivon", "vogn"])
+def test_training_goes_on_after_inference_mode(method, mode):
+    """Nothing that is made there and kept may be an inference tensor."""
+    nets = [make_net(), make_net()]
+    for net, visited in zip(nets, (True, False), strict=True):
+        opt = method(net)
+        with torch.inference_mode(visited), opt.sampled_params():
+            net(batch()[0])
+        opt.zero_grad()  # this sample is not drawn again
+        if mode == "train" and visited:
+            with torch.inference_mode():
+                opt.train()
+                opt.eval()
+        train(net, opt, 2, mode=mode)
+        opt.eval()
+        saved = opt.state_dict()
+        with torch.inference_mode(visited):
+            opt.load_state_dict(saved)
+        train(net, opt, 1, first=2, mode=mode)
+    assert torch.equal(*map(weights, nets))
+
+
+def test_a_block_is_a_decorator_and_counts_when_it_is_entered():
+    net, plain = make_net(), make_net()
+    opt = Method("vadam")(net)
+    never = opt.sampled_params()
+
+    @opt.sampled_params()
+    def compute(step):
+        loss_of(net, step).backward()
+
+    for step in range(2):
+        opt.zero_grad()
+        compute(step)
+        opt.step()
+    del never
+    train(plain, Method("vadam")(plain), 2)
+    assert torch.equal(weights(net), weights(plain))
+
+
+# Closures and gradients from before
+
+
+def with_gradients(method, samples, before):
+    """A run after a step, with gradients of some losses at the mean."""
+    net = make_net(torch.float64)
+    opt = method(net, mc_samples=samples)
+    train(net, opt, 1)
+    net.zero_grad()
+    for step in range(before):
+        loss_of(net, 5 + step).backward()
+    return net, opt
+
+
+@methods(["vadam", "ivon", "von full"])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_gradients_from_before_are_part_of_every_sample(method, samples):
+    """As if the loss of every sample had a linear term with this gradient."""
+    net, opt = with_gradients(method, samples, before=1)
+    earlier = [p.grad.clone() for p in net.parameters()]
+
+    def adds():
+        loss = loss_of(net, 3)
+        loss.backward()
+        return loss
+
+    opt.step(adds)
+    other, reference = with_gradients(method, samples, before=0)
+
+    def with_linear_term():
+        terms = zip(other.parameters(), earlier, strict=True)
+        return loss_of(other, 3) + sum((p * grad).sum() for p, grad in terms)
+
+    reference.step(closure_of(reference, with_linear_term))
+    torch.testing.assert_close(weights(net), weights(other), rtol=1e-12, atol=1e-14)
+    only, alone = with_gradients(method, samples, before=0)
+    make_step(alone, lambda: loss_of(only, 3), "closure")
+    assert (weights(net) - weights(only)).abs().max() > 1e-4
+
+
+@methods(["vadam", "ivon", "vogn", "von full", "von exact"])
+@pytest.mark.parametrize("clear", ["optimizer", "model", "model in place"])
+def test_a_closure_that_clears_has_nothing_of_before(method, clear):
+    """Methods that differentiate the loss themselves hide what is there."""
+    runs = []
+    for before in (0, 2):
+        net, opt = with_gradients(method, 2, before)
+
+        def closure(net=net, opt=opt):
+            opt.zero_grad() if clear == "optimizer" else net.zero_grad(set_to_none=clear == "model")
+            loss = loss_of(net, 3)
+            if not differentiates(opt):
+                loss.backward()
+            return loss
+
+        opt.step(closure)
+        runs.append((weights(net), snapshot(opt)))
+    assert same(*runs)
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_method_that_collects_curvature_says_where_to_accumulate(samples):
+    net, opt = with_gradients(Method("vogn"), samples, before=1)
+    before = weights(net), snapshot(opt)
+
+    def adds():
+        loss = loss_of(net, 3)
+        loss.backward()
+        return loss
+
+    with pytest.raises(RuntimeError, match=r"the closure must clear the gradients .* accumulate over micro-batches"):
+        opt.step(adds)
+    assert same((weights(net), snapshot(opt)), before)
+
+    def accumulates():
+        opt.zero_grad()
+        for step in (1, 3):
+            (loss_of(net, step) / 2).backward()
+
+    opt.step(accumulates)
+    assert not torch.equal(weights(net), before[0])
+
+
+@pytest.mark.parametrize("cls", [ba.Vadam, ba.IVON])
+def test_backward_of_ordinary_methods_is_that_of_the_loss(cls):
+    runs = []
+    for handed_over in (False, True):
+        net = make_net()
+        opt = cls(net.named_parameters(), num_data=50)
+        for step in range(2):
+            with opt.sampled_params():
+                loss = loss_of(net, step)
+                opt.backward(loss) if handed_over else loss.backward()
+            opt.step()
+        runs.append((weights(net), snapshot(opt)))
+    assert same(*runs)

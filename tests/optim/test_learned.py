@@ -1,0 +1,171 @@
+"""The recipe "learned": its rule beside a slow loop, its defaults, and what is found from an attached model."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import bayesadam as ba
+from bayesadam import noise
+from optim.methods import make_net, make_step, same, variance_of, weights
+
+N, M, STEPS, LR, TAU = 200, 16, 25, 5e-3, 0.01
+
+
+class Line(nn.Module):
+    def __init__(self, size=6):
+        super().__init__()
+        generator = torch.Generator().manual_seed(3)
+        self.weight = nn.Parameter(torch.randn(size, generator=generator, dtype=torch.float64) * 0.3)
+
+    def forward(self, x):
+        return (x * self.weight).sum(-1)
+
+
+def rows(step):
+    generator = torch.Generator().manual_seed(100 + step)
+    x = torch.randn(M, 6, generator=generator, dtype=torch.float64)
+    return x, x[:, 0] + 0.5 * torch.randn(M, generator=generator, dtype=torch.float64)
+
+
+def trained(steps=STEPS, **options):
+    model = Line()
+    opt = ba.Vadam(model.named_parameters(), num_data=N, seed=7, **{"batch_size": M, **options})
+    for step in range(steps):
+        x, y = rows(step)
+        make_step(opt, lambda x=x, y=y: 0.5 * (model(x) - y).square().mean())
+    return model, opt
+
+
+def reference():
+    """Adam's step at the sample; the precision is that of the squares times M, and of a start that counts 30 steps."""
+    b1, b2 = 0.9, 0.999
+    mean = Line().weight.detach().clone()
+    prior = 2.0 ** round(math.log2(0.1 / mean.var(correction=0).item()))
+    start = prior + 0.1 * N / TAU
+    m, v, precision, weight_of_start = torch.zeros(6), torch.zeros(6), torch.full_like(mean, start), 1.0
+    for t in range(1, STEPS + 1):
+        theta = mean + precision.rsqrt() * noise.normal(7, t - 1, 0, 0, (6,)).double()
+        x, y = rows(t - 1)
+        g = ((x @ theta - y).unsqueeze(-1) * x).mean(0)
+        weight_of_start *= 1 - max(1 - b2, 3 / (t + 30 + 2))
+        m = b1 * m + (1 - b1) * (g + TAU * prior / N * mean)
+        v = b2 * v + (1 - b2) * g**2
+        corrected = v / (1 - b2**t)
+        mean = mean - LR * m / (1 - b1**t) / (corrected.sqrt() + TAU * prior / N + 1e-8)
+        precision = (1 - weight_of_start) * (N * M * corrected / TAU + prior) + weight_of_start * start
+    return mean, precision, weight_of_start * start / precision
+
+
+@pytest.mark.parametrize("compile", [False, None])
+def test_steps_are_those_of_a_slow_loop(compile):
+    model, opt = trained(compile=compile)
+    mean, precision, share = reference()
+    # The noise is float32, and the kernels' differs from it by a few 1e-7.
+    torch.testing.assert_close(model.weight.detach(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(opt.posterior().variance["weight"], 1 / precision, rtol=1e-4, atol=0.0)
+    assert opt.report().rows[0].start_share == pytest.approx(share.clamp(0, 1).mean().item(), rel=1e-3)
+
+
+def test_the_width_is_learned_on_regression():
+    """At the end the precision is that of the tempered optimum, N h / tau + lambda, with h = E[x^2] var."""
+    torch.manual_seed(0)
+    count, size = 2000, 8
+    x = torch.randn(count, size) * torch.logspace(-0.5, 0.5, size)
+    y = x.sum(-1, keepdim=True) + torch.randn(count, 1)
+    model = nn.Linear(size, 1)
+    opt = ba.Vadam(model.named_parameters(), lr=0.05, num_data=count, total_steps=1200, batch_size=50)
+    for epoch in range(30):
+        for part in torch.randperm(count, generator=torch.Generator().manual_seed(epoch)).split(50):
+            make_step(opt, lambda part=part: 0.5 * (model(x[part]) - y[part]).square().mean(), "train")
+    opt.eval()
+    q, report = opt.posterior(), opt.report()
+    prior = next(row for row in report.rows if row.name == "weight").prior_precision
+    exact = count * x.square().mean(0) / TAU + prior
+    ratio = q.variance["weight"].flatten() * exact
+    assert 0.6 < ratio.median() < 1.6
+    assert torch.corrcoef(torch.stack([q.variance["weight"].flatten().log(), -exact.log()]))[0, 1] > 0.9
+    assert report.total.start_share < 0.02
+
+
+@pytest.mark.parametrize(("init", "expected"), [(0.05, 32.0), (1.0, 0.125)])
+def test_the_initial_prior_is_a_power_of_two_near_a_tenth_of_the_initial_precision(init, expected):
+    model = nn.Linear(100, 100)
+    nn.init.normal_(model.weight, std=init, generator=torch.Generator().manual_seed(0))
+    nn.init.zeros_(model.bias)
+    opt = ba.Vadam(model.named_parameters(), num_data=10)
+    make_step(opt, lambda: model(torch.ones(1, 100)).sum())
+    priors = [opt.state[p]["prior_precision"] for p in (model.weight, model.bias)]
+    assert priors == [expected, 0.125]  # equal values count as of variance 1
+
+
+def moves(steps, change=lambda opt, step: None):
+    """How many learning rates each step moves along a gradient that is always the same; 10 steps are planned."""
+    weight, found = nn.Parameter(torch.zeros(1, dtype=torch.float64)), []
+    options = {"num_data": 1e9, "batch_size": 10, "total_steps": 10, "prior_precision": 1e-6}
+    opt = ba.Vadam([("w", weight)], 1e-3, **options)
+    for step in range(steps):
+        change(opt, step)
+        before = weight.item()
+        make_step(opt, weight.sum)
+        found.append((before - weight.item()) / 1e-3)
+    return found
+
+
+def test_the_learning_rate_falls_over_the_planned_steps_until_another_is_set():
+    expected = [0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1, step / 10))) for step in range(12)]
+    assert moves(12) == pytest.approx(expected, rel=1e-3)
+
+    def by_hand(opt, step):
+        if step == 2:
+            opt.param_groups[0]["lr"] = 0.5e-3
+
+    assert moves(5, by_hand) == pytest.approx([*expected[:2], 0.5, 0.5, 0.5], rel=1e-3)
+
+    def by_scheduler(opt, step):
+        if step == 0:
+            torch.optim.lr_scheduler.ConstantLR(opt, factor=1.0)
+
+    assert moves(3, by_scheduler) == pytest.approx([1.0] * 3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, TAU), (30, TAU), (45, 1.5 * TAU), (1000, 0.1)])
+def test_the_temperature_grows_with_the_number_of_epochs(epochs, expected):
+    _, opt = trained(0, batch_size=20, total_steps=epochs * N // 20)
+    assert opt.param_groups[0]["temperature"] == pytest.approx(expected, rel=1e-12)
+    _, opt = trained(0, batch_size=20, total_steps=epochs * N // 20, temperature=0.02)
+    assert opt.param_groups[0]["temperature"] == 0.02
+
+
+# From an attached model
+
+
+@pytest.mark.parametrize("mode", ["block", "train"])
+def test_the_batch_size_is_found_and_training_is_that_with_the_number_given(mode):
+    results = []
+    for given in (None, 16):
+        net = make_net()
+        opt = ba.Vadam(net.named_parameters(), num_data=100, batch_size=given)
+        opt.attach(net)
+        for step in range(4):
+            x = torch.randn(16, 3, generator=torch.Generator().manual_seed(step))
+            make_step(opt, lambda x=x, net=net: net(x).square().mean(), mode)
+        opt.eval()
+        assert opt.param_groups[0]["batch_size"] == 16
+        results.append((weights(net), variance_of(opt)))
+    assert same(*results)
+
+
+def test_a_number_of_minibatches_in_the_place_of_that_of_examples_is_noticed():
+    data = TensorDataset(torch.randn(85, 3, generator=torch.Generator().manual_seed(0)))
+    loader, net = DataLoader(data, batch_size=8, shuffle=True), make_net()
+    opt = ba.Vadam(net.named_parameters(), num_data=len(loader))
+    opt.attach(net)
+    for _ in range(2):
+        for (x,) in loader:
+            make_step(opt, lambda x=x: net(x).square().mean(), "train")
+    with pytest.warns(UserWarning, match="num_data is 11, but an epoch has 85 examples in 11 minibatches: give num_da"):
+        opt.posterior()
+    assert opt.report().doubt.startswith("num_data is 11")
