@@ -469,7 +469,6 @@ REFERENCES = {
     "vprop": vprop,
     "vadagrad": vadagrad,
     "ivon": ivon,
-    "evon": ivon,  # for vectors, which have no basis; matrices: tests/optim/test_evon.py
     "von": von,
     "van": van,
     "ngvi": ngvi,

@@ -37,7 +37,6 @@ PUBLIC = """
     bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
     bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning
     bayesadam.bayes_by_backprop bayesadam.functional.batching bayesadam.functional.curvature
-    bayesadam.functional.eigenbasis
     bayesadam.functional.empirical bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl
     bayesadam.functional.kronecker bayesadam.functional.moments bayesadam.functional.monotone
     bayesadam.functional.outputs bayesadam.functional.philox

@@ -16,7 +16,6 @@ from bayesadam.likelihoods import Bernoulli, Categorical, Gaussian, Heteroscedas
 from bayesadam.moments import fawn, variational_last_layer
 from bayesadam.objectives import elbo, kl_warmup, kl_weights
 from bayesadam.optim import (
-    EVON,
     IVON,
     NGVI,
     VAN,
@@ -95,7 +94,6 @@ MODULES = (
 """Public modules, each of which is imported at its first use: ``ba.population`` needs no import of its own."""
 
 __all__ = [
-    "EVON",
     "IVON",
     "NGVI",
     "SWAG",

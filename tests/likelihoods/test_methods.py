@@ -95,7 +95,7 @@ class TestTraining:
         fits = all_alone(nets, data, likelihoods, epochs=2, lr=0.02)
         assert_members_are(train(nets, data, likelihoods, epochs=2), fits, TOLERANCE[torch.float64])
 
-    @pytest.mark.parametrize("method", ["adam", "bbb", *(name for name in OPTIMIZERS if name != "evon")])
+    @pytest.mark.parametrize("method", ["adam", *OPTIMIZERS])
     @pytest.mark.parametrize("name", ["Exponential", "poisson"])
     def test_every_optimiser(self, name, method):
         options = {"hessian": "exact"} if method in ("von", "van", "ngvi", "natural_von") else {}

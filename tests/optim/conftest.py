@@ -15,7 +15,6 @@ RATES = {
     "vprop": 0.01,
     "vadagrad": 0.1,
     "ivon": 0.1,
-    "evon": 0.1,
     "von": 0.05,
     "van": 0.05,
     "vogn": 0.05,
@@ -36,7 +35,6 @@ VARIANTS = {
     "vogn eager": {"compile": False},
     "vadam learned": {"recipe": "learned", "batch_size": 8},
     "vprop learned": {"recipe": "learned", "batch_size": 8},
-    "evon learned": {"recipe": "learned", "batch_size": 8, "lr": 1.0, "collect_every": 1, "refresh_every": 3},
     "ivon learned": {"recipe": "learned", "batch_size": 8, "lr": 1.0},
     "vogn learned": {"recipe": "learned"},
 }
@@ -47,7 +45,6 @@ REPRESENTATIVES = [
     "ivon",
     "ivon learned",
     "ivon eager",
-    "evon",
     "vogn",
     "von exact",
     "von exact full",
@@ -72,7 +69,6 @@ class Method:
         self.has_prior = self.cls.has_prior
         self.may_start_wider = self.cls.may_start_wider
         self.full = self.options.get("covariance") == "full"
-        self.rotated = self.name == "evon"
         self.learned = self.options.get("recipe") == "learned"
         self.own_prior = self.learned
         self.deferred = self.options.get("hessian") in ("exact", "hutchinson")
@@ -91,11 +87,6 @@ class Method:
                 model = params.gi_frame.f_locals["self"]
             options["curvature"] = LooseSquares() if model is None else PerExampleSquares(model)
         return self.cls(params, **{**options, **kwargs})
-
-    def skip_rotated(self, reason):
-        """What cannot be asked of a posterior in a rotated basis."""
-        if self.rotated:
-            pytest.skip(reason)
 
     def skip_matrix(self, reason):
         """What cannot be asked of a full covariance."""

@@ -25,7 +25,7 @@ ba.IVON(model.parameters(), num_data=10, clip_radus=1.0)
 ba.VON(model.parameters(), num_data=10, mc_sample=2)
 ba.VadaGrad(model.parameters(), initial_precision=1.0, temperature=1.0)
 ba.Vadam(model.parameters(), num_data=10, seed="one")
-ba.EVON(model.parameters())
+ba.IVON(model.parameters())
 """
 
 
@@ -56,5 +56,5 @@ def test_mypy_reports_misspelt_options_and_wrong_types(tmp_path):
         (10, 'Unexpected keyword argument "mc_sample" for "VON"; did you mean "mc_samples"?  [call-arg]'),
         (11, 'Unexpected keyword argument "temperature" for "VadaGrad"  [call-arg]'),
         (12, 'Argument "seed" to "Vadam" has incompatible type "str"; expected "int"  [arg-type]'),
-        (13, 'Missing named argument "num_data" for "EVON"  [call-arg]'),
+        (13, 'Missing named argument "num_data" for "IVON"  [call-arg]'),
     ], output

@@ -18,7 +18,6 @@ def predicted(net, opt):
 @every_method
 def test_the_mean_comes_back_after_a_prediction(method, low_memory, net):
     if low_memory:
-        method.skip_rotated("it keeps its mean")
         method.skip_matrix("it keeps its mean")
     opt = method(net.named_parameters(), low_memory=low_memory)
     train(net, opt, 3, mode="train")

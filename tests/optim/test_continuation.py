@@ -34,7 +34,7 @@ def dense():
 
 PRIORS = {"diagonal": diagonal, "dense": dense}
 kinds = pytest.mark.parametrize("kind", PRIORS)
-optimizers = pytest.mark.parametrize("optimizer", [ba.Vadam, ba.IVON, ba.EVON])
+optimizers = pytest.mark.parametrize("optimizer", [ba.Vadam, ba.IVON])
 
 
 def step(net, opt, steps=1):

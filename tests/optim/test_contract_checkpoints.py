@@ -43,7 +43,6 @@ def test_state_has_the_standard_form(method, dtype):
             *("step", "beta1_product", "beta2_product", "initial_weight", "mean"),
             *method.cls.rule.state,
             *(["prior_precision"] if method.own_prior else []),
-            *(["rotated", "left", "right", "left_factor", "right_factor"] if method.rotated and p.ndim > 1 else []),
         }
         assert state["step"] == 2
         for value in state.values():

@@ -172,12 +172,9 @@ def test_a_kernel_that_does_not_compile_is_not_used(monkeypatch):
     assert all(torch.equal(weights(net), expected) for net, _ in found)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, kind in OPTIMIZERS.items() if kind.elementwise))
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_rule_has_its_kernels(name):
-    """What is compiled is the rule's own code; none of the library's falls back.
-
-    EVON has IVON's rule, and bases in which rounding decides directions without curvature.
-    """
+    """What is compiled is the rule's own code; none of the library's falls back."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first, second = (run(name, steps=3, mode="train", compile=on) for on in (False, True))

@@ -44,10 +44,6 @@ def test_every_optimiser_trains_as_with_means(method, mode):
         with pytest.raises(ValueError, match="low_memory must be False when covariance='full', got True"):
             method(make_net().named_parameters(), low_memory=True)
         return
-    if method.rotated:
-        with pytest.raises(ValueError, match="low_memory must be False for EVON, got True"):
-            method(make_net().named_parameters(), low_memory=True)
-        return
     samples = 1 if mode == "train" else 2
     both = pair(method, mc_samples=samples)
     for net, opt in both:

@@ -296,7 +296,7 @@ def samples_in_tensors_that_are_sharded_otherwise(rank, folder):
 
 
 LEARNED = ["vadam learned", "ivon learned", "vprop learned", "vogn learned"]
-RANKED = [*sorted(OPTIMIZERS.keys() - {"evon"}), *LEARNED, "von backtracking", "ivon eager", "vogn momentum"]
+RANKED = [*sorted(OPTIMIZERS), *LEARNED, "von backtracking", "ivon eager", "vogn momentum"]
 
 
 def one_sample_for_each_rank(rank, folder):

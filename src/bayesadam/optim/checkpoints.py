@@ -48,7 +48,6 @@ class Checkpointed(Optimizer):
 
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True  # the step of a weight depends on its own gradient only, as in a population
     may_start_wider: ClassVar[bool] = False  # whether the posterior may start wider than the prior
     _engine: Engine
     _attached: bool
