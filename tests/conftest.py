@@ -22,7 +22,6 @@ FOLDER = Path(__file__).parent
 SLOW = [
     "optim/test_contract_distributed.py",
     "estimators/test_regressor.py",
-    "test_tuning.py",
     "test_docs.py",
     "robustness/test_robustness.py",
     "experiments/test_experiments.py",

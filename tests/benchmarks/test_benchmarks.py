@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in {"record", "history"})
+SCRIPTS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if path.stem != "record")
 COMMITTED = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
 
 
@@ -37,17 +37,6 @@ def test_every_benchmark_writes_where_it_is_told(script):
     assert re.search(r"\barguments\(__doc__\)", source)
     assert '"results" /' not in source
     assert '/ "results"' not in source
-
-
-def test_the_history_has_the_committed_results():
-    """After a new measurement, run ``python benchmarks/history.py`` and commit what it writes."""
-    history = runpy.run_path(str(ROOT / "benchmarks" / "history.py"))
-    latest = {row["benchmark"]: row for row in history["read"]()}  # in the order of their dates
-    assert set(latest) == set(history["TITLES"])
-    for name, row in latest.items():
-        report = json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text())
-        assert row["date"] == report["date"], name
-        assert row["values"] == history["headlines"](name, report)
 
 
 def test_every_committed_result_has_its_benchmark():

@@ -18,10 +18,9 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from optuna.distributions import FloatDistribution
 
 import bayesadam as ba
-from bayesadam import population, runs, tuning
+from bayesadam import population, runs
 from bayesadam.files import DamagedFile
 from bayesadam.runs import RunError, fitting
 from bayesadam.sklearn import load_estimator, training
@@ -214,26 +213,6 @@ class Resume(Fit):
         return "old" if runs.Run(out).load()[1].interrupted_ else "new"
 
 
-def objective(candidates):
-    return [-((c.params["x"] - 0.3) ** 2) - 0.1 * c.study for c in candidates]
-
-
-class Tune(Task):
-    """``tune`` with a journal."""
-
-    left = ("tuning.log",)
-
-    def do(self):
-        space = {"x": FloatDistribution(0.0, 1.0)}
-        studies = tuning.tune(
-            objective, space, studies=["a", "b"], rounds=6, startup=6, storage=self.own / "tuning.log"
-        )
-        self.record = [[(t.params, t.value) for t in s.trials if t.value is not None] for s in studies]
-
-    def found(self):
-        return self.record
-
-
 class Population(Task):
     """``population.train`` with checkpoints."""
 
@@ -258,7 +237,7 @@ class Population(Task):
         return self.rows
 
 
-TASKS = (Save, SavePosterior, Fit, Force, Resume, Tune, Population)
+TASKS = (Save, SavePosterior, Fit, Force, Resume, Population)
 
 
 def child(action, *, folder, at=None, report=None):
