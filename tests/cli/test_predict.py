@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pyarrow as pa
@@ -44,7 +43,7 @@ class TestRegression:
             widths.append(np.mean(table["upper"].to_numpy() - table["lower"].to_numpy()))
         assert 2 < widths[1] / widths[0] < 4
 
-    @pytest.mark.parametrize("method", ["bayes", "split", "adaptive", "cross"])
+    @pytest.mark.parametrize("method", ["bayes", "cross"])
     def test_intervals(self, fitted, made, tmp_path, method):
         out, options = tmp_path / "o.parquet", ("--coverage", 0.8, "--interval", method)
         fitted("predict", made / "price", made / "numbers.csv", "-o", out, *options)
@@ -59,12 +58,12 @@ class TestRegression:
 
     def test_intervals_that_are_not_possible(self, command, made, tmp_path):
         arguments = ("predict", made / "price", made / "numbers.csv", "-o", tmp_path / "o.csv", "--interval")
-        code, _, err = command(*arguments, "split", "--coverage", 0.95)
+        code, _, err = command(*arguments, "cross", "--coverage", 0.9999)
         assert code == 2
-        assert "--interval 'split' is not possible: coverage must be at most n / (n + 1) = 0.92" in err
+        assert "--interval 'cross' is not possible: coverage must be at most n / (n + 1) = 0." in err
         code, _, err = command(*arguments, "narrow")
         assert code == 2
-        assert "method must be one of ('bayes', 'split', 'adaptive', 'cross'), got 'narrow'" in err
+        assert "method must be one of ('bayes', 'cross'), got 'narrow'" in err
         assert not (tmp_path / "o.csv").exists()
 
     @pytest.mark.parametrize(("degrees", "name"), [(1.5, "out.csv"), (0.8, "out.csv"), (0.8, "out.parquet")])
@@ -172,18 +171,11 @@ class TestClassification:
         assert np.allclose(table["entropy"].to_numpy(), -(probs * np.log(probs)).sum(1), rtol=1e-3)
         assert (table["mutual_information"].to_numpy() <= table["entropy"].to_numpy() + 1e-6).all()
 
-    @pytest.mark.parametrize("method", ["bayes", "split", "cross"])
-    def test_sets(self, fitted, made, tmp_path, method):
-        out, options = tmp_path / "o.parquet", ("--coverage", 0.8, "--interval", method)
-        fitted("predict", made / "answer", made / "labels.csv", "-o", out, *options)
-        table = parquet.read_table(out)
-        names = [f"in_set_{label}" for label in ("maybe", "no", "yes")]
-        assert table.column_names[-3:] == names
-        inputs = Preprocessing.load(made / "answer" / "preprocessing.json").transform(
-            open_table(made / "labels.csv").read()
-        )
-        expected = load_estimator(made / "answer").predict_set(inputs, coverage=0.8, method=method)
-        np.testing.assert_array_equal(np.stack([table[name].to_numpy() for name in names], axis=1), expected)
+    def test_classes_have_no_intervals(self, command, made, tmp_path):
+        arguments = ("predict", made / "answer", made / "labels.csv", "-o", tmp_path / "o.csv", "--interval", "cross")
+        code, _, err = command(*arguments)
+        assert code == 2
+        assert "--interval must be left out of a classification, got 'cross'" in err
 
     @pytest.mark.parametrize(
         ("labels", "kind"), [((3, 12), pa.int64()), ((False, True), pa.bool_()), (("10", "9"), pa.string())]
@@ -226,17 +218,6 @@ class TestSpreadsheets:
         code, _, err = command("predict", made / "price", table, "-o", tmp_path / "o.parquet", "--spreadsheet")
         assert code == 2
         assert err.startswith("bayesadam: --spreadsheet must be given for a CSV file only, got --out ")
-
-
-def test_through_a_fifo(fitted, made, numbers, tmp_path):
-    path, found = tmp_path / "fifo", []
-    os.mkfifo(path)
-    reader = threading.Thread(target=lambda: found.append(path.read_text()))
-    reader.start()
-    fitted("predict", made / "price", numbers, "-o", path)
-    reader.join(10)
-    assert found[0].count("\n") == 121
-    assert path.is_fifo()
 
 
 def in_encoding(encoding, folder, *arguments):

@@ -3,10 +3,9 @@ import pytest
 import torch
 from sklearn.utils import check_random_state
 
-from bayesadam.conformal import cross_interval, cross_prediction_set, prediction_set
-from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
-from bayesadam.sklearn.conformal import LeftOutScores
-from bayesadam.sklearn.linear import logistic_parts, ridge_parts
+from bayesadam.sklearn import BayesianMLPRegressor, conformal, load_estimator
+from bayesadam.sklearn.conformal import LeftOutScores, conformal_rank, cross_intervals
+from bayesadam.sklearn.linear import ridge_parts
 from bayesadam.sklearn.plan import plan
 
 TINY = {"members": 4, "hidden": (8,), "epochs": 60, "mc_samples": 4, "random_state": 0}
@@ -28,9 +27,35 @@ def regressor(curve):
     return BayesianMLPRegressor("ensemble", target_transform="none", **TINY).fit(*curve)
 
 
-@pytest.fixture(scope="module")
-def classifier(blobs):
-    return BayesianMLPClassifier("ensemble", **TINY).fit(*blobs)
+def cross_interval(left_out, target, folds, models, rank):
+    """CV+ as in the paper, with loops: the smallest numbers that are at least as large as ``rank`` of the others."""
+    errors = [abs(float(a - b)) for a, b in zip(target, left_out, strict=True)]
+    ends = []
+    for row in range(models.shape[1]):
+        centers = [float(models[fold, row]) for fold in folds]
+        upper = sorted(center + error for center, error in zip(centers, errors, strict=True))[rank - 1]
+        lower = sorted((center - error for center, error in zip(centers, errors, strict=True)), reverse=True)[rank - 1]
+        ends.append((lower, upper))
+    return np.array(ends)
+
+
+@pytest.mark.parametrize(
+    ("rows", "coverage", "rank"), [(1, 0.5, 1), (9, 0.9, 9), (99, 0.95, 95), (99, 0.55, 55), (100, 0.8, 81)]
+)
+def test_the_rank_counts_the_new_row(rows, coverage, rank):
+    assert conformal_rank(rows, coverage) == rank
+
+
+def test_cross_intervals_are_the_papers_in_pieces_of_any_size(monkeypatch):
+    generator = np.random.default_rng(0)
+    left_out, target, models = (torch.from_numpy(generator.normal(size=size)) for size in (40, 40, (5, 11)))
+    folds = torch.arange(40) % 5
+    expected = cross_interval(left_out, target, folds, models, 37)  # the ceiling of 41 * 0.9
+    errors = (target - left_out).abs()[:, None]
+    for size in (2**22, 80, 1):
+        monkeypatch.setattr(conformal, "AT_ONCE", size)
+        found = torch.cat(cross_intervals(errors, folds, models[..., None], 0.9), dim=1)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
 
 
 def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, curve):
@@ -51,9 +76,9 @@ def test_cross_intervals_are_those_of_the_members_that_left_rows_out(regressor, 
 
     left_out = of_folds([unseen for _, unseen in parts])[folds, torch.arange(len(x))]
     models = of_folds([part.outputs(standardised.numpy()) for part in regressor._linear])
-    expected = torch.stack(cross_interval(left_out, torch.from_numpy(y), folds, models, coverage=0.9), dim=1)
+    expected = cross_interval(left_out, torch.from_numpy(y), folds, models, conformal_rank(len(x), 0.9))
     found = regressor.predict_interval(x, 0.9, method="cross")
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def test_cross_intervals_cover_new_rows(regressor):
@@ -64,93 +89,27 @@ def test_cross_intervals_cover_new_rows(regressor):
     assert np.mean((low <= y) & (y <= high)) > 0.7
 
 
-def test_cross_sets_are_those_of_the_members_that_left_rows_out(classifier, blobs):
-    x, labels = blobs
-    pairs, folds = by_members(len(x))
-    codes = torch.from_numpy(np.searchsorted(classifier.classes_, labels))
-    standardised, (at, weights) = classifier._inputs(x), classifier.calibration_.values()
-    regressions = logistic_parts(standardised.numpy(), codes.numpy(), 3, np.ones(len(x)), planned(len(x)))
-    assert sum(weights) > 0.1
-    powers = [torch.exp(classifier._member_log_probs(standardised, member) / at) for member in range(4)]
-
-    def of_folds(factors):
-        """Of the probabilities of all members' samples, each in a pool with those of the regressions."""
-        probs = [power * factors for power in powers]
-        probs = [(p / p.sum(-1, keepdim=True)).mean(0) for p in probs]
-        return torch.stack([torch.stack([probs[m] for m in np.flatnonzero(pair)]).mean(0) for pair in pairs])
-
-    def factors(log_probs):
-        return torch.from_numpy(np.prod([np.exp(w * own) for w, own in zip(weights, log_probs, strict=True)], axis=0))
-
-    unseen = of_folds(factors([own for _, own in regressions]))
-    left_out = unseen[folds, torch.arange(len(x))]
-    models = of_folds(factors([part.log_probs(standardised.numpy()) for part, _ in regressions]))
-    expected = cross_prediction_set(left_out, codes, folds, models, coverage=0.9)
-    found = classifier.predict_set(x, coverage=0.9, method="cross")
-    assert (found == expected.numpy()).mean() > 0.99  # scores are kept to six digits
-    assert found[np.arange(len(x)), codes.numpy()].mean() >= 0.9
+def test_files_keep_the_errors(regressor, curve, tmp_path):
+    regressor.save(tmp_path)
+    found = load_estimator(tmp_path).predict_interval(curve[0], 0.9, method="cross")
+    np.testing.assert_array_equal(found, regressor.predict_interval(curve[0], 0.9, method="cross"))
 
 
-def test_sets_of_rows_held_out(classifier, blobs):
-    x, labels = blobs
-    codes = torch.from_numpy(np.searchsorted(classifier.classes_, labels))
-    probs = torch.from_numpy(classifier.predict_proba(x))
-    assert classifier.conformalize(x[:60], labels[:60]) is classifier
-    found = classifier.predict_set(x[60:], coverage=0.9, method="split")
-    np.testing.assert_array_equal(found, prediction_set(probs[:60], codes[:60], probs[60:], coverage=0.9).numpy())
-    drawn = [
-        classifier.predict_set(x[60:], coverage=0.9, method="split", randomized=True, random_state=seed)
-        for seed in (0, 0, 1)
-    ]
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    assert (drawn[0] != drawn[2]).any()
-    assert drawn[0].sum() < found.sum()
-
-
-def test_sets_of_the_probabilities_themselves(classifier, blobs):
-    probs = classifier.predict_proba(blobs[0])
-    found = classifier.predict_set(blobs[0], coverage=0.9)
-    for p, chosen in zip(probs, found, strict=True):
-        assert p[chosen].sum() >= 0.9 - 1e-9
-        assert p[chosen].sum() - p[chosen].min() < 0.9
-        assert p[chosen].min() >= p[~chosen].max(initial=0.0)
-
-
-def test_files_keep_them(classifier, blobs, tmp_path):
-    classifier.conformalize(*blobs).save(tmp_path)
-    read = load_estimator(tmp_path)
-    for method in ("bayes", "split", "cross"):
-        options = {"method": method, "randomized": True}
-        expected = classifier.predict_set(blobs[0], coverage=0.9, **options)
-        np.testing.assert_array_equal(read.predict_set(blobs[0], coverage=0.9, **options), expected)
-
-
-def test_another_fit_forgets_the_rows_held_out(curve):
-    model = BayesianMLPRegressor("vadam", **{**TINY, "epochs": 3}).fit(*curve)
-    for again in (model.fit, model.partial_fit):
-        model.conformalize(*curve).predict_interval(curve[0], method="split")
-        again(*curve)
-        with pytest.raises(ValueError, match=r"before conformalize\(X, y\) with held-out rows, got 'split'"):
-            model.predict_interval(curve[0], method="split")
-
-
-def test_errors(classifier, blobs, curve):
-    x, _ = blobs
-    with pytest.raises(ValueError, match=r"method must be one of \('bayes', 'split', 'cross'\), got 'adaptive'"):
-        classifier.predict_set(x, method="adaptive")
-    with pytest.raises(ValueError, match=r"coverage must be in \(0, 1\), got 1"):
-        classifier.predict_set(x, coverage=1)
-    with pytest.raises(ValueError, match=r"y must have labels of classes_ only, got \['oak'\]"):
-        classifier.conformalize(x[:2], ["ash", "oak"])
-    with pytest.raises(ValueError, match=r"y must be of shape \(2,\), got \(1,\)"):
-        classifier.conformalize(x[:2], ["ash"])
-    with pytest.raises(ValueError, match=r"coverage must be at most n / \(n \+ 1\) = 0.9934 with 150"):
-        classifier.predict_set(x, coverage=0.999, method="cross")
+def test_errors(regressor, curve):
+    x, _ = curve
+    for options, message in (
+        ({"method": "split"}, r"method must be one of \('bayes', 'cross'\), got 'split'"),
+        ({"coverage": 1}, r"coverage must be in \(0, 1\), got 1"),
+        ({"coverage": 0.4, "method": "cross"}, r"coverage must be in \[0.5, 1\) of cross-conformal"),
+        ({"coverage": 0.999, "method": "cross"}, r"coverage must be at most n / \(n \+ 1\) = 0.9938 with 160"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            regressor.predict_interval(x, **options)
     blind = BayesianMLPRegressor("ensemble", calibrate=False, **{**TINY, "epochs": 2}).fit(*curve)
     with pytest.raises(
         ValueError, match="method must not be 'cross' if members left out no rows, or if these rows were not"
     ):
-        blind.predict_interval(curve[0], method="cross")
+        blind.predict_interval(x, method="cross")
 
 
 class TestRecord:

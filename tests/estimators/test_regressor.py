@@ -254,39 +254,6 @@ def test_squared_gradients_have_no_weights(curve):
         BayesianMLPRegressor("vogn", **QUICK).fit(*curve, sample_weight=np.ones(160))
 
 
-def test_conformal_intervals_cover_though_the_model_is_wrong(curve):
-    x, y = curve
-    model = BayesianMLPRegressor("ensemble", **{**QUICK, "calibrate": False, "epochs": 30}).fit(x, y)
-    generator = np.random.default_rng(8)
-    covered = []
-    for _ in range(100):
-        new = generator.uniform(-3.0, 3.0, (119, 2))
-        target = 5_000.0 + 1_000.0 * (np.sin(new[:, 0]) + 0.3 * new[:, 1] + 0.3 * generator.standard_cauchy(119))
-        model.conformalize(new[:99], target[:99])
-        ends = np.stack([model.predict_interval(new[99:], 0.8, method=m) for m in ("split", "adaptive")])
-        covered.append(((ends[..., 0] <= target[99:]) & (target[99:] <= ends[..., 1])).mean(1))
-    np.testing.assert_allclose(np.mean(covered, axis=0), 0.8, atol=0.035)  # the standard error is 0.01
-    with pytest.raises(ValueError, match="coverage must be at most"):
-        model.predict_interval(x, 0.999, method="split")
-
-
-def test_conformal_needs_held_out_rows(fitted, curve):
-    for method in ("split", "adaptive"):
-        with pytest.raises(ValueError, match=r"method must be 'bayes' or 'cross' before conformalize\(X, y\)"):
-            fitted.predict_interval(curve[0], method=method)
-    with pytest.raises(ValueError, match=r"method must be one of \('bayes', 'split', .*, got 'jackknife'"):
-        fitted.predict_interval(curve[0], method="jackknife")
-    with pytest.raises(ValueError, match=r"coverage must be in \(0, 1\), got 1.0"):
-        fitted.predict_interval(curve[0], 1.0)
-
-
-def test_conformal_scores_are_finite(fitted, curve):
-    for wrong in (np.nan, np.inf):
-        with pytest.raises(ValueError, match="Input y contains"):
-            fitted.conformalize(curve[0][:3], [1.0, wrong, 2.0])
-    assert not hasattr(fitted, "conformal_scores_")
-
-
 def test_draws(fitted):
     x = np.zeros((2, 2))
     draws = fitted.sample_y(x, 20_000, random_state=3)

@@ -15,7 +15,7 @@ from bayesadam.commands.mistakes import STOPPED, fail, one_line, require, writin
 from bayesadam.commands.options import with_options
 
 _COPY = "Column of the table to copy, to know the rows by; may be repeated."
-_INTERVAL = "bayes (default of numbers), split, adaptive or cross: guaranteed intervals, or sets of classes."
+_INTERVAL = "bayes (default) or cross, which has a guarantee: intervals around predicted numbers."
 _SPREADSHEET = "Put an apostrophe before text that a spreadsheet would take for a formula."
 
 
@@ -24,9 +24,7 @@ def predict(
     run: Annotated[Path, typer.Argument(help="Folder that bayesadam fit has written.")],
     data: Annotated[Path, typer.Argument(help="A table with the same columns; the target may be missing.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the predictions go: .csv or .parquet.")],
-    coverage: Annotated[
-        float, typer.Option(help="Of the interval around a predicted number, or of --interval.")
-    ] = 0.95,
+    coverage: Annotated[float, typer.Option(help="Of the interval around a predicted number.")] = 0.95,
     interval: Annotated[str | None, typer.Option(help=_INTERVAL)] = None,
     copy: Annotated[list[str] | None, typer.Option(help=_COPY)] = None,
     spreadsheet: Annotated[bool, typer.Option("--spreadsheet", help=_SPREADSHEET)] = False,

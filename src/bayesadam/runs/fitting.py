@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from bayesadam.files import write_json
 from bayesadam.report import write_report
 from bayesadam.runs import folder as names
 from bayesadam.runs.baselines import MAX_ROWS, baselines
-from bayesadam.runs.contents import MAX_POINTS, contents, subset
+from bayesadam.runs.contents import contents
 from bayesadam.runs.errors import RunError
 from bayesadam.runs.folder import check_place, new_run, read_fingerprint, settle
 from bayesadam.runs.held_out import predict_held_out
@@ -95,9 +95,6 @@ def fit(settings: Settings, out: Path, watcher: Watcher, *, force: bool = False,
         inputs = prepared.held_out_inputs
         with _timed(seconds, "predictions"):
             held_out = predict_held_out(estimator, inputs, truth, target)
-            known = subset(len(inputs), MAX_POINTS, settings.seed)
-            with suppress(ValueError):  # the transform may not allow a target
-                estimator.conformalize(inputs[known], truth[known])
         watcher.stage("linear model and gradient boosting")
         with _timed(seconds, "baselines"):
             others = baselines(

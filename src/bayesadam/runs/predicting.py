@@ -36,17 +36,15 @@ def predict(
     A regression has the columns "mean", "std", "lower" and "upper". If the distribution has no finite variance
     (Student's t with up to 2 degrees of freedom), the cells of "std" are empty; if it has no mean either (up to 1
     degree of freedom), "mean" is the median. A classification has "predicted", "probability_LABEL" for every class,
-    "entropy" and "mutual_information" (in nats), and if ``interval`` is given also "in_set_LABEL", which is true for
-    the classes of a set that contains the actual class with the probability ``coverage``. Copied columns come first.
+    "entropy" and "mutual_information" (in nats). Copied columns come first.
 
     Args:
         run: The run.
         file: The table.
         out: File to write: Parquet if its name ends in ``.parquet``, otherwise CSV.
-        coverage: Probability of the interval from "lower" to "upper", or of the set of classes.
-        interval: Method of the intervals or sets: "bayes" (the default of a regression), "split", "adaptive" or
-            "cross", as in :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`; "split" and "adaptive" are
-            calibrated on the held-out rows of the fit.
+        coverage: Probability of the interval from "lower" to "upper".
+        interval: Method of the intervals of a regression: "bayes" (the default) or "cross", as in
+            :meth:`bayesadam.sklearn.BayesianMLPRegressor.predict_interval`.
         copy: Columns of the table to copy, by which the rows can be recognised. In a CSV file, lists, structures and
             maps become JSON.
         spreadsheet: Whether to put an apostrophe before text that a spreadsheet would interpret as a formula.
@@ -118,19 +116,17 @@ def _predictions(found: Any, target: Target, coverage: float) -> pa.Table:
 def _conformal(
     found: pa.Table, estimator: Any, inputs: Any, target: Target, coverage: float, interval: str | None
 ) -> pa.Table:
-    """Replace the ends of the intervals, or add sets of classes."""
-    if interval is None or (interval == "bayes" and target.task == "regression"):
+    """Replace the ends of the intervals."""
+    if interval is None:
         return found
+    if target.task != "regression":
+        raise RunError(f"`interval` must be left out of a classification, got {interval!r}")
     try:
-        if target.task == "regression":
-            ends = estimator.predict_interval(inputs, coverage, method=interval)
-            columns = {"lower": ends[:, 0], "upper": ends[:, 1]}
-        else:
-            sets = estimator.predict_set(inputs, coverage=coverage, method=interval)
-            columns = {f"in_set_{_name(label)}": sets[:, code] for code, label in enumerate(target.classes)}
+        ends = estimator.predict_interval(inputs, coverage, method=interval)
     except ValueError as error:
         raise RunError(f"`interval` {interval!r} is not possible: {error}") from None
-    return pa.table({**dict(zip(found.column_names, found.columns, strict=True)), **columns})
+    columns = dict(zip(found.column_names, found.columns, strict=True))
+    return pa.table({**columns, "lower": ends[:, 0], "upper": ends[:, 1]})
 
 
 def _beside(kept: pa.Table, found: pa.Table) -> pa.Table:
