@@ -6,15 +6,12 @@ import subprocess
 import sys
 import types
 from inspect import Parameter
-from pathlib import Path
 
 import pytest
-import torch
 
 import bayesadam as ba
 from test_docs import PUBLIC, public
 
-FILES = Path(__file__).parent / "files" / "names"
 KEYWORD, POSITIONAL = Parameter.KEYWORD_ONLY, (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
 PASSED_ON = {"forward", "run"}
 """Methods that call a network, whose arguments they pass on."""
@@ -165,18 +162,3 @@ else:
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="^module 'bayesadam' has no attribute 'nelbo'$"):
         _ = ba.nelbo
-
-
-def test_posteriors_of_earlier_names_load():
-    """Files that were written at commit 2b77e6e, when ``BernoulliPosterior`` was called ``Bernoulli``."""
-    q = ba.load_posterior(FILES / "bernoulli.safetensors")
-    assert type(q) is ba.posterior.BernoulliPosterior
-    assert q.probability["0.weight"].tolist() == [[0.25, 0.5], [1.0, 0.0]]
-    assert q.scale["0.weight"].tolist() == [[2.0], [-0.5]]
-    assert q.hyperparameters == {"method": "FAWN", "prior": 0.5}
-    mixture = ba.load_posterior(FILES / "mixture.safetensors")
-    assert type(mixture) is ba.Mixture
-    assert [c.mean["weight"][0, 0].item() for c in mixture.components] == [1.0, 2.0]
-    partial = ba.load_posterior(FILES / "partial.safetensors")
-    assert type(partial) is ba.posterior.PartialGaussian
-    torch.testing.assert_close(partial.random.covariance, torch.tensor([[2.0, 0.5], [0.5, 1.0]], dtype=torch.float64))

@@ -1,7 +1,4 @@
-"""One standardisation for matrices and tables: the same inputs reach the network, and older files predict the same."""
-
-import json
-from pathlib import Path
+"""One standardisation for matrices and tables: the same inputs reach the network."""
 
 import numpy as np
 import pyarrow as pa
@@ -9,14 +6,12 @@ import pytest
 from sklearn.datasets import load_digits
 
 from bayesadam import runs
-from bayesadam.files import NoDigestWarning
 from bayesadam.runs.fitting import _train
 from bayesadam.runs.prepare import prepare
 from bayesadam.scaling import column_scales, in_one_unit, input_scales, standardized
 from bayesadam.sklearn import BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
-from bayesadam.tabular import Preprocessing, Target, open_table, table_writer
+from bayesadam.tabular import Preprocessing, Target, table_writer
 
-OLD = Path(__file__).parent / "files" / "tables"
 """A run and two estimators that were saved when a table was standardised twice, and what they predicted then."""
 
 
@@ -145,39 +140,3 @@ class TestNumbersFarFromZero:
         x = np.stack([self.STEPS, np.full(100, 1e30)], axis=1)
         model = BayesianMLPRegressor(members=2, epochs=1, hidden=(2,)).fit(x, np.full(100, 1e30))
         np.testing.assert_allclose(model.predict(x), 1e30, rtol=1e-15)
-
-
-class TestFilesOfFormatVersion1:
-    KEPT = json.loads((OLD / "predictions.json").read_text())
-
-    def test_a_run_predicts_the_same(self, tmp_path):
-        kept = np.loadtxt(OLD / "run" / "predictions.csv", delimiter=",", skiprows=1)
-        out = tmp_path / "predictions.csv"
-        with pytest.warns(NoDigestWarning) as said:
-            runs.predict(runs.Run(OLD / "run"), open_table(OLD / "run" / "new.csv"), out)
-        assert len(said) == 1
-        np.testing.assert_allclose(np.loadtxt(out, delimiter=",", skiprows=1), kept, rtol=1e-6)
-        assert np.ptp(kept[:, 0]) > 20  # rows with missing values and new levels are among them
-
-    def test_it_is_the_same_in_todays_format(self):
-        old = Preprocessing.load(OLD / "run" / "preprocessing.json")
-        assert json.loads((OLD / "run" / "preprocessing.json").read_text())["format_version"] == 1
-        assert old.to_json()["format_version"] == 5
-        assert Preprocessing.from_json(json.loads(json.dumps(old.to_json()))) == old
-
-    def test_a_regressor_predicts_the_same(self):
-        with pytest.warns(NoDigestWarning) as said:
-            kept, model = self.KEPT["regressor"], load_estimator(OLD / "regressor")
-        assert len(said) == 1
-        mean, std = model.predict(kept["x"], return_std=True)
-        np.testing.assert_allclose(mean, kept["mean"], rtol=1e-6)
-        np.testing.assert_allclose(std, kept["std"], rtol=1e-6)
-        interval = model.predict_interval(kept["x"], 0.8, method="adaptive")
-        np.testing.assert_allclose(interval, kept["interval"], rtol=1e-6)
-        assert model.standardize is True
-
-    def test_a_classifier_predicts_the_same(self):
-        with pytest.warns(NoDigestWarning) as said:
-            kept, model = self.KEPT["classifier"], load_estimator(OLD / "classifier")
-        assert len(said) == 1
-        np.testing.assert_allclose(model.predict_proba(kept["x"]), kept["probs"], rtol=1e-5)

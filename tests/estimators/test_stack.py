@@ -1,7 +1,6 @@
 """All members at once, against :func:`bayesadam.predict` member by member."""
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,8 @@ from bayesadam.posterior import DenseGaussian, Mixture
 from bayesadam.posterior.kronecker import KroneckerGaussian
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
-from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator, stack
+from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, stack
 from bayesadam.sklearn.stack import stacked_predictions
-
-OLD = Path(__file__).parents[1] / "files" / "tables" / "laplace"
-"""``BayesianMLPRegressor(hidden=(3,), members=2, epochs=40)``, saved when members kept all covariances."""
 
 
 @pytest.fixture(autouse=True)
@@ -130,16 +126,6 @@ def test_stack_of_components_that_differ(curve):
     fewer = LowRankGaussian(second.mean, second.diagonal, {name: f[:2] for name, f in second.factors.items()})
     model.posterior_ = Mixture([first, fewer, third])
     assert_all_at_once(model, curve[0], possible=False)
-
-
-def test_a_model_that_was_saved_with_all_covariances_predicts_the_same():
-    model = load_estimator(OLD)
-    assert {type(q) for q in model.posterior_.components} == {DenseGaussian}
-    probe = np.array([[0.0, 0.0], [1.0, -1.0], [30.0, 5.0]])
-    assert_all_at_once(model, probe)
-    mean, std = model.predict(probe, return_std=True)
-    np.testing.assert_allclose(mean, [0.00588261, 0.07649005, 0.37852156], rtol=1e-4)
-    np.testing.assert_allclose(std, [0.63901337, 0.6602048, 1.19440242], rtol=1e-4)
 
 
 def test_a_small_file_and_growth_away_from_the_data(tmp_path):

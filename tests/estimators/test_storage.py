@@ -9,7 +9,7 @@ import pytest
 from bayesadam.files import DamagedFile, write_json
 from bayesadam.sklearn import METHODS, BayesianMLPClassifier, BayesianMLPRegressor, load_estimator
 
-EARLIER = Path(__file__).parents[1] / "files" / "estimators"
+VERSION_1 = Path(__file__).parent / "version_1"
 TINY = {"members": 3, "hidden": (6, 4), "epochs": 5, "mc_samples": 4, "random_state": 0}
 
 
@@ -42,17 +42,17 @@ def test_labels_keep_their_type(labels, blobs, tmp_path):
     assert load_estimator(tmp_path).predict(x).dtype == model.predict(x).dtype
 
 
-def test_several_targets_noise_and_conformal_scores(curve, tmp_path):
+def test_several_targets_noise_and_cross_intervals(curve, tmp_path):
     x, y = curve
     loud = y + np.abs(x[:, 0]) * 300.0 * np.random.default_rng(0).standard_normal(len(y))
     both = np.stack([loud, -y], 1)
     model = BayesianMLPRegressor(noise="input", **{**TINY, "lr": 0.1, "epochs": 60}).fit(x, both)
     assert "input" in model.noise_
-    model.conformalize(x, both).save(tmp_path)
+    model.save(tmp_path)
     read = load_estimator(tmp_path)
     assert read.noise_ == model.noise_
     np.testing.assert_allclose(read.predict(3.0 * x, True), model.predict(3.0 * x, True), rtol=1e-6)
-    for method in ("bayes", "split", "adaptive", "cross"):
+    for method in ("bayes", "cross"):
         intervals = [one.predict_interval(x, 0.9, method=method) for one in (read, model)]
         np.testing.assert_allclose(*intervals, rtol=1e-6)
 
@@ -92,8 +92,11 @@ def test_damaged_files(curve, tmp_path):
         path.write_text(broken)
         with pytest.raises(ValueError, match=r"model\.json must be what save\(\) wrote"):
             load_estimator(tmp_path)
-    write_json(path, {**json.loads(text), "version": 6})
-    with pytest.raises(ValueError, match=r"model\.json must be of version 5 \(update bayesadam\?\), got 6"):
+    write_json(path, {**json.loads(text), "version": 2})
+    with pytest.raises(DamagedFile, match=r"model\.json must be what save\(\) wrote, .*version is 2, not 1"):
+        load_estimator(tmp_path)
+    path.write_text(json.dumps({name: value for name, value in json.loads(text).items() if name != "digest"}))
+    with pytest.raises(DamagedFile, match="it has no digest"):
         load_estimator(tmp_path)
     path.unlink()
     with pytest.raises(FileNotFoundError):
@@ -174,9 +177,9 @@ class TestTwoFiles:
             {"targets": {"mean": [0.0], "std": [0.0]}},
             {"calibration": {"epistemic": [1.0], "aleatoric": [-1.0]}},
             {"calibration": {"epistemic": [1.0, 2.0], "aleatoric": [1.0]}},
-            {"noise_precision": [[0.0], [1.0], [1.0]]},
-            {"noise_precision": [[1.0]]},
-            {"noise_precision": [[], [], []]},
+            {"likelihoods": [{"log_noise_precision": [1.0]}]},
+            {"likelihoods": [{}] * 3},
+            {"left_out": {"members": [[0]], "folds": [1], "scores": [[1.0]]}},
             {"epochs": -1},
             {"epochs": 2.5},
             {"stopped": "never"},
@@ -188,7 +191,6 @@ class TestTwoFiles:
             {"noise": [3]},
             {"reach": {"square": -1.0, "rows": 10.0}},
             {"reach": {"square": 1.0}},
-            {"between": None},
             {"params": {"hidden": [6, 4], "noise": -1.0}},
             {"kind": "BayesianMLPClassifier"},
             {"kind": "Other"},
@@ -210,44 +212,15 @@ class TestTwoFiles:
             load_estimator(both / "here")
 
 
-@pytest.mark.parametrize("name", ["constant", "heteroscedastic"])
-def test_files_of_version_2(name, tmp_path):
-    """With predictions of that version, in which networks gave the variance of the noise."""
-    told = json.loads((EARLIER / "predictions.json").read_text())
-    read = load_estimator(EARLIER / name)
-    assert read.noise == {"constant": "auto", "heteroscedastic": "input"}[name]
-    assert read.noise_ == {"constant": "constant", "heteroscedastic": ["likelihood", "likelihood"]}[name]
-    read.save(tmp_path)
-    for model in (read, load_estimator(tmp_path)):
-        pred = model.predictive(told["rows"])
-        for part, expected in told[name].items():
-            np.testing.assert_allclose(getattr(pred, part), expected, rtol=1e-4)
-    if name == "heteroscedastic":
-        generator = np.random.default_rng(1)
-        x, y = generator.uniform(-2, 2, (30, 2)), generator.standard_normal((30, 2))
-        assert np.isfinite(read.partial_fit(x, y).predict(x, True)).all()
-
-
-def test_a_classifier_of_version_3(tmp_path):
-    """With the first row's probabilities of that version, which had networks only, and other draws at later rows."""
-    told = json.loads((EARLIER / "predictions.json").read_text())["classes"]
-    read = load_estimator(EARLIER / "classes")
-    assert read.calibration_["linear"] == []
-    read.save(tmp_path)
-    for model in (read, load_estimator(tmp_path)):
-        np.testing.assert_allclose(model.predict_proba(told["rows"])[0], told["probs"][0], rtol=1e-4)
-
-
-def test_a_regression_of_version_4(tmp_path):
-    """With predictions of that version, in which regressions had networks only."""
-    told = json.loads((EARLIER / "predictions.json").read_text())["networks"]
-    read = load_estimator(EARLIER / "networks")
-    np.testing.assert_array_equal(read.calibration_["linear"], [[1.0]])
-    read.save(tmp_path)
-    for model in (read, load_estimator(tmp_path)):
-        mean, std = model.predict(told["rows"], return_std=True)
-        np.testing.assert_allclose(mean, told["mean"], rtol=1e-4)
-        np.testing.assert_allclose(std, told["std"], rtol=1e-4)
+def test_the_format_is_stable():
+    """Files that the first reader of format 1 has to read, with the predictions of the estimator that wrote them."""
+    expected = json.loads((VERSION_1 / "predictions.json").read_text())
+    read = load_estimator(VERSION_1)
+    mean, std = read.predict(expected["rows"], return_std=True)
+    np.testing.assert_allclose(mean, expected["mean"], rtol=1e-4)
+    np.testing.assert_allclose(std, expected["std"], rtol=1e-4)
+    cross = read.predict_interval(expected["rows"], 0.8, method="cross")
+    np.testing.assert_allclose(cross, expected["cross"], rtol=1e-4)
 
 
 @pytest.mark.parametrize(

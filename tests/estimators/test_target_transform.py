@@ -158,8 +158,7 @@ class TestTargetsThatAreNotNegative:
     Y = np.maximum(X[:, 0] + np.random.default_rng(1).normal(0.5, 0.6, 45), 0.0)
 
     def ends(self, model):
-        model.conformalize(self.X, self.Y)
-        methods = ("bayes", "split", "adaptive", "cross")
+        methods = ("bayes", "cross")
         found = [model.predict_interval(self.X, method=method)[:, 0] for method in methods]
         return [*found, model.predict(self.X, quantiles=[0.01])[:, 0], model.sample_y(self.X, 20).min(1)]
 
@@ -217,13 +216,11 @@ class TestEveryTransform:
     def test_files_and_more_rows_keep_it(self, name, amounts, tmp_path):
         x, y, _ = amounts
         model = BayesianMLPRegressor("vadam", target_transform=name, mc_samples=4, **TINY).fit(x, y)
-        model.conformalize(x[:50], y[:50]).save(tmp_path)
+        model.save(tmp_path)
         read = load_estimator(tmp_path)
         for call in (
             lambda m: np.stack(m.predict(x, return_std=True)),
             lambda m: m.predict_interval(x, 0.9),
-            lambda m: m.predict_interval(x, 0.9, method="adaptive"),
-            lambda m: m.predict_interval(x, 0.9, method="split"),
             lambda m: m.predict_interval(x, 0.9, method="cross"),
             lambda m: m.predictive(x).log_prob(torch.from_numpy(y)).numpy(),
         ):
@@ -239,24 +236,12 @@ class TestEveryTransform:
             model.partial_fit(x[:2], [5.0, -1.0])
 
 
-def test_conformal_intervals_of_positive_targets_are_positive_and_cover(amounts):
-    x, y, _ = amounts
-    model = BayesianMLPRegressor(target_transform="log", **{**QUICK, "calibrate": False}).fit(x[:100], y[:100])
-    model.conformalize(x[100:200], y[100:200])
-    for method in ("split", "adaptive"):
-        low, high = model.predict_interval(x[200:], 0.95, method=method).T
-        assert (low > 0).all()
-        assert np.mean((low <= y[200:]) & (y[200:] <= high)) > 0.88
-    with pytest.raises(ValueError, match="^y must be positive for target_transform='log', got 0.0$"):
-        model.conformalize(x[:2], [0.0, 1.0])
-
-
 def test_targets_that_must_not_be_written_to(amounts):
     """As those of a data frame."""
     x, y, _ = amounts
     frozen = pd.Series(y[::-1]).to_numpy()
     frozen.flags.writeable = False
-    model = BayesianMLPRegressor(target_transform="log", **TINY).fit(x, frozen).conformalize(x, frozen)
+    model = BayesianMLPRegressor(target_transform="log", **TINY).fit(x, frozen)
     assert np.isfinite([neg_nll(model, x, frozen), interval_score(model, x, frozen)]).all()
 
 
@@ -351,20 +336,6 @@ class TestFiles:
         told = json.loads(path.read_text())
         change(told)
         write_json(path, told)
-
-    def test_version_2_had_no_transform(self, curve, tmp_path):
-        x, y = curve
-        model = BayesianMLPRegressor(target_transform="none", calibrate=False, **TINY).fit(x, y)
-        model.save(tmp_path)
-
-        def older(told):
-            told["version"] = 2
-            del told["likelihood"], told["targets"]["transforms"], told["params"]["target_transform"]
-
-        self.rewrite(tmp_path, older)
-        read = load_estimator(tmp_path)
-        np.testing.assert_array_equal(read.predict(x), model.predict(x))
-        assert (read.target_transform, read.target_transform_) == ("none", "none")
 
     @pytest.mark.parametrize(
         "change",

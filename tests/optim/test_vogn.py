@@ -348,27 +348,3 @@ def test_a_module_that_has_its_optimiser_can_be_copied_in_drop_in_training():
         model.optimizer.step()
         model.optimizer.eval()
     assert torch.equal(weights(net), weights(copied))
-
-
-def test_a_checkpoint_that_has_the_earlier_name_of_the_curvature():
-    """It is resumed to the bit, and says today's name."""
-    net, opt = make()
-    train(net, opt, 2)
-    kept, saved = copy.deepcopy((net.state_dict(), opt.state_dict()))
-    saved["param_groups"][0]["hessian"] = "gauss_newton"
-    train(net, opt, 1, first=2)
-    again, other = make()
-    again.load_state_dict(kept)
-    other.load_state_dict(saved)
-    train(again, other, 1, first=2)
-    assert same(snapshot(other), snapshot(opt))
-    assert torch.equal(weights(again), weights(net))
-    assert other.param_groups[0]["hessian"] == "empirical_fisher"
-    opt.load_state_dict(other.state_dict())
-
-
-def test_a_pickle_that_has_the_earlier_name_of_the_curvature():
-    net, opt = make()
-    opt.defaults["hessian"] = opt.param_groups[0]["hessian"] = "gauss_newton"
-    _, copied = copy.deepcopy((net, opt))
-    assert copied.defaults["hessian"] == copied.param_groups[0]["hessian"] == "empirical_fisher"

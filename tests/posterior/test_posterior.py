@@ -22,8 +22,8 @@ from torch.distributions import Independent, Normal
 from torch.distributions import kl_divergence as torch_kl
 
 import bayesadam as ba
-from bayesadam import noise
-from bayesadam.files import NoDigestWarning
+from bayesadam import files, noise
+from bayesadam.files import DamagedFile
 from bayesadam.posterior import BernoulliPosterior, Mixture
 from bayesadam.posterior.low_rank import LowRankGaussian
 from bayesadam.posterior.partial import PartialGaussian
@@ -673,10 +673,10 @@ class TestFile:
         assert_same({name: stored[name] for name in q.tensors()}, q.tensors())
         assert set(stored) == {f"{kind}/{name}" for kind in ("mean", "variance") for name in SHAPES}
         with safetensors.safe_open(path, framework="pt") as file:
-            header = json.loads(file.metadata()["bayesadam.posterior"])
+            header = json.loads(file.metadata()["bayesadam"])
         assert len(header.pop("digest")) == 64
         assert header == {
-            "format_version": 2,
+            "version": 1,
             "kind": "DiagonalGaussian",
             "tensors": list(q.tensors()),
             "hyperparameters": HYPERPARAMETERS,
@@ -720,7 +720,7 @@ class TestFile:
 
     @pytest.mark.parametrize("value", [torch.tensor(1j), {(1, 2): 3}, [{1}]])
     def test_what_json_cannot_say_is_named(self, path, value):
-        with pytest.raises(TypeError, match=r"^hyperparameters\['found'\] must be a JSON value, got "):
+        with pytest.raises(TypeError, match="^hyperparameters must be JSON values, got |^keys must be str"):
             make(lr=0.1, found=value).save(path)
         assert not path.exists()
 
@@ -744,10 +744,7 @@ class TestFile:
 
 
 class TestFailingWrites:
-    MESSAGE = (
-        r"^hyperparameters\['thing'\] must be a JSON value, got <object .*> "
-        r"\(Object of type object is not JSON serializable\)$"
-    )
+    MESSAGE = "^hyperparameters must be JSON values, got <object .*>$"
 
     @pytest.mark.parametrize("exists", [False, True])
     def test_a_hyperparameter_that_is_no_json(self, path, exists):
@@ -775,12 +772,9 @@ class TestFailingWrites:
     def test_a_folder_that_cannot_be_written_to(self, tmp_path, folder):
         (tmp_path / "a file").write_text("text")
         path = tmp_path / folder / "q.safetensors"
-        with pytest.raises(
-            OSError, match="^the posterior file must be in a folder that can be written to, got "
-        ) as error:
+        with pytest.raises(OSError, match="No such file or directory|Not a directory") as error:
             make().save(path)
         assert repr(str(path)) in str(error.value)
-        assert "\n" not in str(error.value)
         assert os.listdir(tmp_path) == ["a file"]
 
     def test_a_folder_of_that_name(self, path):
@@ -790,14 +784,13 @@ class TestFailingWrites:
         assert os.listdir(path.parent) == [path.name]
 
 
-FOREIGN = "^the posterior file must have been saved by bayesadam, got "
-INCOMPLETE = "^the posterior file must be a complete safetensors file, got "
+FOREIGN = "^the posterior file must be what this version of bayesadam wrote, got "
 INVALID = "^the posterior file must hold a valid DiagonalGaussian, got "
 
 
 def header(**changes):
     tensors = {"mean/w": torch.zeros(3), "variance/w": torch.ones(3)}
-    fields = {"format_version": 1, "kind": "DiagonalGaussian", "tensors": list(tensors), "hyperparameters": {}}
+    fields = {"version": 1, "kind": "DiagonalGaussian", "tensors": list(tensors), "hyperparameters": {}}
     return tensors, json.dumps({**fields, **changes})
 
 
@@ -810,6 +803,17 @@ def raw(text):
     return header()[0], text
 
 
+def save_with_digest(tensors, text, path):
+    """A file whose digest is right, if its header says something, whatever that is."""
+    try:
+        fields = json.loads(text)
+        fields["digest"] = files._digest(fields, {name: tensors[name] for name in fields["tensors"]})
+        text = json.dumps(fields)
+    except (ValueError, TypeError, KeyError):
+        pass
+    save_file(tensors, path, {"bayesadam": text})
+
+
 class TestBadFiles:
     def refuse(self, path, message, error=ValueError):
         with pytest.raises(error, match=message) as caught:
@@ -819,31 +823,32 @@ class TestBadFiles:
 
     def test_the_helper_makes_a_good_file(self, path):
         tensors, text = header()
-        save_file(tensors, path, {"bayesadam.posterior": text})
-        with pytest.warns(NoDigestWarning, match="has no digest, as files of earlier versions have none"):
-            assert_same(ba.load_posterior(path).tensors(), tensors)
+        save_with_digest(tensors, text, path)
+        assert_same(ba.load_posterior(path).tensors(), tensors)
 
     def test_missing(self, path):
-        self.refuse(path, "^the posterior file must exist, got ", FileNotFoundError)
+        with pytest.raises(FileNotFoundError, match=str(path)):
+            ba.load_posterior(path)
 
     def test_a_folder(self, tmp_path):
-        self.refuse(tmp_path, "^the posterior file must exist, got ", FileNotFoundError)
+        with pytest.raises((OSError, DamagedFile)):
+            ba.load_posterior(tmp_path)
 
     def test_truncated_anywhere(self, path):
         make().save(path)
         content = path.read_bytes()
         for length in [*range(0, len(content), 37), len(content) - 1]:
             path.write_bytes(content[:length])
-            self.refuse(path, INCOMPLETE)
+            self.refuse(path, FOREIGN)
 
     @pytest.mark.parametrize("content", [b"hello world, " * 100, b"\x00" * 1000, b"\x80\x02}q\x00."])
     def test_not_safetensors(self, path, content):
         path.write_bytes(content)
-        self.refuse(path, INCOMPLETE)
+        self.refuse(path, FOREIGN)
 
     def test_a_torch_checkpoint(self, path):
         torch.save({"w": torch.zeros(3)}, path)
-        self.refuse(path, INCOMPLETE)
+        self.refuse(path, FOREIGN)
 
     @pytest.mark.parametrize("metadata", [None, {"format": "pt"}])
     def test_other_safetensors(self, path, metadata):
@@ -857,21 +862,16 @@ class TestBadFiles:
             (raw("{"), FOREIGN),
             (raw("[]"), FOREIGN),
             (raw("3"), FOREIGN),
-            (without("format_version"), FOREIGN),
+            (without("version"), FOREIGN + r".* \('version'\)$"),
             (without("kind"), FOREIGN),
             (without("tensors"), FOREIGN),
             (without("hyperparameters"), FOREIGN),
-            (header(format_version="1"), FOREIGN),
-            (header(format_version=2), FOREIGN + r".* \('digest'\)$"),
-            (header(digest="0" * 64), "^the posterior file must be as it was written, got another digest in "),
+            (header(version="1"), FOREIGN + r".* \(its version is '1', not 1\)$"),
+            (header(version=2), FOREIGN + r".* \(its version is 2, not 1\)$"),
             (header(tensors=3), FOREIGN),
             (header(tensors=["mean/w", "variance/x"]), FOREIGN),
             (header(hyperparameters=3), FOREIGN),
             (header(hyperparameters=[1]), FOREIGN),
-            (
-                header(format_version=3, kind="New", tensors=None),
-                r"^the posterior file must be of format version 2 or older \(update bayesadam\), got version 3 in ",
-            ),
             (
                 header(kind="Dense"),
                 r"^the posterior file must be of a kind in \['BernoulliPosterior', 'Dense.*\], got 'Dense' in ",
@@ -886,7 +886,7 @@ class TestBadFiles:
     )
     def test_damaged_headers(self, path, content, message):
         tensors, text = content
-        save_file(tensors, path, {"bayesadam.posterior": text})
+        save_with_digest(tensors, text, path)
         self.refuse(path, message)
 
     @pytest.mark.parametrize(
@@ -900,5 +900,5 @@ class TestBadFiles:
     )
     def test_damaged_tensors(self, path, tensors, message):
         tensors = {name: torch.tensor(value) for name, value in tensors.items()}
-        save_file(tensors, path, {"bayesadam.posterior": header(tensors=list(tensors))[1]})
+        save_with_digest(tensors, header(tensors=list(tensors))[1], path)
         self.refuse(path, INVALID + ".*" + message)

@@ -8,18 +8,16 @@ import json
 import random
 import sys
 import tempfile
-import warnings
 from collections import Counter
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 
 import bayesadam as ba
-from bayesadam.files import DamagedFile, NoDigestWarning
+from bayesadam.files import DamagedFile
 from bayesadam.posterior import BernoulliPosterior, LowRankGaussian, PartialGaussian
 
-KEY = "bayesadam.posterior"
+KEY = "bayesadam"
 DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "U64", "U32", "U16", "U8", "I8", "BOOL", "C64", "X")
 VALUES = (
     None, True, -1, 0, 5, 2**70, 10**400, 1e308, float("nan"), float("inf"), "", "x", "\ud800", [], [0], {}, {"a": 1},
@@ -45,13 +43,6 @@ def posteriors():
         PartialGaussian(diagonal, {"fixed": normal(2)}),
         ba.Mixture([diagonal, ba.DiagonalGaussian(variance, variance)]),
     ]
-
-
-def earlier(posterior, path):
-    """As format version 1 had it: without a digest."""
-    told = {"format_version": 1, "kind": type(posterior).__name__, "hyperparameters": posterior.hyperparameters}
-    tensors = {name: value.contiguous().clone() for name, value in posterior.tensors().items()}
-    save_file(tensors, path, {KEY: json.dumps({**told, "tensors": list(tensors)})})
 
 
 def flipped(content, rng):
@@ -156,20 +147,17 @@ def run(trials, seed=0):
     """How often which way of damage had which outcome, and descriptions of what should not be."""
     counts, wrong = Counter(), []
     rng = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", NoDigestWarning)
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "q.safetensors"
         whole = []
         for posterior in posteriors():
-            for version in (2, 1):
-                posterior.save(path) if version == 2 else earlier(posterior, path)
-                whole.append((posterior, version, path.read_bytes()))
+            posterior.save(path)
+            whole.append((posterior, path.read_bytes()))
         for trial in range(trials):
-            posterior, version, content = rng.choice(whole)
+            posterior, content = rng.choice(whole)
             way = rng.choice(list(WAYS))
             damaged = WAYS[way](content, rng)
             path.write_bytes(damaged)
-            kind = f"{'with' if version == 2 else 'without'} a digest"
             try:
                 found = ba.load_posterior(path)
                 outcome = "read, the same" if same(found, posterior) else "read, another"
@@ -182,11 +170,9 @@ def run(trials, seed=0):
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 outcome = "another error"
-                wrong.append(
-                    f"trial {trial}, {way}, {type(posterior).__name__}, {kind}: {type(error).__name__}: {error}"
-                )
-            counts[kind, way, outcome] += 1
-            if version == 2 and outcome.startswith("read, another"):
+                wrong.append(f"trial {trial}, {way}, {type(posterior).__name__}: {type(error).__name__}: {error}")
+            counts[way, outcome] += 1
+            if outcome.startswith("read, another"):
                 wrong.append(f"trial {trial}, {way}, {type(posterior).__name__}: read as another")
     return counts, wrong
 

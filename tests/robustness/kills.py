@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import bayesadam as ba
-from bayesadam import population, runs
+from bayesadam import files, population, runs
 from bayesadam.files import DamagedFile
 from bayesadam.runs import RunError, fitting
 from bayesadam.sklearn import load_estimator, training
@@ -314,8 +314,9 @@ def run(kills, seed=0):
                         wrong.append(f"{where}: neither the old nor the new")
                     if task.found() != expected:
                         wrong.append(f"{where}: another end")
-                    if tuple(sorted(os.listdir(task.own))) != task.left:
-                        wrong.append(f"{where}: left {sorted(os.listdir(task.own))}")
+                    left = sorted(name for name in os.listdir(task.own) if not files.is_temporary(name))
+                    if tuple(left) != task.left:
+                        wrong.append(f"{where}: left {left}")
                 except (Exception, DamagedFile) as error:
                     look = "an error"
                     wrong.append(f"{where}: {type(error).__name__}: {error}")

@@ -13,13 +13,13 @@ FOLDER = Path(__file__).parent
 
 
 def refused(counts):
-    return sum(count for key, count in counts.items() if key[0] == "with a digest" and key[-1] == "refused")
+    return sum(count for key, count in counts.items() if key[-1] == "refused")
 
 
 def test_damaged_posteriors_are_refused_by_one_error():
     counts, wrong = damaged_posteriors.run(1000, seed=7)
     assert wrong == []
-    assert {way for _, way, _ in counts} == set(damaged_posteriors.WAYS)
+    assert {way for way, _ in counts} == set(damaged_posteriors.WAYS)
     assert refused(counts) > 450
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from bayesadam import files
 from bayesadam.report import write_report
 from bayesadam.runs.errors import RunError
+from bayesadam.runs.lock import locked
 from bayesadam.sklearn.storage import MODEL, NEXT, POSTERIOR, read_estimator
 from bayesadam.tabular import Preprocessing
 
@@ -30,7 +31,7 @@ _CONFIG_RULE = "the config must have been written by bayesadam fit"
 
 def partial_path(out: Path) -> Path:
     """Return the hidden folder, beside the final one, in which a run is written."""
-    return files.beside(_real(out), "partial")
+    return _beside(out, "partial")
 
 
 def check_place(out: Path, *, force: bool) -> None:
@@ -88,17 +89,16 @@ def settle(out: Path) -> bool:
         return False
     place, partial, old = _real(out), partial_path(out), _old_path(out)
     put = False
-    with files.locked(partial) as running:
+    with locked(partial) as running:
         if running:
             return False
-        for folder in (place, partial, partial / CHECKPOINT):
-            files.remove_temporaries(folder)
+        for folder in (partial, partial / CHECKPOINT):
+            files.remove_temporaries(folder, unchanged_for=0.0)
         if _is_complete(partial) and not _foreign(place) and not _foreign(partial):
             _put(partial, place)
             put = True
         elif old.is_dir() and not place.exists():
             old.rename(place)
-            files.sync_folder(place.parent)
         if place.exists() and not _foreign(old):
             _remove(old)
         _drop_checkpoint(place)
@@ -125,7 +125,7 @@ def new_run(out: Path, *, resume: Path | None = None) -> Iterator[Path]:
     if resume != partial:
         _remove(partial)
         partial.mkdir(parents=True)
-    with files.locked(partial):
+    with locked(partial):
         try:
             if resume is not None and resume != partial and (resume / CHECKPOINT).is_dir():
                 shutil.copytree(resume / CHECKPOINT, partial / _COPY)
@@ -185,9 +185,6 @@ class Run:
 
         Raises:
             RunError: A file is damaged, cannot be read, or belongs to another run.
-
-        Warns:
-            bayesadam.files.NoDigestWarning: The run was written by an earlier version.
         """
         with self._damaged(f"{POSTERIOR} or {MODEL}"):
             estimator, digest = read_estimator(self.path)
@@ -196,8 +193,6 @@ class Run:
             inputs, labels = len(preprocessing.inputs.features), len(preprocessing.target.classes)
             if inputs != estimator.n_features_in_ or labels != len(getattr(estimator, "classes_", ())):
                 raise files.DamagedFile("it belongs to another model")
-        if digest is None:
-            files.tell_no_digest(self.path)
         return preprocessing, estimator
 
     def written(self) -> tuple[str | None, tuple[str, ...]]:
@@ -218,13 +213,11 @@ class Run:
         """
         with self._damaged(REPORT_DATA):
             data, digest = files.read_json(self.path / REPORT_DATA, "it must be what bayesadam fit has written")
-            if data.get("version") != 1:
-                raise files.DamagedFile("its version is another")
+            if data.get("version") != 1 or digest is None:
+                raise files.DamagedFile("its version is another, or it has no digest")
             model = data.pop("model", None)
-            if model is not None and model != _digest(self.path / MODEL, model):
+            if model != _digest(self.path / MODEL, model):
                 raise files.DamagedFile("it belongs to another model")
-        if digest is None:
-            files.tell_no_digest(self.path / REPORT_DATA)
         return data
 
     def write_report(self) -> Path:
@@ -264,8 +257,12 @@ def _put(partial: Path, out: Path) -> None:
         if old.is_dir():
             old.rename(out)
         raise
-    files.sync_folder(out.parent)
     _remove(old)
+
+
+def _beside(out: Path, ending: str) -> Path:
+    real = _real(out)
+    return real.with_name(f".{real.name}.{ending}")
 
 
 def _real(out: Path) -> Path:
@@ -275,11 +272,11 @@ def _real(out: Path) -> Path:
 
 def _old_path(out: Path) -> Path:
     """Return the path of a run at the moment at which another run replaces it."""
-    return files.beside(_real(out), "old")
+    return _beside(out, "old")
 
 
 def _refuse_running(out: Path) -> None:
-    with files.locked(partial_path(out)) as running:
+    with locked(partial_path(out)) as running:
         if running:
             raise RunError(f"`out` must be a new folder, got {str(out)!r}, in which a fit is running")
 

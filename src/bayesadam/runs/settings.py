@@ -177,32 +177,24 @@ class Settings:
         """Read the file that :meth:`save` wrote.
 
         Raises:
-            RunError: The file is missing, damaged or of a newer version, or a value is not allowed.
-
-        Warns:
-            bayesadam.files.NoDigestWarning: The file was written by an earlier version, or by hand.
+            RunError: The file is missing, damaged or of another version, or a value is not allowed.
         """
         try:
             if not path.is_file():
                 raise RunError(f"the config must be a file that exists, got {str(path)!r}")
-            record, digest = files.read_json(path, _RULE)
+            record, _ = files.read_json(path, _RULE)
             with files.reading(_RULE, path):
                 version, settings = record["format_version"], dict(record["settings"])
                 for name in _TUPLES:
                     if settings.get(name) is not None:
                         settings[name] = tuple(settings[name])
-                if not is_whole(version) or version > FORMAT_VERSION:
-                    raise files.DamagedFile(
-                        f"the config must be of format version {FORMAT_VERSION} or older (update bayesadam), "
-                        f"got {version!r}"
-                    )
+                if version != FORMAT_VERSION:
+                    raise files.DamagedFile(f"the config must be of format version {FORMAT_VERSION}, got {version!r}")
                 found = cls(**settings)
         except OSError as error:
             raise RunError(f"the config must be a file that can be read, got {str(path)!r} ({error})") from None
         except files.DamagedFile as error:
             raise RunError(str(error)) from None
-        if digest is None:
-            files.tell_no_digest(path)
         return found
 
 
