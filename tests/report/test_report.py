@@ -570,15 +570,6 @@ class TestHeadline:
 
 
 class TestNumbers:
-    def test_binomial_ranges(self):
-        chances = np.array([0.0, 1e-3, 0.05, 0.5, 0.95, 1.0])
-        for trials in (1, 7, 412, 5000):
-            low, high = values.binomial_range(trials, chances)
-            inner = chances[1:-1]
-            np.testing.assert_array_equal(low[1:-1], stats.binom.ppf(0.025, trials, inner))
-            np.testing.assert_array_equal(high[1:-1], stats.binom.ppf(0.975, trials, inner))
-            assert (low[0], high[0], low[-1], high[-1]) == (0, 0, trials, trials)
-
     @pytest.mark.parametrize(
         ("value", "text"),
         [

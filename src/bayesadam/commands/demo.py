@@ -27,7 +27,7 @@ TITLES = (
     (
         "(b) Digits: Adam at its best rate, then temperature scaled, and untouched IVON;\n"
         "AUROC of the entropy against photographs, and digits with shuffled pixels",
-        "Adam's rate and temperature are chosen on further images, which IVON does not use.",
+        "Adam's rate and temperature are chosen on images that IVON does not use.",
     ),
     (
         "Accuracy of IVON's mean without so many of its weights",
@@ -99,7 +99,7 @@ def demo(
 
 def _show(console: Console, number: int, first: str, columns: Iterable[str], rows: Iterable[Row]) -> None:
     title, sentence = TITLES[number]
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(first, no_wrap=True)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -107,6 +107,7 @@ def _show(console: Console, number: int, first: str, columns: Iterable[str], row
         if name.startswith("difference"):
             table.add_section()
         table.add_row(name, *cells)
+    console.print(f"[bold]{title}[/]")
     console.print(table)
     console.print(sentence + "\n", markup=False)
 

@@ -31,15 +31,16 @@ def write_report(path: str | os.PathLike[str], data: Mapping[str, Any]) -> None:
             standard error of this difference.
 
     Raises:
-        ImportError: Bokeh is not installed.
+        ImportError: Bokeh or SciPy is not installed.
         ValueError: The version or the task is unknown, or lists differ in length.
         OSError: The folder does not exist or cannot be written to. An existing file is not changed.
     """
     _check(data)
     try:
         import bokeh  # noqa: F401
-    except ImportError:
-        raise ImportError('the report needs bokeh: pip install "bayesadam[report]"') from None
+        import scipy  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f'the report needs {error.name}: pip install "bayesadam[report]"') from None
     from bayesadam.report.page import render
 
     write_text(path, render(data), errors="replace")
