@@ -266,7 +266,6 @@ def test_every_public_name_is_in_the_reference(site):
         ("MaxPool", "methods/vogn/"),
         ("batch normalisation", "guides/training-loop/"),
         ("weight decay", "scaling/"),
-        ("hyper-parameter", "guides/populations/"),
         ("checkpoint", "guides/amp-checkpoints-distributed/"),
     ],
 )

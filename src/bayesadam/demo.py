@@ -31,7 +31,8 @@ from bayesadam.pruning import PruningCurve, pruning_curve
 Array = NDArray[Any]
 Scores = dict[str, dict[str, float]]
 """Scores by method, and by name of the score."""
-Data, Loss = tuple[Tensor, Tensor], Callable[[Tensor, Tensor], Tensor]
+Data = tuple[Tensor, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
 Advance = Callable[[str, int, int], None]
 """A function of the current work, the number of steps done, and the number of all steps."""
 
@@ -157,7 +158,7 @@ def compare_prices(effort: Effort, seed: int, advance: Advance) -> tuple[list[Sc
             OURS: model.predict_interval(new["inputs"], COVERAGE).T,
             TRUTH: np.stack([new["mean"] + sign * NORMAL * new["deviation"] for sign in (-1, 1)]),
         }
-        found.append({name: score_interval(*ends, new) for name, ends in intervals.items()})
+        found.append({name: score_interval(ends[0], ends[1], new) for name, ends in intervals.items()})
         shown = shown or {"training": training, "new": new, "intervals": intervals}
     advance("prices", 1, 1)
     return found, shown
@@ -283,15 +284,12 @@ def _adam(data: Data, rate: float, epochs: int, seed: int) -> nn.Sequential:
     network = _network(seed, 64, 128, nn.ReLU, 10)
     optimizer = torch.optim.Adam(network.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs * -(-len(data[0]) // BATCH_SIZE))
-    _train(
-        network,
-        nn.functional.cross_entropy,
-        data,
-        BATCH_SIZE,
-        epochs,
-        seed,
-        lambda: (optimizer.step(), schedule.step()),
-    )
+
+    def step() -> None:
+        optimizer.step()
+        schedule.step()
+
+    _train(network, nn.functional.cross_entropy, data, BATCH_SIZE, epochs, seed, step)
     return network
 
 
@@ -299,8 +297,8 @@ def _ivon(
     network: nn.Module, loss: Loss, data: Data, size: int, epochs: int, seed: int
 ) -> tuple[IVON, DiagonalGaussian]:
     """Train a network by IVON with its defaults; also return the posterior from before the first step."""
-    sizes = {"num_data": len(data[0]), "batch_size": size, "total_steps": epochs * -(-len(data[0]) // size)}
-    optimizer = IVON(network.named_parameters(), seed=seed, **sizes)
+    total = epochs * -(-len(data[0]) // size)
+    optimizer = IVON(network.named_parameters(), num_data=len(data[0]), batch_size=size, total_steps=total, seed=seed)
     start = optimizer.posterior()
     optimizer.train()
     _train(network, loss, data, size, epochs, seed, optimizer.step)
