@@ -193,7 +193,7 @@ class TestLengthOfTheTraining:
         group = opt.param_groups[0]
         assert (group["noise_step"], group["skipped_steps"], group["discarded_steps"]) == (30, 10, 10)
 
-    @pytest.mark.parametrize("way", ["state dict", "earlier state dict", "copy", "group"])
+    @pytest.mark.parametrize("way", ["state dict", "copy", "group"])
     def test_goes_on_where_it_was_after_a_checkpoint(self, way):
         weights, opt = three()
         for _ in range(3):
@@ -207,8 +207,6 @@ class TestLengthOfTheTraining:
             opt.add_param_group({"params": [weights[1]]})
         else:
             saved = opt.state_dict()
-            for group in saved["param_groups"] if way == "earlier state dict" else ():
-                del group["discarded_steps"]
             values = [w.item() for w in weights]
             weights, opt = three()
             opt.load_state_dict(saved)
@@ -257,18 +255,13 @@ class TestLearningRate:
         step(opt, weights)
         assert step(opt, weights) == pytest.approx([0.5, 2.0 * factor(1), 0.0], rel=1e-4)
 
-    @pytest.mark.parametrize("earlier", [False, True])
     @pytest.mark.parametrize("changed", [False, True])
-    def test_is_still_known_after_loading(self, earlier, changed):
+    def test_is_still_known_after_loading(self, changed):
         weights, opt = three()
         step(opt, weights)
-        if changed and not earlier:
+        if changed:
             opt.param_groups[0]["lr"] = 0.5 * RATE
         saved = opt.state_dict()
-        if earlier:
-            del saved["param_groups"][0]["planned_lr"]
         weights, opt = three(lr=3.0 * RATE)
         opt.load_state_dict(saved)
-        if changed and earlier:
-            opt.param_groups[0]["lr"] = 0.5 * RATE
         assert step(opt, weights)[0] == pytest.approx(0.5 if changed else factor(1), rel=1e-4)

@@ -326,7 +326,7 @@ def test_a_foreign_state_dict_is_refused_and_changes_nothing(method, what):
 
 
 def test_a_checkpoint_of_another_method_is_refused(method):
-    """Also where it has all that is needed; checkpoints of before methods were named are taken."""
+    """Also where it has all that is needed."""
     net, opt = fresh(method)
     train(net, opt, 1)
     before, saved = snapshot(opt), copy.deepcopy(opt.state_dict())
@@ -336,7 +336,8 @@ def test_a_checkpoint_of_another_method_is_refused(method):
         opt.load_state_dict(saved)
     assert same(snapshot(opt), before)
     del saved["param_groups"][0]["method"]
-    opt.load_state_dict(saved)
+    with pytest.raises(ValueError, match=f"^method of the state_dict must be '{own}', got None"):
+        opt.load_state_dict(saved)
     assert same(snapshot(opt), before)
 
 

@@ -107,16 +107,6 @@ def test_posteriors_over_a_hidden_layer_are_linearized(regression, structure, tm
             predict(regression, posterior, method="monte_carlo", mc_samples=2)
 
 
-def test_posteriors_of_earlier_versions_over_one_layer_are_linearized(regression, tmp_path):
-    """They do not tell whether the layer gives the outputs."""
-    q = laplaces(regression, "last_layer")[0]
-    assert q.hyperparameters.pop("gives_outputs") is True
-    q.save(tmp_path / "q.safetensors")
-    old = load_posterior(tmp_path / "q.safetensors")
-    assert "gives_outputs" not in old.hyperparameters
-    same(predict(regression, old), predict(regression, q, method="linearized"))
-
-
 def test_mixtures_over_the_last_layer_are_linearized(regression):
     """Each component would have a share of the samples only."""
     q = ba.Mixture(laplaces(regression, "last_layer"))
