@@ -233,10 +233,10 @@ FAULTS = [
     ),
     Fault(
         "one conformal score too few",
-        "conformal/quantile.py",
+        "sklearn/conformal.py",
         "math.ceil((rows + 1) * coverage - ROUNDING)",
         "math.ceil(rows * coverage - ROUNDING)",
-        "conformal/test_quantile.py",
+        "estimators/test_conformal.py",
     ),
     Fault(
         "an earlier calibration forgotten with few rows",

@@ -31,13 +31,12 @@ NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 EQUATION = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+)\$", re.DOTALL)
 RULE = re.compile(r"<!-- rule: ([\w.]+) -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PUBLIC = """
-    bayesadam bayesadam.calibration bayesadam.conformal bayesadam.curvature
+    bayesadam bayesadam.calibration bayesadam.curvature
     bayesadam.distance
-    bayesadam.posthoc bayesadam.likelihoods bayesadam.metrics bayesadam.black_box bayesadam.moments bayesadam.native
+    bayesadam.posthoc bayesadam.likelihoods bayesadam.metrics bayesadam.moments bayesadam.native
     bayesadam.noise bayesadam.objectives bayesadam.optim bayesadam.plots bayesadam.population bayesadam.posterior
-    bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn bayesadam.tuning
+    bayesadam.predictive bayesadam.priors bayesadam.pruning bayesadam.sklearn
     bayesadam.bayes_by_backprop bayesadam.functional.batching bayesadam.functional.curvature
-    bayesadam.functional.eigenbasis
     bayesadam.functional.empirical bayesadam.functional.gaussian bayesadam.functional.hessian bayesadam.functional.kl
     bayesadam.functional.kronecker bayesadam.functional.moments bayesadam.functional.monotone
     bayesadam.functional.outputs bayesadam.functional.philox

@@ -116,7 +116,7 @@ def test_the_page_about_versions_has_the_formats_and_the_least_versions():
 
     page = (ROOT / "docs" / "versions.md").read_text(encoding="utf-8")
     written = {
-        "posterior,": files.FORMAT_VERSION,
+        "posterior,": files.VERSION,
         "`model.json`": estimators.VERSION,
         "`preprocessing.json`": preprocessing.FORMAT_VERSION,
         "`config.json`": settings.FORMAT_VERSION,

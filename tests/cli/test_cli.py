@@ -5,7 +5,7 @@ import errno
 import importlib.util
 import json
 import re
-import runpy
+import subprocess
 import sys
 
 import numpy as np
@@ -16,8 +16,22 @@ from scipy import stats
 
 import bayesadam as ba
 from bayesadam import cli, commands, demo
+from bayesadam.commands.demo import TITLES, _scores
 from bayesadam.commands.tables import score_table
-from bayesadam.demo import digits, effort, prices, sentences
+
+WITHOUT = """
+import importlib.util, sys
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "{0}" else found(name, *rest)
+sys.modules["{0}"] = None
+sys.argv = ["bayesadam", "demo"]
+from bayesadam.cli import main
+main()
+"""
+
+
+def process(*arguments, folder):
+    return subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=120)
 
 
 @pytest.mark.parametrize(
@@ -46,55 +60,104 @@ def no_training(monkeypatch):
 
 
 class TestHelp:
-    def test_as_a_module(self, monkeypatch, capsys):
-        monkeypatch.setattr(sys, "argv", ["bayesadam", "--help"])
-        with pytest.raises(SystemExit) as stopped:
-            runpy.run_module("bayesadam", run_name="__main__")
-        assert not stopped.value.code
-        out, err = capsys.readouterr()
-        assert err == ""
+    def test_as_a_module(self, tmp_path):
+        done = process("-m", "bayesadam", "--help", folder=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        text = " ".join(done.stdout.split())
         for word in ("as easy as Adam", "demo"):
-            assert word in " ".join(out.split())
+            assert word in text
 
     def test_of_a_command(self, command):
         code, out, err = command("demo", "--help")
         assert (code, err) == (0, "")
+        text = " ".join(out.split())
         for word in ("--out", "--seed", "--quick", "digits"):
-            assert word in " ".join(out.split())
+            assert word in text
+
+    def test_no_command_shows_the_help(self, command):
+        code, out, err = command()
+        assert code in (0, 2)
+        assert "demo" in out + err
 
 
 class TestMistakes:
     """One line on stderr, exit code 2, nothing written, nothing trained."""
 
-    @pytest.mark.usefixtures("no_training")
-    def test_places(self, command, tmp_path, monkeypatch):
-        (tmp_path / "file").write_text("mine")
+    def check(self, code, out, err, message):
+        assert code == 2
+        assert err == f"bayesadam: {message}\n"
+        assert out == ""
 
+    @pytest.mark.usefixtures("no_training")
+    def test_a_file_for_a_folder(self, command, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        file = tmp_path / "file"
+        file.write_text("mine")
+        self.check(*command("demo", "--out", "file"), "--out must be a folder, got the file 'file'")
+        assert file.read_text() == "mine"
+        assert list(tmp_path.iterdir()) == [file]
+
+    @pytest.mark.usefixtures("no_training")
+    def test_a_folder_below_a_file(self, command, tmp_path):
+        (tmp_path / "file").write_text("mine")
+        out = tmp_path / "file" / "below"
+        message = f"--out must be a folder that can be written to, got {str(out)!r} (Not a directory)"
+        self.check(*command("demo", "--out", out), message)
+
+    @pytest.mark.usefixtures("no_training")
+    def test_a_folder_that_cannot_be_written_to(self, command, tmp_path, monkeypatch):
         def refuse(**options):
             raise PermissionError(errno.EACCES, "Permission denied")
 
         monkeypatch.setattr(commands.demo.tempfile, "TemporaryFile", refuse)  # root may write anywhere
-        rule = "--out must be a folder that can be written to, got"
-        for out, message in (
-            (tmp_path / "file", f"--out must be a folder, got the file {str(tmp_path / 'file')!r}"),
-            (tmp_path / "file" / "below", f"{rule} {str(tmp_path / 'file' / 'below')!r} (Not a directory)"),
-            (tmp_path, f"{rule} {str(tmp_path)!r} (Permission denied)"),
-        ):
-            assert command("demo", "--out", out) == (2, "", f"bayesadam: {message}\n")
-        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+        message = f"--out must be a folder that can be written to, got {str(tmp_path)!r} (Permission denied)"
+        self.check(*command("demo", "--out", tmp_path), message)
+        assert not list(tmp_path.iterdir())
 
-    def test_a_disk_that_becomes_full(self, command, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(
+        ("error", "rule"),
+        [
+            (OSError(errno.ENOSPC, "No space left on device"), "where there is space"),
+            (OSError("the posterior file must be elsewhere"), "a folder that can be written to"),
+        ],
+    )
+    def test_a_disk_that_becomes_full(self, command, tmp_path, monkeypatch, error, rule):
         def run(*arguments, **options):
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
 
         monkeypatch.setattr(demo, "run", run)
         code, _, err = command("demo", "--out", tmp_path)
-        message = f"bayesadam: --out must be where there is space, got {str(tmp_path)!r} (No space left on device)"
-        assert (code, err.splitlines()[-1]) == (2, message)
+        assert code == 2
+        message = f"bayesadam: --out must be {rule}, got {str(tmp_path)!r} ({error.strerror or error})"
+        assert err.split("\n")[-2:] == [message, ""]
+        assert "Traceback" not in err
+
+    @pytest.mark.usefixtures("no_training")
+    @pytest.mark.parametrize(
+        ("arguments", "word"),
+        [
+            (["demo", "--seed", "-1"], "--seed"),
+            (["demo", "--seed", str(2**32)], "--seed"),
+            (["demo", "--seed", "one"], "--seed"),
+            (["demo", "--unknown"], "--unknown"),
+            (["unknown"], "unknown"),
+        ],
+    )
+    def test_usage(self, command, arguments, word, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        code, out, err = command(*arguments)
+        assert (code, out) == (2, "")
+        assert word in err
+        assert "Traceback" not in err
+        assert not list(tmp_path.iterdir())
 
 
 class TestMissingExtras:
     MESSAGE = 'bayesadam: the command line needs an extra: pip install "bayesadam[cli]"\n'
+
+    def test_as_a_process(self, tmp_path):
+        done = process("-c", WITHOUT.format("typer"), folder=tmp_path)
+        assert (done.returncode, done.stdout, done.stderr) == (2, "", self.MESSAGE)
 
     @pytest.mark.parametrize("missing", ["typer", "rich"])
     def test_of_the_command_line(self, missing, monkeypatch, capsys):
@@ -105,18 +168,23 @@ class TestMissingExtras:
         assert capsys.readouterr() == ("", self.MESSAGE)
 
     @pytest.mark.usefixtures("no_training")
-    def test_of_the_demo(self, command, monkeypatch, tmp_path):
-        monkeypatch.setattr(commands.mistakes, "find_spec", lambda name: None if name == "matplotlib" else object())
-        message = 'bayesadam: this command needs matplotlib: pip install "bayesadam[plot]"\n'
-        assert command("demo", "--out", tmp_path / "demo") == (2, "", message)
+    @pytest.mark.parametrize(
+        ("missing", "package", "extra"), [("sklearn", "scikit-learn", "sklearn"), ("matplotlib", "matplotlib", "plot")]
+    )
+    def test_of_the_demo(self, missing, package, extra, command, monkeypatch, tmp_path):
+        monkeypatch.setattr(
+            commands.mistakes, "find_spec", lambda name: None if name == missing else importlib.util.find_spec(name)
+        )
+        monkeypatch.chdir(tmp_path)
+        message = f'bayesadam: this command needs {package}: pip install "bayesadam[{extra}]"\n'
+        assert command("demo") == (2, "", message)
         assert not list(tmp_path.iterdir())
 
 
-PARTS = ["prices", "digits", "curve", "curve, IVON"]
 FIGURES = ["curve.png", "digits.png", "prices.png", "weights.png"]
 OTHERS = ["digits_ivon.safetensors", "metrics.json", "prices.csv", "report.txt"]
 SHORT = dataclasses.replace(
-    demo.QUICK, price_rows=60, digit_rows=200, epochs=1, curve_steps=20, estimator={"members": 2, "epochs": 5}
+    demo.QUICK, price_rows=60, digit_rows=200, epochs=1, curve_epochs=4, estimator={"members": 2, "epochs": 5}
 )
 
 
@@ -125,116 +193,124 @@ def short():
     """The demo with a few steps of training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "QUICK", SHORT)
-        patch.setattr(prices, "SIZES", {"max_iter": [5]})
-        patch.setattr(digits, "MC_SAMPLES", 4)
         yield
 
 
 @pytest.fixture(scope="module")
-def made_once(short, tmp_path_factory):
-    """Folder, numbers and progress of a demo."""
-    state = torch.get_rng_state()
-    folder, steps = tmp_path_factory.mktemp("demo") / "new" / "folder", []
-    record = demo.run(folder, seed=3, advance=lambda *step: steps.append(step), effort=SHORT)
-    assert torch.get_rng_state().equal(state)
-    return folder, record, steps
+def runs(short, tmp_path_factory):
+    """Folder, numbers and progress of runs with seeds 3 and 4."""
+    found = []
+    for i, seed in enumerate((3, 4)):
+        torch.manual_seed(i)
+        state = torch.get_rng_state()
+        folder, steps = tmp_path_factory.mktemp("demo") / "new" / "folder", []
+        record = demo.run(folder, seed=seed, advance=lambda *step, steps=steps: steps.append(step), effort=SHORT)
+        assert torch.get_rng_state().equal(state)
+        found.append((folder, record, steps))
+    return found
 
 
 class TestDemo:
-    def test_the_files(self, made_once):
-        folder, record, steps = made_once
-        assert {what: done / total for what, done, total in steps} == dict.fromkeys(PARTS, 1.0)
-        assert sorted(path.name for path in folder.iterdir()) == sorted([*FIGURES, *OTHERS])
+    def test_another_seed_gives_other_numbers(self, runs):
+        (_, a, _), (_, b, _) = runs
+        for part in ("prices", "digits", "curve"):
+            assert a[part] != b[part]
+
+    def test_the_file_has_what_is_returned(self, runs):
+        folder, record, _ = runs[0]
         written = json.loads((folder / "metrics.json").read_text())
         assert written == json.loads(json.dumps(record))
-        assert written["sentences"] == sentences.summary(written)
+        assert written["effort"] == dataclasses.asdict(SHORT)
+        assert [len(written[part]) for part in ("prices", "digits", "pruned")] == [SHORT.tables, *[SHORT.splits] * 2]
+        assert list(written["prices"][0]) == [demo.LINEAR, demo.QUANTILES, demo.OURS, demo.TRUTH]
+        assert list(written["digits"][0]) == [demo.ADAM, demo.SCALED, "IVON"]
+
+    def test_the_files(self, runs):
+        folder, record, _ = runs[0]
+        assert sorted(path.name for path in folder.iterdir()) == sorted([*FIGURES, *OTHERS])
         for name in FIGURES:
             picture = image.imread(folder / name)
             assert min(picture.shape[:2]) > 500
             assert picture.std() > 0.05
             assert (picture[0, 0] == 1).all()  # white, and not transparent: readable on a dark page
         q = ba.load_posterior(folder / "digits_ivon.safetensors")
-        assert q.num_weights == record["digits"]["report"]["total"]["num_weights"]
+        assert q.num_weights == record["report"]["total"]["num_weights"]
         assert "determine" in (folder / "report.txt").read_text()
         header, *rows = (folder / "prices.csv").read_text().splitlines()
         assert header == "area,rooms,year,km_to_centre,floor,price"
         assert len(rows) == SHORT.price_rows
 
+    def test_progress_goes_from_start_to_end(self, runs):
+        _, _, steps = runs[0]
+        tasks = {}
+        for what, done, total in steps:
+            assert 0 < done / total <= 1
+            assert done / total >= tasks.get(what, 0)
+            tasks[what] = done / total
+        assert tasks == dict.fromkeys(("prices", "digits", "curve"), 1.0)
+
     @pytest.mark.usefixtures("short")
-    def test_the_command_prints_sentences_and_numbers(self, command, made_once, tmp_path, monkeypatch):
+    def test_the_command_prints_tables(self, command, runs, tmp_path, monkeypatch):
         monkeypatch.setenv("COLUMNS", "80")
         out = tmp_path / "run"
         torch.manual_seed(17)  # of no importance
         code, stdout, stderr = command("demo", "--quick", "--out", out, "--seed", 3)
         assert code == 0
         assert "digits" in stderr  # the progress
-        folder, record, _ = made_once
+        folder, record, _ = runs[0]
         for name in OTHERS:  # the same seed gives the same
             assert (out / name).read_bytes() == (folder / name).read_bytes()
         text = " ".join(stdout.split())
-        for number, sentence in enumerate(record["sentences"], start=1):
-            assert f"{number}. {sentence}" in text
-        assert "…" not in stdout.split("In " + str(out))[0]  # nothing is cut off in a narrow terminal
-        for method, row in record["digits"]["rows"].items():
-            assert " ".join([method, *(f"{value:.4f}" for value in row.values())]) in text
-        for method, row in record["prices"]["rows"].items():
-            assert f"{method} {row['score']:.1f} {row['covered']:.1%}" in text
+        for words in (word for title in TITLES for word in title):
+            assert " ".join(words.split()) in text
+        assert "…" not in stdout  # nothing is cut off in a narrow terminal
+        assert max(map(len, stdout.split("s. In ")[0].splitlines())) <= 80
+        for method in record["digits"][0]:
+            means = [np.mean([row[method][name] for row in record["digits"]]) for name in record["digits"][0][method]]
+            assert " ".join([method, *(f"{value:.4f}" for value in means)]) in text
+        for what in ("score", "covered"):
+            mean = np.mean([row[demo.OURS][what] for row in record["prices"]])
+            assert format(mean, {"score": ".1f", "covered": ".1%"}[what]) in text
         assert f"bayesadam fit {out / 'prices.csv'} --target price" in stdout
 
 
-@pytest.mark.parametrize(
-    ("number", "place", "low", "level", "high"),
-    [
-        (
-            0,
-            ("prices", "differences", prices.LINEAR, "score"),
-            "better than the l",
-            "level with the l",
-            "worse than the l",
-        ),
-        (
-            1,
-            ("digits", "differences", digits.SCALED, "NLL"),
-            "better than it in NLL",
-            "level with it in NLL",
-            "worse than it",
-        ),
-        (
-            1,
-            ("digits", "differences", digits.SCALED, "accuracy"),
-            "is worse than Adam",
-            "is level with Adam",
-            "is better",
-        ),
-        (2, ("digits", "pruned differences", sentences.PRUNED, "accuracy"), "(beyond", "(within", "(beyond chance)"),
-    ],
-)
-def test_sentences_say_what_the_numbers_say(made_once, number, place, low, level, high):
-    """Also where that is nothing to be proud of."""
-    record = json.loads(json.dumps(made_once[1]))
-    difference = record
-    for name in place:
-        difference = difference[name]
-    for t, words in ((-1.5, low), (-0.9, level), (0.9, level), (1.5, high)):
-        difference["t"] = t
-        assert words in sentences.summary(record)[number]
-
-
 class TestScores:
-    def test_differences_are_a_paired_test(self):
-        generator = np.random.default_rng(0)
-        ours, other = generator.normal(size=(2, 5))
+    @pytest.mark.parametrize("shift", [0.0, 0.5, 3.0])
+    def test_differences_are_a_paired_test(self, shift):
+        ours, other = np.random.default_rng(0).normal(size=(2, 5))
+        ours = ours + shift
         rows = [{"ours": {"x": float(a)}, "other": {"x": float(b)}} for a, b in zip(ours, other, strict=True)]
-        found = effort.differences(rows, "ours", "other")["x"]
+        columns, ((_, first), _, (name, cell)) = _scores(rows, "ours", ["other"], ".6f")
+        assert (columns, name) == (["x"], "difference from\nother")
+        assert float(first) == pytest.approx(ours.mean(), abs=1e-6)
         test = stats.ttest_rel(ours, other)
-        assert found["mean"] / found["standard error"] == pytest.approx(test.statistic)
-        interval = test.confidence_interval()
-        assert abs(found["t"]) == pytest.approx(abs(found["mean"]) / (0.5 * (interval.high - interval.low)))
+        assert ("[bold]" in cell) == (test.pvalue < 0.05)
+        mean, error = (float(part.strip("± ")) for part in cell.replace("[bold]", "").replace("[/]", "").split("\n"))
+        assert mean / error == pytest.approx(test.statistic, rel=1e-4)
 
     def test_of_an_interval(self):
         lower, upper, target = np.array([0.0, 0.0, 0.0]), np.array([1.0, 2.0, 3.0]), np.array([0.5, 2.25, -0.5])
+        found = demo.score_interval(lower, upper, {"price": target, "inputs": np.array([[50.0], [100.0], [180.0]])})
         expected = (1.0 + (2.0 + 40.0 * 0.25) + (3.0 + 40.0 * 0.5)) / 3.0
-        assert prices.interval_score(lower, upper, target) == pytest.approx(expected)
+        assert found == pytest.approx({"score": expected, "covered": 1 / 3, "small": 1.0, "large": 0.0, "width": 2.0})
+
+    def test_noise_of_prices_is_what_it_is_said_to_be(self):
+        made = demo.generate(20_000, np.random.default_rng(0))
+        noise = (made["price"] - made["mean"]) / made["deviation"]
+        area = made["inputs"][:, 0]
+        for some in (area < 60.0, area > 170.0):
+            count = some.sum()
+            assert abs(count / 20_000 - 0.18) < 0.02
+            assert abs(noise[some].mean()) < 4 / np.sqrt(count)
+            assert abs(noise[some].var() - 1) < 4 * np.sqrt(2 / count)
+        assert made["deviation"][area > 170.0].min() > 4 * made["deviation"][area < 60.0].max()
+
+    def test_photographs_have_the_digits_contrast(self):
+        parts = demo.photographs()
+        assert parts.shape == (520, 64)
+        assert parts.min() == 0
+        assert parts.max() == 1
+        assert (parts.amax(1) > 0.9).float().mean() > 0.95
 
 
 def test_the_best_of_a_column_is_bold():

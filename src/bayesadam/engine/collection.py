@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import compress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -201,11 +201,6 @@ def measurable(weights: Weights, slots: Sequence[Slot]) -> list[Slot]:
     return list(compress(slots, weights.sampled(slots)))
 
 
-def tensors_of_slot(work: Pass, slot: Slot, state: Mapping[str, Any], **others: Tensor) -> dict[str, Tensor]:
-    """The tensors that a pass works on, if the parameter is in the coordinates of its weights."""
-    return tensors_of(work, slot.parameter, state, **others)
-
-
 def add_curvature(
     weights: Weights,
     samples: Sequence[tuple[Slot, Tensor, Tensor]],
@@ -213,7 +208,6 @@ def add_curvature(
     share: float,
     *,
     signed: bool,
-    tensors: Callable[..., dict[str, Tensor]] = tensors_of_slot,
 ) -> None:
     """Average the rule's curvature of one sample into running means.
 
@@ -223,7 +217,6 @@ def add_curvature(
         number: Number of the sample in this step.
         share: Weight of the sample.
         signed: Whether gradients of a loss that is maximised are negated.
-        tensors: Function with the arguments of :func:`tensors_of_slot` that returns the tensors of a pass.
     """
     store, jobs = weights.store, []
     rule, numbers = store.rule, NumbersCache(store.rule)
@@ -233,7 +226,7 @@ def add_curvature(
         work = Pass(rule, "collect", statics_of(rule, group), noisy=noisy, per_weight=per_weight, kept=True)
         sign = -1.0 if signed and group["maximize"] else 1.0
         told = numbers.scaled(numbers.of(group, state)[0], sign, share=share)
-        found = tensors(work, slot, state, grad=grad, kept=kept)
+        found = tensors_of(work, slot.parameter, state, grad=grad, kept=kept)
         jobs.append(Job(work, slot.index, slot.parameter, state, found, told))
     plan = Plan()
     Walk(jobs, weights.runner, compiles=store.first["compile"]).add(plan, {"eps": weights.draw(number)})

@@ -62,15 +62,6 @@ class Store:
         self.start_prior: Callable[[Slot, dict[str, Any]], None] = lambda slot, state: None
         self._key: list[int] = []
         self._slots: list[Slot] = []
-        self._complete()
-
-    def _complete(self) -> None:
-        """Give groups from files of earlier versions the entries that these lack."""
-        for group in getattr(self.owner, "param_groups", ()):
-            group.setdefault("planned_lr", float(group["lr"]))
-            if "discarded_steps" not in group:
-                made = max((state["step"] for state in self.owner.state.values() if "step" in state), default=0)
-                group["discarded_steps"] = group["noise_step"] - group["skipped_steps"] - int(made)
 
     @property
     def first(self) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from bayesadam.optim.base import PerturbedOptimizer as PerturbedOptimizer
 from bayesadam.optim.bbb import BayesByBackprop as BayesByBackprop
-from bayesadam.optim.evon import EVON as EVON
 from bayesadam.optim.ivon import IVON as IVON
 from bayesadam.optim.natural import NaturalVadam as NaturalVadam
 from bayesadam.optim.natural import NaturalVON as NaturalVON
@@ -29,6 +28,5 @@ OPTIMIZERS: dict[str, type[PerturbedOptimizer]] = {
     "natural_von": NaturalVON,
     "natural_vadam": NaturalVadam,
     "ivon": IVON,
-    "evon": EVON,
     "bbb": BayesByBackprop,
 }

@@ -68,15 +68,6 @@ class OfIVON(Learned, total=False):
     clip_radius: float
 
 
-class OfEVON(OfIVON, total=False):
-    """Arguments of EVON."""
-
-    refresh_every: int
-    collect_every: int
-    max_side: int
-    rank: int
-
-
 class OfVOGN(Learned, total=False):
     """Arguments of VOGN."""
 

@@ -89,7 +89,7 @@ class PerturbedOptimizer(Readable):
         compile: Whether to sample and update all parameters on a CPU in one compiled kernel, which is several times
             faster, equal up to rounding, and compiled once per machine in about a second. ``None``, the default, does
             so if there is a C++ compiler; ``True`` does the same and warns if there is none; ``False`` never compiles.
-        recipe: Name of the default settings: ``"learned"``, the default of Vadam, Vprop, IVON, EVON and VOGN, or
+        recipe: Name of the default settings: ``"learned"``, the default of Vadam, Vprop, IVON and VOGN, or
             ``"paper"``. :mod:`bayesadam.optim.recipes` says how they differ.
         **options: Options that the rule declares. The methods that have the recipe ``"learned"`` share four:
             ``batch_size``, the number of examples in the loss of one step, in the unit of ``num_data`` (groups may

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from bayesadam.curvature.names import with_current_names
 from bayesadam.engine.engine import Engine
 from bayesadam.engine.gradients import Gradients
 from bayesadam.engine.ranks import LocalSource
-from bayesadam.engine.rule import BATCH_SIZE, LEARNING, Rule, options_of
+from bayesadam.engine.rule import Rule
 from bayesadam.engine.run import Runner
 from bayesadam.engine.sources import CurvatureSource
 from bayesadam.engine.store import COUNTERS, Store
@@ -25,22 +24,7 @@ from bayesadam.optim import attachment
 from bayesadam.optim.batch_size import BatchSize
 from bayesadam.optim.continuation import Continuation
 from bayesadam.optim.correlated_prior import CORRELATED, CorrelatedPrior
-from bayesadam.optim.newton import CLIP_RADIUS
 from bayesadam.posterior import modes
-
-EARLIER = {
-    "compile": False,
-    "maximize": False,
-    "perturb": True,
-    "temperature": 1.0,
-    "nonfinite": "raise",
-    "antithetic": False,
-    "rank_samples": False,
-    "low_memory": False,
-    **{option.name: option.default for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)},
-}
-"""Values of settings that were in force when older files were written, which do not name these settings."""
-_OPTIONAL = {option.name for option in (*LEARNING, BATCH_SIZE, CLIP_RADIUS)}
 
 
 class Checkpointed(Optimizer):
@@ -48,7 +32,6 @@ class Checkpointed(Optimizer):
 
     rule: ClassVar[Rule]
     has_prior: ClassVar[bool] = True
-    elementwise: ClassVar[bool] = True  # the step of a weight depends on its own gradient only, as in a population
     may_start_wider: ClassVar[bool] = False  # whether the posterior may start wider than the prior
     _engine: Engine
     _attached: bool
@@ -258,14 +241,6 @@ class Checkpointed(Optimizer):
         """Restore a copy or a pickle, and rebuild the engine, which is not part of it."""
         written = state.get("_written")
         super().__setstate__({name: value for name, value in state.items() if name != "_written"})
-        for group in self.param_groups:
-            known = {*self.defaults, *(option.name for option in options_of(self.rule))}
-            for name, value in {**EARLIER, "method": type(self).__name__}.items():
-                if name in _OPTIONAL and name not in known:
-                    continue
-                group.setdefault(name, value if self.has_prior or name != "temperature" else 0.0)
-            group.update(with_current_names(group))
-        self.defaults = with_current_names(self.defaults)
         self._reset(attached=vars(self).get("_attached", False))
         self._engine.weights.resume(written)
 
@@ -276,9 +251,7 @@ def check_state_dict(store: Store, defaults: Mapping[str, Any], state_dict: Mapp
     Raises:
         ValueError: The state dict is of another method or of other parameters.
     """
-    method = defaults["method"]
     for group in state_dict["param_groups"]:
-        group = {"method": method, "rank_samples": False, **with_current_names(group)}  # some files lack these entries
         for name in ("method", "hessian", "covariance", "rank_samples", CORRELATED):
             own = defaults.get(name)
             if group.get(name) != own:

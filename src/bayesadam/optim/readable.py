@@ -34,8 +34,7 @@ class Readable(Checkpointed):
                 to it are left out; only groups with ``perturb=False`` may have them (a learned noise level).
 
         Returns:
-            The posterior; with ``covariance="full"`` a :class:`DenseGaussian`, and of EVON a
-            :class:`KroneckerGaussian`.
+            The posterior; with ``covariance="full"`` a :class:`DenseGaussian`.
 
         Raises:
             RuntimeError: The names of the parameters are not known, or two parameters have the same name.

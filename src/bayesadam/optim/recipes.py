@@ -1,6 +1,6 @@
 """Recipes: named sets of default hyper-parameters of the optimisers.
 
-``"learned"`` is the default of Vadam, Vprop, IVON, EVON and VOGN. With it the width of the posterior is learned within
+``"learned"`` is the default of Vadam, Vprop, IVON and VOGN. With it the width of the posterior is learned within
 a training of ordinary length. It was chosen by measurement (``benchmarks/defaults.py``) and departs from the papers in
 five ways:
 
@@ -9,8 +9,8 @@ five ways:
 - Vadam and IVON take the batch size, and correct the square of a mean gradient by it.
 - The prior has the scale of each parameter's initialisation (``prior_precision="init"``) instead of ``N(0, 1)``.
 - The temperature of the KL divergence is below 1. It is higher in longer trainings (:func:`longer_training`), which
-  otherwise fit the noise of small data sets, and always for EVON.
-- The learning rates of IVON, EVON and VOGN, which are fractions of a Newton step, are lower for large networks and
+  otherwise fit the noise of small data sets.
+- The learning rates of IVON and VOGN, which are fractions of a Newton step, are lower for large networks and
   many examples (:class:`NewtonRate`).
 
 ``"paper"`` has the settings of Khan et al. 2018, Osawa et al. 2019 and Shen et al. 2024: temperature 1, prior
